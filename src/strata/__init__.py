@@ -1,0 +1,38 @@
+"""Strata: a runtime for distributed training.
+
+Importing this package binds names and does nothing else; what stands behind a name is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from strata._version import __version__
+
+if TYPE_CHECKING:
+    from strata.coordinator.client import AsyncCoordinatorClient as AsyncCoordinatorClient
+    from strata.coordinator.client import CoordinatorClient as CoordinatorClient
+    from strata.coordinator.registry import DatasetRegistry as DatasetRegistry
+    from strata.errors import StrataError as StrataError
+
+_HOMES = {
+    "AsyncCoordinatorClient": "strata.coordinator.client",
+    "CoordinatorClient": "strata.coordinator.client",
+    "DatasetRegistry": "strata.coordinator.registry",
+    "StrataError": "strata.errors",
+}
+
+__all__ = ["__version__", *_HOMES]  # noqa: PLE0604 - they are strings
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'strata' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,3 @@
+"""The version, in one place: the build reads it from here and so does `strata --version`."""
+
+__version__ = "0.1.0"

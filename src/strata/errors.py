@@ -1,0 +1,160 @@
+"""Every error a user of Strata can meet.
+
+    StrataError
+    ├── ConfigError                a setting is wrong; the message names the cure
+    ├── InvalidArgument            a call's argument is wrong; `field` names it
+    │   └── LimitExceeded          … because a bound was reached
+    ├── CoordinatorError
+    │   ├── UnknownJob             no such job
+    │   ├── UnknownWorker          no such worker: never registered, or declared dead
+    │   ├── UnknownDataset         no such dataset
+    │   ├── WorkerExists           another live process has this worker id
+    │   ├── DatasetExists          registered before with other contents
+    │   ├── StaleIncarnation       this process was replaced or declared dead
+    │   ├── StaleGeneration        the membership has moved on; `generation` says where to
+    │   ├── ShardNotLeased         an ack for a shard that this worker does not own
+    │   ├── EpochMismatch          the dataset is in another epoch
+    │   ├── BarrierBroken          a barrier cannot complete; `missing` says who and why
+    │   ├── BarrierMismatch        members named different sets for one barrier
+    │   ├── CheckpointMismatch     ranks disagree on what one checkpoint is
+    │   └── CoordinatorUnavailable nobody answers
+    └── JournalError
+        ├── JournalLocked          another coordinator has this state open
+        ├── JournalDamaged         the state cannot be read back
+        └── JournalWriteFailed     the state cannot be written: disk full, database gone
+
+Each condition has its own name, so that a program can act on it, and a message that says what to do, so that a person
+can. The names travel over the wire as they stand here (see `strata.v1.Error.kind`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class StrataError(Exception):
+    """The root of all errors that Strata raises on purpose."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        field: str = "",
+        generation: int = 0,
+        missing: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+        """The argument at fault, where it is one argument."""
+        self.generation = generation
+        """The membership generation that stands, where the caller's was stale."""
+        self.missing: dict[str, str] = dict(missing or {})
+        """For a broken barrier: worker id → why it did not come."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, self.field, self.generation, self.missing)
+
+
+def _rebuild(
+    kind: type[StrataError], message: str, field: str, generation: int, missing: dict[str, str]
+) -> StrataError:
+    return kind(message, field=field, generation=generation, missing=missing)
+
+
+class ConfigError(StrataError):
+    """A setting is wrong."""
+
+
+class InvalidArgument(StrataError, ValueError):
+    """An argument is wrong; nothing was changed."""
+
+
+class LimitExceeded(InvalidArgument):
+    """A bound was reached; nothing was changed."""
+
+
+class CoordinatorError(StrataError):
+    """The coordinator refused a call; nothing was changed."""
+
+
+class UnknownJob(CoordinatorError):
+    """No such job."""
+
+
+class UnknownWorker(CoordinatorError):
+    """No such worker in this job."""
+
+
+class UnknownDataset(CoordinatorError):
+    """No such dataset in this job."""
+
+
+class WorkerExists(CoordinatorError):
+    """Another live process has this worker id."""
+
+
+class DatasetExists(CoordinatorError):
+    """The dataset is registered with other contents."""
+
+
+class StaleIncarnation(CoordinatorError):
+    """This process was replaced or declared dead; it must register again."""
+
+
+class StaleGeneration(CoordinatorError):
+    """The membership has moved on since the caller last looked."""
+
+
+class ShardNotLeased(CoordinatorError):
+    """The worker does not own this shard."""
+
+
+class EpochMismatch(CoordinatorError):
+    """The dataset is in another epoch."""
+
+
+class BarrierBroken(CoordinatorError):
+    """The barrier cannot complete; everybody who waited gets this at once."""
+
+
+class BarrierMismatch(CoordinatorError):
+    """Members named different sets for the same barrier."""
+
+
+class CheckpointMismatch(CoordinatorError):
+    """Ranks disagree on what one checkpoint is."""
+
+
+class CoordinatorUnavailable(CoordinatorError):
+    """No coordinator answered in time."""
+
+
+class JournalError(StrataError):
+    """The coordinator's durable state failed."""
+
+
+class JournalLocked(JournalError):
+    """Another coordinator has this state open."""
+
+
+class JournalDamaged(JournalError):
+    """The state cannot be read back."""
+
+
+class JournalWriteFailed(JournalError):
+    """The state cannot be written."""
+
+
+def _subclasses(root: type[StrataError]) -> dict[str, type[StrataError]]:
+    found = {root.__name__: root}
+    for child in root.__subclasses__():
+        found |= _subclasses(child)
+    return found
+
+
+BY_KIND: dict[str, type[StrataError]] = _subclasses(StrataError)
+"""Error classes by the name that travels over the wire."""
