@@ -1,0 +1,1 @@
+"""The coordinator: who is here, what is theirs, and what has been agreed on."""

@@ -1,0 +1,7 @@
+"""Clients of the coordinator: `CoordinatorClient` for plain code, `AsyncCoordinatorClient` for asyncio."""
+
+from strata.coordinator.client._async import AsyncCoordinatorClient, AsyncWorker
+from strata.coordinator.client._config import ClientConfig
+from strata.coordinator.client._sync import CoordinatorClient, Worker
+
+__all__ = ["AsyncCoordinatorClient", "AsyncWorker", "ClientConfig", "CoordinatorClient", "Worker"]

@@ -1,0 +1,338 @@
+"""The coordinator's client for plain code: the asyncio client, on an event loop in a thread of its own.
+
+One such thread serves every client of the process. Calls may come from any thread. A forked child begins anew: it must
+make its own client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from strata.coordinator.client._async import AsyncCoordinatorClient, AsyncWorker
+from strata.coordinator.job import DEFAULT_JOB
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Mapping, Sequence
+    from types import TracebackType
+
+    from strata.coordinator import views
+    from strata.coordinator.checkpoints import CheckpointProgress
+    from strata.coordinator.client._config import ClientConfig
+    from strata.coordinator.events import CheckpointKind, CheckpointRecord, CommandName, CommandRecord, ShardEntry
+    from strata.coordinator.membership import WorkerStateName
+    from strata.coordinator.shards import Shard
+    from strata.errors import StrataError
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """An event loop that runs in the background."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="strata-client", daemon=True)
+        self._thread.start()
+        self._pid = os.getpid()
+
+    @property
+    def usable(self) -> bool:
+        return self._pid == os.getpid() and self._thread.is_alive()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # Ctrl-C here ends the call there
+            raise
+
+    def stop(self) -> None:
+        if self.usable:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+
+_shared: LoopThread | None = None
+_shared_lock = threading.Lock()
+
+
+def shared_loop() -> LoopThread:
+    """The process's one background loop, begun when first needed."""
+    global _shared  # noqa: PLW0603 - one loop a process: gRPC's asyncio layer wants all channels on one
+    with _shared_lock:
+        if _shared is None or not _shared.usable:
+            _shared = LoopThread()
+            atexit.register(_shared.stop)
+        return _shared
+
+
+class CoordinatorClient:
+    """Talks to a coordinator; reconnects by itself and repeats what was not answered.
+
+        with CoordinatorClient("localhost:50051") as client:
+            worker = client.register_worker("worker-01", job_id="resnet")
+            client.register_dataset("imagenet", job_id="resnet", total_samples=1_281_167, shard_size=1_024)
+            for shard in worker.shards("imagenet"):
+                ...
+                worker.ack([shard])
+
+    Workers registered here are kept alive in the background until they deregister or the client is closed.
+    """
+
+    def __init__(self, address: str = "localhost:50051", *, config: ClientConfig | None = None) -> None:
+        self._loop = shared_loop()
+        self._client = self._loop.run(_made(address, config))
+
+    def __enter__(self) -> Self:
+        self.connect()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def connect(self) -> None:
+        self._loop.run(self._client.connect())
+
+    def close(self) -> None:
+        """Hangs up. Workers that did not deregister are declared dead after a moment."""
+        self._loop.run(self._client.close())
+
+    @property
+    def address(self) -> str:
+        return self._client.address
+
+    @property
+    def num_connections(self) -> int:
+        """How often the session was opened; more than 1 means that a connection was lost and renewed."""
+        return self._client.num_connections
+
+    def register_worker(
+        self,
+        worker_id: str,
+        *,
+        job_id: str = DEFAULT_JOB,
+        capacity: float = 1.0,
+        takeover: bool = False,
+        instance_id: str = "",
+    ) -> Worker:
+        """Joins a job; the worker is kept alive from here on."""
+        registering = self._client.register_worker(
+            worker_id, job_id=job_id, capacity=capacity, takeover=takeover, instance_id=instance_id
+        )
+        return Worker(self._loop, self._loop.run(registering))
+
+    def register_dataset(
+        self,
+        dataset_id: str,
+        *,
+        job_id: str = DEFAULT_JOB,
+        total_samples: int = 0,
+        shard_size: int = 0,
+        shards: Sequence[ShardEntry] = (),
+        shuffle: bool = False,
+        seed: int = 0,
+    ) -> int:
+        """Declares a dataset, by count or by list; gives its number of shards. The same again changes nothing."""
+        return self._loop.run(
+            self._client.register_dataset(
+                dataset_id,
+                job_id=job_id,
+                total_samples=total_samples,
+                shard_size=shard_size,
+                shards=shards,
+                shuffle=shuffle,
+                seed=seed,
+            )
+        )
+
+    def assigned_shards(
+        self,
+        worker_id: str,
+        *,
+        job_id: str = DEFAULT_JOB,
+        dataset_id: str | None = None,
+        epoch: int | None = None,
+        include_done: bool = False,
+    ) -> list[Shard]:
+        """A worker's unfinished shards, in the order to read them."""
+        return self._loop.run(
+            self._client.assigned_shards(
+                worker_id, job_id=job_id, dataset_id=dataset_id, epoch=epoch, include_done=include_done
+            )
+        )
+
+    def advance_epoch(
+        self, dataset_id: str, *, from_epoch: int, job_id: str = DEFAULT_JOB, require_complete: bool = False
+    ) -> int:
+        """Ends `from_epoch` if nobody has yet; gives the epoch that the dataset is in."""
+        return self._loop.run(
+            self._client.advance_epoch(
+                dataset_id, from_epoch=from_epoch, job_id=job_id, require_complete=require_complete
+            )
+        )
+
+    def latest_checkpoint(
+        self, *, job_id: str = DEFAULT_JOB, kinds: Sequence[CheckpointKind] = ()
+    ) -> CheckpointRecord | None:
+        """The newest committed checkpoint; by default of the kinds that a job can be restored from."""
+        return self._loop.run(self._client.latest_checkpoint(job_id=job_id, kinds=kinds))
+
+    def send_command(
+        self,
+        name: CommandName,
+        *,
+        job_id: str = DEFAULT_JOB,
+        worker_ids: Sequence[str] = (),
+        reason: str = "",
+        args: Mapping[str, str] | None = None,
+    ) -> int:
+        """Orders workers (all, if none is named) to do something; gives the command's id."""
+        return self._loop.run(
+            self._client.send_command(name, job_id=job_id, worker_ids=worker_ids, reason=reason, args=args)
+        )
+
+    def list_jobs(self) -> list[views.JobInfo]:
+        return self._loop.run(self._client.list_jobs())
+
+    def list_workers(self, *, job_id: str = DEFAULT_JOB) -> views.MembershipInfo:
+        return self._loop.run(self._client.list_workers(job_id=job_id))
+
+    def list_datasets(self, *, job_id: str = DEFAULT_JOB) -> list[views.DatasetInfo]:
+        return self._loop.run(self._client.list_datasets(job_id=job_id))
+
+
+async def _made(address: str, config: ClientConfig | None) -> AsyncCoordinatorClient:
+    return AsyncCoordinatorClient(address, config=config)
+
+
+class Worker:
+    """A worker of a job, as its own process sees it; see `AsyncWorker` for what `generation` means here."""
+
+    def __init__(self, loop: LoopThread, worker: AsyncWorker) -> None:
+        self._loop = loop
+        self._worker = worker
+        self.job_id = worker.job_id
+        self.worker_id = worker.worker_id
+        self.incarnation = worker.incarnation
+
+    @property
+    def generation(self) -> int:
+        """The membership that this program has adopted."""
+        return self._worker.generation
+
+    @property
+    def latest_generation(self) -> int:
+        """The newest membership heard of; when it is ahead, call `refresh()`."""
+        return self._worker.latest_generation
+
+    @property
+    def rank(self) -> int:
+        return self._worker.rank
+
+    @property
+    def world_size(self) -> int:
+        return self._worker.world_size
+
+    @property
+    def lost(self) -> StrataError | None:
+        """Why this worker is out of the job, if it is."""
+        return self._worker.lost
+
+    def report(
+        self,
+        *,
+        state: WorkerStateName | None = None,
+        step: int | None = None,
+        epoch: int | None = None,
+        **metrics: float,
+    ) -> None:
+        """Notes progress for the next heartbeat; costs nothing, so call it every step."""
+        self._worker.report(state=state, step=step, epoch=epoch, **metrics)
+
+    def heartbeat(self) -> None:
+        """Sends what was reported now, instead of at the next beat."""
+        self._loop.run(self._worker.heartbeat())
+
+    def take_commands(self) -> list[CommandRecord]:
+        """The commands that came since the last look; they count as carried out from the next heartbeat on."""
+        return self._worker.take_commands()
+
+    def wait_changed(self, timeout_s: float) -> bool:
+        """Waits for a new generation, a command, or this worker's end; False if nothing came in time."""
+        return self._loop.run(self._worker.wait_changed(timeout_s))
+
+    def refresh(self) -> views.MembershipInfo:
+        """Adopts the newest generation: its number, this worker's rank, the world size."""
+        return self._loop.run(self._worker.refresh())
+
+    def wait_for_workers(self, count: int, *, timeout_s: float = 60.0) -> None:
+        """Waits until the job has at least this many workers, and adopts that generation."""
+        self._loop.run(self._worker.wait_for_workers(count, timeout_s=timeout_s))
+
+    def deregister(self, reason: str = "") -> None:
+        """Leaves the job; the shards move to the others at once."""
+        self._loop.run(self._worker.deregister(reason))
+
+    def shards(
+        self, dataset_id: str | None = None, *, epoch: int | None = None, include_done: bool = False
+    ) -> list[Shard]:
+        """What is this worker's now; adopts the generation that says so."""
+        return self._loop.run(self._worker.shards(dataset_id, epoch=epoch, include_done=include_done))
+
+    def ack(self, shards: Sequence[Shard]) -> views.Progress:
+        """Says that these shards, of one dataset and epoch, have been trained on."""
+        return self._loop.run(self._worker.ack(shards))
+
+    def barrier(
+        self,
+        name: str,
+        *,
+        step: int | None = None,
+        members: Sequence[str] = (),
+        timeout_s: float = 300.0,
+        elastic: bool = False,
+    ) -> None:
+        """Waits until all members of the generation are here; see `AsyncWorker.barrier`."""
+        self._loop.run(self._worker.barrier(name, step=step, members=members, timeout_s=timeout_s, elastic=elastic))
+
+    def notify_checkpoint(
+        self,
+        checkpoint_id: str,
+        *,
+        step: int,
+        epoch: int,
+        path: str,
+        kind: CheckpointKind = "FULL",
+        size_bytes: int = 0,
+        hashes: Mapping[str, str] | None = None,
+        model_hash: str = "",
+        metadata: Mapping[str, str] | None = None,
+        data_cursor: bytes = b"",
+    ) -> CheckpointProgress:
+        """Says that this rank's part is durable; the last rank's call commits the checkpoint."""
+        return self._loop.run(
+            self._worker.notify_checkpoint(
+                checkpoint_id,
+                step=step,
+                epoch=epoch,
+                path=path,
+                kind=kind,
+                size_bytes=size_bytes,
+                hashes=hashes,
+                model_hash=model_hash,
+                metadata=metadata,
+                data_cursor=data_cursor,
+            )
+        )
+
+    def recover(self) -> views.RecoveryPlan:
+        """Where to go on after a failure; adopts the generation that says so."""
+        return self._loop.run(self._worker.recover())

@@ -1,0 +1,324 @@
+"""The facts that make up a job's durable state.
+
+State changes only by applying one of these, so replaying the journal gives the state that was lived through. Events say
+what happened, not what to do: a newer version of a decision cannot change yesterday's outcome. Each can tell itself in
+words, because people read journals when something has gone wrong.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+import numpy as np
+
+from strata.errors import JournalDamaged
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+LeaveCause = Literal["deregistered", "lease", "connection", "hung", "replaced"]
+CheckpointKind = Literal["FULL", "INCREMENTAL", "OPTIMIZER_ONLY", "MODEL_ONLY"]
+CommandName = Literal["STOP", "REBALANCE", "CHECKPOINT_NOW", "DUMP_STACKS"]
+
+
+class Fact(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="kind", omit_defaults=True):
+    job_id: str
+
+    @property
+    def kind(self) -> str:
+        return type(self).__name__
+
+    def words(self) -> str:
+        raise NotImplementedError(f"{self.kind} cannot tell itself")  # pragma: no cover - every event overrides it
+
+
+class WorkerJoined(Fact, frozen=True, kw_only=True):
+    worker_id: str
+    incarnation: int
+    instance_id: str
+    capacity: float = 1.0
+    hostname: str = ""
+
+    def words(self) -> str:
+        where = f" on {self.hostname}" if self.hostname else ""
+        return f"{self.worker_id} joined{where} (incarnation {self.incarnation})"
+
+
+class WorkerLeft(Fact, frozen=True, kw_only=True):
+    worker_id: str
+    incarnation: int
+    cause: LeaveCause
+    reason: str
+
+    def words(self) -> str:
+        return f"{self.worker_id} left: {self.reason}"
+
+
+class GenerationStarted(Fact, frozen=True, kw_only=True):
+    generation: int
+    num_workers: int
+    reason: str
+
+    def words(self) -> str:
+        return f"generation {self.generation} with {self.num_workers} workers: {self.reason}"
+
+
+class ShardEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One shard of an explicit list."""
+
+    shard_id: str
+    uri: str = ""
+    num_samples: int = 0
+
+
+class DatasetSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a dataset is: a count cut into equal shards, or an explicit list."""
+
+    dataset_id: str
+    total_samples: int = 0
+    shard_size: int = 0
+    shards: tuple[ShardEntry, ...] = ()
+    shuffle: bool = False
+    seed: int = 0
+
+    @property
+    def num_shards(self) -> int:
+        return len(self.shards) or -(-self.total_samples // self.shard_size)
+
+
+class DatasetRegistered(Fact, frozen=True, kw_only=True):
+    dataset: DatasetSpec
+
+    def words(self) -> str:
+        order = f"shuffled by seed {self.dataset.seed}" if self.dataset.shuffle else "in order"
+        return f"dataset {self.dataset.dataset_id} registered: {self.dataset.num_shards} shards, {order}"
+
+
+class ShardsAssigned(Fact, frozen=True, kw_only=True):
+    dataset_id: str
+    generation: int
+    num_moved: int
+    moves: bytes
+    """Packed pairs (shard index, incarnation of the new owner); see `pack_ints`."""
+
+    def words(self) -> str:
+        return f"{self.num_moved} shards of {self.dataset_id} dealt out in generation {self.generation}"
+
+
+class ShardsDone(Fact, frozen=True, kw_only=True):
+    dataset_id: str
+    epoch: int
+    worker_id: str
+    indices: tuple[int, ...]
+
+    def words(self) -> str:
+        shown = ", ".join(map(str, self.indices[:5])) + (" …" if len(self.indices) > 5 else "")
+        return (
+            f"{self.worker_id} finished {len(self.indices)} shards of {self.dataset_id} in epoch {self.epoch}: {shown}"
+        )
+
+
+class EpochAdvanced(Fact, frozen=True, kw_only=True):
+    dataset_id: str
+    epoch: int
+    num_done: int
+    """Of the epoch that ended."""
+    num_shards: int
+
+    def words(self) -> str:
+        return f"{self.dataset_id} entered epoch {self.epoch}; {self.num_done} of {self.num_shards} shards were done"
+
+
+class BarrierReleased(Fact, frozen=True, kw_only=True):
+    generation: int
+    barrier_id: str
+    step: int
+    num_members: int
+
+    def words(self) -> str:
+        return (
+            f"barrier {self.barrier_id}@{self.step} released {self.num_members} workers of generation {self.generation}"
+        )
+
+
+class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What all ranks must agree on about one checkpoint."""
+
+    checkpoint_id: str
+    step: int
+    epoch: int
+    path: str
+    type: CheckpointKind = "FULL"
+
+
+class RankAck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one rank says about its part of a checkpoint."""
+
+    size_bytes: int = 0
+    hashes: dict[str, str] = {}
+    model_hash: str = ""
+    metadata: dict[str, str] = {}
+    data_cursor: bytes = b""
+
+
+class CheckpointAcked(Fact, frozen=True, kw_only=True):
+    generation: int
+    worker_id: str
+    checkpoint: CheckpointSpec
+    ack: RankAck
+
+    def words(self) -> str:
+        return f"{self.worker_id} wrote its {self.ack.size_bytes} bytes of checkpoint {self.checkpoint.checkpoint_id}"
+
+
+class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A checkpoint that all ranks of its generation acknowledged."""
+
+    checkpoint: CheckpointSpec
+    generation: int
+    num_ranks: int
+    size_bytes: int
+    model_hash: str = ""
+    metadata: dict[str, str] = {}
+    data_cursor: bytes = b""
+    committed_at_s: float = 0.0
+
+
+class CheckpointCommitted(Fact, frozen=True, kw_only=True):
+    record: CheckpointRecord
+
+    def words(self) -> str:
+        spec = self.record.checkpoint
+        return (
+            f"checkpoint {spec.checkpoint_id} ({spec.type}, step {spec.step}, epoch {spec.epoch}) "
+            f"committed by {self.record.num_ranks} ranks at {spec.path}"
+        )
+
+
+class CheckpointAborted(Fact, frozen=True, kw_only=True):
+    checkpoint_id: str
+    num_acked: int
+    reason: str
+
+    def words(self) -> str:
+        return f"checkpoint {self.checkpoint_id} given up after {self.num_acked} acks: {self.reason}"
+
+
+class CommandRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    command_id: int
+    name: CommandName
+    reason: str = ""
+    args: dict[str, str] = {}
+
+
+class CommandSent(Fact, frozen=True, kw_only=True):
+    command: CommandRecord
+    worker_ids: tuple[str, ...]
+    request_id: str = ""
+
+    def words(self) -> str:
+        shown = ", ".join(self.worker_ids[:5]) + (" …" if len(self.worker_ids) > 5 else "")
+        why = f": {self.command.reason}" if self.command.reason else ""
+        return f"{self.command.name} sent to {len(self.worker_ids)} workers ({shown}){why}"
+
+
+class CommandsAcked(Fact, frozen=True, kw_only=True):
+    worker_id: str
+    command_id: int
+
+    def words(self) -> str:
+        return f"{self.worker_id} carried out its commands up to {self.command_id}"
+
+
+Event = (
+    WorkerJoined
+    | WorkerLeft
+    | GenerationStarted
+    | DatasetRegistered
+    | ShardsAssigned
+    | ShardsDone
+    | EpochAdvanced
+    | BarrierReleased
+    | CheckpointAcked
+    | CheckpointCommitted
+    | CheckpointAborted
+    | CommandSent
+    | CommandsAcked
+)
+
+
+class DatasetState(msgspec.Struct, frozen=True, kw_only=True):
+    spec: DatasetSpec
+    epoch: int
+    owners: bytes
+    done: bytes
+
+
+class OpenCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    generation: int
+    checkpoint: CheckpointSpec
+    acks: dict[str, RankAck]
+
+
+class PendingCommands(msgspec.Struct, frozen=True, kw_only=True):
+    worker_id: str
+    commands: tuple[CommandRecord, ...]
+
+
+class JobSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """A job's durable state, whole: what its events so far amount to."""
+
+    job_id: str
+    generation: int
+    generation_reason: str
+    last_incarnation: int
+    members: tuple[WorkerJoined, ...]
+    datasets: tuple[DatasetState, ...]
+    released: tuple[tuple[str, int, int], ...]
+    checkpoints: tuple[CheckpointRecord, ...]
+    open_checkpoints: tuple[OpenCheckpoint, ...]
+    last_command_id: int
+    commands: tuple[PendingCommands, ...]
+    command_requests: dict[str, int]
+
+
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
+_snapshot_decoder = msgspec.json.Decoder(tuple[JobSnapshot, ...])
+
+
+def encode(event: Event) -> bytes:
+    return _encoder.encode(event)
+
+
+def decode(payload: bytes) -> Event:
+    try:
+        return _decoder.decode(payload)
+    except msgspec.MsgspecError as error:
+        raise JournalDamaged(
+            f"an event of the journal cannot be understood ({error}); it was written by a newer version, or by hand"
+        ) from error
+
+
+def encode_snapshot(jobs: tuple[JobSnapshot, ...]) -> bytes:
+    return _encoder.encode(jobs)
+
+
+def decode_snapshot(payload: bytes) -> tuple[JobSnapshot, ...]:
+    try:
+        return _snapshot_decoder.decode(payload)
+    except msgspec.MsgspecError as error:
+        raise JournalDamaged(
+            f"the journal's snapshot cannot be understood ({error}); it was written by a newer version, or by hand"
+        ) from error
+
+
+def pack_ints(values: NDArray[np.int64]) -> bytes:
+    """Integers as few bytes: differences, then deflate; shard moves are mostly runs."""
+    return zlib.compress(np.diff(values, prepend=np.int64(0)).astype("<i8").tobytes(), 1)
+
+
+def unpack_ints(packed: bytes) -> NDArray[np.int64]:
+    return np.cumsum(np.frombuffer(zlib.decompress(packed), dtype="<i8"), dtype=np.int64)

@@ -1,0 +1,354 @@
+"""One job: its members, shards, barriers, checkpoints and commands, joined.
+
+The machines know nothing of each other; this is where a change of the membership deals the shards anew, breaks the
+barriers and ends the unfinished checkpoints. Decisions come back from the machines as events, `_emit` applies them, and
+the engine takes them to the journal; notices are what others must hear once that is done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from strata.coordinator import events as e
+from strata.coordinator import limits as checks
+from strata.coordinator.barriers import BarrierEnded, Barriers, Released, Ticket
+from strata.coordinator.checkpoints import RESTORABLE, Checkpoints
+from strata.coordinator.commands import Commands
+from strata.coordinator.membership import Membership
+from strata.coordinator.shards import ShardBook
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from strata.coordinator.checkpoints import CheckpointProgress
+    from strata.coordinator.config import CoordinatorConfig
+    from strata.coordinator.membership import Member, WorkerStateName
+    from strata.coordinator.shards import Shard
+
+DEFAULT_JOB = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationChanged:
+    """To be told to every member once it is durable."""
+
+    job_id: str
+    generation: int
+    num_workers: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommandQueued:
+    """To be told to its worker once it is durable."""
+
+    job_id: str
+    worker_id: str
+    command: e.CommandRecord
+
+
+Notice = GenerationChanged | CommandQueued | BarrierEnded
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    incarnation: int
+    generation: int
+    rank: int
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    generation: int
+    num_workers: int
+    commands: Sequence[e.CommandRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPage:
+    generation: int
+    shards: list[Shard]
+    next_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    checkpoint: e.CheckpointRecord | None
+    registration: Registration
+    page: ShardPage
+    reason: str
+
+
+@dataclass(slots=True)
+class Outbox:
+    """What the jobs have decided and the engine has not yet taken."""
+
+    events: list[e.Event] = field(default_factory=list)
+    """Applied; to be made durable, in this order."""
+    notices: list[Notice] = field(default_factory=list)
+    """To be told when those events are durable."""
+    unsealed: dict[str, Job] = field(default_factory=dict)
+    """Jobs whose members have changed since their last generation."""
+
+
+class Job:
+    def __init__(self, job_id: str, config: CoordinatorConfig, outbox: Outbox) -> None:
+        self.job_id = job_id
+        self.membership = Membership(job_id, lease=config.lease, limits=config.limits)
+        self.shards = ShardBook(job_id, limits=config.limits)
+        self.barriers = Barriers(job_id, limits=config.limits)
+        self.checkpoints = Checkpoints(job_id, limits=config.limits)
+        self.commands = Commands(job_id, limits=config.limits)
+        self.announced = (0, 0)
+        """Generation and number of workers that are durable: what heartbeats may tell."""
+        self._outbox = outbox
+        self._config = config
+        self._now_s = 0.0
+        self._appliers: dict[type, Callable[..., None]] = {
+            e.WorkerJoined: lambda event: self.membership.apply_joined(event, self._now_s),
+            e.WorkerLeft: self._apply_left,
+            e.GenerationStarted: self._apply_generation,
+            e.DatasetRegistered: self.shards.apply_registered,
+            e.ShardsAssigned: self.shards.apply_assigned,
+            e.ShardsDone: self.shards.apply_done,
+            e.EpochAdvanced: self.shards.apply_advanced,
+            e.BarrierReleased: self.barriers.apply_released,
+            e.CheckpointAcked: self.checkpoints.apply_acked,
+            e.CheckpointCommitted: self.checkpoints.apply_committed,
+            e.CheckpointAborted: self.checkpoints.apply_aborted,
+            e.CommandSent: self.commands.apply_sent,
+            e.CommandsAcked: self.commands.apply_acked,
+        }
+
+    # -- workers ---------------------------------------------------------------------------------------------------
+
+    def register_worker(
+        self, worker_id: str, *, instance_id: str, capacity: float, hostname: str, takeover: bool, now_s: float
+    ) -> Callable[[], Registration]:
+        """The answer is taken after the seal: before it, the generation is not known."""
+        self._now_s = now_s
+        decided = self.membership.register(
+            worker_id,
+            instance_id=instance_id,
+            capacity=capacity or 1.0,
+            hostname=hostname,
+            takeover=takeover,
+        )
+        self._emit(decided)
+        member = self.membership.members[worker_id]
+        member.last_seen_s = now_s
+        member.suspect_since_s = None
+        return lambda: self.registration(member)
+
+    def registration(self, member: Member) -> Registration:
+        return Registration(
+            incarnation=member.incarnation,
+            generation=self.membership.generation,
+            rank=self.membership.rank(member.worker_id) if member.worker_id in self.membership.members else 0,
+            world_size=len(self.membership.members),
+        )
+
+    def deregister_worker(self, worker_id: str, incarnation: int, reason: str) -> Callable[[], int]:
+        self._emit(self.membership.deregister(worker_id, incarnation, reason))
+        return lambda: self.membership.generation
+
+    def heartbeat(
+        self,
+        worker_id: str,
+        incarnation: int,
+        *,
+        state: WorkerStateName | None,
+        step: int | None,
+        epoch: int | None,
+        metrics: Mapping[str, float],
+        acked_command_id: int,
+        now_s: float,
+    ) -> Beat:
+        member = self.membership.member(worker_id, incarnation)
+        self.membership.beat(member, now_s, state=state, step=step, epoch=epoch, metrics=metrics)
+        commands: Sequence[e.CommandRecord] = ()
+        if self.commands.pending:
+            self._emit(self.commands.ack(worker_id, acked_command_id))
+            commands = tuple(self.commands.pending.get(worker_id, ()))
+        return Beat(*self.announced, commands)
+
+    def send_command(
+        self,
+        worker_ids: Sequence[str],
+        name: e.CommandName,
+        *,
+        reason: str,
+        args: Mapping[str, str],
+        request_id: str,
+    ) -> tuple[int, int]:
+        """The command's id, and to how many it went."""
+        sent = self.commands.send(self.membership, worker_ids, name, reason=reason, args=args, request_id=request_id)
+        self._emit(sent)
+        for event in sent:
+            self._outbox.notices += [CommandQueued(self.job_id, w, event.command) for w in event.worker_ids]
+            return event.command.command_id, len(event.worker_ids)
+        return self.commands.requests[request_id], len(worker_ids) or len(self.membership.members)
+
+    # -- shards ----------------------------------------------------------------------------------------------------
+
+    def register_dataset(self, spec: e.DatasetSpec) -> tuple[int, int]:
+        """Number of shards, and the epoch it is in."""
+        for event in self.shards.register(spec):
+            self._emit([event])
+            self._emit(self.shards.assign(self.shards.datasets[spec.dataset_id], self.membership))
+        dataset = self.shards.datasets[spec.dataset_id]
+        return dataset.spec.num_shards, dataset.epoch
+
+    def assigned_shards(
+        self, worker_id: str, *, dataset_id: str, epoch: int | None, include_done: bool, offset: int
+    ) -> ShardPage:
+        member = self.membership.member(worker_id, 0)
+        shards, next_offset = self.shards.owned(
+            member.incarnation, dataset_id=dataset_id, epoch=epoch, include_done=include_done, offset=offset
+        )
+        return ShardPage(self.membership.generation, shards, next_offset)
+
+    def ack_shards(
+        self, worker_id: str, incarnation: int, generation: int, *, dataset_id: str, epoch: int, indices: Sequence[int]
+    ) -> tuple[int, int]:
+        """Shards done in this epoch, and in all."""
+        self.membership.fenced(worker_id, incarnation, generation)
+        self._emit(
+            self.shards.ack(dataset_id, epoch=epoch, worker_id=worker_id, incarnation=incarnation, indices=indices)
+        )
+        dataset = self.shards.datasets[dataset_id]
+        return dataset.num_done, dataset.spec.num_shards
+
+    def advance_epoch(self, dataset_id: str, *, from_epoch: int, require_complete: bool) -> int:
+        self._emit(self.shards.advance(dataset_id, from_epoch=from_epoch, require_complete=require_complete))
+        return self.shards.datasets[dataset_id].epoch
+
+    # -- barriers --------------------------------------------------------------------------------------------------
+
+    def wait_barrier(
+        self,
+        worker_id: str,
+        incarnation: int,
+        generation: int,
+        *,
+        barrier_id: str,
+        step: int,
+        members: frozenset[str],
+        timeout_s: float,
+        now_s: float,
+    ) -> Released | Ticket:
+        """The release, if it stands already; else what to wait for."""
+        config = self._config.barrier
+        self.membership.fenced(worker_id, incarnation, generation)
+        wait_s = timeout_s and checks.check_number(timeout_s, "timeout_s", least=0.001, most=config.max_timeout_s)
+        num_released = self.barriers.released.get((barrier_id, step))
+        if num_released is not None:
+            return Released(generation, num_released)
+        self.barriers.check(self.membership, worker_id, barrier_id, step, members)
+        ticket = Ticket(self.job_id, generation, barrier_id, step)
+        deadline_s = now_s + (wait_s or config.timeout_s)
+        released = self.barriers.arrive(self.membership, worker_id, ticket, members, now_s=now_s, deadline_s=deadline_s)
+        self._emit(released)
+        self._outbox.notices += [BarrierEnded(ticket, Released(generation, event.num_members)) for event in released]
+        return ticket
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    def notify_checkpoint(
+        self,
+        worker_id: str,
+        incarnation: int,
+        generation: int,
+        *,
+        spec: e.CheckpointSpec,
+        ack: e.RankAck,
+        wall_s: float,
+    ) -> CheckpointProgress:
+        self.membership.fenced(worker_id, incarnation, generation)
+        self._emit(self.checkpoints.ack(self.membership, worker_id, spec, ack))
+        self._emit(self.checkpoints.commit(self.membership, spec.checkpoint_id, wall_s))
+        return self.checkpoints.progress(spec.checkpoint_id, self.membership)
+
+    def latest_checkpoint(self, kinds: Sequence[e.CheckpointKind]) -> e.CheckpointRecord | None:
+        return self.checkpoints.latest(kinds or RESTORABLE)
+
+    def request_recovery(self, worker_id: str, incarnation: int) -> Recovery:
+        member = self.membership.member(worker_id, incarnation)
+        return Recovery(
+            checkpoint=self.checkpoints.latest(),
+            registration=self.registration(member),
+            page=self.assigned_shards(worker_id, dataset_id="", epoch=None, include_done=False, offset=0),
+            reason=self.membership.generation_reason,
+        )
+
+    # -- time ------------------------------------------------------------------------------------------------------
+
+    def tick(self, now_s: float) -> None:
+        self._now_s = now_s
+        self._emit(self.membership.sweep(now_s))
+        self._outbox.notices += self.barriers.expire(self.membership, now_s)
+
+    def seal(self) -> None:
+        """Makes one generation of all changes since the last, and brings everything else in line with it."""
+        leaving, successors = self.membership.leaving, self.membership.successors
+        for started in self.membership.seal():
+            self._emit(self.checkpoints.abort_all(f"generation {started.generation} began: {started.reason}"))
+            self._emit([started])
+            for dataset in self.shards.datasets.values():
+                self._emit(self.shards.assign(dataset, self.membership, successors))
+            self._outbox.notices += self.barriers.break_all(self.membership, leaving)
+            self._outbox.notices.append(
+                GenerationChanged(self.job_id, started.generation, started.num_workers, started.reason)
+            )
+
+    # -- durable state ---------------------------------------------------------------------------------------------
+
+    def _emit(self, decided: Iterable[e.Event]) -> None:
+        for event in decided:
+            self.apply(event)
+            self._outbox.events.append(event)
+        if self.membership.changes:
+            self._outbox.unsealed[self.job_id] = self
+
+    def apply(self, event: e.Event) -> None:
+        self._appliers[type(event)](event)
+
+    def _apply_left(self, event: e.WorkerLeft) -> None:
+        self.membership.apply_left(event)
+        self.commands.apply_left(event.worker_id)
+
+    def _apply_generation(self, event: e.GenerationStarted) -> None:
+        self.membership.apply_generation(event)
+        self.barriers.apply_generation()
+
+    def snapshot(self) -> e.JobSnapshot:
+        members = self.membership
+        return e.JobSnapshot(
+            job_id=self.job_id,
+            generation=members.generation,
+            generation_reason=members.generation_reason,
+            last_incarnation=members.last_incarnation,
+            members=tuple(m.joined for m in members.members.values()),
+            datasets=self.shards.snapshot(),
+            released=self.barriers.snapshot(),
+            checkpoints=tuple(self.checkpoints.committed.values()),
+            open_checkpoints=self.checkpoints.open_checkpoints(),
+            last_command_id=self.commands.last_id,
+            commands=self.commands.snapshot(),
+            command_requests=dict(self.commands.requests),
+        )
+
+    def restore(self, snapshot: e.JobSnapshot) -> None:
+        members = self.membership
+        for joined in snapshot.members:
+            members.apply_joined(joined, self._now_s)
+        members.changes.clear()
+        members.generation = snapshot.generation
+        members.generation_reason = snapshot.generation_reason
+        members.last_incarnation = snapshot.last_incarnation
+        self.shards.restore(snapshot.datasets)
+        self.barriers.restore(snapshot.released)
+        self.checkpoints.restore(snapshot.checkpoints, snapshot.open_checkpoints)
+        self.commands.restore(snapshot.last_command_id, snapshot.commands, snapshot.command_requests)

@@ -1,0 +1,68 @@
+"""Checks on what callers send: each refusal names the field and the cure, and nothing has been changed."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING
+
+from strata.errors import InvalidArgument, LimitExceeded
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MAX_ID_LENGTH = 128
+MAX_TEXT_LENGTH = 4096
+MAX_COUNT = 2**53
+"""Beyond this, JSON readers in other languages lose digits."""
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]*")
+
+
+def check_id(value: str, field: str) -> str:
+    if not value:
+        raise InvalidArgument(f"{field} is empty; give it a name", field=field)
+    if len(value) > MAX_ID_LENGTH:
+        raise InvalidArgument(
+            f"{field} has {len(value)} characters; shorten it to at most {MAX_ID_LENGTH}", field=field
+        )
+    if not _ID.fullmatch(value):
+        raise InvalidArgument(
+            f"{field}={value!r} is malformed; use letters, digits and ._:/@+- and begin with a letter or digit",
+            field=field,
+        )
+    return value
+
+
+def check_count(value: int, field: str, *, least: int = 0, most: int = MAX_COUNT) -> int:
+    if not least <= value <= most:
+        raise InvalidArgument(f"{field}={value} is out of range; it must be {least} to {most}", field=field)
+    return value
+
+
+def check_number(value: float, field: str, *, least: float, most: float) -> float:
+    if not (math.isfinite(value) and least <= value <= most):
+        raise InvalidArgument(f"{field}={value} is out of range; it must be {least} to {most}", field=field)
+    return value
+
+
+def check_text(value: str, field: str) -> str:
+    if len(value) > MAX_TEXT_LENGTH:
+        raise InvalidArgument(
+            f"{field} has {len(value)} characters; shorten it to at most {MAX_TEXT_LENGTH}", field=field
+        )
+    return value
+
+
+def check_map_size(values: Mapping[str, str], field: str, *, max_bytes: int) -> None:
+    size = sum(len(k) + len(v) for k, v in values.items())
+    if size > max_bytes:
+        raise LimitExceeded(f"{field} holds {size} bytes; keep it to {max_bytes}", field=field)
+
+
+def check_room(count: int, limit: int, what: str, setting: str) -> None:
+    """One more of `what` must fit under the limit."""
+    if count >= limit:
+        raise LimitExceeded(
+            f"there are {count} {what} already, the most allowed; raise limits.{setting} if that is meant", field=what
+        )

@@ -1,0 +1,285 @@
+"""Who is in a job, and since when.
+
+Every change of the members is a new *generation*. Changes gather until `seal` makes one generation of them, so that a
+rack that dies is one change. A member is known by its name (`worker_id`), by the process behind it (`instance_id`), and
+by its *incarnation*: a number that no other member of the job ever had, with which a process that was declared dead is
+told from its successor.
+
+Three things end a membership without the worker's doing: silence longer than the lease, a reset connection that was not
+renewed in time, and a step counter that stands still while the worker says that it trains.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from strata.coordinator import limits
+from strata.coordinator.events import GenerationStarted, WorkerJoined, WorkerLeft
+from strata.coordinator.series import Series
+from strata.errors import StaleGeneration, StaleIncarnation, UnknownWorker, WorkerExists
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from strata.coordinator.config import LeaseConfig, Limits
+    from strata.coordinator.events import LeaveCause
+
+WorkerStateName = Literal["INITIALIZING", "IDLE", "LOADING_DATA", "TRAINING", "CHECKPOINTING", "RECOVERING", "ERROR"]
+
+MAX_DEPARTED = 1_000
+"""Departed incarnations remembered, to tell a late caller why it is out."""
+MAX_REASONS_IN_WORDS = 4
+
+
+@dataclass(slots=True)
+class Member:
+    """A worker that is in. What is durable about it is `joined`; the rest is from its heartbeats."""
+
+    joined: WorkerJoined
+    last_seen_s: float
+    progress_s: float
+    """When its step last moved, or it last did something other than training."""
+    suspect_since_s: float | None = None
+    state: WorkerStateName = "INITIALIZING"
+    step: int = 0
+    epoch: int = 0
+    metrics: dict[str, Series] = field(default_factory=dict)
+
+    @property
+    def worker_id(self) -> str:
+        return self.joined.worker_id
+
+    @property
+    def incarnation(self) -> int:
+        return self.joined.incarnation
+
+
+class Membership:
+    def __init__(self, job_id: str, *, lease: LeaseConfig, limits: Limits) -> None:
+        self.job_id = job_id
+        self.generation = 0
+        self.generation_reason = "no worker has joined yet"
+        self.last_incarnation = 0
+        self.members: dict[str, Member] = {}
+        """By worker id, in the order of joining, which is the order of ranks and of incarnations."""
+        self.changes: list[str] = []
+        """In words, since the last seal."""
+        self.successors: dict[int, int] = {}
+        """Incarnations that ended and whose worker id joined again, since the last seal."""
+        self.leaving: dict[str, str] = {}
+        """Who left and why, since the last seal."""
+        self._departed: dict[str, WorkerLeft] = {}
+        self._lease = lease
+        self._limits = limits
+
+    # -- decisions: they look, and say what happens ----------------------------------------------------------------
+
+    def register(
+        self, worker_id: str, *, instance_id: str, capacity: float, hostname: str, takeover: bool
+    ) -> list[WorkerLeft | WorkerJoined]:
+        """Nothing, if this very process is in already; else it joins, in the place of a predecessor that may go."""
+        limits.check_id(worker_id, "worker_id")
+        limits.check_id(instance_id, "instance_id")
+        limits.check_text(hostname, "hostname")
+        limits.check_number(capacity, "capacity", least=1e-3, most=1e6)
+        events: list[WorkerLeft | WorkerJoined] = []
+        standing = self.members.get(worker_id)
+        if standing is not None:
+            if standing.joined.instance_id == instance_id:
+                return []
+            if not takeover and standing.suspect_since_s is None:
+                raise WorkerExists(
+                    f"worker_id={worker_id!r} is held by a live process (incarnation {standing.incarnation}); "
+                    f"choose another id, set takeover to replace it, or wait {self._lease.lease_s} s after its death",
+                    field="worker_id",
+                )
+            events.append(self._left(standing, "replaced", "replaced by another process of the same id"))
+        else:
+            limits.check_room(
+                len(self.members), self._limits.max_workers_per_job, "workers in this job", "max_workers_per_job"
+            )
+        events.append(
+            WorkerJoined(
+                job_id=self.job_id,
+                worker_id=worker_id,
+                incarnation=self.last_incarnation + 1,
+                instance_id=instance_id,
+                capacity=capacity,
+                hostname=hostname,
+            )
+        )
+        return events
+
+    def deregister(self, worker_id: str, incarnation: int, reason: str) -> list[WorkerLeft]:
+        """Nothing, if this incarnation is out already."""
+        limits.check_text(reason, "reason")
+        gone = self._departed.get(worker_id)
+        if worker_id not in self.members and gone is not None and gone.incarnation == incarnation:
+            return []
+        member = self.member(worker_id, incarnation)
+        return [self._left(member, "deregistered", reason or "it said good-bye")]
+
+    def sweep(self, now_s: float) -> list[WorkerLeft]:
+        """Everybody who is dead by now, and why."""
+        return [left for member in self.members.values() if (left := self._verdict(member, now_s))]
+
+    def seal(self) -> list[GenerationStarted]:
+        """One generation out of all changes since the last one."""
+        if not self.changes:
+            return []
+        words = "; ".join(self.changes[:MAX_REASONS_IN_WORDS])
+        more = len(self.changes) - MAX_REASONS_IN_WORDS
+        return [
+            GenerationStarted(
+                job_id=self.job_id,
+                generation=self.generation + 1,
+                num_workers=len(self.members),
+                reason=f"{words}; and {more} more" if more > 0 else words,
+            )
+        ]
+
+    def _verdict(self, member: Member, now_s: float) -> WorkerLeft | None:
+        lease = self._lease
+        silent_s = now_s - member.last_seen_s
+        if silent_s > lease.lease_s:
+            return self._left(member, "lease", f"silent for {silent_s:.1f} s, lease {lease.lease_s} s")
+        if member.suspect_since_s is not None and now_s - member.suspect_since_s > lease.suspicion_s:
+            return self._left(member, "connection", f"connection lost and not renewed within {lease.suspicion_s} s")
+        if lease.step_timeout_s and member.state == "TRAINING":
+            stuck_s = now_s - member.progress_s
+            if stuck_s > lease.step_timeout_s:
+                reason = f"hung at step {member.step} for {stuck_s:.1f} s, limit {lease.step_timeout_s} s"
+                return self._left(member, "hung", reason)
+        return None
+
+    def _left(self, member: Member, cause: LeaveCause, reason: str) -> WorkerLeft:
+        return WorkerLeft(
+            job_id=self.job_id,
+            worker_id=member.worker_id,
+            incarnation=member.incarnation,
+            cause=cause,
+            reason=reason,
+        )
+
+    # -- fencing -------------------------------------------------------------------------------------------------
+
+    def member(self, worker_id: str, incarnation: int) -> Member:
+        """The member, if it is this incarnation; 0 is whichever lives."""
+        member = self.members.get(worker_id)
+        if member is not None and incarnation in (0, member.joined.incarnation):
+            return member
+        gone = self._departed.get(worker_id)
+        if member is not None or (gone is not None and gone.incarnation == incarnation):
+            why = gone.reason if gone is not None and gone.incarnation == incarnation else "another process has its id"
+            raise StaleIncarnation(
+                f"incarnation {incarnation} of worker {worker_id!r} is out: {why}; register again",
+                field="incarnation",
+                generation=self.generation,
+            )
+        limits.check_id(worker_id, "worker_id")
+        raise UnknownWorker(
+            f"job {self.job_id!r} has no worker {worker_id!r}; register it first (or again, if it was declared dead)",
+            field="worker_id",
+        )
+
+    def fenced(self, worker_id: str, incarnation: int, generation: int) -> Member:
+        """The member, if the caller knows the newest membership."""
+        if incarnation == 0:
+            raise StaleIncarnation("incarnation is 0; send the one that RegisterWorker answered", field="incarnation")
+        member = self.member(worker_id, incarnation)
+        if generation != self.generation:
+            raise StaleGeneration(
+                f"generation {generation} is over, {self.generation} stands ({self.generation_reason}); "
+                "fetch your shards again and repeat the call with the new generation",
+                field="generation",
+                generation=self.generation,
+            )
+        return member
+
+    # -- what is not durable ---------------------------------------------------------------------------------------
+
+    def beat(
+        self,
+        member: Member,
+        now_s: float,
+        *,
+        state: WorkerStateName | None,
+        step: int | None,
+        epoch: int | None,
+        metrics: Mapping[str, float],
+    ) -> None:
+        self._check_metrics(member, metrics)
+        member.last_seen_s = max(member.last_seen_s, now_s)
+        member.suspect_since_s = None
+        if state is not None and state != member.state:
+            member.state = state
+            member.progress_s = now_s
+        if step is not None and step != member.step:
+            member.step = step
+            member.progress_s = now_s
+        if epoch is not None:
+            member.epoch = epoch
+        for name, value in metrics.items():
+            series = member.metrics.get(name)
+            if series is None:
+                series = member.metrics[name] = Series(self._limits.max_points_per_series)
+            series.add(member.step, value)
+
+    def _check_metrics(self, member: Member, metrics: Mapping[str, float]) -> None:
+        new = [name for name in metrics if name not in member.metrics]
+        for num, name in enumerate(new, start=len(member.metrics)):
+            limits.check_id(name, "metrics")
+            limits.check_room(num, self._limits.max_series_per_worker, "metrics", "max_series_per_worker")
+
+    def suspect(self, worker_id: str, incarnation: int, now_s: float) -> None:
+        """Its connection was reset; it may be dead, or reconnecting."""
+        member = self.members.get(worker_id)
+        if member is not None and member.incarnation == incarnation and member.suspect_since_s is None:
+            member.suspect_since_s = now_s
+
+    def excuse(self, seconds: float, now_s: float) -> None:
+        """We did not listen for this long, so nobody's silence counts for it."""
+        for member in self.members.values():
+            member.last_seen_s = min(member.last_seen_s + seconds, now_s)
+            member.progress_s = min(member.progress_s + seconds, now_s)
+            if member.suspect_since_s is not None:
+                member.suspect_since_s = min(member.suspect_since_s + seconds, now_s)
+
+    def renew_all(self, now_s: float) -> None:
+        """After a restart: everybody gets a fresh lease to come back in."""
+        for member in self.members.values():
+            member.last_seen_s = member.progress_s = now_s
+            member.suspect_since_s = None
+
+    def ranked(self) -> Iterator[tuple[int, Member]]:
+        return enumerate(self.members.values())
+
+    def rank(self, worker_id: str) -> int:
+        return list(self.members).index(worker_id)
+
+    # -- apply -----------------------------------------------------------------------------------------------------
+
+    def apply_joined(self, event: WorkerJoined, now_s: float) -> None:
+        gone = self._departed.pop(event.worker_id, None)
+        if gone is not None:
+            self.successors[gone.incarnation] = event.incarnation
+        self.members[event.worker_id] = Member(event, last_seen_s=now_s, progress_s=now_s)
+        self.last_incarnation = event.incarnation
+        self.changes.append(event.words())
+
+    def apply_left(self, event: WorkerLeft) -> None:
+        del self.members[event.worker_id]
+        self._departed.pop(event.worker_id, None)
+        self._departed[event.worker_id] = event
+        while len(self._departed) > MAX_DEPARTED:
+            del self._departed[next(iter(self._departed))]
+        self.changes.append(event.words())
+        self.leaving[event.worker_id] = event.reason
+
+    def apply_generation(self, event: GenerationStarted) -> None:
+        self.generation = event.generation
+        self.generation_reason = event.reason
+        self.changes.clear()
+        self.successors = {}
+        self.leaving = {}

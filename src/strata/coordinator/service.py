@@ -1,0 +1,355 @@
+"""The coordinator's calls: decode, one call on a job, encode.
+
+`METHODS` is the whole service. Unary calls and session frames both go through it, so they cannot differ; what a
+condition means as a gRPC status stands in one table, in `wire.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from strata.coordinator import wire
+from strata.errors import StrataError
+from strata.v1 import calls_pb2 as pb
+from strata.v1 import types_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from google.protobuf.message import Message
+
+    from strata.clock import Moment
+    from strata.coordinator.barriers import Released, Ticket
+    from strata.coordinator.checkpoints import CheckpointProgress
+    from strata.coordinator.config import CoordinatorConfig
+    from strata.coordinator.core import Core
+    from strata.coordinator.engine import Engine
+    from strata.coordinator.events import CheckpointRecord
+    from strata.coordinator.job import Beat, Job, Recovery, Registration, ShardPage
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    name: str
+    """As in the .proto; in session frames, the same in snake_case."""
+    request: type[Message]
+    response: type[Message]
+    decide: Callable[[Core, Any, Moment], Any]
+    encode: Callable[[Any, CoordinatorConfig], Message]
+    volatile: bool = False
+    """Answered at once: touches nothing durable."""
+
+    @property
+    def field(self) -> str:
+        return "".join(f"_{c.lower()}" if c.isupper() else c for c in self.name).lstrip("_")
+
+
+# -- workers -------------------------------------------------------------------------------------------------------
+
+
+def _register_worker(core: Core, r: pb.RegisterWorkerRequest, at: Moment) -> Callable[[], Registration]:
+    with core.job_or_new(r.job_id) as job:
+        return job.register_worker(
+            r.worker_id,
+            instance_id=r.instance_id,
+            capacity=r.capacity,
+            hostname=r.hostname,
+            takeover=r.takeover,
+            now_s=at.monotonic_s,
+        )
+
+
+def _registered(value: Registration, config: CoordinatorConfig) -> pb.RegisterWorkerResponse:
+    return pb.RegisterWorkerResponse(
+        incarnation=value.incarnation,
+        generation=value.generation,
+        rank=value.rank,
+        world_size=value.world_size,
+        lease_s=config.lease.lease_s,
+        heartbeat_s=config.lease.heartbeat_s,
+    )
+
+
+def _deregister_worker(core: Core, r: pb.DeregisterWorkerRequest, _at: Moment) -> Callable[[], int]:
+    return core.job(r.job_id).deregister_worker(r.worker_id, r.incarnation, r.reason)
+
+
+def _deregistered(generation: int, _config: CoordinatorConfig) -> pb.DeregisterWorkerResponse:
+    return pb.DeregisterWorkerResponse(generation=generation)
+
+
+def _heartbeat(core: Core, r: pb.HeartbeatRequest, at: Moment) -> Beat:
+    return core.job(r.job_id).heartbeat(
+        r.worker_id,
+        r.incarnation,
+        state=wire.STATES.get(r.state),
+        step=r.step if r.HasField("step") else None,
+        epoch=r.epoch if r.HasField("epoch") else None,
+        metrics=r.metrics,
+        acked_command_id=r.acked_command_id,
+        now_s=at.monotonic_s,
+    )
+
+
+def _beaten(beat: Beat, _config: CoordinatorConfig) -> pb.HeartbeatResponse:
+    response = pb.HeartbeatResponse(generation=beat.generation, num_workers=beat.num_workers)
+    if beat.commands:
+        response.commands.extend(map(wire.encode_command, beat.commands))
+    return response
+
+
+def _send_command(core: Core, r: pb.SendCommandRequest, _at: Moment) -> tuple[int, int]:
+    return core.job(r.job_id).send_command(
+        list(r.worker_ids),
+        wire.decode_command_name(r.kind),
+        reason=r.reason,
+        args=dict(r.args),
+        request_id=r.request_id,
+    )
+
+
+def _sent(value: tuple[int, int], _config: CoordinatorConfig) -> pb.SendCommandResponse:
+    return pb.SendCommandResponse(command_id=value[0], num_workers=value[1])
+
+
+# -- shards --------------------------------------------------------------------------------------------------------
+
+
+def _register_dataset(core: Core, r: pb.RegisterDatasetRequest, _at: Moment) -> tuple[int, int]:
+    with core.job_or_new(r.job_id) as job:
+        return job.register_dataset(wire.decode_dataset(r))
+
+
+def _dataset_registered(value: tuple[int, int], _config: CoordinatorConfig) -> pb.RegisterDatasetResponse:
+    return pb.RegisterDatasetResponse(num_shards=value[0], epoch=value[1])
+
+
+def _get_assigned_shards(core: Core, r: pb.GetAssignedShardsRequest, _at: Moment) -> ShardPage:
+    return core.job(r.job_id).assigned_shards(
+        r.worker_id,
+        dataset_id=r.dataset_id,
+        epoch=r.epoch if r.HasField("epoch") else None,
+        include_done=r.include_done,
+        offset=r.offset,
+    )
+
+
+def _shard_page(page: ShardPage, _config: CoordinatorConfig) -> pb.GetAssignedShardsResponse:
+    return pb.GetAssignedShardsResponse(
+        generation=page.generation, shards=wire.encode_shards(page.shards), next_offset=page.next_offset
+    )
+
+
+def _ack_shards(core: Core, r: pb.AckShardsRequest, _at: Moment) -> tuple[int, int]:
+    return core.job(r.job_id).ack_shards(
+        r.worker_id, r.incarnation, r.generation, dataset_id=r.dataset_id, epoch=r.epoch, indices=list(r.indices)
+    )
+
+
+def _acked(value: tuple[int, int], _config: CoordinatorConfig) -> pb.AckShardsResponse:
+    return pb.AckShardsResponse(num_done=value[0], num_shards=value[1])
+
+
+def _advance_epoch(core: Core, r: pb.AdvanceEpochRequest, _at: Moment) -> int:
+    return core.job(r.job_id).advance_epoch(r.dataset_id, from_epoch=r.from_epoch, require_complete=r.require_complete)
+
+
+def _advanced(epoch: int, _config: CoordinatorConfig) -> pb.AdvanceEpochResponse:
+    return pb.AdvanceEpochResponse(epoch=epoch)
+
+
+# -- barriers and checkpoints --------------------------------------------------------------------------------------
+
+
+def _wait_barrier(core: Core, r: pb.WaitBarrierRequest, at: Moment) -> Released | Ticket:
+    return core.job(r.job_id).wait_barrier(
+        r.worker_id,
+        r.incarnation,
+        r.generation,
+        barrier_id=r.barrier_id,
+        step=r.step,
+        members=frozenset(r.members),
+        timeout_s=r.timeout_s,
+        now_s=at.monotonic_s,
+    )
+
+
+def _released(value: Released, _config: CoordinatorConfig) -> pb.WaitBarrierResponse:
+    return pb.WaitBarrierResponse(generation=value.generation, num_members=value.num_members)
+
+
+def _notify_checkpoint(core: Core, r: pb.NotifyCheckpointRequest, at: Moment) -> CheckpointProgress:
+    spec, ack = wire.decode_checkpoint_ack(r)
+    return core.job(r.job_id).notify_checkpoint(
+        r.worker_id, r.incarnation, r.generation, spec=spec, ack=ack, wall_s=at.wall_s
+    )
+
+
+def _checkpoint_progress(value: CheckpointProgress, _config: CoordinatorConfig) -> pb.NotifyCheckpointResponse:
+    return pb.NotifyCheckpointResponse(committed=value.committed, num_acked=value.num_acked, num_ranks=value.num_ranks)
+
+
+def _get_latest_checkpoint(core: Core, r: pb.GetLatestCheckpointRequest, _at: Moment) -> CheckpointRecord | None:
+    return core.job(r.job_id).latest_checkpoint([wire.decode_checkpoint_kind(t) for t in r.types])
+
+
+def _latest_checkpoint(record: CheckpointRecord | None, _config: CoordinatorConfig) -> pb.GetLatestCheckpointResponse:
+    return pb.GetLatestCheckpointResponse(checkpoint=wire.encode_checkpoint(record))
+
+
+def _request_recovery(core: Core, r: pb.RequestRecoveryRequest, _at: Moment) -> Recovery:
+    return core.job(r.job_id).request_recovery(r.worker_id, r.incarnation)
+
+
+def _recovery(value: Recovery, _config: CoordinatorConfig) -> pb.RecoveryResponse:
+    return pb.RecoveryResponse(
+        checkpoint=wire.encode_checkpoint(value.checkpoint),
+        generation=value.page.generation,
+        rank=value.registration.rank,
+        world_size=value.registration.world_size,
+        shards=wire.encode_shards(value.page.shards),
+        next_offset=value.page.next_offset,
+        reason=value.reason,
+    )
+
+
+# -- reading -------------------------------------------------------------------------------------------------------
+
+
+def _list_jobs(core: Core, _r: pb.ListJobsRequest, _at: Moment) -> pb.ListJobsResponse:
+    return pb.ListJobsResponse(jobs=[_job(job) for job in core.jobs.values()])
+
+
+def _job(job: Job) -> pb.Job:
+    latest = job.checkpoints.latest()
+    return pb.Job(
+        job_id=job.job_id,
+        generation=job.membership.generation,
+        num_workers=len(job.membership.members),
+        num_datasets=len(job.shards.datasets),
+        checkpoint_step=latest.checkpoint.step if latest else 0,
+    )
+
+
+def _list_workers(core: Core, r: pb.ListWorkersRequest, at: Moment) -> pb.ListWorkersResponse:
+    membership = core.job(r.job_id).membership
+    return pb.ListWorkersResponse(
+        generation=membership.generation,
+        reason=membership.generation_reason,
+        workers=[
+            types_pb2.Worker(
+                worker_id=m.worker_id,
+                incarnation=m.incarnation,
+                rank=rank,
+                state=wire.encode_state(m.state),
+                step=m.step,
+                epoch=m.epoch,
+                capacity=m.joined.capacity,
+                hostname=m.joined.hostname,
+                silent_s=max(at.monotonic_s - m.last_seen_s, 0.0),
+                suspect=m.suspect_since_s is not None,
+                metrics={name: series.last for name, series in m.metrics.items()},
+            )
+            for rank, m in membership.ranked()
+        ],
+    )
+
+
+def _list_datasets(core: Core, r: pb.ListDatasetsRequest, _at: Moment) -> pb.ListDatasetsResponse:
+    return pb.ListDatasetsResponse(
+        datasets=[
+            types_pb2.DatasetStatus(
+                dataset_id=d.spec.dataset_id,
+                num_shards=d.spec.num_shards,
+                total_samples=d.total_samples,
+                epoch=d.epoch,
+                num_done=d.num_done,
+                shuffle=d.spec.shuffle,
+                seed=d.spec.seed,
+            )
+            for d in core.job(r.job_id).shards.datasets.values()
+        ]
+    )
+
+
+def _as_it_is(response: Message, _config: CoordinatorConfig) -> Message:
+    return response
+
+
+METHODS = (
+    Method("RegisterWorker", pb.RegisterWorkerRequest, pb.RegisterWorkerResponse, _register_worker, _registered),
+    Method(
+        "DeregisterWorker",
+        pb.DeregisterWorkerRequest,
+        pb.DeregisterWorkerResponse,
+        _deregister_worker,
+        _deregistered,
+    ),
+    Method("Heartbeat", pb.HeartbeatRequest, pb.HeartbeatResponse, _heartbeat, _beaten, volatile=True),
+    Method(
+        "RegisterDataset",
+        pb.RegisterDatasetRequest,
+        pb.RegisterDatasetResponse,
+        _register_dataset,
+        _dataset_registered,
+    ),
+    Method(
+        "GetAssignedShards",
+        pb.GetAssignedShardsRequest,
+        pb.GetAssignedShardsResponse,
+        _get_assigned_shards,
+        _shard_page,
+    ),
+    Method("AckShards", pb.AckShardsRequest, pb.AckShardsResponse, _ack_shards, _acked),
+    Method("AdvanceEpoch", pb.AdvanceEpochRequest, pb.AdvanceEpochResponse, _advance_epoch, _advanced),
+    Method("WaitBarrier", pb.WaitBarrierRequest, pb.WaitBarrierResponse, _wait_barrier, _released),
+    Method(
+        "NotifyCheckpoint",
+        pb.NotifyCheckpointRequest,
+        pb.NotifyCheckpointResponse,
+        _notify_checkpoint,
+        _checkpoint_progress,
+    ),
+    Method(
+        "GetLatestCheckpoint",
+        pb.GetLatestCheckpointRequest,
+        pb.GetLatestCheckpointResponse,
+        _get_latest_checkpoint,
+        _latest_checkpoint,
+    ),
+    Method("RequestRecovery", pb.RequestRecoveryRequest, pb.RecoveryResponse, _request_recovery, _recovery),
+    Method("SendCommand", pb.SendCommandRequest, pb.SendCommandResponse, _send_command, _sent),
+    Method("ListJobs", pb.ListJobsRequest, pb.ListJobsResponse, _list_jobs, _as_it_is),
+    Method("ListWorkers", pb.ListWorkersRequest, pb.ListWorkersResponse, _list_workers, _as_it_is),
+    Method("ListDatasets", pb.ListDatasetsRequest, pb.ListDatasetsResponse, _list_datasets, _as_it_is),
+)
+
+
+def unary_handler(method: Method, engine: Engine) -> grpc.RpcMethodHandler[Any, Any]:
+    call = engine.call_volatile if method.volatile else engine.call
+
+    async def handle(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def done(answer: Any) -> None:
+            if not answered.done():  # the caller may have hung up
+                answered.set_result(answer)
+
+        call(lambda core, at: method.decide(core, request, at), done)
+        answer = await answered
+        if isinstance(answer, StrataError):
+            details = wire.encode_error(answer).SerializeToString()
+            await context.abort(
+                wire.status_of(answer), answer.message, trailing_metadata=((wire.ERROR_METADATA_KEY, details),)
+            )
+        return method.encode(answer, engine.config)
+
+    return grpc.unary_unary_rpc_method_handler(
+        handle,
+        request_deserializer=method.request.FromString,
+        response_serializer=method.response.SerializeToString,
+    )

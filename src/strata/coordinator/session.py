@@ -1,0 +1,183 @@
+"""The session stream: the same calls in frames, and notices the other way.
+
+A gRPC message costs the server far more than the work in it, so a frame carries as many calls as the client had to
+make, and an answer frame as many answers as have gathered since the last one went out. Calls run in the order they
+came; an answer that must wait for the disk or for a barrier does not hold up the others.
+
+A stream that ends casts suspicion on the workers that spoke through it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from strata._version import __version__
+from strata.coordinator import wire
+from strata.coordinator.job import DEFAULT_JOB, CommandQueued, GenerationChanged
+from strata.errors import InvalidArgument, StrataError
+from strata.v1 import session_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from strata.coordinator.engine import Engine
+    from strata.coordinator.job import Notice
+    from strata.coordinator.service import Method
+
+log = logging.getLogger(__name__)
+
+WorkerKey = tuple[str, str]
+
+
+class Link:
+    """One open stream: what it says of workers, and what is to be sent down it."""
+
+    def __init__(self, session_id: str, max_backlog: int) -> None:
+        self.session_id = session_id
+        self.workers: dict[WorkerKey, int] = {}
+        """(job, worker) → incarnation, of those that registered or beat through it."""
+        self.overrun = False
+        """It did not read its answers and has been given up."""
+        self._responses: list[pb.Response] = []
+        self._notices: list[pb.Notice] = []
+        self._max_backlog = max_backlog
+        self._news = asyncio.Event()
+
+    def answer(self, response: pb.Response) -> None:
+        self._responses.append(response)
+        self._grown()
+
+    def notify(self, notice: pb.Notice) -> None:
+        self._notices.append(notice)
+        self._grown()
+
+    def _grown(self) -> None:
+        if len(self._responses) + len(self._notices) > self._max_backlog:
+            self.overrun = True
+            self._responses.clear()
+            self._notices.clear()
+        self._news.set()
+
+    async def next_frame(self) -> pb.ServerFrame:
+        """Everything that has gathered."""
+        await self._news.wait()
+        self._news.clear()
+        frame = pb.ServerFrame(responses=self._responses, notices=self._notices)
+        self._responses.clear()
+        self._notices.clear()
+        return frame
+
+
+class SessionHub:
+    """All open sessions."""
+
+    def __init__(self, engine: Engine, methods: Iterable[Method]) -> None:
+        self._engine = engine
+        self._methods = {method.field: method for method in methods}
+        self._links: dict[str, Link] = {}
+        engine.listeners.append(self._spread)
+
+    @property
+    def num_sessions(self) -> int:
+        return len(self._links)
+
+    def handler(self) -> grpc.RpcMethodHandler[Any, Any]:
+        return grpc.stream_stream_rpc_method_handler(
+            self._serve,
+            request_deserializer=pb.ClientFrame.FromString,
+            response_serializer=pb.ServerFrame.SerializeToString,
+        )
+
+    async def _serve(self, _requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        first = await context.read()
+        if not isinstance(first, pb.ClientFrame) or not first.HasField("hello") or not first.hello.session_id:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, "the first frame of a session carries hello.session_id"
+            )
+        link = Link(first.hello.session_id, self._engine.config.limits.max_session_backlog)
+        self._links[link.session_id] = link
+        writer = asyncio.create_task(self._write(link, context))
+        try:
+            frame: Any = first
+            while isinstance(frame, pb.ClientFrame):
+                for request in frame.requests:
+                    self._call(link, request)
+                frame = await context.read()
+        finally:
+            writer.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await writer
+            self._closed(link)
+
+    async def _write(self, link: Link, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        await context.write(pb.ServerFrame(welcome=pb.Welcome(server=f"strata {__version__}")))
+        while not link.overrun:
+            await context.write(await link.next_frame())
+        log.warning("session %s does not read its answers; dropped", link.session_id)
+        await context.abort(
+            grpc.StatusCode.RESOURCE_EXHAUSTED, "too many unread answers; read them, or send fewer calls at once"
+        )
+
+    def _call(self, link: Link, request: pb.Request) -> None:
+        field: str | None = request.WhichOneof("call")
+        if field is None:
+            unknown = InvalidArgument("this call is not known to this coordinator; it may be older than the client")
+            link.answer(pb.Response(id=request.id, error=wire.encode_error(unknown)))
+            return
+        method = self._methods[field]
+        body = getattr(request, field)
+
+        def done(answer: Any) -> None:
+            if isinstance(answer, StrataError):
+                link.answer(pb.Response(id=request.id, error=wire.encode_error(answer)))
+                return
+            response = method.encode(answer, self._engine.config)
+            if field == "register_worker":
+                link.workers[body.job_id or DEFAULT_JOB, body.worker_id] = answer.incarnation
+            elif field == "heartbeat" and body.incarnation:
+                link.workers[body.job_id or DEFAULT_JOB, body.worker_id] = body.incarnation
+            elif field == "deregister_worker":
+                link.workers.pop((body.job_id or DEFAULT_JOB, body.worker_id), None)
+            result: dict[str, Any] = {field: response}
+            link.answer(pb.Response(id=request.id, **result))
+
+        call = self._engine.call_volatile if method.volatile else self._engine.call
+        call(lambda core, at: method.decide(core, body, at), done)
+
+    def _closed(self, link: Link) -> None:
+        if self._links.get(link.session_id) is not link:
+            return  # its client has opened another stream already
+        del self._links[link.session_id]
+        for (job_id, worker_id), incarnation in link.workers.items():
+            self._engine.suspect(job_id, worker_id, incarnation)
+
+    def _spread(self, notices: list[Notice]) -> None:
+        for notice in notices:
+            if isinstance(notice, GenerationChanged):
+                message = pb.Notice(
+                    generation_changed=pb.GenerationChanged(
+                        job_id=notice.job_id,
+                        generation=notice.generation,
+                        num_workers=notice.num_workers,
+                        reason=notice.reason,
+                    )
+                )
+                for link in self._links.values():
+                    if any(job_id == notice.job_id for job_id, _ in link.workers):
+                        link.notify(message)
+            elif isinstance(notice, CommandQueued):
+                message = pb.Notice(
+                    command_queued=pb.CommandQueued(
+                        job_id=notice.job_id,
+                        worker_id=notice.worker_id,
+                        command=wire.encode_command(notice.command),
+                    )
+                )
+                for link in self._links.values():
+                    if (notice.job_id, notice.worker_id) in link.workers:
+                        link.notify(message)

@@ -1,0 +1,56 @@
+"""Addresses as people write them: `HOST:PORT`, `http://HOST:PORT`, `unix:PATH`."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+from strata.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    host: str
+    port: int
+    path: str = ""
+    """Of a Unix socket; then host and port are empty."""
+
+    def __str__(self) -> str:
+        if self.path:
+            return f"unix:{self.path}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_local(self) -> bool:
+        """Reachable from this machine only."""
+        if self.path or self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+def parse_address(text: str, *, field: str) -> Address:
+    plain = text.removeprefix("http://").removeprefix("grpc://").rstrip("/")
+    if plain.startswith("unix:"):
+        path = plain.removeprefix("unix:")
+        path = path.removeprefix("//")
+        if not path:
+            raise ConfigError(f"{field}={text!r} names no socket; write unix:PATH", field=field)
+        return Address("", 0, path)
+    host, colon, port = plain.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"{field}={text!r} is not an address; write HOST:PORT, or unix:PATH", field=field)
+    return Address(host, int(port))
+
+
+def require_local(address: Address, *, field: str) -> None:
+    """Until there is a token and TLS, nothing listens where others can reach it."""
+    if not address.is_local:
+        raise ConfigError(
+            f"{field}={str(address)!r} can be reached from other machines, and token and TLS are not built yet; "
+            "use 127.0.0.1 and a tunnel",
+            field=field,
+        )
