@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+import xxhash
+
 from strata.coordinator import limits
 from strata.coordinator.events import BarrierReleased
 from strata.errors import BarrierBroken, BarrierMismatch, InvalidArgument
@@ -41,6 +43,14 @@ class Released:
     num_members: int
 
 
+class Release(NamedTuple):
+    """What is remembered of a barrier that ended well."""
+
+    num_members: int
+    named: str
+    """A digest of the named members; empty: everybody."""
+
+
 @dataclass(frozen=True, slots=True)
 class BarrierEnded:
     """To be told to everybody who holds the ticket."""
@@ -63,8 +73,8 @@ class Barriers:
     def __init__(self, job_id: str, *, limits: Limits) -> None:
         self.job_id = job_id
         self.open: dict[tuple[str, int], OpenBarrier] = {}
-        self.released: dict[tuple[str, int], int] = {}
-        """In this generation: (name, step) → number of members."""
+        self.released: dict[tuple[str, int], Release] = {}
+        """In this generation, by (name, step)."""
         self._limits = limits
 
     # -- decisions -------------------------------------------------------------------------------------------------
@@ -81,12 +91,23 @@ class Barriers:
             )
         if named and worker_id not in named:
             raise InvalidArgument(f"members does not name {worker_id!r} itself, who waits; add it", field="members")
-        standing = self.open.get((barrier_id, step))
-        if standing is None:
-            limits.check_room(
-                len(self.open), self._limits.max_open_barriers_per_job, "open barriers", "max_open_barriers_per_job"
+        release = self.released.get((barrier_id, step))
+        if release is not None and release.named != _digest(named):
+            raise BarrierMismatch(
+                f"barrier {barrier_id!r} at step {step} was released to {release.num_members} members, this call names "
+                f"{_shown(named) if named else 'all members'}; give every set its own barrier_id",
+                field="members",
             )
-        elif standing.members != (named or None):
+        standing = self.open.get((barrier_id, step))
+        if release is None and standing is None:
+            limits.check_room(
+                len(self.open),
+                self._limits.max_open_barriers_per_job,
+                "open barriers",
+                "max_open_barriers_per_job",
+                field="barrier_id",
+            )
+        elif standing is not None and standing.members != (named or None):
             theirs = "all members" if standing.members is None else _shown(standing.members)
             raise BarrierMismatch(
                 f"barrier {barrier_id!r} at step {step} waits for {theirs}, this call names "
@@ -121,6 +142,7 @@ class Barriers:
                 barrier_id=ticket.barrier_id,
                 step=ticket.step,
                 num_members=num_members,
+                named=_digest(named),
             )
         ]
 
@@ -178,7 +200,7 @@ class Barriers:
     def apply_released(self, event: BarrierReleased) -> None:
         key = (event.barrier_id, event.step)
         self.open.pop(key, None)
-        self.released[key] = event.num_members
+        self.released[key] = Release(event.num_members, event.named)
         while len(self.released) > self._limits.max_released_barriers_per_job:
             del self.released[next(iter(self.released))]
 
@@ -187,15 +209,20 @@ class Barriers:
 
     # -- snapshot --------------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> tuple[tuple[str, int, int], ...]:
-        return tuple((name, step, num_members) for (name, step), num_members in self.released.items())
+    def snapshot(self) -> tuple[tuple[str, int, int, str], ...]:
+        return tuple((name, step, *release) for (name, step), release in self.released.items())
 
-    def restore(self, released: Iterable[tuple[str, int, int]]) -> None:
-        self.released = {(name, step): num_members for name, step, num_members in released}
+    def restore(self, released: Iterable[tuple[str, int, int, str]]) -> None:
+        self.released = {(name, step): Release(num_members, named) for name, step, num_members, named in released}
 
 
 def _whereabouts(member: Member, now_s: float) -> str:
     return f"{member.state} at step {member.step}, last heard {now_s - member.last_seen_s:.1f} s ago"
+
+
+def _digest(named: frozenset[str]) -> str:
+    """Sets of thousands of names, remembered in 16 characters."""
+    return xxhash.xxh3_64_hexdigest("\n".join(sorted(named)).encode()) if named else ""
 
 
 def _shown(names: Iterable[str]) -> str:

@@ -74,6 +74,7 @@ class Checkpoints:
                 self._limits.max_open_checkpoints_per_job,
                 "unfinished checkpoints",
                 "max_open_checkpoints_per_job",
+                field="checkpoint_id",
             )
         return [
             CheckpointAcked(
@@ -149,14 +150,15 @@ class Checkpoints:
         checkpoint_id = event.record.checkpoint.checkpoint_id
         self.attempts.pop(checkpoint_id, None)
         self.committed[checkpoint_id] = event.record
-        while len(self.committed) > self._limits.max_checkpoints_per_job:
-            del self.committed[self._most_dispensable()]
+        excess = max(len(self.committed) - self._limits.max_checkpoints_per_job, 0)
+        for dispensable in self._dispensable()[:excess]:
+            del self.committed[dispensable]
 
-    def _most_dispensable(self) -> str:
-        """The oldest that recovery would not pick."""
+    def _dispensable(self) -> list[str]:
+        """Oldest first: all but the newest, which was just told of, and the one that recovery would pick."""
         latest = self.latest()
-        keep = latest.checkpoint.checkpoint_id if latest else ""
-        return next(checkpoint_id for checkpoint_id in self.committed if checkpoint_id != keep)
+        keep = {next(reversed(self.committed)), latest.checkpoint.checkpoint_id if latest else ""}
+        return [checkpoint_id for checkpoint_id in self.committed if checkpoint_id not in keep]
 
     def apply_aborted(self, event: CheckpointAborted) -> None:
         self.attempts.pop(event.checkpoint_id, None)
@@ -165,7 +167,7 @@ class Checkpoints:
 
     def open_checkpoints(self) -> tuple[OpenCheckpoint, ...]:
         return tuple(
-            OpenCheckpoint(generation=a.generation, checkpoint=a.spec, acks=a.acks) for a in self.attempts.values()
+            OpenCheckpoint(generation=a.generation, checkpoint=a.spec, acks=dict(a.acks)) for a in self.attempts.values()
         )
 
     def restore(self, committed: Iterable[CheckpointRecord], attempts: Iterable[OpenCheckpoint]) -> None:

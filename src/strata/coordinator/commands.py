@@ -63,6 +63,7 @@ class Commands:
                 self._limits.max_pending_commands_per_worker,
                 f"commands waiting for {worker_id}",
                 "max_pending_commands_per_worker",
+                field="worker_ids",
             )
         command = CommandRecord(command_id=self.last_id + 1, name=name, reason=reason, args=dict(args))
         return [CommandSent(job_id=self.job_id, command=command, worker_ids=targets, request_id=request_id)]

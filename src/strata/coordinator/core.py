@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from strata.coordinator import events as e
 from strata.coordinator import limits
-from strata.coordinator.job import DEFAULT_JOB, GenerationChanged, Job, Outbox
+from strata.coordinator.job import DEFAULT_JOB, CommandQueued, GenerationChanged, Job, Outbox
 from strata.errors import UnknownJob
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Core:
         job = self.jobs.get(job_id)
         if job is None:
             limits.check_id(job_id, "job_id")
-            limits.check_room(len(self.jobs), self.config.limits.max_jobs, "jobs", "max_jobs")
+            limits.check_room(len(self.jobs), self.config.limits.max_jobs, "jobs", "max_jobs", field="job_id")
             job = self._new_job(job_id)
         yield job
         self.jobs[job_id] = job
@@ -90,6 +90,8 @@ class Core:
         for notice in notices:
             if isinstance(notice, GenerationChanged):
                 self.jobs[notice.job_id].announced = (notice.generation, notice.num_workers)
+            elif isinstance(notice, CommandQueued):
+                self.jobs[notice.job_id].announced_command_id = notice.command.command_id
 
     # -- durable state ---------------------------------------------------------------------------------------------
 
@@ -113,5 +115,8 @@ class Core:
         for job in self.jobs.values():
             job.membership.renew_all(now_s)
             job.announced = (job.membership.generation, len(job.membership.members))
+            job.announced_command_id = job.commands.last_id
+            if job.shards.has_orphans(job.membership):
+                job.membership.changes.append("the journal was cut short and left shards without an owner")
             if job.membership.changes:
                 self._outbox.unsealed[job.job_id] = job

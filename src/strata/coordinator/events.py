@@ -99,12 +99,15 @@ class DatasetRegistered(Fact, frozen=True, kw_only=True):
 class ShardsAssigned(Fact, frozen=True, kw_only=True):
     dataset_id: str
     generation: int
+    num_workers: int
     num_moved: int
     moves: bytes
     """Packed pairs (shard index, incarnation of the new owner); see `pack_ints`."""
 
     def words(self) -> str:
-        return f"{self.num_moved} shards of {self.dataset_id} dealt out in generation {self.generation}"
+        if not self.num_workers:
+            return f"{self.num_moved} shards of {self.dataset_id} wait for a worker"
+        return f"{self.num_moved} shards of {self.dataset_id} moved, dealt out to {self.num_workers} workers"
 
 
 class ShardsDone(Fact, frozen=True, kw_only=True):
@@ -136,6 +139,8 @@ class BarrierReleased(Fact, frozen=True, kw_only=True):
     barrier_id: str
     step: int
     num_members: int
+    named: str = ""
+    """A digest of the members that its callers named; empty: everybody."""
 
     def words(self) -> str:
         return (
@@ -276,7 +281,7 @@ class JobSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     last_incarnation: int
     members: tuple[WorkerJoined, ...]
     datasets: tuple[DatasetState, ...]
-    released: tuple[tuple[str, int, int], ...]
+    released: tuple[tuple[str, int, int, str], ...]
     checkpoints: tuple[CheckpointRecord, ...]
     open_checkpoints: tuple[OpenCheckpoint, ...]
     last_command_id: int

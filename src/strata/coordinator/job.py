@@ -103,6 +103,8 @@ class Job:
         self.commands = Commands(job_id, limits=config.limits)
         self.announced = (0, 0)
         """Generation and number of workers that are durable: what heartbeats may tell."""
+        self.announced_command_id = 0
+        """The newest command that is durable, likewise."""
         self._outbox = outbox
         self._config = config
         self._now_s = 0.0
@@ -171,7 +173,8 @@ class Job:
         commands: Sequence[e.CommandRecord] = ()
         if self.commands.pending:
             self._emit(self.commands.ack(worker_id, acked_command_id))
-            commands = tuple(self.commands.pending.get(worker_id, ()))
+            pending = self.commands.pending.get(worker_id, ())
+            commands = tuple(c for c in pending if c.command_id <= self.announced_command_id)
         return Beat(*self.announced, commands)
 
     def send_command(
@@ -189,7 +192,7 @@ class Job:
         for event in sent:
             self._outbox.notices += [CommandQueued(self.job_id, w, event.command) for w in event.worker_ids]
             return event.command.command_id, len(event.worker_ids)
-        return self.commands.requests[request_id], len(worker_ids) or len(self.membership.members)
+        return self.commands.requests[request_id], len(set(worker_ids)) or len(self.membership.members)
 
     # -- shards ----------------------------------------------------------------------------------------------------
 
@@ -243,10 +246,10 @@ class Job:
         config = self._config.barrier
         self.membership.fenced(worker_id, incarnation, generation)
         wait_s = timeout_s and checks.check_number(timeout_s, "timeout_s", least=0.001, most=config.max_timeout_s)
-        num_released = self.barriers.released.get((barrier_id, step))
-        if num_released is not None:
-            return Released(generation, num_released)
         self.barriers.check(self.membership, worker_id, barrier_id, step, members)
+        release = self.barriers.released.get((barrier_id, step))
+        if release is not None:
+            return Released(generation, release.num_members)
         ticket = Ticket(self.job_id, generation, barrier_id, step)
         deadline_s = now_s + (wait_s or config.timeout_s)
         released = self.barriers.arrive(self.membership, worker_id, ticket, members, now_s=now_s, deadline_s=deadline_s)
@@ -288,14 +291,15 @@ class Job:
     def tick(self, now_s: float) -> None:
         self._now_s = now_s
         self._emit(self.membership.sweep(now_s))
-        self._outbox.notices += self.barriers.expire(self.membership, now_s)
+        if not self.membership.changes:  # else the seal breaks them all, and knows who left
+            self._outbox.notices += self.barriers.expire(self.membership, now_s)
 
     def seal(self) -> None:
         """Makes one generation of all changes since the last, and brings everything else in line with it."""
         leaving, successors = self.membership.leaving, self.membership.successors
         for started in self.membership.seal():
-            self._emit(self.checkpoints.abort_all(f"generation {started.generation} began: {started.reason}"))
-            self._emit([started])
+            ended = self.checkpoints.abort_all(f"generation {started.generation} began: {started.reason}")
+            self._emit([*ended, started])
             for dataset in self.shards.datasets.values():
                 self._emit(self.shards.assign(dataset, self.membership, successors))
             self._outbox.notices += self.barriers.break_all(self.membership, leaving)

@@ -60,9 +60,9 @@ def check_map_size(values: Mapping[str, str], field: str, *, max_bytes: int) -> 
         raise LimitExceeded(f"{field} holds {size} bytes; keep it to {max_bytes}", field=field)
 
 
-def check_room(count: int, limit: int, what: str, setting: str) -> None:
+def check_room(count: int, limit: int, what: str, setting: str, *, field: str) -> None:
     """One more of `what` must fit under the limit."""
     if count >= limit:
         raise LimitExceeded(
-            f"there are {count} {what} already, the most allowed; raise limits.{setting} if that is meant", field=what
+            f"there are {count} {what} already, the most allowed; raise limits.{setting} if that is meant", field=field
         )

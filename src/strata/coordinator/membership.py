@@ -70,6 +70,8 @@ class Membership:
         self.leaving: dict[str, str] = {}
         """Who left and why, since the last seal."""
         self._departed: dict[str, WorkerLeft] = {}
+        self._ranks: dict[str, int] | None = None
+        """Counted when first asked for after a change."""
         self._lease = lease
         self._limits = limits
 
@@ -97,7 +99,7 @@ class Membership:
             events.append(self._left(standing, "replaced", "replaced by another process of the same id"))
         else:
             limits.check_room(
-                len(self.members), self._limits.max_workers_per_job, "workers in this job", "max_workers_per_job"
+                len(self.members), self._limits.max_workers_per_job, "workers in this job", "max_workers_per_job", field="worker_id"
             )
         events.append(
             WorkerJoined(
@@ -128,16 +130,19 @@ class Membership:
         """One generation out of all changes since the last one."""
         if not self.changes:
             return []
-        words = "; ".join(self.changes[:MAX_REASONS_IN_WORDS])
-        more = len(self.changes) - MAX_REASONS_IN_WORDS
         return [
             GenerationStarted(
                 job_id=self.job_id,
                 generation=self.generation + 1,
                 num_workers=len(self.members),
-                reason=f"{words}; and {more} more" if more > 0 else words,
+                reason=self._changes_in_words(),
             )
         ]
+
+    def _changes_in_words(self) -> str:
+        words = "; ".join(self.changes[:MAX_REASONS_IN_WORDS])
+        more = len(self.changes) - MAX_REASONS_IN_WORDS
+        return f"{words}; and {more} more" if more > 0 else words
 
     def _verdict(self, member: Member, now_s: float) -> WorkerLeft | None:
         lease = self._lease
@@ -184,16 +189,22 @@ class Membership:
         )
 
     def fenced(self, worker_id: str, incarnation: int, generation: int) -> Member:
-        """The member, if the caller knows the newest membership."""
+        """The member, if the caller knows the newest membership.
+
+        A generation is over with the first change, not only with the seal: who has left must not be counted as there.
+        The refusal names the generation that the seal will begin, since it is told after that.
+        """
         if incarnation == 0:
             raise StaleIncarnation("incarnation is 0; send the one that RegisterWorker answered", field="incarnation")
         member = self.member(worker_id, incarnation)
-        if generation != self.generation:
+        if self.changes or generation != self.generation:
+            stands = self.generation + bool(self.changes)
+            reason = self._changes_in_words() if self.changes else self.generation_reason
             raise StaleGeneration(
-                f"generation {generation} is over, {self.generation} stands ({self.generation_reason}); "
+                f"generation {generation} is over, {stands} stands ({reason}); "
                 "fetch your shards again and repeat the call with the new generation",
                 field="generation",
-                generation=self.generation,
+                generation=stands,
             )
         return member
 
@@ -210,6 +221,10 @@ class Membership:
         metrics: Mapping[str, float],
     ) -> None:
         self._check_metrics(member, metrics)
+        if step is not None:
+            limits.check_count(step, "step")
+        if epoch is not None:
+            limits.check_count(epoch, "epoch")
         member.last_seen_s = max(member.last_seen_s, now_s)
         member.suspect_since_s = None
         if state is not None and state != member.state:
@@ -230,7 +245,7 @@ class Membership:
         new = [name for name in metrics if name not in member.metrics]
         for num, name in enumerate(new, start=len(member.metrics)):
             limits.check_id(name, "metrics")
-            limits.check_room(num, self._limits.max_series_per_worker, "metrics", "max_series_per_worker")
+            limits.check_room(num, self._limits.max_series_per_worker, "metrics", "max_series_per_worker", field="metrics")
 
     def suspect(self, worker_id: str, incarnation: int, now_s: float) -> None:
         """Its connection was reset; it may be dead, or reconnecting."""
@@ -256,7 +271,9 @@ class Membership:
         return enumerate(self.members.values())
 
     def rank(self, worker_id: str) -> int:
-        return list(self.members).index(worker_id)
+        if self._ranks is None:
+            self._ranks = {worker_id: rank for rank, worker_id in enumerate(self.members)}
+        return self._ranks[worker_id]
 
     # -- apply -----------------------------------------------------------------------------------------------------
 
@@ -266,10 +283,12 @@ class Membership:
             self.successors[gone.incarnation] = event.incarnation
         self.members[event.worker_id] = Member(event, last_seen_s=now_s, progress_s=now_s)
         self.last_incarnation = event.incarnation
+        self._ranks = None
         self.changes.append(event.words())
 
     def apply_left(self, event: WorkerLeft) -> None:
         del self.members[event.worker_id]
+        self._ranks = None
         self._departed.pop(event.worker_id, None)
         self._departed[event.worker_id] = event
         while len(self._departed) > MAX_DEPARTED:

@@ -22,7 +22,6 @@ from strata.coordinator.session import SessionHub
 from strata.errors import ConfigError
 from strata.transport.addresses import parse_address, require_local
 from strata.transport.channels import server_options
-from strata.v1 import coordinator_pb2 as _service_descriptor  # noqa: F401 - reflection finds the service through it
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -122,7 +122,7 @@ class ShardBook:
             )
         self._check_spec(spec)
         limits.check_room(
-            len(self.datasets), self._limits.max_datasets_per_job, "datasets in this job", "max_datasets_per_job"
+            len(self.datasets), self._limits.max_datasets_per_job, "datasets in this job", "max_datasets_per_job", field="dataset_id"
         )
         return [DatasetRegistered(job_id=self.job_id, dataset=spec)]
 
@@ -136,6 +136,7 @@ class ShardBook:
                 limits.check_id(shard.shard_id, "shards.shard_id")
                 limits.check_text(shard.uri, "shards.uri")
                 limits.check_count(shard.num_samples, "shards.num_samples")
+            limits.check_count(sum(shard.num_samples for shard in spec.shards), "shards.num_samples")
             if len({shard.shard_id for shard in spec.shards}) != len(spec.shards):
                 raise InvalidArgument("two shards have the same shard_id; make them distinct", field="shards.shard_id")
         else:
@@ -158,9 +159,7 @@ class ShardBook:
         incarnations = np.fromiter((m.incarnation for m in members.members.values()), dtype=np.int64)
         owners = dataset.owners
         if successors:
-            owners = owners.copy()
-            for old, new in successors.items():
-                owners[dataset.owners == old] = new
+            owners = _succeeded(owners, successors)
         current = _positions(owners, incarnations)
         chosen = ring.assign(
             dataset.keys,
@@ -177,6 +176,7 @@ class ShardBook:
                 job_id=self.job_id,
                 dataset_id=dataset.spec.dataset_id,
                 generation=members.generation,
+                num_workers=len(incarnations),
                 num_moved=len(moved),
                 moves=pack_ints(np.concatenate([moved, target[moved]])),
             )
@@ -193,7 +193,7 @@ class ShardBook:
             raise LimitExceeded(
                 f"{len(indices)} shards in one ack; send at most {self._limits.max_shards_per_ack}", field="indices"
             )
-        self._check_epoch(dataset, epoch)
+        self._check_epoch(dataset, epoch, "epoch")
         owners, done, num_shards = dataset.owners, dataset.done, dataset.spec.num_shards
         for index in indices:
             limits.check_count(index, "indices", most=num_shards - 1)
@@ -210,10 +210,10 @@ class ShardBook:
     def advance(self, dataset_id: str, *, from_epoch: int, require_complete: bool) -> list[EpochAdvanced]:
         """Nothing, if another worker advanced it already."""
         dataset = self.dataset(dataset_id)
+        limits.check_count(from_epoch, "from_epoch", most=MAX_EPOCH)
         if dataset.epoch == from_epoch + 1:
             return []
-        self._check_epoch(dataset, from_epoch)
-        limits.check_count(from_epoch, "from_epoch", most=MAX_EPOCH)
+        self._check_epoch(dataset, from_epoch, "from_epoch")
         left = dataset.spec.num_shards - dataset.num_done
         if require_complete and left:
             raise EpochMismatch(
@@ -231,11 +231,11 @@ class ShardBook:
             )
         ]
 
-    def _check_epoch(self, dataset: Dataset, epoch: int) -> None:
+    def _check_epoch(self, dataset: Dataset, epoch: int, field: str) -> None:
         if epoch != dataset.epoch:
             raise EpochMismatch(
                 f"{dataset.spec.dataset_id!r} is in epoch {dataset.epoch}, not {epoch}; fetch your shards again",
-                field="epoch",
+                field=field,
             )
 
     # -- reading ---------------------------------------------------------------------------------------------------
@@ -253,6 +253,7 @@ class ShardBook:
         self, incarnation: int, *, dataset_id: str, epoch: int | None, include_done: bool, offset: int
     ) -> tuple[list[Shard], int]:
         """A page of a member's shards, and where the next page begins (0: nowhere)."""
+        limits.check_count(offset, "offset")
         datasets: Iterable[Dataset] = [self.dataset(dataset_id)] if dataset_id else self.datasets.values()
         found: list[tuple[Dataset, int, NDArray[np.int64]]] = []
         for dataset in datasets:
@@ -271,6 +272,13 @@ class ShardBook:
             shards += [dataset.shard(int(i), epoch=wanted) for i in indices[first:last]]
             position += len(indices)
         return shards, page_end if position > page_end else 0
+
+    def has_orphans(self, members: Membership) -> bool:
+        """Whether a shard belongs to nobody while there are members, as no complete journal leaves it."""
+        incarnations = np.fromiter((m.incarnation for m in members.members.values()), dtype=np.int64)
+        return bool(len(incarnations)) and any(
+            (_positions(dataset.owners, incarnations) < 0).any() for dataset in self.datasets.values()
+        )
 
     # -- apply -----------------------------------------------------------------------------------------------------
 
@@ -317,3 +325,13 @@ def _positions(owners: NDArray[np.int64], incarnations: NDArray[np.int64]) -> ND
         return np.full(len(owners), -1, dtype=np.int32)
     found = np.searchsorted(incarnations, owners).clip(max=len(incarnations) - 1)
     return np.where(incarnations[found] == owners, found, -1).astype(np.int32)
+
+
+def _succeeded(owners: NDArray[np.int64], successors: Mapping[int, int]) -> NDArray[np.int64]:
+    """Owners with those who were replaced exchanged for the last of their successors."""
+    last: dict[int, int] = {}
+    for old in sorted(successors, reverse=True):  # a successor's incarnation is higher, so its own is known by now
+        last[old] = last.get(successors[old], successors[old])
+    olds = np.array(sorted(last), dtype=np.int64)
+    found = np.searchsorted(olds, owners).clip(max=len(olds) - 1)
+    return np.where(olds[found] == owners, np.array([last[old] for old in olds.tolist()])[found], owners)

@@ -11,14 +11,14 @@ from strata.coordinator import events as e
 from strata.coordinator import views
 from strata.coordinator.checkpoints import CheckpointProgress
 from strata.coordinator.shards import Shard
-from strata.v1 import calls_pb2, types_pb2
+from strata.v1 import calls_pb2, coordinator_pb2, types_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from strata.coordinator.membership import WorkerStateName
 
-SERVICE = "strata.v1.Coordinator"
+SERVICE: str = coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_name
 ERROR_METADATA_KEY = "strata-error-bin"
 
 Code = grpc.StatusCode

@@ -1,0 +1,71 @@
+# `make` lists what there is. Every target that needs an environment brings it up to date first.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-builtin-rules
+
+BIN := .venv/bin
+ARGS ?=
+JOBS ?= 2
+PYTEST := $(BIN)/pytest --durations=10 --durations-min=1
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: ## Build .venv from requirements/dev.txt (nothing to do: well under a second)
+	@scripts/setup_venv.sh dev
+
+.PHONY: test
+test: setup system-packages $(if $(strip $(ARGS)),,lint types) ## Lint, types and all tests; or ARGS="tests/unit -k lease" for some tests only
+ifeq ($(strip $(ARGS)),)
+	$(PYTEST) -n $(JOBS) $(wildcard tests/unit tests/contract)
+	$(PYTEST) -n $(JOBS) --dist loadfile $(wildcard tests/integration tests/fault)
+else
+	$(PYTEST) $(ARGS)
+endif
+
+.PHONY: lint
+lint: setup ## Check style
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+.PHONY: types
+types: setup ## Check types
+	$(BIN)/mypy
+
+.PHONY: format
+format: setup ## Put the code into its format and mend what can be mended
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+.PHONY: demo
+demo: ## Install only what strata itself needs, then show it at work (ARGS="--workers 8")
+	@scripts/setup_venv.sh base
+	$(BIN)/strata demo $(ARGS)
+
+.PHONY: proto
+proto: setup ## Make src/strata/v1 from proto/
+	PYTHON=$(BIN)/python scripts/generate_proto.sh
+
+.PHONY: lock
+lock: ## Resolve requirements/*.txt again, keeping versions (ARGS=--upgrade: take the newest)
+	scripts/lock.sh $(ARGS)
+
+.PHONY: bench-setup
+bench-setup: ## Build .venv-peers, the systems that benchmarks compare against
+	@scripts/setup_venv.sh peers
+
+.PHONY: bench
+bench: setup bench-setup ## Run every benchmark (ARGS=--quick)
+	$(BIN)/strata bench --all $(ARGS)
+
+.PHONY: system-packages
+system-packages: ## Install what the tests need from Debian and npm
+	@scripts/system_packages.sh
+
+.PHONY: clean
+clean: ## Remove caches and build output; the environments stay
+	rm -rf .build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Writes requirements/*.txt: the exact versions that the tests, the demo and the comparisons run on.
+# pip resolves; nothing is installed. Versions that stand in the files are kept; `scripts/lock.sh --upgrade` forgets them.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+torch=torch==2.13.0 # written out: an open range would bring the newest, with gigabytes of CUDA packages
+backend=(hatchling editables) # what an editable install without build isolation needs
+dev=("$torch" "${backend[@]}" '.[torch,postgres,dev]')
+base=("${backend[@]}" .)
+peers=("$torch" grpcio numpy protobuf psutil uhashring) # what our benchmarks measure us against
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+"${PYTHON:-python3}" -m venv "$work/venv"
+
+# resolve NAME REQUIREMENT…: requirements/NAME.txt, constrained by $work/NAME.constraints
+resolve() {
+  local name=$1
+  shift
+  "$work/venv/bin/pip" install -qq --dry-run --ignore-installed --report "$work/$name.json" \
+    --constraint "$work/$name.constraints" "$@"
+  "$work/venv/bin/python" - "$work/$name.json" > "requirements/$name.txt" <<'PYTHON'
+import json, platform, sys
+
+print(f"# Made by `make lock` with Python {'.'.join(platform.python_version_tuple()[:2])}; do not edit. Complete, so install it with --no-deps.")
+print("# No hashes: torch's CPU build carries the same version as the CUDA build and other bytes.")
+found = [item["metadata"] for item in json.load(open(sys.argv[1]))["install"]]
+for package in sorted(found, key=lambda package: package["name"].lower()):
+    if package["name"] != "strata-runtime":
+        print(f"{package['name']}=={package['version'].partition('+')[0]}")
+PYTHON
+  echo "lock: requirements/$name.txt, $(grep -c == "requirements/$name.txt") packages"
+}
+
+for name in dev peers; do
+  : > "$work/$name.constraints"
+  if [ "${1:-}" != --upgrade ] && [ -f "requirements/$name.txt" ]; then cp "requirements/$name.txt" "$work/$name.constraints"; fi
+done
+resolve dev "${dev[@]}"
+cp requirements/dev.txt "$work/base.constraints" # base is a part of dev, version for version
+resolve base "${base[@]}"
+resolve peers "${peers[@]}"

@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# Builds a virtual environment from a lock file; does nothing, quickly, when it already is what the lock says.
+#   scripts/setup_venv.sh base    .venv with what `strata` itself needs           (make demo)
+#   scripts/setup_venv.sh dev     .venv with torch and all that the tests use     (make setup); contains base
+#   scripts/setup_venv.sh peers   .venv-peers with the systems we compare against (make bench-setup)
+# PYTHON names the interpreter to build with; otherwise the first one that is new enough.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+die() { echo "setup: $*" >&2; exit 1; }
+
+stage=${1:-}
+case $stage in
+  base | dev) venv=.venv ;;
+  peers) venv=.venv-peers ;;
+  *) die "usage: $0 base|dev|peers" ;;
+esac
+lock=requirements/$stage.txt
+
+is_new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null; }
+
+find_python() {
+  if [ -n "${PYTHON:-}" ]; then
+    is_new_enough "$PYTHON" || die "PYTHON=$PYTHON does not run, or is older than Python 3.11"
+    echo "$PYTHON"
+    return
+  fi
+  local candidate
+  for candidate in python3 python3.11 python3.12 python3.13 python3.14; do
+    if is_new_enough "$candidate"; then echo "$candidate"; return; fi
+  done
+  die "no Python 3.11 or newer on PATH; install one (Debian: apt-get install python3 python3-venv), or set PYTHON"
+}
+
+# Everything an environment depends on, the place included: its scripts hold absolute paths.
+fingerprint() {
+  cat "requirements/$1.txt" pyproject.toml src/strata/_version.py scripts/setup_venv.sh - <<< "$minor $PWD" | sha256sum
+}
+
+is_current() {
+  [ "$(cat "$venv/.strata-$1" 2> /dev/null)" = "$(fingerprint "$1")" ] &&
+    "$venv/bin/python" -I scripts/missing_pins.py "requirements/$1.txt" "$venv" > /dev/null 2>&1
+}
+
+# An environment that was moved, was made by another Python or lost its pip cannot be mended, only made anew.
+is_usable() {
+  [ "$("$venv/bin/python" -I -c "$print_minor" 2> /dev/null)" = "$minor" ] &&
+    grep -qsF "$PWD/$venv/bin/" "$venv/bin/pip" && [ -d "$venv/lib/python$minor/site-packages/pip" ]
+}
+
+print_minor='import sys; print("%d.%d" % sys.version_info[:2])'
+python=$(find_python)
+minor=$("$python" -c "$print_minor")
+
+if is_current "$stage" || { [ "$stage" = base ] && is_current dev; }; then exit 0; fi
+
+mkdir -p .build
+exec 9> ".build/setup$venv.lock"
+flock --timeout 1800 9 || die "another setup has been running for half an hour; see .build/setup$venv.lock"
+if is_current "$stage"; then exit 0; fi # the other one did it
+
+if ! is_usable; then
+  "$python" -c 'import ensurepip, venv' 2> /dev/null ||
+    die "$python has no venv module; install it (Debian: apt-get install python3-venv)"
+  echo "setup: making $venv with Python $minor"
+  "$python" -m venv --clear "$venv"
+fi
+rm -f "$venv/.strata-$stage" # half an installation must not look like a whole one
+
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check --no-input -qq "$@"; }
+
+# --no-deps everywhere: the lock is complete, and pip must not start to choose versions by itself.
+torch=$(grep '^torch==' "$lock" || true)
+if [ -n "$torch" ]; then
+  echo "setup: $torch"
+  pip install --no-deps "$torch"
+fi
+echo "setup: $(grep -c == "$lock") packages from $lock"
+pip install --no-deps -r "$lock"
+if ! "$venv/bin/python" -I scripts/missing_pins.py "$lock" "$venv" > /dev/null; then
+  # pip trusts what is recorded as installed; a damaged record needs force.
+  pip install --no-deps --force-reinstall $("$venv/bin/python" -I scripts/missing_pins.py "$lock" "$venv" || true)
+fi
+[ "$stage" = peers ] || pip install --no-deps --no-build-isolation --editable .
+pip check || die "$lock does not fit together. If it is torch that misses nvidia packages, pip found the CUDA build: \
+point pip at the CPU build (CONTRIBUTING.md). Otherwise run 'make lock'"
+
+fingerprint "$stage" > "$venv/.strata-$stage"
+echo "setup: $venv is ready ($stage)"

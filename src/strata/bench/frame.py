@@ -1,0 +1,196 @@
+"""What a benchmark is, and how the samples of its rounds become figures. No processes, no clock.
+
+A contender is a Python module that measures, then prints one line of JSON, its last:
+
+    {"figures": {"assign_10k_ms": 1.7}, "versions": {"uhashring": "2.4"}}      versions only where ours do not tell
+    {"not_installed": "uhashring"}                                             the peer is not there; no error
+
+It is given `--quick` when figures matter less than an answer soon.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from strata.errors import ConfigError, InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+PROCESS_TIMEOUT_S = 300.0
+"""How long one round of one contender may take when it does not say."""
+
+MAX_ROUNDS = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One measured quantity. Its key says what it is and, last, its unit."""
+
+    key: str
+    title: str
+    unit: str = ""
+    better: Literal["lower", "higher"] = "lower"
+    peers: tuple[str, ...] = ()
+    """Keys of the figures of others that this one stands against."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """One who is measured: a module, run in its own process each round."""
+
+    name: str
+    module: str
+    venv: Literal["ours", "peers"] = "ours"
+    """Whose interpreter runs it. One that runs in the peers' cannot import strata."""
+    timeout_s: float = PROCESS_TIMEOUT_S
+
+    def __post_init__(self) -> None:
+        if not self.timeout_s > 0:
+            raise ConfigError(f"timeout_s={self.timeout_s} of contender {self.name!r} must be above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Benchmark:
+    name: str
+    title: str
+    contenders: tuple[Contender, ...]
+    figures: tuple[Figure, ...]
+    rounds: int = 5
+    quick_rounds: int = 2
+    notes: tuple[str, ...] = ()
+    """What a reader must know to read the figures right."""
+
+    def __post_init__(self) -> None:
+        keys = [figure.key for figure in self.figures]
+        if len(set(keys)) != len(keys):
+            raise ConfigError(f"benchmark {self.name!r} names a figure twice: {sorted(keys)}")
+        unknown = {peer for figure in self.figures for peer in figure.peers} - set(keys)
+        if unknown:
+            raise ConfigError(f"benchmark {self.name!r} compares with figures that it does not have: {sorted(unknown)}")
+
+    def num_rounds(self, rounds: int | None, *, quick: bool) -> int:
+        if rounds is None:
+            return self.quick_rounds if quick else self.rounds
+        if not 1 <= rounds <= MAX_ROUNDS:
+            raise InvalidArgument(f"rounds={rounds} must be from 1 to {MAX_ROUNDS}", field="rounds")
+        return rounds
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A figure over the rounds."""
+
+    median: float
+    min: float
+    max: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What one contender measured in one round."""
+
+    contender: str
+    round: int
+    figures: Mapping[str, float]
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """A contender that has nothing to measure here, and how to change that."""
+
+    contender: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A contender that should have answered and did not."""
+
+    contender: str
+    round: int
+    reason: str
+    stderr_tail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Everything that came out of a run."""
+
+    samples: tuple[Sample, ...]
+    absent: tuple[Absent, ...] = ()
+    failures: tuple[Failure, ...] = ()
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """What the contenders say about the packages they measured."""
+        found: dict[str, str] = {}
+        for sample in self.samples:
+            found |= sample.versions
+        return dict(sorted(found.items()))
+
+
+def interleave(contenders: Sequence[Contender], rounds: int) -> list[tuple[int, Contender]]:
+    """Who runs when: A B C, A B C, …; never A A A, B B B, where a machine that slows down would slow down only C."""
+    return [(number, contender) for number in range(rounds) for contender in contenders]
+
+
+def read_answer(stdout: str, *, contender: str, round_: int, known: frozenset[str]) -> Sample | Absent | Failure:
+    """The last line a contender printed, as what it means; `known` are the figures the benchmark has."""
+    lines = stdout.strip().splitlines()
+    if not lines:
+        return Failure(contender, round_, "printed nothing; its last line must be a JSON object of figures")
+    try:
+        answer = json.loads(lines[-1])
+    except ValueError:
+        answer = None
+    match answer:
+        case {"not_installed": str(package)}:
+            return Absent(contender, f"{package} is not installed; get it with `make bench-setup`")
+        case {"figures": dict(figures)}:
+            wrong = [key for key, value in figures.items() if key not in known or not _is_number(value)]
+            if wrong or not figures:
+                return Failure(contender, round_, f"gave figures that are unknown or no numbers: {sorted(wrong)}")
+            named = answer.get("versions")
+            versions = {str(k): str(v) for k, v in named.items()} if isinstance(named, dict) else {}
+            return Sample(contender, round_, {key: float(value) for key, value in figures.items()}, versions)
+        case _:
+            return Failure(contender, round_, f"its last line is not a JSON object of figures: {lines[-1][:200]!r}")
+
+
+def aggregate(samples: Sequence[Sample]) -> dict[str, Spread]:
+    """Median, least and most of each figure over the rounds."""
+    values: dict[str, list[float]] = {}
+    for sample in samples:
+        for key, value in sample.figures.items():
+            values.setdefault(key, []).append(value)
+    return {key: spread(found) for key, found in values.items()}
+
+
+def ratios(figure: Figure, peer: str, samples: Sequence[Sample]) -> Spread | None:
+    """How many times better ours is than the peer's; above 1 we win. None if the two never met in a round.
+
+    Taken round by round, since the two of a round ran under the same weather, and only then summarised.
+    """
+    by_round: dict[int, dict[str, float]] = {}
+    for sample in samples:
+        by_round.setdefault(sample.round, {}).update(sample.figures)
+    found = []
+    for figures in by_round.values():
+        ours, theirs = figures.get(figure.key), figures.get(peer)
+        if ours and theirs:
+            found.append(theirs / ours if figure.better == "lower" else ours / theirs)
+    return spread(found) if found else None
+
+
+def spread(values: Sequence[float]) -> Spread:
+    return Spread(statistics.median(values), min(values), max(values))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

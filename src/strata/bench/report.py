@@ -1,0 +1,105 @@
+"""What a run looks like to people (tables) and to programs (one JSON object)."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from strata.bench.frame import Spread, aggregate, ratios
+from strata.bench.machine import describe_machine, describe_versions
+
+if TYPE_CHECKING:
+    from strata.bench.frame import Benchmark, Figure, Outcome
+
+
+def show(benchmark: Benchmark, outcome: Outcome, *, as_json: bool) -> None:
+    """Tables to stdout, failures to stderr; with `as_json` the object is the last line of stdout."""
+    out, err = Console(), Console(stderr=True)
+    comparisons = comparison_table(benchmark, outcome)
+    if comparisons.row_count:
+        out.print(comparisons)
+    if outcome.samples:
+        out.print(figure_table(benchmark, outcome))
+    for note in (*benchmark.notes, *(f"{absent.contender}: {absent.note}" for absent in outcome.absent)):
+        out.print(Text(f"· {note}", style="dim"))
+    for failure in outcome.failures:
+        err.print(Text(f"{failure.contender}, round {failure.round + 1}: {failure.reason}", style="bold red"))
+        if failure.stderr_tail:
+            err.print(Text(failure.stderr_tail))
+    if as_json:
+        print(json.dumps(as_object(outcome), sort_keys=True), flush=True)
+
+
+def as_object(outcome: Outcome) -> dict[str, Any]:
+    """`{"figures", "machine", "versions"}`; a figure without spread is a number."""
+    return {
+        "figures": {key: _plain(found) for key, found in aggregate(outcome.samples).items()},
+        "machine": describe_machine(),
+        "versions": {**outcome.versions, **describe_versions()},
+    }
+
+
+def comparison_table(benchmark: Benchmark, outcome: Outcome) -> Table:
+    """Ours against each peer that was there: the ratio first, since machines differ and ratios travel."""
+    table = Table(title=f"{benchmark.title}: against peers", title_justify="left")
+    table.add_column("ours is better by", justify="right")
+    for column in ("figure", "ours", "peer"):
+        table.add_column(column)
+    found = aggregate(outcome.samples)
+    by_key = {figure.key: figure for figure in benchmark.figures}
+    for figure in benchmark.figures:
+        for peer in figure.peers:
+            ratio = ratios(figure, peer, outcome.samples)
+            if ratio is None:
+                continue
+            table.add_row(
+                _times(ratio),
+                figure.title,
+                _with_unit(found[figure.key], figure),
+                f"{by_key[peer].title}: {_with_unit(found[peer], by_key[peer])}",
+            )
+    return table
+
+
+def figure_table(benchmark: Benchmark, outcome: Outcome) -> Table:
+    rounds = 1 + max((sample.round for sample in outcome.samples), default=-1)
+    table = Table(title=f"{benchmark.title}: median of {rounds} processes", title_justify="left")
+    table.add_column("figure", no_wrap=True)
+    table.add_column("what")
+    for column in ("median", "min", "max", "unit"):
+        table.add_column(column, justify="left" if column == "unit" else "right")
+    found = aggregate(outcome.samples)
+    for figure in benchmark.figures:
+        if spread := found.get(figure.key):
+            row = (number(spread.median), number(spread.min), number(spread.max), figure.unit)
+            table.add_row(figure.key, figure.title, *row)
+    return table
+
+
+def number(value: float) -> str:
+    """Three or four digits that matter: 0.0123, 1.234, 123.5, 12,346."""
+    if value == 0 or abs(value) >= 1_000:
+        return f"{value:,.0f}"
+    if abs(value) < 1:
+        return f"{value:.3g}"
+    digits_before = len(str(int(abs(value))))
+    return f"{value:.{4 - digits_before}f}"
+
+
+def _times(ratio: Spread) -> str:
+    wide = "" if ratio.min == ratio.max else f" ({number(ratio.min)}–{number(ratio.max)})"
+    return f"{number(ratio.median)} ×{wide}"
+
+
+def _with_unit(spread: Spread, figure: Figure) -> str:
+    return f"{number(spread.median)} {figure.unit}".rstrip()
+
+
+def _plain(spread: Spread) -> float | dict[str, float]:
+    if spread.min == spread.max:
+        return spread.median
+    return {"median": spread.median, "min": spread.min, "max": spread.max}

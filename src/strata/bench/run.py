@@ -1,0 +1,143 @@
+"""Running contenders: one fresh process for each round of each.
+
+A contender that is not installed or that fails is not run again; the others go on. Every process has its own session
+and a deadline, and whatever it started is killed with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from strata.bench.frame import Absent, Benchmark, Contender, Failure, Outcome, Sample, interleave, read_answer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PEERS_VENV_VARIABLE = "STRATA_PEERS_VENV"
+PEERS_VENV = ".venv-peers"
+
+MAX_OUTPUT_BYTES = 1024 * 1024
+"""How much of the end of a contender's output is looked at."""
+
+STDERR_LINES = 15
+"""How many of a failed contender's last words are shown."""
+
+
+def run_benchmark(
+    benchmark: Benchmark,
+    *,
+    rounds: int | None = None,
+    quick: bool = False,
+    on_start: Callable[[int, Contender], None] | None = None,
+) -> Outcome:
+    """Run every contender in every round, interleaved; `on_start` hears of each process before it starts."""
+    known = frozenset(figure.key for figure in benchmark.figures)
+    peers_python = find_peers_python()
+    samples: list[Sample] = []
+    dropped: dict[str, Absent | Failure] = {}
+    for number, contender in interleave(benchmark.contenders, benchmark.num_rounds(rounds, quick=quick)):
+        if on_start:
+            on_start(number, contender)
+        if contender.name in dropped:
+            continue
+        answer = _run_once(contender, number, peers_python=peers_python, quick=quick, known=known)
+        if isinstance(answer, Sample):
+            samples.append(answer)
+        else:
+            dropped[contender.name] = answer
+    return Outcome(
+        samples=tuple(samples),
+        absent=tuple(answer for answer in dropped.values() if isinstance(answer, Absent)),
+        failures=tuple(answer for answer in dropped.values() if isinstance(answer, Failure)),
+    )
+
+
+def run_with_progress(benchmark: Benchmark, *, rounds: int | None = None, quick: bool = False) -> Outcome:
+    """`run_benchmark`, with a bar on stderr if that is a terminal."""
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+
+    console = Console(stderr=True)
+    total = benchmark.num_rounds(rounds, quick=quick) * len(benchmark.contenders)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(benchmark.name, total=total)
+        started = 0
+
+        def on_start(number: int, contender: Contender) -> None:
+            nonlocal started
+            progress.update(task, completed=started, description=f"round {number + 1} · {contender.name}")
+            started += 1
+
+        return run_benchmark(benchmark, rounds=rounds, quick=quick, on_start=on_start)
+
+
+def find_peers_python() -> Path | None:
+    """The interpreter of the peers' own environment: where the variable says, else beside the checkout, else here."""
+    named = os.environ.get(PEERS_VENV_VARIABLE)
+    checkout = Path(__file__).resolve().parents[3]
+    venvs = [Path(named)] if named else [checkout / PEERS_VENV, Path.cwd() / PEERS_VENV]
+    return next((venv / "bin" / "python" for venv in venvs if (venv / "bin" / "python").exists()), None)
+
+
+def _run_once(
+    contender: Contender, number: int, *, peers_python: Path | None, quick: bool, known: frozenset[str]
+) -> Sample | Absent | Failure:
+    if contender.venv == "peers" and peers_python is None:
+        return Absent(contender.name, "the peers' environment is not there; make it with `make bench-setup`")
+    command = [*_command(contender, peers_python), *(["--quick"] if quick else [])]
+    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+        # Files and not pipes: a grandchild that lives on can neither block us nor fill our memory.
+        code = _wait(command, stdout, stderr, timeout_s=contender.timeout_s)
+        if code == 0:
+            answer = read_answer(_tail(stdout), contender=contender.name, round_=number, known=known)
+            if not isinstance(answer, Failure):
+                return answer
+            reason = answer.reason
+        elif code is None:
+            reason = f"did not finish within {contender.timeout_s:g} s and was killed"
+        elif code < 0:
+            reason = f"was killed by {signal.Signals(-code).name}"
+        else:
+            reason = f"ended with exit code {code}"
+        words = "\n".join(_tail(stderr).strip().splitlines()[-STDERR_LINES:])
+        return Failure(contender.name, number, reason, words)
+
+
+def _command(contender: Contender, peers_python: Path | None) -> list[str]:
+    if contender.venv == "ours":
+        return [sys.executable, "-m", contender.module]
+    # The peers' interpreter does not know strata: it gets the file, and -P keeps our directory out of its imports.
+    spec = importlib.util.find_spec(contender.module)
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError(f"contender {contender.name!r} names no module: {contender.module}")
+    return [str(peers_python), "-P", spec.origin]
+
+
+def _wait(command: list[str], stdout: IO[bytes], stderr: IO[bytes], *, timeout_s: float) -> int | None:
+    """The exit code, or None if the deadline passed. Nothing that was started is left behind."""
+    process = subprocess.Popen(  # noqa: S603  the command is a module of ours
+        command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True
+    )
+    try:
+        return process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _tail(file: IO[bytes]) -> str:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - MAX_OUTPUT_BYTES))
+    return file.read().decode(errors="replace")

@@ -1,0 +1,22 @@
+"""How long something takes, inside one contender."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def median_ms(work: Callable[[], object], *, repetitions: int, warm_up: int = 5) -> float:
+    """The median of many repetitions, after a few that do not count."""
+    for _ in range(warm_up):
+        work()
+    taken = []
+    for _ in range(repetitions):
+        start = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken) * 1e3

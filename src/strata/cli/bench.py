@@ -1,0 +1,28 @@
+"""`strata bench`: measure this machine, ourselves beside others."""
+
+from typing import Annotated
+
+import typer
+
+
+def bench(
+    name: Annotated[str | None, typer.Argument(help="Which benchmark; see --list.", show_default=False)] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="How often to measure. Default: the benchmark's own choice.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Small sizes: does it run? Not for quoting.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    list_names: Annotated[bool, typer.Option("--list", help="List the benchmarks.")] = False,
+    run_all: Annotated[bool, typer.Option("--all", help="Run every benchmark, one after the other.")] = False,
+) -> None:
+    """Measure Strata on this machine, beside others where they are installed."""
+    if [name is not None, list_names, run_all].count(True) != 1:
+        raise typer.BadParameter("give the name of one benchmark, or --all, or --list")
+
+    from strata import bench as benchmarks  # noqa: PLC0415 (numpy and grpc are behind it)
+
+    if list_names:
+        typer.echo("\n".join(benchmarks.names()))
+        return
+    wanted = benchmarks.names() if name is None else [name]
+    raise typer.Exit(max(benchmarks.main(one, rounds=rounds, as_json=as_json, quick=quick) for one in wanted))

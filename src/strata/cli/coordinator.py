@@ -1,0 +1,71 @@
+"""`strata coordinator`: serve until told to stop."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from strata import config as configs
+
+if TYPE_CHECKING:
+    from strata.coordinator.config import CoordinatorConfig
+    from strata.coordinator.server import ServerAddresses
+
+DEFAULT_FILE = Path("coordinator.yaml")
+
+
+def coordinator(
+    listen: Annotated[
+        str | None,
+        typer.Option(help="Where to serve gRPC: HOST:PORT or unix:PATH; port 0 picks one. Default: 127.0.0.1:50051."),
+    ] = None,
+    http: Annotated[
+        str | None, typer.Option(help="Where to serve HTTP: HOST:PORT, or 'off'. Default: 127.0.0.1:51051.")
+    ] = None,
+    state: Annotated[
+        str | None,
+        typer.Option(
+            help="Path or database URL of the state; 'memory' keeps it nowhere. Default: in your state directory."
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="A YAML file of settings; flags win over it. Default: ./coordinator.yaml, if there is one."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the addresses as one line of JSON.")] = False,
+) -> None:
+    """Serve a coordinator: who is here, what is theirs, what has been agreed on.
+
+    It stops on Ctrl-C or SIGTERM and goes on from its state when it is started again.
+    """
+    if config is None and DEFAULT_FILE.is_file():
+        config = DEFAULT_FILE
+        typer.echo(f"using ./{DEFAULT_FILE}", err=True)
+    settings = resolve(config, {"listen": listen, "http": http, "state": state})
+
+    from strata.coordinator.server import run  # noqa: PLC0415 (grpc and sqlalchemy are behind it)
+
+    run(settings, announce=lambda addresses: typer.echo(_announcement(addresses, as_json=as_json)))
+
+
+def resolve(file: Path | None, flags: Mapping[str, Any]) -> "CoordinatorConfig":
+    """The config that a file and the flags make together; flags that are None were not given."""
+    from strata.coordinator.config import CoordinatorConfig  # noqa: PLC0415
+
+    values = configs.merge({} if file is None else configs.read_yaml(file), flags)
+    return configs.load(CoordinatorConfig, values, source="flags" if file is None else str(file))
+
+
+def _announcement(addresses: "ServerAddresses", *, as_json: bool) -> str:
+    if as_json:
+        return json.dumps({"grpc": addresses.grpc, "http": addresses.http, "state": addresses.state})
+    return "\n".join(
+        [
+            "The coordinator is up. Ctrl-C stops it.",
+            f"  gRPC   {addresses.grpc}",
+            f"  HTTP   {addresses.http or 'off'}",
+            f"  state  {addresses.state}",
+        ]
+    )

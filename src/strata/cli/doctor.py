@@ -1,0 +1,45 @@
+"""`strata doctor`: what this machine has, what it lacks, and how to get it."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from strata.cli.exit_codes import ExitCode
+from strata.doctor import Check, Status, examine, is_healthy
+
+_MARKS = {Status.OK: "[green]✓[/]", Status.WARNING: "[yellow]![/]", Status.MISSING: "[dim]✗[/]"}
+_ESSENTIAL_MARK = "[bold red]✗[/]"
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Look at this machine: Python, extras, disks, ports, limits, RDMA.
+
+    Fails only if something is missing that nothing works without.
+    """
+    checks = examine()
+    if as_json:
+        typer.echo(json.dumps({"ok": is_healthy(checks), "checks": [dataclasses.asdict(check) for check in checks]}))
+    else:
+        _print_table(checks)
+    raise typer.Exit(ExitCode.OK if is_healthy(checks) else ExitCode.FAILED)
+
+
+def _print_table(checks: Sequence[Check]) -> None:
+    from rich.console import Console  # noqa: PLC0415
+    from rich.markup import escape  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    table.add_column("check", no_wrap=True)
+    table.add_column("found", overflow="fold")
+    table.add_column("cure", overflow="fold")
+    for check in checks:
+        mark = _ESSENTIAL_MARK if check.essential and check.status is Status.MISSING else _MARKS[check.status]
+        table.add_row(mark, escape(check.name), escape(check.detail), escape(check.cure))
+    Console().print(table)

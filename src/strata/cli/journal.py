@@ -1,0 +1,78 @@
+"""`strata journal`: what is in a coordinator's state, and how it came to be."""
+
+import json
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from strata.coordinator.journal import Damage
+    from strata.coordinator.replay import JobSummary, ReplayLine
+
+app = typer.Typer(help="Look into a coordinator's state, also while it runs.", no_args_is_help=True)
+
+
+@app.callback()
+def root() -> None:
+    """Look into a coordinator's state, also while it runs."""
+
+
+@app.command()
+def replay(
+    state: Annotated[
+        str, typer.Option(help="Path or database URL of the state. Default: in your state directory.")
+    ] = "",
+    job: Annotated[str | None, typer.Option(help="Tell of this job only.")] = None,
+    until: Annotated[int | None, typer.Option(help="Stop after this entry, and show the state as it was then.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line; the last one is the state.")] = False,
+) -> None:
+    """Tell, entry by entry, how a state came to be, and show it."""
+    from strata.coordinator.replay import Replay  # noqa: PLC0415 (numpy and sqlalchemy are behind it)
+
+    console = Console(highlight=False)
+    with Replay(state) as story:
+        for line in story.lines(job_id=job, until=until):
+            _tell(console, line, as_json=as_json)
+        jobs, damage = story.summary(job_id=job, until=until)
+    if as_json:
+        found = {"jobs": [asdict(j) for j in jobs], "damage": asdict(damage) if damage else None}
+        typer.echo(json.dumps(found))
+        return
+    _show(console, jobs, damage)
+
+
+def _tell(console: Console, line: "ReplayLine", *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(asdict(line)))
+        return
+    when = datetime.fromtimestamp(line.at_s, tz=UTC).strftime("%Y-%m-%d %H:%M:%S")
+    console.print(
+        f"[dim]{line.seq:>6}  {when}[/dim]  [cyan]{escape(line.job_id)}[/cyan]  {escape(line.words)}", soft_wrap=True
+    )
+
+
+def _show(console: Console, jobs: "list[JobSummary]", damage: "Damage | None") -> None:
+    if damage is not None:
+        console.print(
+            f"[bold red]damaged from entry {damage.seq} on[/bold red]: {escape(damage.reason)} "
+            f"({damage.num_lost} entries lost, kept at {escape(damage.kept_at)})"
+        )
+    if not jobs:
+        console.print("no jobs")
+    for job in jobs:
+        table = Table(title=f"job {escape(job.job_id)}, generation {job.generation}", title_justify="left")
+        table.add_column("worker")
+        for dataset in job.datasets:
+            heading = f"{dataset.dataset_id} (epoch {dataset.epoch}, {dataset.num_done}/{dataset.num_shards} done)"
+            table.add_column(escape(heading), justify="right")
+        for worker in job.workers:
+            table.add_row(escape(worker), *(str(d.shards_by_worker[worker]) for d in job.datasets))
+        console.print(table)
+        console.print(f"because: {escape(job.reason)}", soft_wrap=True)
+        if job.checkpoint_id:
+            console.print(f"checkpoint: {escape(job.checkpoint_id)} (step {job.checkpoint_step})")

@@ -1,0 +1,64 @@
+"""`strata status`: who is there, as the coordinator sees it."""
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from strata.coordinator.views import DatasetInfo, JobInfo, MembershipInfo
+
+
+def status(
+    address: Annotated[str, typer.Option(help="The coordinator: HOST:PORT or unix:PATH.")] = "localhost:50051",
+    job: Annotated[str | None, typer.Option(help="Show this job only.")] = None,
+    timeout_s: Annotated[float, typer.Option(help="How long to wait for an answer.", min=0.1)] = 5.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show the jobs of a coordinator: workers, what they do, and how far their data is."""
+    from strata.coordinator.client import ClientConfig, CoordinatorClient  # noqa: PLC0415 (grpc is behind it)
+
+    config = ClientConfig(connect_timeout_s=timeout_s, call_timeout_s=timeout_s)
+    with CoordinatorClient(address, config=config) as client:
+        found = [
+            (j, client.list_workers(job_id=j.job_id), client.list_datasets(job_id=j.job_id))
+            for j in client.list_jobs()
+            if job in (None, j.job_id)
+        ]
+    if as_json:
+        objects = [
+            {
+                **asdict(j),
+                "reason": m.reason,
+                "workers": [asdict(w) for w in m.workers],
+                "datasets": [asdict(d) for d in ds],
+            }
+            for j, m, ds in found
+        ]
+        typer.echo(json.dumps({"jobs": objects}))
+        return
+    console = Console(highlight=False)
+    if not found:
+        console.print(f"no jobs at {escape(address)}" if job is None else f"no job {escape(job)} at {escape(address)}")
+    for j, members, datasets in found:
+        _show(console, j, members, datasets)
+
+
+def _show(console: Console, job: "JobInfo", members: "MembershipInfo", datasets: "list[DatasetInfo]") -> None:
+    table = Table(title=f"job {escape(job.job_id)}, generation {job.generation}", title_justify="left")
+    for heading in ("rank", "worker", "state", "step", "heard", "metrics"):
+        table.add_column(heading, justify="right" if heading in ("rank", "step", "heard") else "left")
+    for w in members.workers:
+        heard = f"[red]{w.silent_s:.1f} s ago, connection lost[/red]" if w.suspect else f"{w.silent_s:.1f} s ago"
+        metrics = ", ".join(f"{name} {value:.4g}" for name, value in w.metrics.items())
+        table.add_row(str(w.rank), escape(w.worker_id), w.state, str(w.step), heard, escape(metrics))
+    console.print(table)
+    console.print(f"because: {escape(members.reason)}", soft_wrap=True)
+    for d in datasets:
+        console.print(f"dataset {escape(d.dataset_id)}: epoch {d.epoch}, {d.num_done} of {d.num_shards} shards done")
+    if job.checkpoint_step:
+        console.print(f"checkpoint at step {job.checkpoint_step}")

@@ -1,0 +1,168 @@
+"""From a YAML file or a mapping to a config that is valid, or a refusal that names the cure.
+
+Configs are frozen dataclasses that live beside their owners and check their own values. This module only carries values
+to them: it walks the dataclass and the mapping side by side, so that every refusal knows the dotted path of the setting
+(`lease.lease_s`), what was expected there and what was found.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import re
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+import yaml
+
+from strata.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def load(cls: type[T], values: Mapping[str, Any], *, source: str) -> T:
+    """Build the dataclass `cls` from `values`; `source` says in refusals where these came from."""
+    return typing.cast("T", _build(cls, values, source=source, path=""))
+
+
+def load_yaml(cls: type[T], path: str | Path) -> T:
+    """Build the dataclass `cls` from a YAML file; an empty file means all defaults."""
+    return load(cls, read_yaml(path), source=str(path))
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """The mapping that a YAML file holds."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; check the path") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    try:
+        found = yaml.load(text, _Loader)  # noqa: S506 (a SafeLoader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: is not YAML: {_place(error)}") from error
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path}: must hold settings as `name: value` lines, found {_found(found)}")
+    return found
+
+
+def merge(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` with `overrides` on top, section by section. None means "not given" and changes nothing."""
+    merged = dict(values)
+    for key, override in overrides.items():
+        if isinstance(override, Mapping):
+            below = merged.get(key)
+            merged[key] = merge(below if isinstance(below, Mapping) else {}, override)
+        elif override is not None:
+            merged[key] = override
+    return merged
+
+
+def _build(cls: type[Any], values: object, *, source: str, path: str) -> object:
+    if values is None:  # a section whose lines are all commented out
+        values = {}
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{source}: {path} is a section of settings, found {_found(values)}", field=path)
+    types = typing.get_type_hints(cls)
+    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
+    for key in values:
+        if key not in fields:
+            raise _unknown(str(key), known=list(fields), source=source, path=path)
+    for name, field in fields.items():
+        if field.default is field.default_factory is dataclasses.MISSING and name not in values:
+            raise ConfigError(f"{source}: {_join(path, name)} is missing; give it", field=_join(path, name))
+    return cls(
+        **{name: _convert(types[name], value, source=source, path=_join(path, name)) for name, value in values.items()}
+    )
+
+
+def _convert(kind: Any, value: object, *, source: str, path: str) -> object:
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        return _build(kind, value, source=source, path=path)
+    try:
+        converted = msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        expected, found = _expected(kind), _found(value) + _nearest_choice(kind, value)
+        raise ConfigError(f"{source}: {path} must be {expected}, found {found}", field=path) from None
+    if isinstance(converted, float) and math.isnan(converted):
+        # NaN compares false with every bound, so it could slip past the owner's checks.
+        raise ConfigError(f"{source}: {path} must be a number, found nan", field=path)
+    return converted
+
+
+def _unknown(key: str, *, known: list[str], source: str, path: str) -> ConfigError:
+    near = difflib.get_close_matches(key, known, n=1)
+    cure = f"did you mean {_join(path, near[0])}?" if near else f"known here: {', '.join(known)}"
+    return ConfigError(f"{source}: unknown setting {_join(path, key)}; {cure}", field=_join(path, key))
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+_WORDS: dict[Any, str] = {float: "a number", int: "a whole number", str: "text", bool: "true or false"}
+
+
+def _expected(kind: Any) -> str:
+    if typing.get_origin(kind) is Literal:
+        return f"one of {', '.join(map(repr, typing.get_args(kind)))}"
+    return _WORDS.get(kind, str(kind))
+
+
+def _found(value: object) -> str:
+    if value is None:
+        return "nothing"
+    if isinstance(value, str) and len(value) > 40:
+        value = value[:40] + "…"
+    return f"{_WORDS.get(type(value), type(value).__name__)} ({value!r})"
+
+
+def _nearest_choice(kind: Any, value: object) -> str:
+    if typing.get_origin(kind) is not Literal or not isinstance(value, str):
+        return ""
+    near = difflib.get_close_matches(value, [str(choice) for choice in typing.get_args(kind)], n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML as people write it.
+
+    PyYAML follows YAML 1.1, where `http: off` is the boolean false and `1e-3` is text; here they are text and a number,
+    as in YAML 1.2. A key that stands twice is refused, because only one of the two could be meant.
+    """
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen and isinstance(key, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(None, None, f"{key.value!r} stands here a second time", key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
+_BOOL, _FLOAT = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:float"
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in (_BOOL, _FLOAT)]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(_BOOL, re.compile(r"^(true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+_Loader.add_implicit_resolver(
+    _FLOAT,
+    re.compile(
+        r"^([-+]?(\.[0-9]+|[0-9]+\.[0-9]*([eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+|\.(inf|Inf|INF))|\.(nan|NaN|NAN))$"
+    ),
+    list("-+0123456789."),
+)
+
+
+def _place(error: yaml.YAMLError) -> str:
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return str(error)
+    return f"line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}: {error.problem}"

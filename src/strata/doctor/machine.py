@@ -1,0 +1,143 @@
+"""Processors, memory, disks, ports and devices."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import resource
+import socket
+import tempfile
+from pathlib import Path
+
+from strata.doctor.check import Check, Status
+
+FEW_OPEN_FILES = 4_096
+"""A coordinator holds one descriptor for each connected node."""
+SMALL_SHARED_MEMORY_BYTES = 1 << 30
+"""Loaders hand over decoded data here; containers get 64 MiB by default."""
+BLOCK_BYTES = 4_096
+"""What direct I/O must be aligned to."""
+
+
+def processors(quota_file: Path = Path("/sys/fs/cgroup/cpu.max")) -> Check:
+    usable, present = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    detail = f"{usable} of {present} usable"
+    quota = _cgroup_quota(quota_file)
+    if quota is not None and quota < usable:
+        return Check(
+            name="processors",
+            status=Status.WARNING,
+            detail=f"{detail}, but the container may use only {quota:.1f}",
+            cure="raise the container's CPU limit, or start fewer workers",
+        )
+    return Check(name="processors", status=Status.OK, detail=detail)
+
+
+def _cgroup_quota(file: Path) -> float | None:
+    """How many processors the control group may use; None if it sets no limit."""
+    try:
+        quota, period = file.read_text(encoding="ascii").split()
+        return int(quota) / int(period)
+    except (OSError, ValueError):  # no such file, or `max`
+        return None
+
+
+def open_files(limits: tuple[int, int] | None = None) -> Check:
+    soft, hard = limits or resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = soft == resource.RLIM_INFINITY
+    detail = "no limit" if unlimited else f"{soft:,} (may be raised to {hard:,})"
+    if unlimited or soft >= FEW_OPEN_FILES:
+        return Check(name="open files", status=Status.OK, detail=detail)
+    cure = f"before starting a coordinator for many nodes: ulimit -n {min(65_536, hard)}"
+    return Check(name="open files", status=Status.WARNING, detail=detail, cure=cure)
+
+
+def shared_memory(path: Path) -> Check:
+    try:
+        found = os.statvfs(path)
+    except OSError as error:
+        cure = "mount a tmpfs there"
+        return Check(name="shared memory", status=Status.MISSING, detail=f"{path}: {error.strerror}", cure=cure)
+    total_bytes, free_bytes = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+    detail = f"{_gib(free_bytes)} of {_gib(total_bytes)} free in {path}"
+    if free_bytes < SMALL_SHARED_MEMORY_BYTES:
+        cure = f"have at least {_gib(SMALL_SHARED_MEMORY_BYTES)} free (in a container: --shm-size=8g)"
+        return Check(name="shared memory", status=Status.WARNING, detail=detail, cure=cure)
+    return Check(name="shared memory", status=Status.OK, detail=detail)
+
+
+def writable_state(directory: Path) -> Check:
+    """Can the coordinator keep its state here, or make the directory for it?"""
+    name, place = "state directory", _nearest_existing(directory)
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        return Check(
+            name=name,
+            status=Status.MISSING,
+            detail=f"{directory} cannot be written: {error.strerror}",
+            cure="give the coordinator another place: strata coordinator --state PATH",
+            essential=True,
+        )
+    return Check(name=name, status=Status.OK, detail=f"{directory} can be written", essential=True)
+
+
+def direct_io(name: str, directory: Path) -> Check:
+    """Does the file system take an aligned O_DIRECT write? It is tried, because no table of file systems is right."""
+    place = _nearest_existing(directory)
+    try:
+        _write_directly(place)
+    except OSError as error:
+        if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
+            detail = f"the file system of {place} refuses it; checkpoints there use buffered writes"
+            cure = "for speed, keep checkpoints on ext4 or xfs"
+        else:
+            detail, cure = f"{place}: {error.strerror}", "make the directory writable, with room on the disk"
+        return Check(name=name, status=Status.WARNING, detail=detail, cure=cure)
+    return Check(name=name, status=Status.OK, detail=f"works in {place}")
+
+
+def _write_directly(directory: Path) -> None:
+    handle, path = tempfile.mkstemp(prefix=".strata-doctor-", dir=directory)
+    os.close(handle)
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_DIRECT)
+        try:
+            with mmap.mmap(-1, BLOCK_BYTES) as block:  # mapped memory starts on a page, so it is aligned
+                os.write(handle, block)
+        finally:
+            os.close(handle)
+    finally:
+        Path(path).unlink()
+
+
+def port(number: int, *, flag: str) -> Check:
+    name = f"port {number}"
+    with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", number))
+        except OSError as error:
+            taken = error.errno == errno.EADDRINUSE
+            detail = "taken, perhaps by a coordinator that runs" if taken else f"cannot be opened: {error.strerror}"
+            cure = f"if not: strata coordinator {flag} 127.0.0.1:0 picks another"
+            return Check(name=name, status=Status.WARNING, detail=detail, cure=cure)
+    return Check(name=name, status=Status.OK, detail="free")
+
+
+def rdma(devices: Path) -> Check:
+    found = sorted(path.name for path in devices.iterdir()) if devices.is_dir() else []
+    if not found:
+        return Check(name="RDMA", status=Status.MISSING, detail="no device; bulk data travels by TCP")
+    return Check(name="RDMA", status=Status.OK, detail=", ".join(found))
+
+
+def _nearest_existing(path: Path) -> Path:
+    return next(place for place in (path, *path.parents) if place.is_dir())
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 30):.1f} GiB"

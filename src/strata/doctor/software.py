@@ -1,0 +1,98 @@
+"""Python, what Strata depends on, and the extras."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import subprocess
+import sys
+
+from strata.doctor.check import Check, Status
+
+DISTRIBUTION = "strata-runtime"
+OLDEST_PYTHON = (3, 11, 0)
+IMPORT_TIMEOUT_S = 60.0
+
+EXTRAS: dict[str, tuple[tuple[str, str], ...]] = {
+    "torch": (("torch", "torch"),),
+    "postgres": (("psycopg", "psycopg"),),
+    "cloud": (("obstore", "obstore"),),
+    "iceberg": (("pyiceberg", "pyiceberg"),),
+    "ray": (("ray", "ray"),),
+    "tune": (("optuna", "optuna"),),
+    "k8s": (("kopf", "kopf"), ("kubernetes", "kubernetes")),
+    "rdma": (("nixl-cu12", "nixl"),),
+}
+"""Each extra of pyproject.toml: what it installs, and the module to import."""
+
+
+def python(version: tuple[int, int, int]) -> Check:
+    found = ".".join(map(str, version))
+    if version < OLDEST_PYTHON:
+        oldest = ".".join(map(str, OLDEST_PYTHON[:2]))
+        cure = f"use Python {oldest} or newer"
+        return Check(name="Python", status=Status.MISSING, detail=found, cure=cure, essential=True)
+    return Check(name="Python", status=Status.OK, detail=found, essential=True)
+
+
+def dependencies(distribution: str = DISTRIBUTION) -> Check:
+    """Is everything installed that `pip install strata-runtime` brings?"""
+    name = "dependencies"
+    try:
+        required = importlib.metadata.requires(distribution) or []
+    except importlib.metadata.PackageNotFoundError:
+        return Check(
+            name=name,
+            status=Status.MISSING,
+            detail=f"{distribution} is not installed",
+            cure=f"pip install {distribution}",
+            essential=True,
+        )
+    wanted = [re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0] for line in required if "extra ==" not in line]
+    absent = [one for one in wanted if _version(one) is None]
+    if absent:
+        return Check(
+            name=name,
+            status=Status.MISSING,
+            detail=f"{', '.join(absent)} not installed",
+            cure=f"pip install --upgrade {distribution}",
+            essential=True,
+        )
+    return Check(name=name, status=Status.OK, detail=f"all {len(wanted)} installed", essential=True)
+
+
+def extra(name: str) -> Check:
+    """Is an extra installed, and can it really be imported?
+
+    The import runs in a process of its own: a broken native library may take its process with it.
+    """
+    label, install = f"extra [{name}]", f"pip install '{DISTRIBUTION}[{name}]'"
+    versions = {distribution: _version(distribution) for distribution, _ in EXTRAS[name]}
+    absent = [distribution for distribution, version in versions.items() if version is None]
+    if absent:
+        return Check(name=label, status=Status.MISSING, detail=f"{', '.join(absent)} not installed", cure=install)
+    detail = ", ".join(f"{distribution} {version}" for distribution, version in versions.items())
+    for _, module in EXTRAS[name]:
+        if problem := import_problem(module):
+            detail = f"{detail}, but `import {module}` fails: {problem}"
+            return Check(name=label, status=Status.WARNING, detail=detail, cure=f"{install} --force-reinstall")
+    return Check(name=label, status=Status.OK, detail=detail)
+
+
+def import_problem(module: str, *, timeout_s: float = IMPORT_TIMEOUT_S) -> str:
+    """Why a module cannot be imported; empty if it can."""
+    command = [sys.executable, "-P", "-c", f"import {module}"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)  # noqa: S603
+    except subprocess.TimeoutExpired:
+        return f"not done after {timeout_s:.0f} s"
+    if done.returncode == 0:
+        return ""
+    return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,134 @@
+"""Benchmarks with real processes: tiny contenders that answer, are missing, fail, hang, or leave something behind."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from strata.bench.frame import Benchmark, Contender, Figure
+from strata.bench.run import PEERS_VENV_VARIABLE, find_peers_python, run_benchmark, run_with_progress
+
+FIGURES = (Figure(key="one_ms", title="one", unit="ms"), Figure(key="two_ms", title="two", unit="ms"))
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory whose modules contenders can be; no peers' environment unless a test makes one."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv(PEERS_VENV_VARIABLE, str(tmp_path / "no-peers"))
+    return tmp_path
+
+
+def benchmark(*contenders: Contender) -> Benchmark:
+    return Benchmark(name="tiny", title="Tiny", contenders=contenders, figures=FIGURES, rounds=3)
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended; one that waits for its parent to notice has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def test_two_contenders_take_turns_in_fresh_processes(modules: Path) -> None:
+    log = modules / "log"
+    for name in ("one", "two"):
+        (modules / f"tiny_{name}.py").write_text(
+            "import json, os, pathlib\n"
+            f"with pathlib.Path({str(log)!r}).open('a') as log: log.write(f'{name} {{os.getpid()}}\\n')\n"
+            "print('warming up')\n"
+            f"print(json.dumps({{'figures': {{'{name}_ms': os.getpid()}}}}))\n"
+        )
+    one, two = (Contender(name=name, module=f"tiny_{name}") for name in ("one", "two"))
+    started: list[tuple[int, str]] = []
+    outcome = run_benchmark(benchmark(one, two), on_start=lambda number, c: started.append((number, c.name)))
+    ran = [line.split() for line in log.read_text().splitlines()]
+    assert [name for name, _ in ran] == ["one", "two"] * 3
+    assert len({pid for _, pid in ran}) == 6
+    assert started == [(0, "one"), (0, "two"), (1, "one"), (1, "two"), (2, "one"), (2, "two")]
+    assert [s.figures for s in outcome.samples] == [{f"{name}_ms": float(pid)} for name, pid in ran]
+    assert not outcome.failures
+
+
+def test_a_contender_that_fails_is_reported_with_its_last_words_and_the_others_go_on(modules: Path) -> None:
+    (modules / "tiny_bad.py").write_text("import sys\nprint('x' * 10, file=sys.stderr)\nraise KeyError('lost')\n")
+    (modules / "tiny_good.py").write_text('print(\'{"figures": {"one_ms": 1}}\')\n')
+    bad, good = (Contender(name=name, module=f"tiny_{name}") for name in ("bad", "good"))
+    outcome = run_with_progress(benchmark(bad, good))
+    (failure,) = outcome.failures
+    assert failure.contender == "bad"
+    assert failure.reason == "ended with exit code 1"
+    assert failure.stderr_tail.endswith("KeyError: 'lost'")
+    assert len(outcome.samples) == 3
+
+
+def test_a_contender_that_prints_no_figures_fails_with_what_it_said(modules: Path) -> None:
+    (modules / "tiny_mute.py").write_text("import sys\nprint('sorry', file=sys.stderr)\n")
+    outcome = run_benchmark(benchmark(Contender(name="mute", module="tiny_mute")))
+    assert "printed nothing" in outcome.failures[0].reason
+    assert outcome.failures[0].stderr_tail == "sorry"
+
+
+def test_a_contender_that_hangs_is_killed_at_its_deadline_with_all_it_started(modules: Path) -> None:
+    (modules / "tiny_hang.py").write_text(
+        "import pathlib, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        f"pathlib.Path({str(modules / 'child')!r}).write_text(str(child.pid))\n"
+        "time.sleep(60)\n"
+    )
+    start = time.monotonic()
+    outcome = run_benchmark(benchmark(Contender(name="hang", module="tiny_hang", timeout_s=2.0)))
+    assert time.monotonic() - start < 10
+    assert outcome.failures[0].reason == "did not finish within 2 s and was killed"
+    child = int((modules / "child").read_text())
+    deadline = time.monotonic() + 5
+    while not gone(child) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert gone(child)
+
+
+def test_a_contender_that_is_killed_says_by_which_signal(modules: Path) -> None:
+    (modules / "tiny_dies.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n")
+    outcome = run_benchmark(benchmark(Contender(name="dies", module="tiny_dies")))
+    assert outcome.failures[0].reason == "was killed by SIGTERM"
+
+
+def test_quick_is_told_to_the_contender(modules: Path) -> None:
+    (modules / "tiny_quick.py").write_text(
+        "import json, sys\nprint(json.dumps({'figures': {'one_ms': float('--quick' in sys.argv)}}))\n"
+    )
+    quick = Contender(name="quick", module="tiny_quick")
+    assert run_benchmark(benchmark(quick), rounds=1, quick=True).samples[0].figures == {"one_ms": 1.0}
+    assert run_benchmark(benchmark(quick), rounds=1).samples[0].figures == {"one_ms": 0.0}
+
+
+def test_without_their_environment_peers_are_absent_and_nothing_fails(modules: Path) -> None:
+    outcome = run_benchmark(benchmark(Contender(name="peer", module="tiny_peer", venv="peers")))
+    assert outcome.absent[0].note == "the peers' environment is not there; make it with `make bench-setup`"
+    assert not outcome.failures
+
+
+def test_a_peer_runs_in_the_peers_environment_and_may_be_missing_there(
+    modules: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interpreter = modules / "peers" / "bin" / "python"
+    interpreter.parent.mkdir(parents=True)
+    interpreter.write_text(f'#!/bin/sh\nSTRATA_TEST_PEERS=1 exec "{sys.executable}" "$@"\n')
+    interpreter.chmod(0o755)
+    monkeypatch.setenv(PEERS_VENV_VARIABLE, str(modules / "peers"))
+    assert find_peers_python() == interpreter
+    (modules / "tiny_there.py").write_text(
+        "import json, os\nprint(json.dumps({'figures': {'two_ms': float(os.environ['STRATA_TEST_PEERS'])}}))\n"
+    )
+    there = Contender(name="there", module="tiny_there", venv="peers")
+    uhashring = Contender(name="uhashring", module="strata.bench.contenders.shards_uhashring", venv="peers")
+    outcome = run_benchmark(benchmark(there, uhashring), rounds=1, quick=True)
+    assert outcome.samples[0].figures == {"two_ms": 1.0}
+    assert outcome.absent[0].note == "uhashring is not installed; get it with `make bench-setup`"
+    assert os.environ.get("STRATA_TEST_PEERS") is None

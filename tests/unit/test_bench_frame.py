@@ -1,0 +1,196 @@
+"""Benchmarks without processes: the order of rounds, what answers mean, figures, ratios, and what is shown."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from strata import bench
+from strata.bench.frame import (
+    Absent,
+    Benchmark,
+    Contender,
+    Failure,
+    Figure,
+    Outcome,
+    Sample,
+    Spread,
+    aggregate,
+    interleave,
+    ratios,
+    read_answer,
+)
+from strata.bench.machine import cpu_model, describe_machine, describe_versions
+from strata.bench.report import as_object, comparison_table, figure_table, number, show
+from strata.errors import ConfigError, InvalidArgument
+
+OURS = Figure(key="ours_ms", title="ours", unit="ms", peers=("theirs_ms",))
+THEIRS = Figure(key="theirs_ms", title="theirs", unit="ms")
+A, B, C = (Contender(name=name, module=f"m.{name}") for name in "abc")
+TINY = Benchmark(name="tiny", title="Tiny", contenders=(A, B), figures=(OURS, THEIRS))
+MET = (
+    Sample("a", 0, {"ours_ms": 2.0}),
+    Sample("b", 0, {"theirs_ms": 4.0}, {"theirs": "9.9"}),
+    Sample("a", 1, {"ours_ms": 1.0}),
+    Sample("b", 1, {"theirs_ms": 8.0}, {"theirs": "9.9"}),
+    Sample("a", 2, {"ours_ms": 4.0}),
+    Sample("b", 2, {"theirs_ms": 12.0}, {"theirs": "9.9"}),
+)
+
+
+def answer(line: str) -> Sample | Absent | Failure:
+    return read_answer(line, contender="a", round_=0, known=frozenset({"ours_ms", "theirs_ms"}))
+
+
+def printed(table: object) -> str:
+    console = Console(width=200, file=io.StringIO())
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()
+
+
+def test_rounds_are_interleaved_so_that_nobody_runs_twice_in_a_row() -> None:
+    order = [(number, contender.name) for number, contender in interleave((A, B, C), 2)]
+    assert order == [(0, "a"), (0, "b"), (0, "c"), (1, "a"), (1, "b"), (1, "c")]
+
+
+def test_three_rounds_become_a_median_a_least_and_a_most() -> None:
+    assert aggregate(MET) == {"ours_ms": Spread(2.0, 1.0, 4.0), "theirs_ms": Spread(8.0, 4.0, 12.0)}
+
+
+def test_a_ratio_is_taken_within_each_round_and_then_summarised() -> None:
+    assert ratios(OURS, "theirs_ms", MET) == Spread(3.0, 2.0, 8.0)
+
+
+def test_where_more_is_better_the_ratio_turns_around() -> None:
+    rate = Figure(key="ours_ms", title="rate", better="higher", peers=("theirs_ms",))
+    assert ratios(rate, "theirs_ms", MET[:2]) == Spread(0.5, 0.5, 0.5)
+
+
+def test_there_is_no_ratio_to_a_peer_that_never_ran() -> None:
+    assert ratios(OURS, "theirs_ms", MET[:1]) is None
+
+
+def test_the_last_line_counts_and_chatter_before_it_does_not() -> None:
+    found = answer('loading…\n{"figures": {"ours_ms": 3}, "versions": {"x": "1"}}\n')
+    assert found == Sample("a", 0, {"ours_ms": 3.0}, {"x": "1"})
+
+
+def test_a_peer_that_is_not_installed_is_absent_with_a_note_how_to_get_it() -> None:
+    found = answer('{"not_installed": "uhashring"}')
+    assert found == Absent("a", "uhashring is not installed; get it with `make bench-setup`")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("", "printed nothing"),
+        ("done", "not a JSON object"),
+        ("[1]", "not a JSON object"),
+        ('{"ours_ms": 1}', "not a JSON object of figures"),
+        ('{"figures": {}}', "unknown or no numbers"),
+        ('{"figures": {"other_ms": 1}}', "other_ms"),
+        ('{"figures": {"ours_ms": "1"}}', "ours_ms"),
+        ('{"figures": {"ours_ms": true}}', "ours_ms"),
+        ('{"figures": {"ours_ms": NaN}}', "ours_ms"),
+    ],
+)
+def test_an_answer_that_makes_no_sense_is_a_failure_that_says_why(line: str, words: str) -> None:
+    found = answer(line)
+    assert isinstance(found, Failure)
+    assert words in found.reason
+
+
+def test_a_figure_with_spread_is_an_object_and_one_without_is_a_number() -> None:
+    steady = Sample("a", 0, {"ours_ms": 1.5}), Sample("a", 1, {"ours_ms": 1.5})
+    assert as_object(Outcome(steady))["figures"] == {"ours_ms": 1.5}
+    assert as_object(Outcome(MET))["figures"]["ours_ms"] == {"median": 2.0, "min": 1.0, "max": 4.0}
+
+
+def test_the_object_has_figures_machine_and_versions_with_those_of_peers() -> None:
+    found = as_object(Outcome(MET))
+    assert set(found) == {"figures", "machine", "versions"}
+    assert found["versions"]["theirs"] == "9.9"
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_the_comparison_shows_the_ratio_first() -> None:
+    row = next(line for line in printed(comparison_table(TINY, Outcome(MET))).splitlines() if "theirs" in line)
+    assert re.search(r"3\.000 × \(2\.000–8\.000\).*ours.*2\.000 ms.*theirs: 8\.000 ms", row)
+
+
+def test_absent_peers_have_no_row_and_no_comparison() -> None:
+    outcome = Outcome(MET[:1])
+    assert comparison_table(TINY, outcome).row_count == 0
+    assert "theirs" not in printed(figure_table(TINY, outcome))
+
+
+def test_with_json_the_last_line_is_the_object_and_failures_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    failure = Failure("b", 0, "ended with exit code 3", "Traceback …\nKeyError: [bold]x")
+    show(TINY, Outcome(MET[:1], (Absent("c", "make bench-setup"),), (failure,)), as_json=True)
+    shown = capsys.readouterr()
+    assert json.loads(shown.out.splitlines()[-1])["figures"] == {"ours_ms": 2.0}
+    assert "c: make bench-setup" in shown.out
+    assert "b, round 1: ended with exit code 3" in shown.err
+    assert "KeyError: [bold]x" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (0.01234, "0.0123"), (1.2345, "1.234"), (12.345, "12.35"), (123.45, "123.5"), (12_345.6, "12,346")],
+)
+def test_numbers_are_shown_with_the_digits_that_matter(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+def test_a_benchmark_cannot_name_a_figure_twice_or_compare_with_one_it_does_not_have() -> None:
+    with pytest.raises(ConfigError, match="twice"):
+        Benchmark(name="x", title="x", contenders=(A,), figures=(THEIRS, THEIRS))
+    with pytest.raises(ConfigError, match="theirs_ms"):
+        Benchmark(name="x", title="x", contenders=(A,), figures=(OURS,))
+
+
+def test_a_contender_without_time_is_refused() -> None:
+    with pytest.raises(ConfigError, match="timeout_s=0"):
+        Contender(name="x", module="x", timeout_s=0)
+
+
+def test_the_number_of_rounds_is_the_benchmarks_unless_one_is_given() -> None:
+    assert TINY.num_rounds(None, quick=False) == 5
+    assert TINY.num_rounds(None, quick=True) == 2
+    assert TINY.num_rounds(7, quick=True) == 7
+    with pytest.raises(InvalidArgument, match="rounds=0"):
+        TINY.num_rounds(0, quick=False)
+
+
+def test_every_registered_benchmark_loads_under_its_name() -> None:
+    assert "shards" in bench.names()
+    assert [bench.get(name).name for name in bench.names()] == bench.names()
+
+
+@pytest.mark.parametrize("name", ["shard", "Shards", "shrads"])
+def test_an_unknown_benchmark_is_refused_with_the_nearest_known(name: str) -> None:
+    with pytest.raises(InvalidArgument, match="did you mean 'shards'"):
+        bench.main(name)
+
+
+def test_the_machine_is_described_without_host_names_or_paths() -> None:
+    machine = describe_machine()
+    assert machine["threads"] >= 1
+    assert machine["filesystem"] != "unknown"
+    assert "/" not in json.dumps(machine)
+    assert {"python", "strata", "numpy"} <= describe_versions().keys()
+
+
+def test_a_processor_that_does_not_say_its_name_is_called_by_its_architecture(tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor\t: 0\nmodel name\t: Fast 9000 @ 3.0 GHz\n")
+    assert cpu_model(cpuinfo) == "Fast 9000 @ 3.0 GHz"
+    cpuinfo.write_text("processor\t: 0\n")
+    assert cpu_model(cpuinfo)
+    assert cpu_model(tmp_path / "missing")
