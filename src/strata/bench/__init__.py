@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from strata.bench.frame import Benchmark
 
 _HOMES = {
+    "coordinator": "strata.bench.coordinator",
     "shards": "strata.bench.shards",
 }
 """Where each benchmark is: a module with a `BENCHMARK`, imported when it is asked for."""

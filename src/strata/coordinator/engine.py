@@ -79,11 +79,16 @@ class Engine:
         self._ticker = asyncio.get_running_loop().create_task(self._tick_forever(), name="strata-ticker")
         self._schedule_flush()
 
-    async def stop(self) -> None:
-        """Answers what is under way and lets go of the journal. The members stay: a restart finds them."""
+    async def stop_watching(self) -> None:
+        """From here on nobody is declared dead: connections that end now end because we leave."""
         if self._ticker is not None:
             self._ticker.cancel()
             await asyncio.gather(self._ticker, return_exceptions=True)
+            self._ticker = None
+
+    async def stop(self) -> None:
+        """Answers what is under way and lets go of the journal. The members stay: a restart finds them."""
+        await self.stop_watching()
         await self._idle.wait()
         self._writer.shutdown()
         self.journal.close()
@@ -149,6 +154,10 @@ class Engine:
             return decide(self.core, look(self._clock))
         except StrataError as error:
             return error
+        except Exception as error:
+            # The edge of the process: a message that we stumble over must not take the other callers with it.
+            log.exception("a call failed in a way that was not foreseen")
+            return StrataError(f"the coordinator failed on this call ({type(error).__name__}: {error}); its log says where")
 
     def suspect(self, job_id: str, worker_id: str, incarnation: int) -> None:
         """A worker's connection was reset."""

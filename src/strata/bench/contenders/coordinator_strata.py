@@ -1,0 +1,127 @@
+"""Our coordinator under load: a real process with its journal on disk, asked through sessions and unary calls.
+
+The mix is 90 % heartbeats, 9 % shard acks, each durable before its answer, and 1 % others. A refusal ends the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from strata.bench.load import count_responses, framed, stream_rate, unary_rate
+from strata.bench.servers import CLIENT_CORE, pin, serving
+from strata.coordinator.client import AsyncCoordinatorClient
+from strata.v1 import calls_pb2, session_pb2, types_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from strata.coordinator.client import AsyncWorker
+
+JOB = "bench"
+DATASET = "rows"
+NUM_WORKERS = 100
+NUM_STREAMS = 4
+FRAME_SIZE = 64
+WINDOW = 8
+CONCURRENCY = 64
+SESSION = "/strata.v1.Coordinator/Session"
+
+
+def mixed(
+    workers: list[AsyncWorker], shards: dict[str, Iterator[int]], num_calls: int
+) -> Iterator[session_pb2.Request]:
+    """Nine acks and one other in a hundred, evenly spread."""
+    for number in range(num_calls):
+        worker = workers[number % len(workers)]
+        request = session_pb2.Request(id=number + 1)
+        place = number // len(workers) % 100
+        if place % 11 == 10:
+            request.ack_shards.CopyFrom(
+                calls_pb2.AckShardsRequest(
+                    job_id=JOB,
+                    worker_id=worker.worker_id,
+                    incarnation=worker.incarnation,
+                    generation=worker.generation,
+                    dataset_id=DATASET,
+                    indices=[next(shards[worker.worker_id])],
+                )
+            )
+        elif place == 99:
+            request.get_latest_checkpoint.CopyFrom(calls_pb2.GetLatestCheckpointRequest(job_id=JOB))
+        else:
+            request.heartbeat.CopyFrom(beat(worker, step=number))
+        yield request
+
+
+def beat(worker: AsyncWorker, step: int) -> calls_pb2.HeartbeatRequest:
+    return calls_pb2.HeartbeatRequest(
+        job_id=JOB,
+        worker_id=worker.worker_id,
+        incarnation=worker.incarnation,
+        state=types_pb2.WORKER_STATE_TRAINING,
+        step=step,
+    )
+
+
+async def measure(address: str, pid: int, *, num_calls: int, seconds: float) -> dict[str, float]:
+    async with AsyncCoordinatorClient(address) as client:
+        workers = [await client.register_worker(f"worker-{i:05d}", job_id=JOB) for i in range(NUM_WORKERS)]
+        await client.register_dataset(DATASET, job_id=JOB, total_samples=200_000, shard_size=1)
+        shards: dict[str, Iterator[int]] = {}
+        for worker in workers:
+            shards[worker.worker_id] = iter([s.index for s in await worker.shards(DATASET)])
+        streams = []
+        for number in range(NUM_STREAMS):
+            mine = workers[number::NUM_STREAMS]
+            hello = session_pb2.ClientFrame(hello=session_pb2.Hello(session_id=f"bench-{number}"))
+            frames = framed(mixed(mine, shards, num_calls // NUM_STREAMS), size=FRAME_SIZE)
+            # The greeting rides on the first frame.
+            streams.append([hello.SerializeToString() + frames[0], *frames[1:]])
+        server = psutil.Process(pid)
+        cpu_before_s, start_s = _cpu_s(server), time.perf_counter()
+        rate = await stream_rate(address, SESSION, streams, window=WINDOW, count=count_responses)
+        taken_s = time.perf_counter() - start_s
+        cpu_s = _cpu_s(server) - cpu_before_s
+        unary = await unary_rate(
+            address,
+            "/strata.v1.Coordinator/Heartbeat",
+            beat(workers[0], step=1).SerializeToString(),
+            seconds=seconds,
+            concurrency=CONCURRENCY,
+        )
+        return {
+            "requests_per_s": rate,
+            "unary_requests_per_s": unary,
+            "session_server_cpu_fraction": cpu_s / taken_s,
+            "session_cpu_us_per_request": cpu_s / (rate * taken_s) * 1e6,
+            "server_rss_mb": server.memory_info().rss / 1e6,
+        }
+
+
+def _cpu_s(process: Any) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def main() -> None:
+    quick = "--quick" in sys.argv
+    num_calls, seconds = (40_000, 1.0) if quick else (200_000, 3.0)
+    with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".bench-") as directory:
+        state = str(Path(directory) / "state.db")
+        arguments = ["-m", "strata.cli", "coordinator", "--listen", "127.0.0.1:0", "--http", "off", "--json"]
+        with serving([*arguments, "--state", state]) as (address, pid):
+            pin(CLIENT_CORE)
+            figures = asyncio.run(measure(address, pid, num_calls=num_calls, seconds=seconds))
+    print(json.dumps({"figures": figures}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""`strata bench coordinator`: how many calls a coordinator on one core carries out, beside a bare gRPC echo."""
+
+from __future__ import annotations
+
+from strata.bench.frame import Benchmark, Contender, Figure
+
+BENCHMARK = Benchmark(
+    name="coordinator",
+    title="Coordinator",
+    contenders=(
+        Contender(name="strata", module="strata.bench.contenders.coordinator_strata"),
+        Contender(name="grpc.aio echo", module="strata.bench.contenders.coordinator_echo"),
+    ),
+    figures=(
+        Figure(
+            key="requests_per_s",
+            title="calls through 4 sessions",
+            unit="1/s",
+            better="higher",
+            peers=("raw_unary_echo_per_s", "raw_stream_echo_per_s", "raw_framed_echo_per_s"),
+        ),
+        Figure(
+            key="unary_requests_per_s",
+            title="unary heartbeats",
+            unit="1/s",
+            better="higher",
+            peers=("raw_unary_echo_per_s",),
+        ),
+        Figure(key="session_server_cpu_fraction", title="of the server's core, during the sessions"),
+        Figure(key="session_cpu_us_per_request", title="server CPU a call, in sessions", unit="µs"),
+        Figure(key="server_rss_mb", title="server memory at the end", unit="MB"),
+        Figure(key="raw_unary_echo_per_s", title="raw echo, unary", unit="1/s", better="higher"),
+        Figure(key="raw_stream_echo_per_s", title="raw echo, one message a frame", unit="1/s", better="higher"),
+        Figure(key="raw_framed_echo_per_s", title="raw echo, 64 messages a frame", unit="1/s", better="higher"),
+    ),
+    notes=(
+        "Server and client each on a core of their own, over loopback TCP; 100 workers, journal on disk (fsync).",
+        "Sessions: 90 % heartbeats, 9 % shard acks, durable before they are answered, 1 % others; 64 calls a frame.",
+    ),
+)

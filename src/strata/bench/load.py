@@ -1,0 +1,87 @@
+"""Load on a gRPC server, the same for us and for the echo that we compare with. Bytes in, bytes out: the client's own
+work is done before the clock starts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from strata.v1 import session_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
+WARM_UP_S = 0.5
+
+
+async def unary_rate(address: str, method: str, payload: bytes, *, seconds: float, concurrency: int) -> float:
+    """Answers per second to the same unary call, `concurrency` of them at a time."""
+    async with grpc.aio.insecure_channel(address, options=OPTIONS) as channel:
+        call: Any = channel.unary_unary(method)
+        num_answers = 0
+
+        async def ask(until_s: float) -> None:
+            nonlocal num_answers
+            while time.perf_counter() < until_s:
+                await call(payload)
+                num_answers += 1
+
+        async def together(seconds: float) -> float:
+            start_s = time.perf_counter()
+            await asyncio.gather(*(ask(start_s + seconds) for _ in range(concurrency)))
+            return time.perf_counter() - start_s
+
+        await together(WARM_UP_S)
+        num_answers = 0
+        taken_s = await together(seconds)
+        return num_answers / taken_s
+
+
+async def stream_rate(
+    address: str, method: str, streams: Sequence[Sequence[bytes]], *, window: int, count: Callable[[bytes], int]
+) -> float:
+    """Answers per second over several streams, each sending its frames with at most `window` frames unanswered."""
+    async with grpc.aio.insecure_channel(address, options=OPTIONS) as channel:
+
+        async def drive(frames: Sequence[bytes]) -> int:
+            stream: Any = channel.stream_stream(method)()
+            num_answers, num_sent, num_calls_out = 0, 0, 0
+            per_frame = count_requests(frames[0])
+            while num_answers < per_frame * len(frames):
+                while num_sent < len(frames) and num_calls_out < window * per_frame:
+                    await stream.write(frames[num_sent])
+                    num_sent += 1
+                    num_calls_out += per_frame
+                got = count(await stream.read())
+                num_answers += got
+                num_calls_out -= got
+            await stream.done_writing()
+            return num_answers
+
+        start_s = time.perf_counter()
+        num_answers = sum(await asyncio.gather(*map(drive, streams)))
+        return num_answers / (time.perf_counter() - start_s)
+
+
+def count_requests(frame: bytes) -> int:
+    return len(pb.ClientFrame.FromString(frame).requests)
+
+
+def count_responses(frame: bytes) -> int:
+    """A refusal is not an answer: a benchmark of errors would be a fast one."""
+    responses = pb.ServerFrame.FromString(frame).responses
+    for response in responses:
+        if response.HasField("error"):
+            raise RuntimeError(f"the server refused a call: {response.error.message}")
+    return len(responses)
+
+
+def framed(requests: Iterable[pb.Request], *, size: int) -> list[bytes]:
+    """Whole frames only, so that every frame costs the same."""
+    everything = list(requests)
+    whole = len(everything) - len(everything) % size
+    return [pb.ClientFrame(requests=everything[i : i + size]).SerializeToString() for i in range(0, whole, size)]
