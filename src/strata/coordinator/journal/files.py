@@ -1,0 +1,147 @@
+"""The files of a SQLite state: who may open it, how it comes into being, how a rebuilt one replaces a damaged one.
+
+Every step may be the last before the power goes. A new file is built under another name and then renamed; a rebuilt one
+first gets the name `PATH.rebuilt-N`, from where any later start can finish the exchange.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+from strata.errors import JournalDamaged, JournalLocked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+_SIDE_FILES = ("-wal", "-shm")
+
+
+class FileLock:
+    """An exclusive lock beside a file; it ends with its process, and names it meanwhile."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd: int | None = fd
+
+    @classmethod
+    def take(cls, path: Path) -> FileLock:
+        """
+        Raises:
+            JournalLocked: Another process has it, or another journal in this one.
+        """
+        lock = cls(os.open(beside(path, ".lock"), os.O_RDWR | os.O_CREAT, 0o600))
+        try:
+            lock._take(path)
+        except BaseException:
+            lock.release()
+            raise
+        return lock
+
+    def release(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+    def _take(self, path: Path) -> None:
+        assert self._fd is not None
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = os.pread(self._fd, 32, 0).decode(errors="replace").strip()
+            raise JournalLocked(
+                f"{path} is open in {f'process {pid}' if pid else 'another process'}; "
+                "stop that coordinator, or give this one another state"
+            ) from None
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+
+
+def beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
+
+
+def make_directory(directory: Path) -> None:
+    """Only the user may look into the directories that we make."""
+    missing = [parent for parent in (directory, *directory.parents) if not parent.exists()]
+    for parent in reversed(missing):
+        parent.mkdir(mode=0o700, exist_ok=True)
+
+
+def make_file(path: Path, build: Callable[[Path], None]) -> None:
+    """Make the file, unless there is one, in one step: it is whole or not there.
+
+    Raises:
+        JournalDamaged: The file is gone or empty, but its log is not.
+    """
+    if path.exists() and path.stat().st_size > 0:
+        return
+    log = beside(path, "-wal")
+    if log.exists() and log.stat().st_size > 0:
+        raise JournalDamaged(
+            f"{path} is {'empty' if path.exists() else 'gone'}, but its log {log} is not. "
+            "Restore the file from a backup, or move the log away to start empty"
+        )
+    _build(path, beside(path, ".new"), build)
+
+
+def replace_file(path: Path, build: Callable[[Path, Path], None]) -> None:
+    """Exchange a damaged file for what `build(new, kept_at)` makes; the damaged one is kept at `PATH.damaged-N`."""
+    number = 1
+    while _damaged(path, number).exists():
+        number += 1
+    kept_at = _damaged(path, number)
+    _build(beside(path, f".rebuilt-{number}"), beside(path, ".new"), lambda new: build(new, kept_at))
+    finish_replacing(path)
+
+
+def finish_replacing(path: Path) -> None:
+    """Put a rebuilt file in its place, if there is one; as often as needed."""
+    for rebuilt in sorted(path.parent.glob(f"{_escaped(path.name)}.rebuilt-*")):
+        kept_at = _damaged(path, int(rebuilt.name.rpartition("-")[2]))
+        if path.exists() and not kept_at.exists():
+            _link(path, kept_at)
+        for suffix in _SIDE_FILES:
+            # Before the exchange: the old log must never meet the new file.
+            side = beside(path, suffix)
+            if side.exists():
+                _link(side, beside(kept_at, suffix))
+                side.unlink()
+        rebuilt.replace(path)
+        _sync_directory(path.parent)
+
+
+def _build(path: Path, unfinished: Path, build: Callable[[Path], None]) -> None:
+    for leftover in (unfinished, beside(unfinished, "-journal")):
+        leftover.unlink(missing_ok=True)
+    os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    build(unfinished)
+    unfinished.replace(path)
+    _sync_directory(path.parent)
+
+
+def _damaged(path: Path, number: int) -> Path:
+    return beside(path, f".damaged-{number}")
+
+
+def _link(source: Path, target: Path) -> None:
+    if target.exists():
+        return
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without hard links
+        shutil.copy2(source, target)
+
+
+def _sync_directory(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _escaped(name: str) -> str:
+    return "".join(f"[{char}]" if char in "*?[" else char for char in name)
