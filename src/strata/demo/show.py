@@ -20,7 +20,7 @@ from strata.coordinator.client import CoordinatorClient
 from strata.coordinator.config import CoordinatorConfig
 from strata.coordinator.embedded import EmbeddedCoordinator
 from strata.coordinator.replay import Replay
-from strata.demo.view import TOLD, Facts, picture, plain
+from strata.demo.view import TOLD, Facts, picture, plain, svg
 from strata.errors import ConfigError, StrataError, UnknownWorker
 
 if TYPE_CHECKING:
@@ -138,6 +138,11 @@ class Demo:
         except UnknownWorker:
             return 0  # it left between two looks
 
+    def taken_over(self, facts: Facts) -> bool:
+        """Whether the killed worker is out, and the others have gone on."""
+        members = {w.worker_id for w in facts.members.workers}
+        return bool(self._killed) and not self._killed & members
+
     def act(self, facts: Facts) -> None:
         """The plot: at some point one is killed, and later a new one comes."""
         done = facts.dataset.num_done / facts.dataset.num_shards
@@ -154,8 +159,11 @@ class Demo:
             self._headline = f"{self._spare} joins and gets its share"
 
 
-def run(config: DemoConfig, *, console: Console | None = None) -> int:
-    """Shows the demo; 0 when the epoch ended with every shard done exactly once."""
+def run(config: DemoConfig, *, console: Console | None = None, save_svg: Path | None = None) -> int:
+    """Shows the demo; 0 when the epoch ended with every shard done exactly once.
+
+    `save_svg` keeps the picture of the moment when the lost worker's shards have been taken over.
+    """
     console = console or Console()
     with tempfile.TemporaryDirectory(prefix="strata-demo-") as directory:
         state = str(Path(directory) / "state.db")
@@ -166,13 +174,13 @@ def run(config: DemoConfig, *, console: Console | None = None) -> int:
         ):
             cast = Cast(coordinator.address, Path(directory))
             try:
-                _play(Demo(config, client, cast, replay), cast, config, console)
+                _play(Demo(config, client, cast, replay), cast, config, console, save_svg)
             finally:
                 cast.stop()
             return _verdict(config, replay, console)
 
 
-def _play(demo: Demo, cast: Cast, config: DemoConfig, console: Console) -> None:
+def _play(demo: Demo, cast: Cast, config: DemoConfig, console: Console, save_svg: Path | None) -> None:
     deadline_s = time.monotonic() + config.timeout_s
     demo.begin()
     with Live(console=console, auto_refresh=False) if console.is_terminal else nullcontext() as live:
@@ -182,6 +190,9 @@ def _play(demo: Demo, cast: Cast, config: DemoConfig, console: Console) -> None:
             time.sleep(REFRESH_S)
             facts, new = demo.look()
             demo.act(facts)
+            if save_svg is not None and demo.taken_over(facts):
+                save_svg.write_text(svg(facts))
+                save_svg = None
             if live is not None:
                 live.update(picture(facts), refresh=True)
             else:

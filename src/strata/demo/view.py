@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rich.console import Group
+from rich._export_format import CONSOLE_SVG_FORMAT
+from rich.console import Console, Group
 from rich.markup import escape
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from strata.coordinator.views import DatasetInfo, MembershipInfo
 
 STORY_LINES = 9
+SVG_WIDTH = 112
 TOLD = {"GenerationStarted", "ShardsAssigned", "DatasetRegistered"}
 """Kinds of entries worth a line: a generation says who came and went; the rest comes by the dozen."""
 
@@ -73,6 +77,14 @@ def picture(facts: Facts) -> RenderableType:
     )
 
 
+def svg(facts: Facts) -> str:
+    """The picture as a file; without the web fonts that rich would have a browser fetch."""
+    console = Console(record=True, width=SVG_WIDTH, file=io.StringIO(), highlight=False)
+    console.print(picture(facts))
+    layout = re.sub(r"@font-face {{.*?}}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
+    return console.export_svg(title="make demo", code_format=layout)
+
+
 def plain(entry: ReplayLine, started_at_s: float) -> str:
     return f"{entry.at_s - started_at_s:6.2f} s  {entry.words}"
 
@@ -80,5 +92,5 @@ def plain(entry: ReplayLine, started_at_s: float) -> str:
 def _line(entry: ReplayLine, started_at_s: float) -> Text:
     lost = entry.kind == "GenerationStarted" and "connection lost" in entry.words
     colour = "red" if lost else "green" if entry.kind == "GenerationStarted" else "white"
-    line = Text(f"{entry.at_s - started_at_s:6.2f} s  ", style="dim", no_wrap=True, overflow="ellipsis")
-    return line.append(entry.words, style=colour)
+    line = Text(no_wrap=True, overflow="ellipsis")
+    return line.append(f"{entry.at_s - started_at_s:6.2f} s  ", style="dim").append(entry.words, style=colour)
