@@ -68,10 +68,10 @@ def test_the_floors_and_ceilings_always_leave_room_for_an_assignment(n: int, cap
     lo, hi = load_bounds(n, capacities)
     means = n * np.array(capacities) / sum(capacities)
     assert lo.sum() <= n <= hi.sum()
-    assert (lo <= means + 1e-6).all()
-    assert (means <= hi + 1e-6).all()
-    assert (hi <= np.maximum(np.ceil(means - 1e-6), 1.05 * means + 1e-6)).all()
-    assert (lo >= np.minimum(np.floor(means + 1e-6), 0.95 * means - 1e-6)).all()
+    assert (lo <= means + 1e-9).all()
+    assert (means <= hi + 1e-9).all()
+    assert (hi <= np.maximum(np.ceil(means - 1e-9), 1.05 * means + 1e-9)).all()
+    assert (lo >= np.minimum(np.floor(means + 1e-9), 0.95 * means - 1e-9)).all()
 
 
 def test_ten_thousand_shards_over_a_hundred_workers_give_each_95_to_105() -> None:

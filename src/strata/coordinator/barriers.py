@@ -33,6 +33,8 @@ class Ticket(NamedTuple):
     generation: int
     barrier_id: str
     step: int
+    round: int
+    """Which opening of this barrier: one that broke and is entered again is another wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ class Barriers:
         self.open: dict[tuple[str, int], OpenBarrier] = {}
         self.released: dict[tuple[str, int], Release] = {}
         """In this generation, by (name, step)."""
+        self._num_opened = 0
         self._limits = limits
 
     # -- decisions -------------------------------------------------------------------------------------------------
@@ -83,7 +86,7 @@ class Barriers:
         """Refuses an arrival that cannot be meant; looks only."""
         limits.check_id(barrier_id, "barrier_id")
         limits.check_count(step, "step")
-        strangers = named - membership.members.keys()
+        strangers = [worker for worker in named if worker not in membership.members]
         if strangers:
             raise InvalidArgument(
                 f"members names {_shown(strangers)}, not in generation {membership.generation}; leave them out",
@@ -119,32 +122,34 @@ class Barriers:
         self,
         membership: Membership,
         worker_id: str,
-        ticket: Ticket,
+        barrier_id: str,
+        step: int,
         named: frozenset[str],
         *,
         now_s: float,
         deadline_s: float,
-    ) -> list[BarrierReleased]:
-        """Counts a checked arrival; the release, if it was the last."""
-        key = (ticket.barrier_id, ticket.step)
-        barrier = self.open.get(key)
+    ) -> tuple[Ticket, list[BarrierReleased]]:
+        """Counts a checked arrival: what it waits for, and the release, if it was the last."""
+        barrier = self.open.get((barrier_id, step))
         if barrier is None:
-            barrier = self.open[key] = OpenBarrier(ticket, named or None, opened_s=now_s, deadline_s=deadline_s)
+            self._num_opened += 1
+            ticket = Ticket(self.job_id, membership.generation, barrier_id, step, self._num_opened)
+            barrier = OpenBarrier(ticket, named or None, opened_s=now_s, deadline_s=deadline_s)
+            self.open[barrier_id, step] = barrier
         barrier.arrived.add(worker_id)
         barrier.deadline_s = min(barrier.deadline_s, deadline_s)
         num_members = len(membership.members) if barrier.members is None else len(barrier.members)
         if len(barrier.arrived) < num_members:
-            return []
-        return [
-            BarrierReleased(
-                job_id=self.job_id,
-                generation=ticket.generation,
-                barrier_id=ticket.barrier_id,
-                step=ticket.step,
-                num_members=num_members,
-                named=_digest(named),
-            )
-        ]
+            return barrier.ticket, []
+        released = BarrierReleased(
+            job_id=self.job_id,
+            generation=membership.generation,
+            barrier_id=barrier_id,
+            step=step,
+            num_members=num_members,
+            named=_digest(named),
+        )
+        return barrier.ticket, [released]
 
     # -- ends ------------------------------------------------------------------------------------------------------
 

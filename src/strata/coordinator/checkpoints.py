@@ -167,7 +167,8 @@ class Checkpoints:
 
     def open_checkpoints(self) -> tuple[OpenCheckpoint, ...]:
         return tuple(
-            OpenCheckpoint(generation=a.generation, checkpoint=a.spec, acks=dict(a.acks)) for a in self.attempts.values()
+            OpenCheckpoint(generation=a.generation, checkpoint=a.spec, acks=dict(a.acks))
+            for a in self.attempts.values()
         )
 
     def restore(self, committed: Iterable[CheckpointRecord], attempts: Iterable[OpenCheckpoint]) -> None:

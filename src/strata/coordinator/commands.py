@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from strata.coordinator import limits
 from strata.coordinator.events import CommandRecord, CommandsAcked, CommandSent, PendingCommands
-from strata.errors import InvalidArgument
+from strata.errors import InvalidArgument, UnknownWorker
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -53,7 +53,11 @@ class Commands:
         limits.check_text(reason, "reason")
         limits.check_map_size(args, "args", max_bytes=self._limits.max_metadata_bytes)
         for worker_id in worker_ids:
-            membership.member(worker_id, 0)
+            if worker_id not in membership.members:
+                limits.check_id(worker_id, "worker_ids")
+                raise UnknownWorker(
+                    f"job {self.job_id!r} has no worker {worker_id!r}; see ListWorkers", field="worker_ids"
+                )
         targets = tuple(dict.fromkeys(worker_ids)) or tuple(membership.members)
         if not targets:
             raise InvalidArgument(f"job {self.job_id!r} has no workers to command", field="worker_ids")

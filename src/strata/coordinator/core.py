@@ -28,6 +28,8 @@ class Core:
         self.jobs: dict[str, Job] = {}
         self._outbox = Outbox()
         self._last_tick_s: float | None = None
+        self._lenient_until_s = 0.0
+        """Until then, connections may have been lost because we ourselves stood still."""
 
     # -- jobs ------------------------------------------------------------------------------------------------------
 
@@ -64,11 +66,12 @@ class Core:
         gap_s = now_s - last_s
         self._last_tick_s = max(last_s, now_s)
         if gap_s > self.config.lease.lease_s / 2:
+            self._lenient_until_s = now_s + self.config.lease.lease_s
             for job in self.jobs.values():
                 job.membership.excuse(gap_s, now_s)
                 job.barriers.excuse(gap_s)
         for job in self.jobs.values():
-            job.tick(self._last_tick_s)
+            job.tick(self._last_tick_s, lenient=self._last_tick_s < self._lenient_until_s)
 
     # -- what was decided ------------------------------------------------------------------------------------------
 
@@ -109,13 +112,18 @@ class Core:
             job = self.jobs[snapshot.job_id] = self._new_job(snapshot.job_id)
             job.restore(snapshot)
 
-    def resume(self, now_s: float) -> None:
-        """After a replay: everybody gets a fresh lease, and what was replayed may be told."""
+    def resume(self, now_s: float, *, end_lost: bool = False) -> None:
+        """After a replay: everybody gets a fresh lease, and what was replayed may be told.
+
+        `end_lost`: more had been told than was replayed.
+        """
         self._last_tick_s = now_s
         for job in self.jobs.values():
             job.membership.renew_all(now_s)
             job.announced = (job.membership.generation, len(job.membership.members))
             job.announced_command_id = job.commands.last_id
+            if end_lost:
+                job.skip_numbers()
             if job.shards.has_orphans(job.membership):
                 job.membership.changes.append("the journal was cut short and left shards without an owner")
             if job.membership.changes:

@@ -31,7 +31,11 @@ class EmbeddedCoordinator:
         self._loop = shared_loop()
 
     def start(self) -> Self:
-        self._server = self._loop.run(_started(self._config))
+        try:
+            self._server = self._loop.run(_started(self._config))
+        except BaseException:
+            self.stop()
+            raise
         return self
 
     def stop(self) -> None:

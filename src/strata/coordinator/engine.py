@@ -100,7 +100,7 @@ class Engine:
             core.restore(e.decode_snapshot(loaded.snapshot))
         for record in loaded.records:
             core.apply(e.decode(record.payload))
-        core.resume(self._clock.monotonic_s())
+        core.resume(self._clock.monotonic_s(), end_lost=loaded.damage is not None)
         self.core = core
         self._num_since_snapshot = len(loaded.records)
         if loaded.damage is not None:
@@ -157,7 +157,9 @@ class Engine:
         except Exception as error:
             # The edge of the process: a message that we stumble over must not take the other callers with it.
             log.exception("a call failed in a way that was not foreseen")
-            return StrataError(f"the coordinator failed on this call ({type(error).__name__}: {error}); its log says where")
+            return StrataError(
+                f"the coordinator failed on this call ({type(error).__name__}: {error}); its log says where"
+            )
 
     def suspect(self, job_id: str, worker_id: str, incarnation: int) -> None:
         """A worker's connection was reset."""
@@ -251,4 +253,9 @@ class Engine:
 
 def _taken(answer: Any) -> Any:
     """Answers that depend on the seal come as functions."""
-    return answer() if callable(answer) else answer
+    if not callable(answer):
+        return answer
+    try:
+        return answer()
+    except StrataError as error:
+        return error

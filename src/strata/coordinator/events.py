@@ -65,6 +65,14 @@ class GenerationStarted(Fact, frozen=True, kw_only=True):
         return f"generation {self.generation} with {self.num_workers} workers: {self.reason}"
 
 
+class NumbersSkipped(Fact, frozen=True, kw_only=True):
+    generation: int
+    incarnation: int
+
+    def words(self) -> str:
+        return f"the journal's end was lost, so numbering goes on after generation {self.generation}"
+
+
 class ShardEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One shard of an explicit list."""
 
@@ -251,6 +259,7 @@ Event = (
     | CheckpointAborted
     | CommandSent
     | CommandsAcked
+    | NumbersSkipped
 )
 
 

@@ -122,6 +122,7 @@ class Job:
             e.CheckpointAborted: self.checkpoints.apply_aborted,
             e.CommandSent: self.commands.apply_sent,
             e.CommandsAcked: self.commands.apply_acked,
+            e.NumbersSkipped: self.membership.apply_skipped,
         }
 
     # -- workers ---------------------------------------------------------------------------------------------------
@@ -250,9 +251,10 @@ class Job:
         release = self.barriers.released.get((barrier_id, step))
         if release is not None:
             return Released(generation, release.num_members)
-        ticket = Ticket(self.job_id, generation, barrier_id, step)
         deadline_s = now_s + (wait_s or config.timeout_s)
-        released = self.barriers.arrive(self.membership, worker_id, ticket, members, now_s=now_s, deadline_s=deadline_s)
+        ticket, released = self.barriers.arrive(
+            self.membership, worker_id, barrier_id, step, members, now_s=now_s, deadline_s=deadline_s
+        )
         self._emit(released)
         self._outbox.notices += [BarrierEnded(ticket, Released(generation, event.num_members)) for event in released]
         return ticket
@@ -288,11 +290,16 @@ class Job:
 
     # -- time ------------------------------------------------------------------------------------------------------
 
-    def tick(self, now_s: float) -> None:
+    def tick(self, now_s: float, *, lenient: bool = False) -> None:
+        """`lenient`: connections may have broken because of us, so a lost one counts no more than silence."""
         self._now_s = now_s
-        self._emit(self.membership.sweep(now_s))
+        self._emit(self.membership.sweep(now_s, lenient=lenient))
         if not self.membership.changes:  # else the seal breaks them all, and knows who left
             self._outbox.notices += self.barriers.expire(self.membership, now_s)
+
+    def skip_numbers(self) -> None:
+        """The journal's end was lost: what numbers were given out in it is not known, and none may be given twice."""
+        self._emit(self.membership.skip())
 
     def seal(self) -> None:
         """Makes one generation of all changes since the last, and brings everything else in line with it."""

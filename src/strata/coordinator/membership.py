@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from strata.coordinator import limits
-from strata.coordinator.events import GenerationStarted, WorkerJoined, WorkerLeft
+from strata.coordinator.events import GenerationStarted, NumbersSkipped, WorkerJoined, WorkerLeft
 from strata.coordinator.series import Series
 from strata.errors import StaleGeneration, StaleIncarnation, UnknownWorker, WorkerExists
 
@@ -30,6 +30,7 @@ WorkerStateName = Literal["INITIALIZING", "IDLE", "LOADING_DATA", "TRAINING", "C
 MAX_DEPARTED = 1_000
 """Departed incarnations remembered, to tell a late caller why it is out."""
 MAX_REASONS_IN_WORDS = 4
+SKIPPED_NUMBERS = 1_000_000
 
 
 @dataclass(slots=True)
@@ -99,7 +100,11 @@ class Membership:
             events.append(self._left(standing, "replaced", "replaced by another process of the same id"))
         else:
             limits.check_room(
-                len(self.members), self._limits.max_workers_per_job, "workers in this job", "max_workers_per_job", field="worker_id"
+                len(self.members),
+                self._limits.max_workers_per_job,
+                "workers in this job",
+                "max_workers_per_job",
+                field="worker_id",
             )
         events.append(
             WorkerJoined(
@@ -122,9 +127,19 @@ class Membership:
         member = self.member(worker_id, incarnation)
         return [self._left(member, "deregistered", reason or "it said good-bye")]
 
-    def sweep(self, now_s: float) -> list[WorkerLeft]:
-        """Everybody who is dead by now, and why."""
-        return [left for member in self.members.values() if (left := self._verdict(member, now_s))]
+    def sweep(self, now_s: float, *, lenient: bool = False) -> list[WorkerLeft]:
+        """Everybody who is dead by now, and why; `lenient` overlooks lost connections."""
+        return [left for member in self.members.values() if (left := self._verdict(member, now_s, lenient))]
+
+    def skip(self) -> list[NumbersSkipped]:
+        """Far enough that no number is given out twice, whatever was lost."""
+        return [
+            NumbersSkipped(
+                job_id=self.job_id,
+                generation=self.generation + SKIPPED_NUMBERS,
+                incarnation=self.last_incarnation + SKIPPED_NUMBERS,
+            )
+        ]
 
     def seal(self) -> list[GenerationStarted]:
         """One generation out of all changes since the last one."""
@@ -144,12 +159,13 @@ class Membership:
         more = len(self.changes) - MAX_REASONS_IN_WORDS
         return f"{words}; and {more} more" if more > 0 else words
 
-    def _verdict(self, member: Member, now_s: float) -> WorkerLeft | None:
+    def _verdict(self, member: Member, now_s: float, lenient: bool) -> WorkerLeft | None:
         lease = self._lease
         silent_s = now_s - member.last_seen_s
         if silent_s > lease.lease_s:
             return self._left(member, "lease", f"silent for {silent_s:.1f} s, lease {lease.lease_s} s")
-        if member.suspect_since_s is not None and now_s - member.suspect_since_s > lease.suspicion_s:
+        suspect_since_s = None if lenient else member.suspect_since_s
+        if suspect_since_s is not None and now_s - suspect_since_s > lease.suspicion_s:
             return self._left(member, "connection", f"connection lost and not renewed within {lease.suspicion_s} s")
         if lease.step_timeout_s and member.state == "TRAINING":
             stuck_s = now_s - member.progress_s
@@ -245,7 +261,9 @@ class Membership:
         new = [name for name in metrics if name not in member.metrics]
         for num, name in enumerate(new, start=len(member.metrics)):
             limits.check_id(name, "metrics")
-            limits.check_room(num, self._limits.max_series_per_worker, "metrics", "max_series_per_worker", field="metrics")
+            limits.check_room(
+                num, self._limits.max_series_per_worker, "metrics", "max_series_per_worker", field="metrics"
+            )
 
     def suspect(self, worker_id: str, incarnation: int, now_s: float) -> None:
         """Its connection was reset; it may be dead, or reconnecting."""
@@ -295,6 +313,11 @@ class Membership:
             del self._departed[next(iter(self._departed))]
         self.changes.append(event.words())
         self.leaving[event.worker_id] = event.reason
+
+    def apply_skipped(self, event: NumbersSkipped) -> None:
+        self.generation = event.generation
+        self.last_incarnation = event.incarnation
+        self.changes.append(event.words())
 
     def apply_generation(self, event: GenerationStarted) -> None:
         self.generation = event.generation

@@ -20,7 +20,7 @@ from strata.coordinator.journal import describe, open_journal
 from strata.coordinator.service import METHODS, unary_handler
 from strata.coordinator.session import SessionHub
 from strata.errors import ConfigError
-from strata.transport.addresses import parse_address, require_local
+from strata.transport.addresses import Address, parse_address, require_local
 from strata.transport.channels import server_options
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class CoordinatorServer:
         listen = parse_address(config.listen, field="listen")
         require_local(listen, field="listen")
         if config.http != "off":
-            require_local(parse_address(config.http, field="http"), field="http")
+            require_local(_http_address(config), field="http")
         try:
             journal = open_journal(config.state, config=config.journal)
             self._engine = Engine(journal, config, self._clock)
@@ -76,6 +76,8 @@ class CoordinatorServer:
         return ServerAddresses(grpc_address, http_address, describe(config.state))
 
     async def stop(self) -> None:
+        if self._engine is not None:
+            await self._engine.stop_watching()
         if self._grpc is not None:
             await self._health.enter_graceful_shutdown()
             await self._grpc.stop(GRACE_S)
@@ -115,7 +117,7 @@ class CoordinatorServer:
         from strata.coordinator.http import make_app  # noqa: PLC0415
 
         assert self._engine is not None
-        address = parse_address(self._config.http, field="http")
+        address = _http_address(self._config)
 
         class Server(uvicorn.Server):
             @contextlib.contextmanager
@@ -134,10 +136,19 @@ class CoordinatorServer:
                 f"http={self._config.http!r} cannot be bound; choose another port, or 'off'",
                 field="http",
             ) from None
+        # From here on nobody is turned away: who connects before uvicorn is ready waits in the socket's queue.
+        socket.listen(config.backlog)
         self._http = server
         self._http_task = asyncio.create_task(server.serve(sockets=[socket]), name="strata-http")
         host, port = socket.getsockname()[:2]
-        return f"http://{host}:{port}"
+        return f"http://{Address(host, port)}"
+
+
+def _http_address(config: CoordinatorConfig) -> Address:
+    address = parse_address(config.http, field="http")
+    if address.path:
+        raise ConfigError(f"http={config.http!r} is a Unix socket; write HOST:PORT, or 'off'", field="http")
+    return address
 
 
 def run(config: CoordinatorConfig, *, announce: Callable[[ServerAddresses], None]) -> None:
@@ -151,8 +162,9 @@ async def _run(config: CoordinatorConfig, announce: Callable[[ServerAddresses], 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, leave.set)
     server = CoordinatorServer(config)
-    announce(await server.start())
+    addresses = await server.start()
     try:
+        announce(addresses)
         await leave.wait()
     finally:
         await server.stop()

@@ -7,13 +7,14 @@ condition means as a gRPC status stands in one table, in `wire.py`.
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from strata.coordinator import wire
-from strata.errors import StrataError
+from strata.errors import LimitExceeded, StrataError
 from strata.v1 import calls_pb2 as pb
 from strata.v1 import types_pb2
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from strata.coordinator.events import CheckpointRecord
     from strata.coordinator.job import Beat, Job, Recovery, Registration, ShardPage
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class Method:
@@ -46,6 +49,22 @@ class Method:
     @property
     def field(self) -> str:
         return "".join(f"_{c.lower()}" if c.isupper() else c for c in self.name).lstrip("_")
+
+    def answer(self, value: Any, config: CoordinatorConfig) -> Message | StrataError:
+        """The message that tells `value`, or why it cannot be told. Never raises: others are answered after us."""
+        if isinstance(value, StrataError):
+            return value
+        try:
+            response = self.encode(value, config)
+        except Exception as error:
+            log.exception("an answer of %s cannot be put into a message", self.name)
+            return StrataError(f"the coordinator's answer cannot be sent ({error}); see its log")
+        if response.ByteSize() > config.limits.max_message_bytes - wire.FRAME_MARGIN_BYTES:
+            return LimitExceeded(
+                f"the answer holds {response.ByteSize()} bytes, more than limits.max_message_bytes="
+                f"{config.limits.max_message_bytes}; ask for less at once, or raise it on both sides"
+            )
+        return response
 
 
 # -- workers -------------------------------------------------------------------------------------------------------
@@ -194,7 +213,7 @@ def _checkpoint_progress(value: CheckpointProgress, _config: CoordinatorConfig) 
 
 
 def _get_latest_checkpoint(core: Core, r: pb.GetLatestCheckpointRequest, _at: Moment) -> CheckpointRecord | None:
-    return core.job(r.job_id).latest_checkpoint([wire.decode_checkpoint_kind(t) for t in r.types])
+    return core.job(r.job_id).latest_checkpoint([wire.decode_checkpoint_kind(t, "types") for t in r.types])
 
 
 def _latest_checkpoint(record: CheckpointRecord | None, _config: CoordinatorConfig) -> pb.GetLatestCheckpointResponse:
@@ -340,13 +359,12 @@ def unary_handler(method: Method, engine: Engine) -> grpc.RpcMethodHandler[Any, 
                 answered.set_result(answer)
 
         call(lambda core, at: method.decide(core, request, at), done)
-        answer = await answered
+        answer = method.answer(await answered, engine.config)
         if isinstance(answer, StrataError):
-            details = wire.encode_error(answer).SerializeToString()
-            await context.abort(
-                wire.status_of(answer), answer.message, trailing_metadata=((wire.ERROR_METADATA_KEY, details),)
-            )
-        return method.encode(answer, engine.config)
+            words, details = wire.encode_error_briefly(answer)
+            metadata = ((wire.ERROR_METADATA_KEY, details.SerializeToString()),)
+            await context.abort(wire.status_of(answer), words, trailing_metadata=metadata)
+        return answer
 
     return grpc.unary_unary_rpc_method_handler(
         handle,

@@ -37,40 +37,51 @@ WorkerKey = tuple[str, str]
 class Link:
     """One open stream: what it says of workers, and what is to be sent down it."""
 
-    def __init__(self, session_id: str, max_backlog: int) -> None:
+    def __init__(self, session_id: str, *, max_backlog: int, max_frame_bytes: int) -> None:
         self.session_id = session_id
         self.workers: dict[WorkerKey, int] = {}
         """(job, worker) → incarnation, of those that registered or beat through it."""
         self.overrun = False
         """It did not read its answers and has been given up."""
-        self._responses: list[pb.Response] = []
-        self._notices: list[pb.Notice] = []
+        self._backlog: list[pb.Response | pb.Notice] = []
+        self._num_unanswered = 0
+        self._ended = False
         self._max_backlog = max_backlog
+        self._max_frame_bytes = max_frame_bytes
         self._news = asyncio.Event()
 
+    def asked(self) -> None:
+        self._num_unanswered += 1
+
     def answer(self, response: pb.Response) -> None:
-        self._responses.append(response)
-        self._grown()
+        self._num_unanswered -= 1
+        self.send(response)
 
-    def notify(self, notice: pb.Notice) -> None:
-        self._notices.append(notice)
-        self._grown()
-
-    def _grown(self) -> None:
-        if len(self._responses) + len(self._notices) > self._max_backlog:
-            self.overrun = True
-            self._responses.clear()
-            self._notices.clear()
+    def end(self) -> None:
+        """The client has no more calls; those it made are still answered."""
+        self._ended = True
         self._news.set()
 
-    async def next_frame(self) -> pb.ServerFrame:
-        """Everything that has gathered."""
-        await self._news.wait()
-        self._news.clear()
-        frame = pb.ServerFrame(responses=self._responses, notices=self._notices)
-        self._responses.clear()
-        self._notices.clear()
-        return frame
+    def send(self, message: pb.Response | pb.Notice) -> None:
+        self._backlog.append(message)
+        if len(self._backlog) > self._max_backlog:
+            self.overrun = True
+            self._backlog.clear()
+        self._news.set()
+
+    async def next_frame(self) -> pb.ServerFrame | None:
+        """Everything that has gathered, or as much of it as goes into one frame; None when nothing more is to come."""
+        while not self._backlog:
+            if self.overrun or (self._ended and not self._num_unanswered):
+                return None
+            self._news.clear()
+            await self._news.wait()
+        num = wire.num_fitting(self._backlog, self._max_frame_bytes)
+        now, self._backlog = self._backlog[:num], self._backlog[num:]
+        return pb.ServerFrame(
+            responses=[m for m in now if isinstance(m, pb.Response)],
+            notices=[m for m in now if isinstance(m, pb.Notice)],
+        )
 
 
 class SessionHub:
@@ -99,7 +110,12 @@ class SessionHub:
             await context.abort(
                 grpc.StatusCode.INVALID_ARGUMENT, "the first frame of a session carries hello.session_id"
             )
-        link = Link(first.hello.session_id, self._engine.config.limits.max_session_backlog)
+        limits = self._engine.config.limits
+        link = Link(
+            first.hello.session_id,
+            max_backlog=limits.max_session_backlog,
+            max_frame_bytes=limits.max_message_bytes,
+        )
         self._links[link.session_id] = link
         writer = asyncio.create_task(self._write(link, context))
         try:
@@ -108,6 +124,9 @@ class SessionHub:
                 for request in frame.requests:
                     self._call(link, request)
                 frame = await context.read()
+            link.end()
+            # Not cancelled: a status cannot be sent while a message is on its way.
+            await writer
         finally:
             writer.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -116,14 +135,17 @@ class SessionHub:
 
     async def _write(self, link: Link, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         await context.write(pb.ServerFrame(welcome=pb.Welcome(server=f"strata {__version__}")))
-        while not link.overrun:
-            await context.write(await link.next_frame())
+        while (frame := await link.next_frame()) is not None:
+            await context.write(frame)
+        if not link.overrun:
+            return
         log.warning("session %s does not read its answers; dropped", link.session_id)
         await context.abort(
             grpc.StatusCode.RESOURCE_EXHAUSTED, "too many unread answers; read them, or send fewer calls at once"
         )
 
     def _call(self, link: Link, request: pb.Request) -> None:
+        link.asked()
         field: str | None = request.WhichOneof("call")
         if field is None:
             unknown = InvalidArgument("this call is not known to this coordinator; it may be older than the client")
@@ -132,18 +154,18 @@ class SessionHub:
         method = self._methods[field]
         body = getattr(request, field)
 
-        def done(answer: Any) -> None:
+        def done(value: Any) -> None:
+            answer = method.answer(value, self._engine.config)
             if isinstance(answer, StrataError):
                 link.answer(pb.Response(id=request.id, error=wire.encode_error(answer)))
                 return
-            response = method.encode(answer, self._engine.config)
             if field == "register_worker":
-                link.workers[body.job_id or DEFAULT_JOB, body.worker_id] = answer.incarnation
+                link.workers[body.job_id or DEFAULT_JOB, body.worker_id] = value.incarnation
             elif field == "heartbeat" and body.incarnation:
                 link.workers[body.job_id or DEFAULT_JOB, body.worker_id] = body.incarnation
             elif field == "deregister_worker":
                 link.workers.pop((body.job_id or DEFAULT_JOB, body.worker_id), None)
-            result: dict[str, Any] = {field: response}
+            result: dict[str, Any] = {field: answer}
             link.answer(pb.Response(id=request.id, **result))
 
         call = self._engine.call_volatile if method.volatile else self._engine.call
@@ -169,7 +191,7 @@ class SessionHub:
                 )
                 for link in self._links.values():
                     if any(job_id == notice.job_id for job_id, _ in link.workers):
-                        link.notify(message)
+                        link.send(message)
             elif isinstance(notice, CommandQueued):
                 message = pb.Notice(
                     command_queued=pb.CommandQueued(
@@ -180,4 +202,4 @@ class SessionHub:
                 )
                 for link in self._links.values():
                     if (notice.job_id, notice.worker_id) in link.workers:
-                        link.notify(message)
+                        link.send(message)

@@ -87,12 +87,9 @@ class Dataset:
             done=bool(self.done[index]) if epoch == self.epoch else False,
         )
 
-    def indices_of(self, incarnation: int, *, epoch: int, include_done: bool) -> NDArray[np.int64]:
-        """What this member owns, in the order to read it."""
-        mask = self.owners == incarnation
-        if not include_done and epoch == self.epoch:
-            mask &= ~self.done
-        indices = np.flatnonzero(mask)
+    def indices_of(self, incarnation: int, *, epoch: int) -> NDArray[np.int64]:
+        """What this member owns, done or not, in the order to read it."""
+        indices = np.flatnonzero(self.owners == incarnation)
         if self.spec.shuffle:
             order = ring.shard_keys(f"{self.spec.dataset_id}#{epoch}", self.spec.num_shards, self.spec.seed)[indices]
             indices = indices[np.argsort(order, kind="stable")]
@@ -122,7 +119,11 @@ class ShardBook:
             )
         self._check_spec(spec)
         limits.check_room(
-            len(self.datasets), self._limits.max_datasets_per_job, "datasets in this job", "max_datasets_per_job", field="dataset_id"
+            len(self.datasets),
+            self._limits.max_datasets_per_job,
+            "datasets in this job",
+            "max_datasets_per_job",
+            field="dataset_id",
         )
         return [DatasetRegistered(job_id=self.job_id, dataset=spec)]
 
@@ -252,7 +253,10 @@ class ShardBook:
     def owned(
         self, incarnation: int, *, dataset_id: str, epoch: int | None, include_done: bool, offset: int
     ) -> tuple[list[Shard], int]:
-        """A page of a member's shards, and where the next page begins (0: nowhere)."""
+        """A page of a member's shards, and where the next page begins (0: nowhere).
+
+        Pages are cut before the finished shards are left out, so that an ack between two pages moves nothing.
+        """
         limits.check_count(offset, "offset")
         datasets: Iterable[Dataset] = [self.dataset(dataset_id)] if dataset_id else self.datasets.values()
         found: list[tuple[Dataset, int, NDArray[np.int64]]] = []
@@ -263,13 +267,14 @@ class ShardBook:
                     f"epoch {wanted} of {dataset.spec.dataset_id!r} is over; it is in epoch {dataset.epoch}",
                     field="epoch",
                 )
-            found.append((dataset, wanted, dataset.indices_of(incarnation, epoch=wanted, include_done=include_done)))
+            found.append((dataset, wanted, dataset.indices_of(incarnation, epoch=wanted)))
         page_end = offset + self._limits.max_shards_per_reply
         shards: list[Shard] = []
         position = 0
         for dataset, wanted, indices in found:
             first, last = max(offset - position, 0), max(page_end - position, 0)
-            shards += [dataset.shard(int(i), epoch=wanted) for i in indices[first:last]]
+            page = (dataset.shard(int(i), epoch=wanted) for i in indices[first:last])
+            shards += [shard for shard in page if include_done or not shard.done]
             position += len(indices)
         return shards, page_end if position > page_end else 0
 

@@ -14,12 +14,19 @@ from strata.coordinator.shards import Shard
 from strata.v1 import calls_pb2, coordinator_pb2, types_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+
+    from google.protobuf.message import Message
 
     from strata.coordinator.membership import WorkerStateName
 
 SERVICE: str = coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_name
 ERROR_METADATA_KEY = "strata-error-bin"
+FRAME_MARGIN_BYTES = 64
+"""What a frame adds to one message in it, at the most."""
+_BRIEF_BYTES = 4_096
+_ENTRY_BYTES = 8
+"""Tag and length of one message among the others of a frame."""
 
 Code = grpc.StatusCode
 
@@ -55,10 +62,34 @@ def encode_error(error: errors.StrataError) -> types_pb2.Error:
     )
 
 
+def encode_error_briefly(error: errors.StrataError) -> tuple[str, types_pb2.Error]:
+    """For a unary call's status and trailing metadata, of which peers accept 8 KiB together, base64 and all."""
+    brief = encode_error(error)
+    if brief.ByteSize() > _BRIEF_BYTES:
+        brief.message = _shortened(brief.message, 1_000)
+    while brief.missing and brief.ByteSize() > _BRIEF_BYTES:
+        brief.missing.pop()
+    return _shortened(error.message, 250), brief
+
+
+def _shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
 def decode_error(error: types_pb2.Error) -> errors.StrataError:
     kind = errors.BY_KIND.get(error.kind, errors.CoordinatorError)
     missing = {m.worker_id: m.reason for m in error.missing}
     return kind(error.message, field=error.field, generation=error.generation, missing=missing)
+
+
+def num_fitting(messages: Sequence[Message], max_bytes: int) -> int:
+    """How many of them, from the first on, go into one frame; always one at least."""
+    room = max_bytes - FRAME_MARGIN_BYTES
+    for num, message in enumerate(messages):
+        room -= message.ByteSize() + _ENTRY_BYTES
+        if room < 0:
+            return max(num, 1)
+    return len(messages)
 
 
 # -- enums ---------------------------------------------------------------------------------------------------------
@@ -74,12 +105,20 @@ STATES: dict[int, WorkerStateName] = {
 }
 
 
+def check_state(name: WorkerStateName) -> WorkerStateName:
+    if name not in STATES.values():
+        raise errors.InvalidArgument(
+            f"state={name!r} is not known; use one of {', '.join(STATES.values())}", field="state"
+        )
+    return name
+
+
 def encode_state(name: WorkerStateName) -> types_pb2.WorkerState.ValueType:
     return types_pb2.WorkerState.Value(_STATE_PREFIX + name)
 
 
-def decode_checkpoint_kind(number: types_pb2.CheckpointType.ValueType) -> e.CheckpointKind:
-    name = _enum_name(types_pb2.CheckpointType, number, "type") if number else "CHECKPOINT_TYPE_FULL"
+def decode_checkpoint_kind(number: types_pb2.CheckpointType.ValueType, field: str = "type") -> e.CheckpointKind:
+    name = _enum_name(types_pb2.CheckpointType, number, field) if number else "CHECKPOINT_TYPE_FULL"
     return name.removeprefix(_CHECKPOINT_PREFIX)  # type: ignore[return-value]  # the proto lists the literals
 
 

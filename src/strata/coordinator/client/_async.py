@@ -9,7 +9,7 @@ import uuid
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from strata.coordinator import views, wire
+from strata.coordinator import limits, views, wire
 from strata.coordinator.client._config import ClientConfig
 from strata.coordinator.client._link import SessionLink
 from strata.coordinator.job import DEFAULT_JOB
@@ -73,6 +73,9 @@ class AsyncCoordinatorClient:
         await self.close()
 
     async def connect(self) -> None:
+        """Opens the session; a second call does nothing."""
+        if self._link is not None:
+            return
         link = SessionLink(self.address, self.config, on_notice=self._notice, on_connect=self._beat_now.set)
         await link.open()
         self._link = link
@@ -150,6 +153,10 @@ class AsyncCoordinatorClient:
             worker.changed.set()
             self._forget(worker)
             log.warning("worker %s is out of job %s: %s", worker.worker_id, worker.job_id, error)
+        except InvalidArgument as error:
+            log.warning("what %s reported was refused and is left out: %s", worker.worker_id, error)
+            worker.forget_report()
+            self._beat_now.set()
         except StrataError as error:
             log.debug("heartbeat of %s failed, will be repeated: %s", worker.worker_id, error)
 
@@ -338,12 +345,17 @@ class AsyncWorker:
     ) -> None:
         """Notes progress for the next heartbeat; costs nothing, so call it every step."""
         if state is not None:
-            self._state = state
+            self._state = wire.check_state(state)
         if step is not None:
-            self._step = step
+            self._step = limits.check_count(step, "step")
         if epoch is not None:
-            self._epoch = epoch
+            self._epoch = limits.check_count(epoch, "epoch")
         self._metrics.update(metrics)
+
+    def forget_report(self) -> None:
+        """It was refused; a worker must not die of what it reports."""
+        self._state = self._step = self._epoch = None
+        self._metrics = {}
 
     async def heartbeat(self) -> None:
         """Sends what was reported now, instead of at the next beat."""
@@ -382,7 +394,8 @@ class AsyncWorker:
     def take_commands(self) -> list[CommandRecord]:
         """The commands that came since the last look; they count as carried out from the next heartbeat on."""
         taken, self._commands = self._commands, []
-        self._acked_command_id = self._last_command_id
+        if taken:
+            self._acked_command_id = taken[-1].command_id
         return taken
 
     async def wait_changed(self, timeout_s: float) -> bool:

@@ -18,7 +18,7 @@ import tenacity
 
 from strata._version import __version__
 from strata.coordinator import wire
-from strata.errors import CoordinatorUnavailable
+from strata.errors import CoordinatorUnavailable, LimitExceeded, StrataError
 from strata.transport.channels import client_options
 from strata.v1 import session_pb2 as pb
 
@@ -85,6 +85,11 @@ class SessionLink:
         number = next(self._ids)
         body: dict[str, Any] = {field: request}
         framed = pb.Request(id=number, **body)
+        most = self._config.max_message_bytes - wire.FRAME_MARGIN_BYTES
+        if framed.ByteSize() > most:
+            raise LimitExceeded(
+                f"the call holds {framed.ByteSize()} bytes, more than max_message_bytes={most}; send less at once"
+            )
         answered: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._unanswered[number] = (framed, answered)
         self._outgoing.append(framed)
@@ -165,7 +170,7 @@ class SessionLink:
                 for response in frame.responses:
                     self._answer(response)
                 for notice in frame.notices:
-                    self._on_notice(notice)
+                    self._hear(notice)
             await _raise_status(stream)
         finally:
             writer.cancel()
@@ -173,13 +178,21 @@ class SessionLink:
                 await writer
 
     async def _write(self, stream: Stream) -> None:
-        most = self._config.max_calls_per_frame
+        config = self._config
         while True:
             await self._to_send.wait()
             self._to_send.clear()
             while self._outgoing:
-                batch, self._outgoing = self._outgoing[:most], self._outgoing[most:]
-                await stream.write(pb.ClientFrame(requests=batch))
+                batch = self._outgoing[: config.max_calls_per_frame]
+                num = wire.num_fitting(batch, config.max_message_bytes)
+                self._outgoing = self._outgoing[num:]
+                await stream.write(pb.ClientFrame(requests=batch[:num]))
+
+    def _hear(self, notice: pb.Notice) -> None:
+        try:
+            self._on_notice(notice)
+        except StrataError as error:
+            log.warning("a notice was not understood, is the coordinator newer than this client? %s", error)
 
     def _answer(self, response: pb.Response) -> None:
         _, answered = self._unanswered.get(response.id, (None, None))

@@ -1,0 +1,57 @@
+"""docs/wire-protocol.md says what the code does: the table of errors, and every call of the service."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from strata.coordinator import wire
+from strata.errors import BY_KIND
+from strata.v1 import coordinator_pb2, types_pb2
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "wire-protocol.md"
+ROW = re.compile(r"^\| `(\w+)` \| `([A-Z_]+)` \| (.+) \|$", re.MULTILINE)
+
+# Raised on the caller's own side, or by a coordinator that does not start; CoordinatorError is only their family name.
+NEVER_SENT = {"ConfigError", "CoordinatorError", "CoordinatorUnavailable", "JournalLocked"}
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    return DOCUMENT.read_text(encoding="utf-8")
+
+
+def test_the_table_of_errors_is_the_one_in_the_code(text: str) -> None:
+    documented = {kind: code for kind, code, _ in ROW.findall(text)}
+
+    sent = BY_KIND.keys() - NEVER_SENT
+    assert documented == {kind: wire.status_of(BY_KIND[kind]("x")).name for kind in sent}
+    assert BY_KIND.keys() > NEVER_SENT
+
+
+def test_every_error_says_what_to_do(text: str) -> None:
+    assert all(len(cure) > 20 for _, _, cure in ROW.findall(text))
+
+
+def test_every_call_of_the_service_is_told_of(text: str) -> None:
+    calls = [method.name for method in coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].methods]
+
+    assert len(calls) >= 16
+    assert [name for name in calls if f"`{name}`" not in text] == []
+
+
+def test_every_command_is_told_of(text: str) -> None:
+    names = [name.removeprefix("COMMAND_KIND_") for name in types_pb2.CommandKind.keys()[1:]]
+
+    assert [name for name in names if f"`{name}`" not in text] == []
+
+
+def test_every_call_that_changes_something_says_what_a_second_one_does(text: str) -> None:
+    section = text.split("### Sending again")[1].split("###", maxsplit=1)[0]
+    reading = {"GetAssignedShards", "GetLatestCheckpoint", "RequestRecovery", "Session"}
+    calls = {method.name for method in coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].methods}
+    changing = {name for name in calls - reading if not name.startswith("List")}
+
+    assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == changing
