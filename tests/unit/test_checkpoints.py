@@ -253,3 +253,21 @@ def test_a_snapshot_does_not_change_when_another_rank_acknowledges(driver: Drive
     snapshot = driver.core.snapshot()
     driver.notify("w1")
     assert list(snapshot[0].open_checkpoints[0].acks) == ["w0"]
+
+
+def test_the_commit_holds_the_hashes_of_all_ranks(driver: Driver) -> None:
+    for rank, worker_id in enumerate(driver.workers):
+        driver.notify(worker_id, ack=RankAck(hashes={f"rank-{rank}.safetensors": f"hash-{rank}"}))
+    record = driver.job.latest_checkpoint(())
+    assert record is not None
+    assert record.hashes == {f"rank-{rank}.safetensors": f"hash-{rank}" for rank in range(3)}
+
+
+def test_what_the_ranks_say_together_is_bounded() -> None:
+    driver = Driver(limits=Limits(max_checkpoint_bytes=100))
+    driver.join("w0", "w1")
+    driver.notify("w0", ack=RankAck(metadata={"note": "x" * 60}))
+    driver.settle()
+    with driver.refused(LimitExceeded, "metadata"):
+        driver.notify("w1", ack=RankAck(metadata={"note": "x" * 60}))
+    assert driver.notify("w1").committed

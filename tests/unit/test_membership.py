@@ -525,3 +525,9 @@ def test_a_step_or_epoch_out_of_range_is_refused_and_the_beat_leaves_no_trace(
         driver.beat("w0", **{field: bad}, metrics={"loss": 1.0})
     member = driver.member("w0")
     assert (member.step, member.epoch, member.metrics, member.last_seen_s) == (0, 0, {}, 1_000.0)
+
+
+def test_nobody_is_deregistered_by_a_caller_who_does_not_say_which_life(driver: Driver) -> None:
+    driver.join("w0")
+    with driver.refused(InvalidArgument, "incarnation"):
+        driver.job.deregister_worker("w0", 0, "")

@@ -124,9 +124,7 @@ def _command(contender: Contender, peers_python: Path | None) -> list[str]:
 
 def _wait(command: list[str], stdout: IO[bytes], stderr: IO[bytes], *, timeout_s: float) -> int | None:
     """The exit code, or None if the deadline passed. Nothing that was started is left behind."""
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True
-    )
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True)
     try:
         return process.wait(timeout_s)
     except subprocess.TimeoutExpired:

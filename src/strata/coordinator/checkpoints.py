@@ -42,6 +42,12 @@ class Attempt:
     generation: int
     spec: CheckpointSpec
     acks: dict[str, RankAck] = field(default_factory=dict)
+    num_bytes: int = 0
+    """Of hashes and metadata so far."""
+
+    def add(self, worker_id: str, ack: RankAck) -> None:
+        self.acks[worker_id] = ack
+        self.num_bytes += _num_bytes(ack)
 
 
 class Checkpoints:
@@ -68,6 +74,13 @@ class Checkpoints:
             )
         if record is not None or (attempt is not None and worker_id in attempt.acks):
             return []
+        num_bytes = _num_bytes(ack) + (attempt.num_bytes if attempt else 0)
+        if num_bytes > self._limits.max_checkpoint_bytes:
+            raise LimitExceeded(
+                f"hashes and metadata of checkpoint {spec.checkpoint_id!r} hold {num_bytes} bytes over all ranks; "
+                f"keep them to limits.max_checkpoint_bytes={self._limits.max_checkpoint_bytes}",
+                field="metadata",
+            )
         if attempt is None:
             limits.check_room(
                 len(self.attempts),
@@ -89,13 +102,16 @@ class Checkpoints:
             return []
         acks = attempt.acks.values()
         metadata: dict[str, str] = {}
+        hashes: dict[str, str] = {}
         for ack in acks:
             metadata |= ack.metadata
+            hashes |= ack.hashes
         record = CheckpointRecord(
             checkpoint=attempt.spec,
             generation=attempt.generation,
             num_ranks=len(attempt.acks),
             size_bytes=sum(ack.size_bytes for ack in acks),
+            hashes=hashes,
             model_hash=next((ack.model_hash for ack in acks if ack.model_hash), ""),
             metadata=metadata,
             data_cursor=next((ack.data_cursor for ack in acks if ack.data_cursor), b""),
@@ -144,7 +160,7 @@ class Checkpoints:
 
     def apply_acked(self, event: CheckpointAcked) -> None:
         attempt = self.attempts.setdefault(event.checkpoint.checkpoint_id, Attempt(event.generation, event.checkpoint))
-        attempt.acks[event.worker_id] = event.ack
+        attempt.add(event.worker_id, event.ack)
 
     def apply_committed(self, event: CheckpointCommitted) -> None:
         checkpoint_id = event.record.checkpoint.checkpoint_id
@@ -173,9 +189,14 @@ class Checkpoints:
 
     def restore(self, committed: Iterable[CheckpointRecord], attempts: Iterable[OpenCheckpoint]) -> None:
         self.committed = {record.checkpoint.checkpoint_id: record for record in committed}
-        self.attempts = {
-            a.checkpoint.checkpoint_id: Attempt(a.generation, a.checkpoint, dict(a.acks)) for a in attempts
-        }
+        for opened in attempts:
+            attempt = self.attempts[opened.checkpoint.checkpoint_id] = Attempt(opened.generation, opened.checkpoint)
+            for worker_id, ack in opened.acks.items():
+                attempt.add(worker_id, ack)
+
+
+def _num_bytes(ack: RankAck) -> int:
+    return len(ack.data_cursor) + limits.map_size(ack.hashes) + limits.map_size(ack.metadata)
 
 
 def _told(spec: CheckpointSpec) -> str:

@@ -85,7 +85,7 @@ class Limits:
     max_workers_per_job: int = 100_000
     max_datasets_per_job: int = 1_000
     max_shards_per_dataset: int = 1_000_000
-    max_shards_per_reply: int = 20_000
+    max_shards_per_reply: int = 10_000
     max_shards_per_ack: int = 10_000
     max_open_barriers_per_job: int = 10_000
     max_released_barriers_per_job: int = 10_000
@@ -97,6 +97,9 @@ class Limits:
     max_series_per_worker: int = 32
     max_points_per_series: int = 256
     max_metadata_bytes: int = 65_536
+    """Of one rank's word on a checkpoint, or of a command's arguments."""
+    max_checkpoint_bytes: int = 4 * 1024 * 1024
+    """Hashes and metadata of one checkpoint, all ranks together."""
     max_message_bytes: int = 16 * 1024 * 1024
     max_session_backlog: int = 65_536
     """Answers waiting for a session that does not read; beyond this it is dropped."""

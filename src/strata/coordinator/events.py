@@ -193,6 +193,7 @@ class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     generation: int
     num_ranks: int
     size_bytes: int
+    hashes: dict[str, str] = {}
     model_hash: str = ""
     metadata: dict[str, str] = {}
     data_cursor: bytes = b""

@@ -54,8 +54,13 @@ def check_text(value: str, field: str) -> str:
     return value
 
 
+def map_size(values: Mapping[str, str]) -> int:
+    """In bytes, as they travel."""
+    return sum(len(k.encode()) + len(v.encode()) for k, v in values.items())
+
+
 def check_map_size(values: Mapping[str, str], field: str, *, max_bytes: int) -> None:
-    size = sum(len(k) + len(v) for k, v in values.items())
+    size = map_size(values)
     if size > max_bytes:
         raise LimitExceeded(f"{field} holds {size} bytes; keep it to {max_bytes}", field=field)
 

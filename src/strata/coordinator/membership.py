@@ -125,6 +125,7 @@ class Membership:
         if worker_id not in self.members and gone is not None and gone.incarnation == incarnation:
             return []
         member = self.member(worker_id, incarnation)
+        limits.check_count(incarnation, "incarnation", least=1)
         return [self._left(member, "deregistered", reason or "it said good-bye")]
 
     def sweep(self, now_s: float, *, lenient: bool = False) -> list[WorkerLeft]:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,7 @@ class CoordinatorServer:
         self._config = config
         self._clock = clock or SystemClock()
         self._engine: Engine | None = None
+        self._hub: SessionHub | None = None
         self._grpc: grpc.aio.Server | None = None
         self._health = health.aio.HealthServicer()
         self._http: uvicorn.Server | None = None
@@ -67,7 +69,7 @@ class CoordinatorServer:
             journal = open_journal(config.state, config=config.journal)
             self._engine = Engine(journal, config, self._clock)
             self._engine.start()
-            hub = SessionHub(self._engine, METHODS)
+            hub = self._hub = SessionHub(self._engine, METHODS)
             grpc_address = await self._start_grpc(str(listen), hub)
             http_address = await self._start_http(hub) if config.http != "off" else ""
         except BaseException:
@@ -78,6 +80,8 @@ class CoordinatorServer:
     async def stop(self) -> None:
         if self._engine is not None:
             await self._engine.stop_watching()
+        if self._hub is not None:
+            self._hub.leave()
         if self._grpc is not None:
             await self._health.enter_graceful_shutdown()
             await self._grpc.stop(GRACE_S)
@@ -124,23 +128,19 @@ class CoordinatorServer:
             def capture_signals(self) -> Any:
                 yield  # signals are the coordinator's, not uvicorn's
 
-        config = uvicorn.Config(
-            make_app(self._engine, hub), host=address.host, port=address.port, log_level="warning", access_log=False
-        )
-        server = Server(config)
-        socket = None
+        server = Server(uvicorn.Config(make_app(self._engine, hub), log_level="warning", access_log=False))
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         try:
-            socket = config.bind_socket()
-        except SystemExit:
+            # From here on nobody is turned away: who connects before uvicorn is ready waits in the socket's queue.
+            listening = socket.create_server((address.host, address.port), family=family)
+        except OSError as error:
             raise ConfigError(
-                f"http={self._config.http!r} cannot be bound; choose another port, or 'off'",
+                f"http={self._config.http!r} cannot be bound ({error.strerror}); choose another port, or 'off'",
                 field="http",
-            ) from None
-        # From here on nobody is turned away: who connects before uvicorn is ready waits in the socket's queue.
-        socket.listen(config.backlog)
+            ) from error
         self._http = server
-        self._http_task = asyncio.create_task(server.serve(sockets=[socket]), name="strata-http")
-        host, port = socket.getsockname()[:2]
+        self._http_task = asyncio.create_task(server.serve(sockets=[listening]), name="strata-http")
+        host, port = listening.getsockname()[:2]
         return f"http://{Address(host, port)}"
 
 

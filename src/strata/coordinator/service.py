@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from strata.coordinator.engine import Engine
     from strata.coordinator.events import CheckpointRecord
     from strata.coordinator.job import Beat, Job, Recovery, Registration, ShardPage
+    from strata.coordinator.membership import Membership
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +106,7 @@ def _heartbeat(core: Core, r: pb.HeartbeatRequest, at: Moment) -> Beat:
     return core.job(r.job_id).heartbeat(
         r.worker_id,
         r.incarnation,
-        state=wire.STATES.get(r.state),
+        state=wire.decode_state(r.state) if r.state else None,
         step=r.step if r.HasField("step") else None,
         epoch=r.epoch if r.HasField("epoch") else None,
         metrics=r.metrics,
@@ -147,8 +148,9 @@ def _dataset_registered(value: tuple[int, int], _config: CoordinatorConfig) -> p
     return pb.RegisterDatasetResponse(num_shards=value[0], epoch=value[1])
 
 
-def _get_assigned_shards(core: Core, r: pb.GetAssignedShardsRequest, _at: Moment) -> ShardPage:
-    return core.job(r.job_id).assigned_shards(
+def _get_assigned_shards(core: Core, r: pb.GetAssignedShardsRequest, _at: Moment) -> Callable[[], ShardPage]:
+    job = core.job(r.job_id)
+    return lambda: job.assigned_shards(
         r.worker_id,
         dataset_id=r.dataset_id,
         epoch=r.epoch if r.HasField("epoch") else None,
@@ -220,8 +222,9 @@ def _latest_checkpoint(record: CheckpointRecord | None, _config: CoordinatorConf
     return pb.GetLatestCheckpointResponse(checkpoint=wire.encode_checkpoint(record))
 
 
-def _request_recovery(core: Core, r: pb.RequestRecoveryRequest, _at: Moment) -> Recovery:
-    return core.job(r.job_id).request_recovery(r.worker_id, r.incarnation)
+def _request_recovery(core: Core, r: pb.RequestRecoveryRequest, _at: Moment) -> Callable[[], Recovery]:
+    job = core.job(r.job_id)
+    return lambda: job.request_recovery(r.worker_id, r.incarnation)
 
 
 def _recovery(value: Recovery, _config: CoordinatorConfig) -> pb.RecoveryResponse:
@@ -254,8 +257,12 @@ def _job(job: Job) -> pb.Job:
     )
 
 
-def _list_workers(core: Core, r: pb.ListWorkersRequest, at: Moment) -> pb.ListWorkersResponse:
+def _list_workers(core: Core, r: pb.ListWorkersRequest, at: Moment) -> Callable[[], pb.ListWorkersResponse]:
     membership = core.job(r.job_id).membership
+    return lambda: _workers(membership, at)
+
+
+def _workers(membership: Membership, at: Moment) -> pb.ListWorkersResponse:
     return pb.ListWorkersResponse(
         generation=membership.generation,
         reason=membership.generation_reason,

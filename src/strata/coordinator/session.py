@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WorkerKey = tuple[str, str]
+"""Job and worker."""
+_SPEAKING = {"register_worker", "heartbeat", "deregister_worker"}
+"""Calls that tell through which stream a worker is heard."""
 
 
 class Link:
@@ -41,8 +44,8 @@ class Link:
         self.session_id = session_id
         self.workers: dict[WorkerKey, int] = {}
         """(job, worker) → incarnation, of those that registered or beat through it."""
-        self.overrun = False
-        """It did not read its answers and has been given up."""
+        self.given_up: tuple[grpc.StatusCode, str] | None = None
+        """Why it is ended from our side."""
         self._backlog: list[pb.Response | pb.Notice] = []
         self._num_unanswered = 0
         self._ended = False
@@ -62,17 +65,25 @@ class Link:
         self._ended = True
         self._news.set()
 
+    def give_up(self, code: grpc.StatusCode, why: str) -> None:
+        self.given_up = (code, why)
+        self._backlog.clear()
+        self._news.set()
+
     def send(self, message: pb.Response | pb.Notice) -> None:
+        if self.given_up:
+            return
         self._backlog.append(message)
         if len(self._backlog) > self._max_backlog:
-            self.overrun = True
-            self._backlog.clear()
+            log.warning("session %s does not read its answers; dropped", self.session_id)
+            why = "too many unread answers; read them, or send fewer calls at once"
+            self.give_up(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
         self._news.set()
 
     async def next_frame(self) -> pb.ServerFrame | None:
         """Everything that has gathered, or as much of it as goes into one frame; None when nothing more is to come."""
         while not self._backlog:
-            if self.overrun or (self._ended and not self._num_unanswered):
+            if self.given_up or (self._ended and not self._num_unanswered):
                 return None
             self._news.clear()
             await self._news.wait()
@@ -91,11 +102,18 @@ class SessionHub:
         self._engine = engine
         self._methods = {method.field: method for method in methods}
         self._links: dict[str, Link] = {}
+        self._speakers: dict[WorkerKey, Link] = {}
+        """Through which stream a worker was last heard."""
         engine.listeners.append(self._spread)
 
     @property
     def num_sessions(self) -> int:
         return len(self._links)
+
+    def leave(self) -> None:
+        """Ends all sessions: the coordinator goes. Their clients look for the next one."""
+        for link in self._links.values():
+            link.give_up(grpc.StatusCode.UNAVAILABLE, "the coordinator is leaving")
 
     def handler(self) -> grpc.RpcMethodHandler[Any, Any]:
         return grpc.stream_stream_rpc_method_handler(
@@ -116,7 +134,7 @@ class SessionHub:
             max_backlog=limits.max_session_backlog,
             max_frame_bytes=limits.max_message_bytes,
         )
-        self._links[link.session_id] = link
+        self._open(link)
         writer = asyncio.create_task(self._write(link, context))
         try:
             frame: Any = first
@@ -137,12 +155,8 @@ class SessionHub:
         await context.write(pb.ServerFrame(welcome=pb.Welcome(server=f"strata {__version__}")))
         while (frame := await link.next_frame()) is not None:
             await context.write(frame)
-        if not link.overrun:
-            return
-        log.warning("session %s does not read its answers; dropped", link.session_id)
-        await context.abort(
-            grpc.StatusCode.RESOURCE_EXHAUSTED, "too many unread answers; read them, or send fewer calls at once"
-        )
+        if link.given_up:
+            await context.abort(*link.given_up)
 
     def _call(self, link: Link, request: pb.Request) -> None:
         link.asked()
@@ -159,24 +173,37 @@ class SessionHub:
             if isinstance(answer, StrataError):
                 link.answer(pb.Response(id=request.id, error=wire.encode_error(answer)))
                 return
-            if field == "register_worker":
-                link.workers[body.job_id or DEFAULT_JOB, body.worker_id] = value.incarnation
-            elif field == "heartbeat" and body.incarnation:
-                link.workers[body.job_id or DEFAULT_JOB, body.worker_id] = body.incarnation
-            elif field == "deregister_worker":
-                link.workers.pop((body.job_id or DEFAULT_JOB, body.worker_id), None)
+            key = (body.job_id or DEFAULT_JOB, body.worker_id) if field in _SPEAKING else None
+            if field == "register_worker" and key:
+                self._speaks(link, key, value.incarnation)
+            elif field == "heartbeat" and key and body.incarnation:
+                self._speaks(link, key, body.incarnation)
+            elif field == "deregister_worker" and key:
+                link.workers.pop(key, None)
             result: dict[str, Any] = {field: answer}
             link.answer(pb.Response(id=request.id, **result))
 
         call = self._engine.call_volatile if method.volatile else self._engine.call
         call(lambda core, at: method.decide(core, body, at), done)
 
+    def _open(self, link: Link) -> None:
+        """A client that comes back under its session's name speaks for the same workers as before."""
+        before = self._links.get(link.session_id)
+        self._links[link.session_id] = link
+        for key, incarnation in before.workers.items() if before else ():
+            self._speaks(link, key, incarnation)
+
+    def _speaks(self, link: Link, key: WorkerKey, incarnation: int) -> None:
+        link.workers[key] = incarnation
+        self._speakers[key] = link
+
     def _closed(self, link: Link) -> None:
-        if self._links.get(link.session_id) is not link:
-            return  # its client has opened another stream already
-        del self._links[link.session_id]
-        for (job_id, worker_id), incarnation in link.workers.items():
-            self._engine.suspect(job_id, worker_id, incarnation)
+        if self._links.get(link.session_id) is link:
+            del self._links[link.session_id]
+        for key, incarnation in link.workers.items():
+            if self._speakers.get(key) is link:  # else it has been heard through another stream since
+                del self._speakers[key]
+                self._engine.suspect(*key, incarnation)
 
     def _spread(self, notices: list[Notice]) -> None:
         for notice in notices:
@@ -189,9 +216,8 @@ class SessionHub:
                         reason=notice.reason,
                     )
                 )
-                for link in self._links.values():
-                    if any(job_id == notice.job_id for job_id, _ in link.workers):
-                        link.send(message)
+                for link in {link for (job_id, _), link in self._speakers.items() if job_id == notice.job_id}:
+                    link.send(message)
             elif isinstance(notice, CommandQueued):
                 message = pb.Notice(
                     command_queued=pb.CommandQueued(
@@ -200,6 +226,6 @@ class SessionHub:
                         command=wire.encode_command(notice.command),
                     )
                 )
-                for link in self._links.values():
-                    if (notice.job_id, notice.worker_id) in link.workers:
-                        link.send(message)
+                speaker = self._speakers.get((notice.job_id, notice.worker_id))
+                if speaker is not None:
+                    speaker.send(message)

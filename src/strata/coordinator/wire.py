@@ -113,6 +113,13 @@ def check_state(name: WorkerStateName) -> WorkerStateName:
     return name
 
 
+def decode_state(number: types_pb2.WorkerState.ValueType) -> WorkerStateName:
+    state = STATES.get(number)
+    if state is None:
+        raise errors.InvalidArgument(f"state={number} is not known; see the .proto", field="state")
+    return state
+
+
 def encode_state(name: WorkerStateName) -> types_pb2.WorkerState.ValueType:
     return types_pb2.WorkerState.Value(_STATE_PREFIX + name)
 
@@ -195,6 +202,7 @@ def encode_checkpoint(record: e.CheckpointRecord | None) -> types_pb2.Checkpoint
         path=spec.path,
         size_bytes=record.size_bytes,
         type=encode_checkpoint_kind(spec.type),
+        hashes=record.hashes,
         model_hash=record.model_hash,
         metadata=record.metadata,
         data_cursor=record.data_cursor,
@@ -216,6 +224,7 @@ def decode_checkpoint(checkpoint: types_pb2.Checkpoint) -> e.CheckpointRecord:
         generation=checkpoint.generation,
         num_ranks=checkpoint.num_ranks,
         size_bytes=checkpoint.size_bytes,
+        hashes=dict(checkpoint.hashes),
         model_hash=checkpoint.model_hash,
         metadata=dict(checkpoint.metadata),
         data_cursor=checkpoint.data_cursor,

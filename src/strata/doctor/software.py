@@ -83,7 +83,7 @@ def import_problem(module: str, *, timeout_s: float = IMPORT_TIMEOUT_S) -> str:
     """Why a module cannot be imported; empty if it can."""
     command = [sys.executable, "-P", "-c", f"import {module}"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)  # noqa: S603
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired:
         return f"not done after {timeout_s:.0f} s"
     if done.returncode == 0:

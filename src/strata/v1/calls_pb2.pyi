@@ -105,6 +105,7 @@ class DeregisterWorkerRequest(_message.Message):
     job_id: _builtins.str
     worker_id: _builtins.str
     incarnation: _builtins.int
+    """As RegisterWorker answered; 0 is refused."""
     reason: _builtins.str
     def __init__(
         self,

@@ -4,10 +4,11 @@ isort:skip_file
 The coordinator's service.
 
 Rules that hold for every call:
-- `job_id` left empty means the job "default". Ids are 1 to 128 characters of letters, digits and `._:/-`.
+- `job_id` left empty means the job "default". Ids are 1 to 128 characters, letters, digits and `._:/@+-`, and begin with
+  a letter or digit.
 - A call that changes something is answered after the change is on disk.
-- Every call may be sent again with the same content after a lost connection: the second one changes nothing
-  and gets the same answer.
+- Every call may be sent again with the same content after a lost connection: the second one changes nothing and gets
+  the answer that the first one would get now. (SendCommand needs a `request_id` for that.)
 - `incarnation` and `generation` fence: a caller that was declared dead, or that has not heard of the newest
   membership, is refused (FAILED_PRECONDITION, kind StaleIncarnation or StaleGeneration) and changes nothing.
 """

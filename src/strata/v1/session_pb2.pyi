@@ -96,7 +96,7 @@ class Request(_message.Message):
     LIST_WORKERS_FIELD_NUMBER: _builtins.int
     LIST_DATASETS_FIELD_NUMBER: _builtins.int
     id: _builtins.int
-    """Chosen by the client, not 0; the answer carries it."""
+    """Chosen by the client; the answer carries it."""
     @_builtins.property
     def register_worker(self) -> _calls_pb2.RegisterWorkerRequest: ...
     @_builtins.property

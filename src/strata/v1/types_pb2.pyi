@@ -282,6 +282,26 @@ class Checkpoint(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class HashesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
@@ -294,6 +314,7 @@ class Checkpoint(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     NUM_RANKS_FIELD_NUMBER: _builtins.int
     COMMITTED_AT_S_FIELD_NUMBER: _builtins.int
+    HASHES_FIELD_NUMBER: _builtins.int
     checkpoint_id: _builtins.str
     step: _builtins.int
     epoch: _builtins.int
@@ -310,6 +331,10 @@ class Checkpoint(_message.Message):
     """Wall clock of the commit, for people."""
     @_builtins.property
     def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def hashes(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """File name → hash, of all ranks together."""
+
     def __init__(
         self,
         *,
@@ -325,10 +350,11 @@ class Checkpoint(_message.Message):
         generation: _builtins.int = ...,
         num_ranks: _builtins.int = ...,
         committed_at_s: _builtins.float = ...,
+        hashes: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "committed_at_s", b"committed_at_s", "data_cursor", b"data_cursor", "epoch", b"epoch", "generation", b"generation", "metadata", b"metadata", "model_hash", b"model_hash", "num_ranks", b"num_ranks", "path", b"path", "size_bytes", b"size_bytes", "step", b"step", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "committed_at_s", b"committed_at_s", "data_cursor", b"data_cursor", "epoch", b"epoch", "generation", b"generation", "hashes", b"hashes", "metadata", b"metadata", "model_hash", b"model_hash", "num_ranks", b"num_ranks", "path", b"path", "size_bytes", b"size_bytes", "step", b"step", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -15,7 +15,8 @@ class ClientConfig:
     """How long a call waits for its answer, reconnecting as often as it takes. Barriers add their own time."""
     backoff_s: float = 0.05
     """The first pause between two attempts to reconnect; pauses grow, with chance in them, up to the next."""
-    max_backoff_s: float = 1.0
+    max_backoff_s: float = 0.25
+    """Below the coordinator's suspicion, so that a client that lost its connection is back in time."""
     max_calls_per_frame: int = 4_096
     max_message_bytes: int = 16 * 1024 * 1024
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import os
 import threading
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from strata.errors import StrataError
 
 T = TypeVar("T")
+
+STOP_S = 1.0
+"""How long the loop's last tasks have to end when the process does."""
 
 
 class LoopThread:
@@ -53,9 +57,17 @@ class LoopThread:
 
     def stop(self) -> None:
         if self.usable:
+            with contextlib.suppress(TimeoutError):
+                self.run(_others_end(STOP_S))
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
+
+
+async def _others_end(timeout_s: float) -> None:
+    """Lets gRPC's own tasks finish; a task that is destroyed while it waits complains on the terminal."""
+    async with asyncio.timeout(timeout_s):
+        await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}), return_exceptions=True)
 
 
 _shared: LoopThread | None = None

@@ -58,7 +58,7 @@ def describe(state: str) -> str:
     if state == MEMORY:
         return MEMORY
     if "://" not in state:
-        return str(_path(state))
+        return str(_path(state).resolve())
     url = _url(state)
     return url.difference_update_query(_SECRETS).render_as_string(hide_password=True)
 
