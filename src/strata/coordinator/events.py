@@ -290,6 +290,7 @@ class JobSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     generation_reason: str
     last_incarnation: int
     members: tuple[WorkerJoined, ...]
+    departed: tuple[WorkerLeft, ...]
     datasets: tuple[DatasetState, ...]
     released: tuple[tuple[str, int, int, str], ...]
     checkpoints: tuple[CheckpointRecord, ...]

@@ -342,6 +342,7 @@ class Job:
             generation_reason=members.generation_reason,
             last_incarnation=members.last_incarnation,
             members=tuple(m.joined for m in members.members.values()),
+            departed=tuple(members.departed.values()),
             datasets=self.shards.snapshot(),
             released=self.barriers.snapshot(),
             checkpoints=tuple(self.checkpoints.committed.values()),
@@ -355,6 +356,7 @@ class Job:
         members = self.membership
         for joined in snapshot.members:
             members.apply_joined(joined, self._now_s)
+        members.departed = {left.worker_id: left for left in snapshot.departed}
         members.changes.clear()
         members.generation = snapshot.generation
         members.generation_reason = snapshot.generation_reason

@@ -70,7 +70,8 @@ class Membership:
         """Incarnations that ended and whose worker id joined again, since the last seal."""
         self.leaving: dict[str, str] = {}
         """Who left and why, since the last seal."""
-        self._departed: dict[str, WorkerLeft] = {}
+        self.departed: dict[str, WorkerLeft] = {}
+        """The last to leave under each name that is not in now."""
         self._ranks: dict[str, int] | None = None
         """Counted when first asked for after a change."""
         self._lease = lease
@@ -121,7 +122,7 @@ class Membership:
     def deregister(self, worker_id: str, incarnation: int, reason: str) -> list[WorkerLeft]:
         """Nothing, if this incarnation is out already."""
         limits.check_text(reason, "reason")
-        gone = self._departed.get(worker_id)
+        gone = self.departed.get(worker_id)
         if worker_id not in self.members and gone is not None and gone.incarnation == incarnation:
             return []
         member = self.member(worker_id, incarnation)
@@ -191,7 +192,7 @@ class Membership:
         member = self.members.get(worker_id)
         if member is not None and incarnation in (0, member.joined.incarnation):
             return member
-        gone = self._departed.get(worker_id)
+        gone = self.departed.get(worker_id)
         if member is not None or (gone is not None and gone.incarnation == incarnation):
             why = gone.reason if gone is not None and gone.incarnation == incarnation else "another process has its id"
             raise StaleIncarnation(
@@ -297,7 +298,7 @@ class Membership:
     # -- apply -----------------------------------------------------------------------------------------------------
 
     def apply_joined(self, event: WorkerJoined, now_s: float) -> None:
-        gone = self._departed.pop(event.worker_id, None)
+        gone = self.departed.pop(event.worker_id, None)
         if gone is not None:
             self.successors[gone.incarnation] = event.incarnation
         self.members[event.worker_id] = Member(event, last_seen_s=now_s, progress_s=now_s)
@@ -308,10 +309,10 @@ class Membership:
     def apply_left(self, event: WorkerLeft) -> None:
         del self.members[event.worker_id]
         self._ranks = None
-        self._departed.pop(event.worker_id, None)
-        self._departed[event.worker_id] = event
-        while len(self._departed) > MAX_DEPARTED:
-            del self._departed[next(iter(self._departed))]
+        self.departed.pop(event.worker_id, None)
+        self.departed[event.worker_id] = event
+        while len(self.departed) > MAX_DEPARTED:
+            del self.departed[next(iter(self.departed))]
         self.changes.append(event.words())
         self.leaving[event.worker_id] = event.reason
 

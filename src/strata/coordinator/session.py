@@ -180,6 +180,8 @@ class SessionHub:
                 self._speaks(link, key, body.incarnation)
             elif field == "deregister_worker" and key:
                 link.workers.pop(key, None)
+                if self._speakers.get(key) is link:
+                    del self._speakers[key]
             result: dict[str, Any] = {field: answer}
             link.answer(pb.Response(id=request.id, **result))
 

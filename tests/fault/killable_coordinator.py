@@ -1,0 +1,179 @@
+"""A coordinator that dies, as by kill -9, the nth time it comes to a certain point; or counts how often it comes there.
+
+The points stand around what makes a fact: writing it, committing it, telling it. They are hung onto the real classes in
+the child process, before the server starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from sqlalchemy.engine.default import DefaultDialect
+
+from strata import config as configs
+from strata.coordinator import server
+from strata.coordinator.config import CoordinatorConfig
+from strata.coordinator.engine import Engine
+from strata.coordinator.journal.sql import SqlJournal
+from strata.coordinator.session import Link
+
+if TYPE_CHECKING:
+    from nursery import Lifeline
+
+    from strata.v1 import session_pb2
+
+STARTING = ("journal opened", "state folded", "gRPC up")
+RUNNING = (
+    "before append",
+    "before commit",
+    "after commit",
+    "before snapshot",
+    "after snapshot",
+    "before answers",
+    "before frame",
+    "after frame",
+)
+
+
+class Trap:
+    def __init__(self, point: str, nth: int) -> None:
+        self.counts: Counter[str] = Counter()
+        self._point = point
+        self._nth = nth
+        self._lock = threading.Lock()
+
+    def reach(self, point: str) -> None:
+        with self._lock:
+            self.counts[point] += 1
+            if (point, self.counts[point]) == (self._point, self._nth):
+                die()
+
+
+def die() -> NoReturn:
+    os.kill(os.getpid(), signal.SIGKILL)
+    while True:  # the signal is on its way
+        signal.pause()
+
+
+def serve(lifeline: Lifeline, *, settings: dict[str, Any], point: str = "", nth: int = 0) -> None:
+    """Serves until the point or SIGTERM; says its addresses, and after SIGTERM its counts."""
+    trap = Trap(point, nth)
+    _watch_starting(trap)
+    _watch_journal(trap)
+    _watch_engine(trap)
+    _watch_sessions(trap)
+    config = configs.load(CoordinatorConfig, settings, source="the test")
+    server.run(config, announce=lambda addresses: lifeline.say(**dataclasses.asdict(addresses)))
+    lifeline.say(counts=trap.counts)
+
+
+def serve_told_in_part(lifeline: Lifeline, *, settings: dict[str, Any], num_told: int) -> None:
+    """Tells the end of a barrier to so many sessions, and keeps it from the others for ever."""
+    told: set[str] = set()
+
+    async def hold(link: Link, frame: session_pb2.ServerFrame) -> None:
+        if any(response.WhichOneof("result") == "wait_barrier" for response in frame.responses):
+            if len(told) >= num_told:
+                await asyncio.Event().wait()
+            told.add(link.session_id)
+
+    _before_frames(hold)
+    config = configs.load(CoordinatorConfig, settings, source="the test")
+    server.run(config, announce=lambda addresses: lifeline.say(**dataclasses.asdict(addresses)))
+
+
+def _wrap(
+    owner: Any, name: str, *, before: Callable[..., Any] | None = None, after: Callable[..., Any] | None = None
+) -> None:
+    original = getattr(owner, name)
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if before:
+            before(*args)
+        result = original(*args, **kwargs)
+        if after:
+            after(*args)
+        return result
+
+    setattr(owner, name, wrapped)
+
+
+def _watch_starting(trap: Trap) -> None:
+    _wrap(server, "open_journal", after=lambda *_: trap.reach("journal opened"))
+    _wrap(Engine, "_rebuild", after=lambda *_: trap.reach("state folded"))
+    start_grpc = server.CoordinatorServer._start_grpc
+
+    async def started(*args: Any) -> str:
+        address = await start_grpc(*args)
+        trap.reach("gRPC up")
+        return address
+
+    server.CoordinatorServer._start_grpc = started  # type: ignore[method-assign]
+
+
+def _watch_journal(trap: Trap) -> None:
+    appending = threading.local()
+
+    def begin(*_: Any) -> None:
+        appending.now = True
+        trap.reach("before append")
+
+    def end(*_: Any) -> None:
+        appending.now = False
+
+    def reach_inside(point: str) -> Callable[..., None]:
+        return lambda *_: trap.reach(point) if getattr(appending, "now", False) else None
+
+    _wrap(SqlJournal, "append", before=begin, after=end)
+    _wrap(DefaultDialect, "do_commit", before=reach_inside("before commit"), after=reach_inside("after commit"))
+    _wrap(
+        SqlJournal,
+        "_put_snapshot",
+        before=lambda *_: trap.reach("before snapshot"),
+        after=lambda *_: trap.reach("after snapshot"),
+    )
+
+
+def _watch_engine(trap: Trap) -> None:
+    def before(_: Engine, batch: Any) -> None:
+        if batch.events:
+            trap.reach("before answers")
+
+    _wrap(Engine, "_deliver", before=before)
+
+
+def _watch_sessions(trap: Trap) -> None:
+    written: set[str] = set()
+
+    async def count(link: Link, frame: session_pb2.ServerFrame) -> None:
+        if any(response.WhichOneof("result") != "heartbeat" for response in frame.responses):
+            trap.reach("before frame")
+            written.add(link.session_id)
+
+    def written_before(link: Link) -> None:
+        if link.session_id in written:
+            written.discard(link.session_id)
+            trap.reach("after frame")
+
+    _before_frames(count, written_before)
+
+
+def _before_frames(look: Callable[..., Any], ask: Callable[[Link], None] = lambda _: None) -> None:
+    """`look` sees every frame before it is written, `ask` every link whose last frame has been written."""
+    next_frame = Link.next_frame
+
+    async def looked_at(link: Link) -> session_pb2.ServerFrame | None:
+        ask(link)
+        frame = await next_frame(link)
+        if frame is not None:
+            await look(link, frame)
+        return frame
+
+    Link.next_frame = looked_at  # type: ignore[method-assign]

@@ -1,0 +1,81 @@
+"""Real processes in milliseconds: this one has imported the coordinator and its clients, and forks for every order.
+
+Orders are lines of JSON on stdin, answers are lines on stdout. A forked child first connects its *lifeline*, a Unix
+socket on which it and the test talk in lines of JSON; the test knows that the child is gone when the lifeline ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import traceback
+from typing import Any, NoReturn
+
+PRELOADED = ("strata.coordinator.server", "strata.coordinator.client", "children", "killable_coordinator")
+_PR_SET_PDEATHSIG = 1
+
+
+class Lifeline:
+    """The child's end."""
+
+    def __init__(self, path: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(path)
+        self._lines = self._socket.makefile("r")
+
+    def say(self, **words: Any) -> None:
+        self._socket.sendall(json.dumps(words).encode() + b"\n")
+
+    def hear(self) -> dict[str, Any] | None:
+        """The next order; None when the test has hung up."""
+        line = self._lines.readline()
+        return json.loads(line) if line else None
+
+
+def main(paths: list[str]) -> None:
+    sys.path[:0] = paths
+    for name in PRELOADED:
+        importlib.import_module(name)
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        order = json.loads(line)
+        if "reap" in order:
+            _, status = os.waitpid(order["reap"], 0)
+            print(json.dumps({"exit_code": os.waitstatus_to_exitcode(status)}), flush=True)
+            continue
+        pid = os.fork()
+        if pid == 0:
+            _become(order)
+        print(json.dumps({"pid": pid}), flush=True)
+
+
+def _become(order: dict[str, Any]) -> NoReturn:
+    code = 1
+    try:
+        # Nothing outlives the tests, however these end.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        null = os.open(os.devnull, os.O_RDONLY)
+        for source, target in ((null, 0), (log, 1), (log, 2)):
+            os.dup2(source, target)
+        lifeline = Lifeline(order["lifeline"])
+        module, _, function = order["run"].partition(":")
+        getattr(importlib.import_module(module), function)(lifeline, **order["arguments"])
+        code = 0
+    except BaseException:  # noqa: BLE001 (the edge of the process)
+        traceback.print_exc()
+    finally:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

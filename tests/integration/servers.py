@@ -1,0 +1,364 @@
+"""Coordinators and workers in processes of their own, for tests that kill, freeze and restart them.
+
+Everything waits on an output, with a deadline; nothing sleeps. `CommandLine` is `strata coordinator` as a user starts
+it; `CoordinatorProcess` is the same server forked from the nursery, at a twentieth of the time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+import os
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from strata.coordinator.client import ClientConfig
+from strata.coordinator.client._sync import shared_loop
+from strata.coordinator.embedded import EmbeddedCoordinator
+
+HERE = Path(__file__).resolve().parent
+STRATA = Path(sys.executable).with_name("strata")
+DEADLINE_S = 30.0
+"""For anything that comes in milliseconds unless it is broken."""
+
+CALM = {"lease_s": 20.0, "heartbeat_s": 0.2, "suspicion_s": 5.0, "tick_s": 0.02}
+"""Nobody dies of a busy machine."""
+STRICT = {"lease_s": 1.5, "heartbeat_s": 0.2, "suspicion_s": 0.2, "tick_s": 0.02}
+"""Who is silent dies soon."""
+EAGER_CLIENT = ClientConfig(backoff_s=0.01, max_backoff_s=0.1, call_timeout_s=DEADLINE_S)
+
+
+def free_port() -> int:
+    """A port that a restarted server finds free again: below those that the system hands out for `:0`."""
+    chance = random.Random()
+    while True:
+        port = chance.randint(10_000, 32_000)
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED:
+                return port
+
+
+def until(condition: Callable[[], bool], what: str, *, deadline_s: float = DEADLINE_S) -> None:
+    """Looks again and again; for what cannot be waited on otherwise."""
+    end_s = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end_s, f"not within {deadline_s} s: {what}"
+        time.sleep(0.005)
+
+
+class Child:
+    """The test's end of a process that the nursery forked."""
+
+    def __init__(self, nursery: Nursery, pid: int, lifeline: socket.socket, log: Path) -> None:
+        self.pid = pid
+        self.exit_code: int | None = None
+        self._nursery = nursery
+        self._lifeline = lifeline
+        self._log = log
+        self._heard = b""
+
+    def say(self, **order: Any) -> None:
+        self._lifeline.sendall(json.dumps(order).encode() + b"\n")
+
+    def hear(self, deadline_s: float = DEADLINE_S) -> dict[str, Any]:
+        """The next line that it says."""
+        line = self._line(deadline_s)
+        assert line, f"process {self.pid} is gone:\n{self._log.read_text()}"
+        return json.loads(line)
+
+    def ask(self, **order: Any) -> dict[str, Any]:
+        self.say(**order)
+        return self.hear()
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.exit_code is None, "it has been reaped; its number may be another's"
+        os.kill(self.pid, number)
+
+    def freeze(self) -> None:
+        self.signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.signal(signal.SIGCONT)
+
+    def wait_gone(self, deadline_s: float = DEADLINE_S) -> int:
+        """Its exit code; below 0, the signal that ended it."""
+        if self.exit_code is None:
+            while self._line(deadline_s):
+                pass
+            self._lifeline.close()
+            self.exit_code = self._nursery.reap(self.pid)
+        return self.exit_code
+
+    def kill(self) -> None:
+        """kill -9, unless it is dead already."""
+        if self.exit_code is None:
+            self.signal(signal.SIGKILL)
+            self.wait_gone()
+
+    def terminate(self) -> int:
+        self.signal(signal.SIGTERM)
+        return self.wait_gone()
+
+    def _line(self, deadline_s: float) -> bytes:
+        """Empty when it is gone."""
+        end_s = time.monotonic() + deadline_s
+        while b"\n" not in self._heard:
+            self._lifeline.settimeout(max(end_s - time.monotonic(), 0.001))
+            try:
+                piece = self._lifeline.recv(65536)
+            except TimeoutError:
+                raise AssertionError(
+                    f"process {self.pid} said nothing within {deadline_s} s:\n{self._log.read_text()}"
+                ) from None
+            except ConnectionResetError:
+                piece = b""
+            if not piece:
+                return b""
+            self._heard += piece
+        line, _, self._heard = self._heard.partition(b"\n")
+        return line
+
+
+class Nursery:
+    """Forks children that have everything imported; see `nursery.py`. May be used by several threads."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._lock = threading.Lock()
+        self._num_children = 0
+        self._children: list[Child] = []
+        command = [sys.executable, str(HERE / "nursery.py"), str(HERE), str(HERE.parent / "fault")]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._read() == {"ready": True}
+
+    def fork(self, run: str, **arguments: Any) -> Child:
+        """Starts `module:function` with these arguments in a process of its own."""
+        with self._lock:
+            self._num_children += 1
+            path = self._directory / f"{self._num_children}.sock"
+            log = self._directory / f"{self._num_children}.log"
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(str(path))
+                listener.listen(1)
+                listener.settimeout(DEADLINE_S)
+                order = {"run": run, "arguments": arguments, "lifeline": str(path), "log": str(log)}
+                pid = self._ask(order)["pid"]
+                lifeline, _ = listener.accept()
+            path.unlink()
+            child = Child(self, pid, lifeline, log)
+            self._children.append(child)
+            return child
+
+    def reap(self, pid: int) -> int:
+        with self._lock:
+            return int(self._ask({"reap": pid})["exit_code"])
+
+    def bury(self) -> None:
+        """Ends every child that is still there."""
+        for child in self._children:
+            child.kill()
+        self._children.clear()
+
+    def close(self) -> None:
+        self.bury()
+        with self._process as process:
+            assert process.stdin is not None
+            process.stdin.close()
+            assert process.wait(timeout=DEADLINE_S) == 0
+
+    def _ask(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        return json.loads(self._process.stdout.readline())
+
+
+class CoordinatorProcess:
+    """A coordinator that keeps its address and its state through every death."""
+
+    def __init__(
+        self, nursery: Nursery, directory: Path, *, run: str = "children:coordinator", **settings: Any
+    ) -> None:
+        self.state = directory / "coordinator.db"
+        self.settings = {"listen": f"127.0.0.1:{free_port()}", "http": "off", "state": str(self.state), **settings}
+        self.address: str = self.settings["listen"]
+        self._nursery = nursery
+        self._run = run
+        self._child: Child | None = None
+
+    @property
+    def child(self) -> Child:
+        assert self._child is not None, "it was not started"
+        return self._child
+
+    def start(self, **arguments: Any) -> Child:
+        self._child = self._nursery.fork(self._run, settings=self.settings, **arguments)
+        assert self.child.hear()["grpc"] == self.address
+        return self.child
+
+    def kill(self) -> None:
+        self.child.kill()
+
+    def restart(self) -> None:
+        """kill -9, and up again."""
+        self.kill()
+        self.start()
+
+
+class Cable:
+    """A network to a coordinator that can be cut: clients connect to `address`."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self._server: asyncio.Server | None = None
+        self._ends: set[asyncio.StreamWriter] = set()
+        self._pumps: set[asyncio.Task[None]] = set()
+        self.address = ""
+
+    def __enter__(self) -> Self:
+        self.address = shared_loop().run(self._lay())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shared_loop().run(self._remove())
+
+    def cut(self) -> None:
+        """Resets every connection; new ones go through."""
+        shared_loop().run(self._cut())
+
+    async def _lay(self) -> str:
+        self._server = await asyncio.start_server(self._join, "127.0.0.1", 0)
+        return "{}:{}".format(*self._server.sockets[0].getsockname())
+
+    async def _remove(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        await self._cut()
+
+    async def _cut(self) -> None:
+        for end in list(self._ends):
+            end.transport.abort()
+        await asyncio.gather(*self._pumps)
+
+    async def _join(self, near_in: asyncio.StreamReader, near_out: asyncio.StreamWriter) -> None:
+        host, _, port = self._target.rpartition(":")
+        far_in, far_out = await asyncio.open_connection(host, int(port))
+        for source, target in ((near_in, far_out), (far_in, near_out)):
+            self._ends.add(target)
+            pump = asyncio.create_task(self._pump(source, target))
+            self._pumps.add(pump)
+            pump.add_done_callback(self._pumps.discard)
+
+    async def _pump(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while piece := await source.read(65536):
+                target.write(piece)
+                await target.drain()
+        target.transport.abort()
+        self._ends.discard(target)
+
+
+class CommandLine:
+    """`strata coordinator`, as a user or a script starts it."""
+
+    def __init__(self, directory: Path, *flags: str) -> None:
+        self.directory = directory
+        self._process = subprocess.Popen(
+            [str(STRATA), "coordinator", *flags],
+            cwd=directory,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,  # so that what `select` sees is all there is
+            env={**os.environ, "NO_COLOR": "1", "TERM": "dumb"},
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def line(self, deadline_s: float = DEADLINE_S) -> str:
+        """The next line of its output."""
+        assert self._process.stdout is not None
+        readable, _, _ = select.select([self._process.stdout], [], [], deadline_s)
+        assert readable, f"nothing was printed within {deadline_s} s"
+        return self._process.stdout.readline().decode()
+
+    def addresses(self) -> dict[str, str]:
+        """With --json."""
+        line = self.line()
+        assert line, self.ended()
+        return json.loads(line)
+
+    def terminate(self) -> None:
+        self._process.terminate()
+
+    def ended(self, deadline_s: float = DEADLINE_S) -> tuple[int, str]:
+        """Its exit code, and what it said on stderr."""
+        _, errors = self._process.communicate(timeout=deadline_s)
+        return self._process.returncode, errors.decode()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@contextlib.contextmanager
+def command_line(directory: Path, *flags: str) -> Iterator[CommandLine]:
+    process = CommandLine(directory, *flags)
+    try:
+        yield process
+    finally:
+        process.close()
+
+
+@pytest.fixture(scope="session")
+def _nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    nursery = Nursery(tmp_path_factory.mktemp("nursery"))
+    yield nursery
+    nursery.close()
+
+
+@pytest.fixture
+def nursery(_nursery: Nursery) -> Iterator[Nursery]:
+    """Its children end with the test."""
+    yield _nursery
+    _nursery.bury()
+
+
+@pytest.fixture
+def coordinator(nursery: Nursery, tmp_path: Path) -> CoordinatorProcess:
+    """A coordinator in a process of its own, up, with leases that a busy machine keeps."""
+    process = CoordinatorProcess(nursery, tmp_path, lease=CALM)
+    process.start()
+    return process
+
+
+@pytest.fixture
+def strict_coordinator(nursery: Nursery, tmp_path: Path) -> CoordinatorProcess:
+    """The same, with leases that run out soon."""
+    process = CoordinatorProcess(nursery, tmp_path, lease=STRICT)
+    process.start()
+    return process
+
+
+@pytest.fixture
+def embedded() -> Iterator[EmbeddedCoordinator]:
+    with EmbeddedCoordinator() as coordinator:
+        yield coordinator
