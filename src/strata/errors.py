@@ -17,7 +17,10 @@
     │   ├── BarrierBroken          a barrier cannot complete; `missing` says who and why
     │   ├── BarrierMismatch        members named different sets for one barrier
     │   ├── CheckpointMismatch     ranks disagree on what one checkpoint is
+    │   ├── Unauthenticated        a token is needed, or it is not known
+    │   ├── PermissionRefused      the token's role does not suffice
     │   └── CoordinatorUnavailable nobody answers
+    │       └── NotLeader          a standby answers; the message says where the leader is
     └── JournalError
         ├── JournalLocked          another coordinator has this state open
         ├── JournalDamaged         the state cannot be read back
@@ -129,8 +132,20 @@ class CheckpointMismatch(CoordinatorError):
     """Ranks disagree on what one checkpoint is."""
 
 
+class Unauthenticated(CoordinatorError):
+    """A token is needed, or the one that was sent is not known."""
+
+
+class PermissionRefused(CoordinatorError):
+    """The token's role does not suffice for this call."""
+
+
 class CoordinatorUnavailable(CoordinatorError):
     """No coordinator answered in time."""
+
+
+class NotLeader(CoordinatorUnavailable):
+    """This coordinator stands by, or has lost its leadership."""
 
 
 class JournalError(StrataError):

@@ -33,7 +33,7 @@ NUM_WORKERS = 3
 SETTINGS = {
     # No beats but those that the scenario makes, so that every run is the same.
     "lease": {"lease_s": 120.0, "heartbeat_s": 60.0, "suspicion_s": 60.0, "tick_s": 0.02},
-    "journal": {"snapshot_every": 9, "history_events": 5},
+    "journal": {"snapshot_every": 7, "history_events": 5},
 }
 JOBS = 2
 """Runs at once."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
+import itertools
 import json
 import os
 import random
@@ -41,14 +41,18 @@ STRICT = {"lease_s": 1.5, "heartbeat_s": 0.2, "suspicion_s": 0.2, "tick_s": 0.02
 EAGER_CLIENT = ClientConfig(backoff_s=0.01, max_backoff_s=0.1, call_timeout_s=DEADLINE_S)
 
 
+PORTS = (10_000, 32_000)
+"""Below those that the system hands out for `:0`, so that a restarted server finds its port free again."""
+_ports = itertools.cycle(random.Random().sample(range(*PORTS), PORTS[1] - PORTS[0]))
+
+
 def free_port() -> int:
-    """A port that a restarted server finds free again: below those that the system hands out for `:0`."""
-    chance = random.Random()
-    while True:
-        port = chance.randint(10_000, 32_000)
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED:
-                return port
+    """One that this process has not given out before, and nobody has bound."""
+    for port in _ports:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("every port is taken")
 
 
 def until(condition: Callable[[], bool], what: str, *, deadline_s: float = DEADLINE_S) -> None:

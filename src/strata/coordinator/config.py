@@ -101,6 +101,9 @@ class Limits:
     max_checkpoint_bytes: int = 4 * 1024 * 1024
     """Hashes and metadata of one checkpoint, all ranks together."""
     max_message_bytes: int = 16 * 1024 * 1024
+    max_calls_per_s: int = 100_000
+    """Calls per second from one session or one peer's unary calls; beyond this they are refused."""
+    max_sessions: int = 10_000
     max_session_backlog: int = 65_536
     """Answers waiting for a session that does not read; beyond this it is dropped."""
 
@@ -131,6 +134,31 @@ class NetworkConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SecurityConfig:
+    """Who may connect. Loopback and Unix sockets are open by default; every other address needs tokens and TLS."""
+
+    certificate: str = ""
+    """The server's certificate chain, a PEM file."""
+    key: str = ""
+    """Its private key, a PEM file."""
+    client_ca: str = ""
+    """Authority of client certificates, a PEM file; when given, every client must show one."""
+    tokens: str = ""
+    """File with a line of ROLE TOKEN for each token; read again when it changes."""
+    insecure: bool = False
+    """Serve any address without tokens and TLS. For networks in which everybody may do everything."""
+
+    def __post_init__(self) -> None:
+        if bool(self.certificate) != bool(self.key):
+            raise ConfigError("security.certificate and security.key go together; give both", field="security.key")
+        if self.client_ca and not self.certificate:
+            raise ConfigError(
+                "security.client_ca asks for client certificates, which needs TLS; give certificate and key",
+                field="security.client_ca",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorConfig:
     """`coordinator.yaml`, whole."""
 
@@ -145,3 +173,4 @@ class CoordinatorConfig:
     journal: JournalConfig = field(default_factory=JournalConfig)
     limits: Limits = field(default_factory=Limits)
     network: NetworkConfig = field(default_factory=NetworkConfig)
+    security: SecurityConfig = field(default_factory=SecurityConfig)

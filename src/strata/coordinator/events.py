@@ -34,12 +34,27 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="kind"
         raise NotImplementedError(f"{self.kind} cannot tell itself")  # pragma: no cover - every event overrides it
 
 
+FENCE_SHIFT = 32
+
+
+def number_of(fence: int) -> int:
+    """The incarnation in a fence."""
+    return fence & ((1 << FENCE_SHIFT) - 1)
+
+
 class WorkerJoined(Fact, frozen=True, kw_only=True):
     worker_id: str
     incarnation: int
     instance_id: str
+    nonce: int = 0
+    """Known to this process and to us, so that nobody else can speak for it."""
     capacity: float = 1.0
     hostname: str = ""
+
+    @property
+    def fence(self) -> int:
+        """What its calls carry: the incarnation, and the nonce above it."""
+        return self.nonce << FENCE_SHIFT | self.incarnation
 
     def words(self) -> str:
         where = f" on {self.hostname}" if self.hostname else ""
@@ -51,6 +66,11 @@ class WorkerLeft(Fact, frozen=True, kw_only=True):
     incarnation: int
     cause: LeaveCause
     reason: str
+    nonce: int = 0
+
+    @property
+    def fence(self) -> int:
+        return self.nonce << FENCE_SHIFT | self.incarnation
 
     def words(self) -> str:
         return f"{self.worker_id} left: {self.reason}"

@@ -53,10 +53,14 @@ Notice = GenerationChanged | CommandQueued | BarrierEnded
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    incarnation: int
+    fence: int
     generation: int
     rank: int
     world_size: int
+
+    @property
+    def incarnation(self) -> int:
+        return e.number_of(self.fence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +132,15 @@ class Job:
     # -- workers ---------------------------------------------------------------------------------------------------
 
     def register_worker(
-        self, worker_id: str, *, instance_id: str, capacity: float, hostname: str, takeover: bool, now_s: float
+        self,
+        worker_id: str,
+        *,
+        instance_id: str,
+        capacity: float,
+        hostname: str,
+        takeover: bool,
+        now_s: float,
+        nonce: int = 0,
     ) -> Callable[[], Registration]:
         """The answer is taken after the seal: before it, the generation is not known."""
         self._now_s = now_s
@@ -138,6 +150,7 @@ class Job:
             capacity=capacity or 1.0,
             hostname=hostname,
             takeover=takeover,
+            nonce=nonce,
         )
         self._emit(decided)
         member = self.membership.members[worker_id]
@@ -147,20 +160,20 @@ class Job:
 
     def registration(self, member: Member) -> Registration:
         return Registration(
-            incarnation=member.incarnation,
+            fence=member.joined.fence,
             generation=self.membership.generation,
             rank=self.membership.rank(member.worker_id) if member.worker_id in self.membership.members else 0,
             world_size=len(self.membership.members),
         )
 
-    def deregister_worker(self, worker_id: str, incarnation: int, reason: str) -> Callable[[], int]:
-        self._emit(self.membership.deregister(worker_id, incarnation, reason))
+    def deregister_worker(self, worker_id: str, fence: int, reason: str) -> Callable[[], int]:
+        self._emit(self.membership.deregister(worker_id, fence, reason))
         return lambda: self.membership.generation
 
     def heartbeat(
         self,
         worker_id: str,
-        incarnation: int,
+        fence: int,
         *,
         state: WorkerStateName | None,
         step: int | None,
@@ -169,7 +182,7 @@ class Job:
         acked_command_id: int,
         now_s: float,
     ) -> Beat:
-        member = self.membership.member(worker_id, incarnation)
+        member = self.membership.member(worker_id, fence)
         self.membership.beat(member, now_s, state=state, step=step, epoch=epoch, metrics=metrics)
         commands: Sequence[e.CommandRecord] = ()
         if self.commands.pending:
@@ -215,12 +228,14 @@ class Job:
         return ShardPage(self.membership.generation, shards, next_offset)
 
     def ack_shards(
-        self, worker_id: str, incarnation: int, generation: int, *, dataset_id: str, epoch: int, indices: Sequence[int]
+        self, worker_id: str, fence: int, generation: int, *, dataset_id: str, epoch: int, indices: Sequence[int]
     ) -> tuple[int, int]:
         """Shards done in this epoch, and in all."""
-        self.membership.fenced(worker_id, incarnation, generation)
+        member = self.membership.fenced(worker_id, fence, generation)
         self._emit(
-            self.shards.ack(dataset_id, epoch=epoch, worker_id=worker_id, incarnation=incarnation, indices=indices)
+            self.shards.ack(
+                dataset_id, epoch=epoch, worker_id=worker_id, incarnation=member.incarnation, indices=indices
+            )
         )
         dataset = self.shards.datasets[dataset_id]
         return dataset.num_done, dataset.spec.num_shards
@@ -234,7 +249,7 @@ class Job:
     def wait_barrier(
         self,
         worker_id: str,
-        incarnation: int,
+        fence: int,
         generation: int,
         *,
         barrier_id: str,
@@ -245,7 +260,7 @@ class Job:
     ) -> Released | Ticket:
         """The release, if it stands already; else what to wait for."""
         config = self._config.barrier
-        self.membership.fenced(worker_id, incarnation, generation)
+        self.membership.fenced(worker_id, fence, generation)
         wait_s = timeout_s and checks.check_number(timeout_s, "timeout_s", least=0.001, most=config.max_timeout_s)
         self.barriers.check(self.membership, worker_id, barrier_id, step, members)
         release = self.barriers.released.get((barrier_id, step))
@@ -264,14 +279,14 @@ class Job:
     def notify_checkpoint(
         self,
         worker_id: str,
-        incarnation: int,
+        fence: int,
         generation: int,
         *,
         spec: e.CheckpointSpec,
         ack: e.RankAck,
         wall_s: float,
     ) -> CheckpointProgress:
-        self.membership.fenced(worker_id, incarnation, generation)
+        self.membership.fenced(worker_id, fence, generation)
         self._emit(self.checkpoints.ack(self.membership, worker_id, spec, ack))
         self._emit(self.checkpoints.commit(self.membership, spec.checkpoint_id, wall_s))
         return self.checkpoints.progress(spec.checkpoint_id, self.membership)
@@ -279,8 +294,8 @@ class Job:
     def latest_checkpoint(self, kinds: Sequence[e.CheckpointKind]) -> e.CheckpointRecord | None:
         return self.checkpoints.latest(kinds or RESTORABLE)
 
-    def request_recovery(self, worker_id: str, incarnation: int) -> Recovery:
-        member = self.membership.member(worker_id, incarnation)
+    def request_recovery(self, worker_id: str, fence: int) -> Recovery:
+        member = self.membership.member(worker_id, fence)
         return Recovery(
             checkpoint=self.checkpoints.latest(),
             registration=self.registration(member),

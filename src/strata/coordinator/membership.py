@@ -3,7 +3,8 @@
 Every change of the members is a new *generation*. Changes gather until `seal` makes one generation of them, so that a
 rack that dies is one change. A member is known by its name (`worker_id`), by the process behind it (`instance_id`), and
 by its *incarnation*: a number that no other member of the job ever had, with which a process that was declared dead is
-told from its successor.
+told from its successor. What a worker's calls carry is its *fence*: the incarnation together with a random number that
+only that process was told, so that no other can speak for it.
 
 Three things end a membership without the worker's doing: silence longer than the lease, a reset connection that was not
 renewed in time, and a step counter that stands still while the worker says that it trains.
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from strata.coordinator import limits
-from strata.coordinator.events import GenerationStarted, NumbersSkipped, WorkerJoined, WorkerLeft
+from strata.coordinator.events import GenerationStarted, NumbersSkipped, WorkerJoined, WorkerLeft, number_of
 from strata.coordinator.series import Series
 from strata.errors import StaleGeneration, StaleIncarnation, UnknownWorker, WorkerExists
 
@@ -31,6 +32,7 @@ MAX_DEPARTED = 1_000
 """Departed incarnations remembered, to tell a late caller why it is out."""
 MAX_REASONS_IN_WORDS = 4
 SKIPPED_NUMBERS = 1_000_000
+MAX_FENCE = 2**63 - 1
 
 
 @dataclass(slots=True)
@@ -80,7 +82,7 @@ class Membership:
     # -- decisions: they look, and say what happens ----------------------------------------------------------------
 
     def register(
-        self, worker_id: str, *, instance_id: str, capacity: float, hostname: str, takeover: bool
+        self, worker_id: str, *, instance_id: str, capacity: float, hostname: str, takeover: bool, nonce: int = 0
     ) -> list[WorkerLeft | WorkerJoined]:
         """Nothing, if this very process is in already; else it joins, in the place of a predecessor that may go."""
         limits.check_id(worker_id, "worker_id")
@@ -113,20 +115,21 @@ class Membership:
                 worker_id=worker_id,
                 incarnation=self.last_incarnation + 1,
                 instance_id=instance_id,
+                nonce=nonce,
                 capacity=capacity,
                 hostname=hostname,
             )
         )
         return events
 
-    def deregister(self, worker_id: str, incarnation: int, reason: str) -> list[WorkerLeft]:
+    def deregister(self, worker_id: str, fence: int, reason: str) -> list[WorkerLeft]:
         """Nothing, if this incarnation is out already."""
         limits.check_text(reason, "reason")
         gone = self.departed.get(worker_id)
-        if worker_id not in self.members and gone is not None and gone.incarnation == incarnation:
+        if worker_id not in self.members and gone is not None and gone.fence == fence:
             return []
-        member = self.member(worker_id, incarnation)
-        limits.check_count(incarnation, "incarnation", least=1)
+        member = self.member(worker_id, fence)
+        limits.check_count(fence, "incarnation", least=1, most=MAX_FENCE)
         return [self._left(member, "deregistered", reason or "it said good-bye")]
 
     def sweep(self, now_s: float, *, lenient: bool = False) -> list[WorkerLeft]:
@@ -181,22 +184,23 @@ class Membership:
             job_id=self.job_id,
             worker_id=member.worker_id,
             incarnation=member.incarnation,
+            nonce=member.joined.nonce,
             cause=cause,
             reason=reason,
         )
 
     # -- fencing -------------------------------------------------------------------------------------------------
 
-    def member(self, worker_id: str, incarnation: int) -> Member:
+    def member(self, worker_id: str, fence: int) -> Member:
         """The member, if it is this incarnation; 0 is whichever lives."""
         member = self.members.get(worker_id)
-        if member is not None and incarnation in (0, member.joined.incarnation):
+        if member is not None and fence in (0, member.joined.fence):
             return member
         gone = self.departed.get(worker_id)
-        if member is not None or (gone is not None and gone.incarnation == incarnation):
-            why = gone.reason if gone is not None and gone.incarnation == incarnation else "another process has its id"
+        if member is not None or (gone is not None and gone.fence == fence):
+            why = gone.reason if gone is not None and gone.fence == fence else "another process has its id"
             raise StaleIncarnation(
-                f"incarnation {incarnation} of worker {worker_id!r} is out: {why}; register again",
+                f"incarnation {number_of(fence)} of worker {worker_id!r} is out: {why}; register again",
                 field="incarnation",
                 generation=self.generation,
             )
@@ -206,15 +210,15 @@ class Membership:
             field="worker_id",
         )
 
-    def fenced(self, worker_id: str, incarnation: int, generation: int) -> Member:
+    def fenced(self, worker_id: str, fence: int, generation: int) -> Member:
         """The member, if the caller knows the newest membership.
 
         A generation is over with the first change, not only with the seal: who has left must not be counted as there.
         The refusal names the generation that the seal will begin, since it is told after that.
         """
-        if incarnation == 0:
+        if fence == 0:
             raise StaleIncarnation("incarnation is 0; send the one that RegisterWorker answered", field="incarnation")
-        member = self.member(worker_id, incarnation)
+        member = self.member(worker_id, fence)
         if self.changes or generation != self.generation:
             stands = self.generation + bool(self.changes)
             reason = self._changes_in_words() if self.changes else self.generation_reason
@@ -267,10 +271,10 @@ class Membership:
                 num, self._limits.max_series_per_worker, "metrics", "max_series_per_worker", field="metrics"
             )
 
-    def suspect(self, worker_id: str, incarnation: int, now_s: float) -> None:
+    def suspect(self, worker_id: str, fence: int, now_s: float) -> None:
         """Its connection was reset; it may be dead, or reconnecting."""
         member = self.members.get(worker_id)
-        if member is not None and member.incarnation == incarnation and member.suspect_since_s is None:
+        if member is not None and member.joined.fence == fence and member.suspect_since_s is None:
             member.suspect_since_s = now_s
 
     def excuse(self, seconds: float, now_s: float) -> None:

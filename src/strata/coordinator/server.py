@@ -16,13 +16,17 @@ from grpc_reflection.v1alpha import reflection
 
 from strata.clock import SystemClock
 from strata.coordinator import wire
+from strata.coordinator.backend import EngineBackend
+from strata.coordinator.door import Door
 from strata.coordinator.engine import Engine
 from strata.coordinator.journal import describe, open_journal
 from strata.coordinator.service import METHODS, unary_handler
 from strata.coordinator.session import SessionHub
 from strata.errors import ConfigError
-from strata.transport.addresses import Address, parse_address, require_local
+from strata.transport.addresses import Address, parse_address
 from strata.transport.channels import server_options
+from strata.transport.credentials import server_credentials
+from strata.transport.tokens import Guard, grants_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +34,8 @@ if TYPE_CHECKING:
     import uvicorn
 
     from strata.clock import Clock
-    from strata.coordinator.config import CoordinatorConfig
+    from strata.coordinator.backend import Backend
+    from strata.coordinator.config import CoordinatorConfig, SecurityConfig
 
 log = logging.getLogger(__name__)
 
@@ -62,15 +67,18 @@ class CoordinatorServer:
     async def start(self) -> ServerAddresses:
         config = self._config
         listen = parse_address(config.listen, field="listen")
-        require_local(listen, field="listen")
+        guard = Guard(grants_from(config.security.tokens))
+        require_safe(listen, config.security, guard, field="listen")
         if config.http != "off":
-            require_local(_http_address(config), field="http")
+            require_safe(_http_address(config), config.security, guard, field="http")
         try:
             journal = open_journal(config.state, config=config.journal)
             self._engine = Engine(journal, config, self._clock)
             self._engine.start()
-            hub = self._hub = SessionHub(self._engine, METHODS)
-            grpc_address = await self._start_grpc(str(listen), hub)
+            backend = EngineBackend(self._engine)
+            door = Door(guard, config.limits, self._clock)
+            hub = self._hub = SessionHub(backend, METHODS, door)
+            grpc_address = await self._start_grpc(str(listen), backend, hub, door)
             http_address = await self._start_http(hub) if config.http != "off" else ""
         except BaseException:
             await self.stop()
@@ -94,10 +102,9 @@ class CoordinatorServer:
             await self._engine.stop()
             self._engine = None
 
-    async def _start_grpc(self, address: str, hub: SessionHub) -> str:
-        assert self._engine is not None
+    async def _start_grpc(self, address: str, backend: Backend, hub: SessionHub, door: Door) -> str:
         server = grpc.aio.server(options=server_options(max_message_bytes=self._config.limits.max_message_bytes))
-        handlers = {method.name: unary_handler(method, self._engine) for method in METHODS}
+        handlers = {method.name: unary_handler(method, backend, door) for method in METHODS}
         handlers["Session"] = hub.handler()
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(wire.SERVICE, handlers),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -105,7 +112,7 @@ class CoordinatorServer:
         names = (wire.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
         try:
-            port = server.add_insecure_port(address)
+            port = add_port(server, address, self._config.security)
         except RuntimeError as error:
             raise ConfigError(
                 f"listen={address!r} cannot be bound ({error}); is another coordinator running? choose another port",
@@ -142,6 +149,25 @@ class CoordinatorServer:
         self._http_task = asyncio.create_task(server.serve(sockets=[listening]), name="strata-http")
         host, port = listening.getsockname()[:2]
         return f"http://{Address(host, port)}"
+
+
+def add_port(server: grpc.aio.Server, address: str, security: SecurityConfig) -> int:
+    if not security.certificate or address.startswith("unix:"):
+        return server.add_insecure_port(address)
+    credentials = server_credentials(security.certificate, security.key, security.client_ca)
+    return server.add_secure_port(address, credentials)
+
+
+def require_safe(address: Address, security: SecurityConfig, guard: Guard, *, field: str) -> None:
+    """Nothing listens where others can reach it without tokens and TLS, unless that is said to be meant."""
+    if address.is_local or security.insecure or (security.certificate and not guard.is_open):
+        return
+    lacking = [name for name, has in (("tokens", not guard.is_open), ("TLS", bool(security.certificate))) if not has]
+    raise ConfigError(
+        f"{field}={str(address)!r} can be reached from other machines, and has no {' and no '.join(lacking)}; "
+        "give --tokens, --tls-cert and --tls-key (`strata certs` makes a set), or say --insecure if it is meant",
+        field=field,
+    )
 
 
 def _http_address(config: CoordinatorConfig) -> Address:

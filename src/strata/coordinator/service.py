@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ import grpc
 
 from strata.coordinator import wire
 from strata.errors import LimitExceeded, StrataError
+from strata.transport.tokens import Role
 from strata.v1 import calls_pb2 as pb
 from strata.v1 import types_pb2
 
@@ -24,16 +26,19 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from strata.clock import Moment
+    from strata.coordinator.backend import Backend
     from strata.coordinator.barriers import Released, Ticket
     from strata.coordinator.checkpoints import CheckpointProgress
     from strata.coordinator.config import CoordinatorConfig
     from strata.coordinator.core import Core
-    from strata.coordinator.engine import Engine
+    from strata.coordinator.door import Door
     from strata.coordinator.events import CheckpointRecord
     from strata.coordinator.job import Beat, Job, Recovery, Registration, ShardPage
     from strata.coordinator.membership import Membership
 
 log = logging.getLogger(__name__)
+
+NONCE_BITS = 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,8 @@ class Method:
     encode: Callable[[Any, CoordinatorConfig], Message]
     volatile: bool = False
     """Answered at once: touches nothing durable."""
+    role: Role = Role.WORKER
+    """The least that may call it."""
 
     @property
     def field(self) -> str:
@@ -79,13 +86,14 @@ def _register_worker(core: Core, r: pb.RegisterWorkerRequest, at: Moment) -> Cal
             capacity=r.capacity,
             hostname=r.hostname,
             takeover=r.takeover,
+            nonce=secrets.randbits(NONCE_BITS),
             now_s=at.monotonic_s,
         )
 
 
 def _registered(value: Registration, config: CoordinatorConfig) -> pb.RegisterWorkerResponse:
     return pb.RegisterWorkerResponse(
-        incarnation=value.incarnation,
+        incarnation=value.fence,
         generation=value.generation,
         rank=value.rank,
         world_size=value.world_size,
@@ -346,31 +354,34 @@ METHODS = (
         pb.GetLatestCheckpointResponse,
         _get_latest_checkpoint,
         _latest_checkpoint,
+        role=Role.READER,
     ),
     Method("RequestRecovery", pb.RequestRecoveryRequest, pb.RecoveryResponse, _request_recovery, _recovery),
-    Method("SendCommand", pb.SendCommandRequest, pb.SendCommandResponse, _send_command, _sent),
-    Method("ListJobs", pb.ListJobsRequest, pb.ListJobsResponse, _list_jobs, _as_it_is),
-    Method("ListWorkers", pb.ListWorkersRequest, pb.ListWorkersResponse, _list_workers, _as_it_is),
-    Method("ListDatasets", pb.ListDatasetsRequest, pb.ListDatasetsResponse, _list_datasets, _as_it_is),
+    Method("SendCommand", pb.SendCommandRequest, pb.SendCommandResponse, _send_command, _sent, role=Role.ADMIN),
+    Method("ListJobs", pb.ListJobsRequest, pb.ListJobsResponse, _list_jobs, _as_it_is, role=Role.READER),
+    Method("ListWorkers", pb.ListWorkersRequest, pb.ListWorkersResponse, _list_workers, _as_it_is, role=Role.READER),
+    Method(
+        "ListDatasets", pb.ListDatasetsRequest, pb.ListDatasetsResponse, _list_datasets, _as_it_is, role=Role.READER
+    ),
 )
 
 
-def unary_handler(method: Method, engine: Engine) -> grpc.RpcMethodHandler[Any, Any]:
-    call = engine.call_volatile if method.volatile else engine.call
-
+def unary_handler(method: Method, backend: Backend, door: Door) -> grpc.RpcMethodHandler[Any, Any]:
     async def handle(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-        answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        answered: asyncio.Future[Message | StrataError] = asyncio.get_running_loop().create_future()
 
-        def done(answer: Any) -> None:
+        def done(answer: Message | StrataError) -> None:
             if not answered.done():  # the caller may have hung up
                 answered.set_result(answer)
 
-        call(lambda core, at: method.decide(core, request, at), done)
-        answer = method.answer(await answered, engine.config)
+        try:
+            door.admit_call(context, method)
+            backend.submit(method, request, done)
+            answer = await answered
+        except StrataError as error:
+            answer = error
         if isinstance(answer, StrataError):
-            words, details = wire.encode_error_briefly(answer)
-            metadata = ((wire.ERROR_METADATA_KEY, details.SerializeToString()),)
-            await context.abort(wire.status_of(answer), words, trailing_metadata=metadata)
+            await abort(context, answer)
         return answer
 
     return grpc.unary_unary_rpc_method_handler(
@@ -378,3 +389,9 @@ def unary_handler(method: Method, engine: Engine) -> grpc.RpcMethodHandler[Any, 
         request_deserializer=method.request.FromString,
         response_serializer=method.response.SerializeToString,
     )
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: StrataError) -> None:
+    words, details = wire.encode_error_briefly(error)
+    metadata = ((wire.ERROR_METADATA_KEY, details.SerializeToString()),)
+    await context.abort(wire.status_of(error), words, trailing_metadata=metadata)

@@ -17,17 +17,21 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from strata._version import __version__
-from strata.coordinator import wire
+from strata.coordinator import limits, wire
 from strata.coordinator.job import DEFAULT_JOB, CommandQueued, GenerationChanged
+from strata.coordinator.service import abort
 from strata.errors import InvalidArgument, StrataError
+from strata.transport.tokens import require
 from strata.v1 import session_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from strata.coordinator.engine import Engine
+    from strata.coordinator.backend import Backend
+    from strata.coordinator.door import Bucket, Door
     from strata.coordinator.job import Notice
     from strata.coordinator.service import Method
+    from strata.transport.tokens import Role
 
 log = logging.getLogger(__name__)
 
@@ -40,10 +44,12 @@ _SPEAKING = {"register_worker", "heartbeat", "deregister_worker"}
 class Link:
     """One open stream: what it says of workers, and what is to be sent down it."""
 
-    def __init__(self, session_id: str, *, max_backlog: int, max_frame_bytes: int) -> None:
+    def __init__(self, session_id: str, *, role: Role, bucket: Bucket, max_backlog: int, max_frame_bytes: int) -> None:
         self.session_id = session_id
+        self.role = role
+        self.bucket = bucket
         self.workers: dict[WorkerKey, int] = {}
-        """(job, worker) → incarnation, of those that registered or beat through it."""
+        """(job, worker) → fence, of those that registered or beat through it."""
         self.given_up: tuple[grpc.StatusCode, str] | None = None
         """Why it is ended from our side."""
         self._backlog: list[pb.Response | pb.Notice] = []
@@ -98,13 +104,14 @@ class Link:
 class SessionHub:
     """All open sessions."""
 
-    def __init__(self, engine: Engine, methods: Iterable[Method]) -> None:
-        self._engine = engine
+    def __init__(self, backend: Backend, methods: Iterable[Method], door: Door) -> None:
+        self._backend = backend
+        self._door = door
         self._methods = {method.field: method for method in methods}
         self._links: dict[str, Link] = {}
         self._speakers: dict[WorkerKey, Link] = {}
         """Through which stream a worker was last heard."""
-        engine.listeners.append(self._spread)
+        backend.listeners.append(self._spread)
 
     @property
     def num_sessions(self) -> int:
@@ -123,16 +130,24 @@ class SessionHub:
         )
 
     async def _serve(self, _requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        try:
+            role = self._door.role(context)
+            limits.check_room(
+                len(self._links), self._backend.limits.max_sessions, "sessions", "max_sessions", field="session_id"
+            )
+        except StrataError as error:
+            await abort(context, error)
         first = await context.read()
         if not isinstance(first, pb.ClientFrame) or not first.HasField("hello") or not first.hello.session_id:
             await context.abort(
                 grpc.StatusCode.INVALID_ARGUMENT, "the first frame of a session carries hello.session_id"
             )
-        limits = self._engine.config.limits
         link = Link(
             first.hello.session_id,
-            max_backlog=limits.max_session_backlog,
-            max_frame_bytes=limits.max_message_bytes,
+            role=role,
+            bucket=self._door.bucket(),
+            max_backlog=self._backend.limits.max_session_backlog,
+            max_frame_bytes=self._backend.limits.max_message_bytes,
         )
         self._open(link)
         writer = asyncio.create_task(self._write(link, context))
@@ -168,14 +183,13 @@ class SessionHub:
         method = self._methods[field]
         body = getattr(request, field)
 
-        def done(value: Any) -> None:
-            answer = method.answer(value, self._engine.config)
+        def done(answer: Any) -> None:
             if isinstance(answer, StrataError):
                 link.answer(pb.Response(id=request.id, error=wire.encode_error(answer)))
                 return
             key = (body.job_id or DEFAULT_JOB, body.worker_id) if field in _SPEAKING else None
             if field == "register_worker" and key:
-                self._speaks(link, key, value.incarnation)
+                self._speaks(link, key, answer.incarnation)
             elif field == "heartbeat" and key and body.incarnation:
                 self._speaks(link, key, body.incarnation)
             elif field == "deregister_worker" and key:
@@ -185,27 +199,32 @@ class SessionHub:
             result: dict[str, Any] = {field: answer}
             link.answer(pb.Response(id=request.id, **result))
 
-        call = self._engine.call_volatile if method.volatile else self._engine.call
-        call(lambda core, at: method.decide(core, body, at), done)
+        try:
+            require(link.role, method.role, method.name)
+            self._door.pace(link.bucket)
+        except StrataError as error:
+            done(error)
+            return
+        self._backend.submit(method, body, done)
 
     def _open(self, link: Link) -> None:
         """A client that comes back under its session's name speaks for the same workers as before."""
         before = self._links.get(link.session_id)
         self._links[link.session_id] = link
-        for key, incarnation in before.workers.items() if before else ():
-            self._speaks(link, key, incarnation)
+        for key, fence in before.workers.items() if before else ():
+            self._speaks(link, key, fence)
 
-    def _speaks(self, link: Link, key: WorkerKey, incarnation: int) -> None:
-        link.workers[key] = incarnation
+    def _speaks(self, link: Link, key: WorkerKey, fence: int) -> None:
+        link.workers[key] = fence
         self._speakers[key] = link
 
     def _closed(self, link: Link) -> None:
         if self._links.get(link.session_id) is link:
             del self._links[link.session_id]
-        for key, incarnation in link.workers.items():
+        for key, fence in link.workers.items():
             if self._speakers.get(key) is link:  # else it has been heard through another stream since
                 del self._speakers[key]
-                self._engine.suspect(*key, incarnation)
+                self._backend.suspect(*key, fence)
 
     def _spread(self, notices: list[Notice]) -> None:
         for notice in notices:

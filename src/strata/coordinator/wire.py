@@ -41,6 +41,8 @@ STATUS_OF: dict[type[errors.StrataError], grpc.StatusCode] = {
     errors.WorkerExists: Code.ALREADY_EXISTS,
     errors.DatasetExists: Code.ALREADY_EXISTS,
     errors.BarrierBroken: Code.ABORTED,
+    errors.Unauthenticated: Code.UNAUTHENTICATED,
+    errors.PermissionRefused: Code.PERMISSION_DENIED,
     errors.CoordinatorUnavailable: Code.UNAVAILABLE,
     errors.JournalError: Code.UNAVAILABLE,
 }

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from strata.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,14 @@ class Address:
             return False
 
 
+def parse_addresses(text: str | Sequence[str], *, field: str) -> list[Address]:
+    """One address, or several: a list, or text with commas."""
+    parts = text.split(",") if isinstance(text, str) else list(text)
+    if not parts:
+        raise ConfigError(f"{field} names no address; write HOST:PORT, or several", field=field)
+    return [parse_address(part.strip(), field=field) for part in parts]
+
+
 def parse_address(text: str, *, field: str) -> Address:
     plain = text.removeprefix("http://").removeprefix("grpc://").rstrip("/")
     if plain.startswith("unix:"):
@@ -44,13 +56,3 @@ def parse_address(text: str, *, field: str) -> Address:
     if not colon or not host or not port.isdigit() or int(port) > 65535:
         raise ConfigError(f"{field}={text!r} is not an address; write HOST:PORT, or unix:PATH", field=field)
     return Address(host, int(port))
-
-
-def require_local(address: Address, *, field: str) -> None:
-    """Until there is a token and TLS, nothing listens where others can reach it."""
-    if not address.is_local:
-        raise ConfigError(
-            f"{field}={str(address)!r} can be reached from other machines, and token and TLS are not built yet; "
-            "use 127.0.0.1 and a tunnel",
-            field=field,
-        )

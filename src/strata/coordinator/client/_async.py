@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from strata.coordinator import limits, views, wire
 from strata.coordinator.client._config import ClientConfig
 from strata.coordinator.client._link import SessionLink
+from strata.coordinator.events import number_of
 from strata.coordinator.job import DEFAULT_JOB
 from strata.errors import (
     BarrierBroken,
@@ -23,7 +24,8 @@ from strata.errors import (
     UnknownJob,
     UnknownWorker,
 )
-from strata.transport.addresses import parse_address
+from strata.transport.addresses import parse_addresses
+from strata.transport.credentials import ClientSecurity
 from strata.v1 import calls_pb2 as pb
 from strata.v1 import session_pb2
 
@@ -55,9 +57,17 @@ class AsyncCoordinatorClient:
     Workers registered here are kept alive by background heartbeats until they deregister or the client is closed.
     """
 
-    def __init__(self, address: str = "localhost:50051", *, config: ClientConfig | None = None) -> None:
-        self.address = str(parse_address(address, field="address"))
+    def __init__(
+        self,
+        address: str | Sequence[str] = "localhost:50051",
+        *,
+        config: ClientConfig | None = None,
+        security: ClientSecurity | None = None,
+    ) -> None:
+        """`address` may name several coordinators, leader and standbys, as a list or with commas between them."""
+        self.addresses = [str(a) for a in parse_addresses(address, field="address")]
         self.config = config or ClientConfig()
+        self.security = security or ClientSecurity()
         self._workers: dict[tuple[str, str], AsyncWorker] = {}
         self._link: SessionLink | None = None
         self._beater: asyncio.Task[None] | None = None
@@ -76,7 +86,9 @@ class AsyncCoordinatorClient:
         """Opens the session; a second call does nothing."""
         if self._link is not None:
             return
-        link = SessionLink(self.address, self.config, on_notice=self._notice, on_connect=self._beat_now.set)
+        link = SessionLink(
+            self.addresses, self.config, self.security, on_notice=self._notice, on_connect=self._beat_now.set
+        )
         await link.open()
         self._link = link
         self._beater = asyncio.create_task(self._beat_forever(), name="strata-heartbeats")
@@ -310,7 +322,8 @@ class AsyncWorker:
         self.job_id = request.job_id
         self.worker_id = request.worker_id
         self.instance_id = request.instance_id
-        self.incarnation = response.incarnation
+        self.incarnation = number_of(response.incarnation)
+        self._fence = response.incarnation
         self.generation = response.generation
         self.rank = response.rank
         self.world_size = response.world_size
@@ -364,7 +377,7 @@ class AsyncWorker:
             pb.HeartbeatRequest,
             job_id=self.job_id,
             worker_id=self.worker_id,
-            incarnation=self.incarnation,
+            incarnation=self._fence,
             state=wire.encode_state(self._state) if self._state else 0,
             step=self._step,
             epoch=self._epoch,
@@ -446,7 +459,7 @@ class AsyncWorker:
             pb.DeregisterWorkerRequest,
             job_id=self.job_id,
             worker_id=self.worker_id,
-            incarnation=self.incarnation,
+            incarnation=self._fence,
             reason=reason,
         )
         await self._client.call("deregister_worker", request)
@@ -558,7 +571,7 @@ class AsyncWorker:
     async def recover(self) -> views.RecoveryPlan:
         """Where to go on after a failure; adopts the generation that says so."""
         request = message(
-            pb.RequestRecoveryRequest, job_id=self.job_id, worker_id=self.worker_id, incarnation=self.incarnation
+            pb.RequestRecoveryRequest, job_id=self.job_id, worker_id=self.worker_id, incarnation=self._fence
         )
         response: pb.RecoveryResponse = await self._client.call("request_recovery", request)
         self.generation, self.rank, self.world_size = response.generation, response.rank, response.world_size
@@ -579,7 +592,7 @@ class AsyncWorker:
         return {
             "job_id": self.job_id,
             "worker_id": self.worker_id,
-            "incarnation": self.incarnation,
+            "incarnation": self._fence,
             "generation": self.generation,
         }
 

@@ -18,33 +18,41 @@ import tenacity
 
 from strata._version import __version__
 from strata.coordinator import wire
-from strata.errors import CoordinatorUnavailable, LimitExceeded, StrataError
+from strata.errors import CoordinatorUnavailable, LimitExceeded, PermissionRefused, StrataError, Unauthenticated
 from strata.transport.channels import client_options
 from strata.v1 import session_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from google.protobuf.message import Message
 
     from strata.coordinator.client._config import ClientConfig
+    from strata.transport.credentials import ClientSecurity
 
 log = logging.getLogger(__name__)
 
 Stream = Any
 """grpc.aio's StreamStreamCall."""
 
+_FINAL: dict[grpc.StatusCode, type[StrataError]] = {
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionRefused,
+}
+
 
 class SessionLink:
     def __init__(
         self,
-        address: str,
+        addresses: Sequence[str],
         config: ClientConfig,
+        security: ClientSecurity,
         *,
         on_notice: Callable[[pb.Notice], None],
         on_connect: Callable[[], None],
     ) -> None:
-        self._address = address
+        self._addresses = list(addresses)
+        self._security = security
         self._config = config
         self._on_notice = on_notice
         self._on_connect = on_connect
@@ -54,6 +62,8 @@ class SessionLink:
         self._outgoing: list[pb.Request] = []
         self._to_send = asyncio.Event()
         self._connected = asyncio.Event()
+        self._refused: asyncio.Future[StrataError] = asyncio.get_running_loop().create_future()
+        """Set when the first connection is turned away for good."""
         self._last_failure = "no connection was made"
         self._task: asyncio.Task[None] | None = None
         self.num_connections = 0
@@ -62,12 +72,19 @@ class SessionLink:
 
     async def open(self) -> None:
         self._task = asyncio.create_task(self._stay_connected(), name="strata-session")
+        connected = asyncio.create_task(self._connected.wait())
         try:
             async with asyncio.timeout(self._config.connect_timeout_s):
-                await self._connected.wait()
+                first: set[asyncio.Future[Any]] = {connected, self._refused}
+                await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         except TimeoutError:
             await self.close()
             raise self._unavailable(self._config.connect_timeout_s) from None
+        finally:
+            connected.cancel()
+        if not self._connected.is_set():
+            await self.close()
+            raise self._refused.result()
 
     async def close(self) -> None:
         if self._task is not None:
@@ -105,7 +122,7 @@ class SessionLink:
     def _unavailable(self, waited_s: float) -> CoordinatorUnavailable:
         state = "connected, but no answer" if self._connected.is_set() else self._last_failure
         return CoordinatorUnavailable(
-            f"the coordinator at {self._address} did not answer within {waited_s:g} s ({state}); "
+            f"the coordinator at {' or '.join(self._addresses)} did not answer within {waited_s:g} s ({state}); "
             "is it running? `strata coordinator` starts one"
         )
 
@@ -125,24 +142,33 @@ class SessionLink:
     async def _connect_once(self) -> None:
         """Opens a stream and stays on it until it ends."""
         options = client_options(max_message_bytes=self._config.max_message_bytes)
-        async with grpc.aio.insecure_channel(self._address, options=options) as channel:
+        address = self._addresses[0]
+        async with self._security.channel(address, options) as channel:
             stream: Stream = channel.stream_stream(
                 f"/{wire.SERVICE}/Session",
                 request_serializer=pb.ClientFrame.SerializeToString,
                 response_deserializer=pb.ServerFrame.FromString,
-            )()
+            )(metadata=self._security.metadata())
             try:
                 await self._greet(stream)
                 await self._exchange(stream)
             except grpc.aio.AioRpcError as error:
                 was_connected = self._connected.is_set()
                 self._last_failure = error.details() or error.code().name
+                self._addresses.append(self._addresses.pop(0))  # the next one may be the leader by now
                 if not was_connected:
+                    self._turned_away(error)
                     raise
-                log.info("lost the coordinator at %s (%s); reconnecting", self._address, self._last_failure)
+                log.info("lost the coordinator at %s (%s); reconnecting", address, self._last_failure)
             finally:
                 self._connected.clear()
                 stream.cancel()
+
+    def _turned_away(self, error: grpc.aio.AioRpcError) -> None:
+        """A refusal that no patience changes ends the first connection at once."""
+        kind = _FINAL.get(error.code())
+        if kind is not None and not self._refused.done():
+            self._refused.set_result(kind(error.details() or kind.__name__))
 
     async def _greet(self, stream: Stream) -> None:
         hello = pb.Hello(session_id=self._session_id, client=f"strata-python {__version__}")

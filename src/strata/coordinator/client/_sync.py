@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from strata.coordinator.membership import WorkerStateName
     from strata.coordinator.shards import Shard
     from strata.errors import StrataError
+    from strata.transport.credentials import ClientSecurity
 
 T = TypeVar("T")
 
@@ -97,9 +98,16 @@ class CoordinatorClient:
     Workers registered here are kept alive in the background until they deregister or the client is closed.
     """
 
-    def __init__(self, address: str = "localhost:50051", *, config: ClientConfig | None = None) -> None:
+    def __init__(
+        self,
+        address: str | Sequence[str] = "localhost:50051",
+        *,
+        config: ClientConfig | None = None,
+        security: ClientSecurity | None = None,
+    ) -> None:
+        """`address` may name several coordinators, leader and standbys, as a list or with commas between them."""
         self._loop = shared_loop()
-        self._client = self._loop.run(_made(address, config))
+        self._client = self._loop.run(_made(address, config, security))
 
     def __enter__(self) -> Self:
         self.connect()
@@ -118,8 +126,8 @@ class CoordinatorClient:
         self._loop.run(self._client.close())
 
     @property
-    def address(self) -> str:
-        return self._client.address
+    def addresses(self) -> list[str]:
+        return self._client.addresses
 
     @property
     def num_connections(self) -> int:
@@ -221,8 +229,10 @@ class CoordinatorClient:
         return self._loop.run(self._client.list_datasets(job_id=job_id))
 
 
-async def _made(address: str, config: ClientConfig | None) -> AsyncCoordinatorClient:
-    return AsyncCoordinatorClient(address, config=config)
+async def _made(
+    address: str | Sequence[str], config: ClientConfig | None, security: ClientSecurity | None
+) -> AsyncCoordinatorClient:
+    return AsyncCoordinatorClient(address, config=config, security=security)
 
 
 class Worker:

@@ -1,0 +1,72 @@
+"""TLS for both ends of a gRPC connection, and what a client brings along."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc
+
+from strata.errors import ConfigError
+from strata.transport.tokens import METADATA_KEY, TOKEN_VARIABLE, bearer
+
+if TYPE_CHECKING:
+    from strata.transport.channels import Options
+
+CA_VARIABLE = "STRATA_TLS_CA"
+CERT_VARIABLE = "STRATA_TLS_CERT"
+KEY_VARIABLE = "STRATA_TLS_KEY"
+TOKEN_FILE_VARIABLE = "STRATA_TOKEN_FILE"  # noqa: S105 - a name, not a secret
+
+
+def server_credentials(certificate: str, key: str, client_ca: str) -> grpc.ServerCredentials:
+    pair = (_read(key, "security.key"), _read(certificate, "security.certificate"))
+    authority = _read(client_ca, "security.client_ca") if client_ca else None
+    return grpc.ssl_server_credentials([pair], authority, require_client_auth=bool(client_ca))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientSecurity:
+    """What a client shows, and whom it believes. What is not given comes from the environment."""
+
+    token: str = ""
+    """Or STRATA_TOKEN, or a file named by STRATA_TOKEN_FILE; read again at each connection."""
+    ca: str = ""
+    """The authority that signed the coordinator's certificate, a PEM file, or STRATA_TLS_CA; given: TLS is used."""
+    certificate: str = ""
+    """Of this client, where the coordinator asks for one, or STRATA_TLS_CERT."""
+    key: str = ""
+    """Its private key, or STRATA_TLS_KEY."""
+
+    def __repr__(self) -> str:
+        return f"ClientSecurity(token={'…' if self.token else None}, ca={self.ca!r})"
+
+    def channel(self, address: str, options: Options) -> grpc.aio.Channel:
+        ca = self.ca or os.environ.get(CA_VARIABLE, "")
+        if not ca:
+            return grpc.aio.insecure_channel(address, options=options)
+        certificate = self.certificate or os.environ.get(CERT_VARIABLE, "")
+        key = self.key or os.environ.get(KEY_VARIABLE, "")
+        credentials = grpc.ssl_channel_credentials(
+            _read(ca, "ca"),
+            _read(key, "key") if key else None,
+            _read(certificate, "certificate") if certificate else None,
+        )
+        return grpc.aio.secure_channel(address, credentials, options=options)
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """To be sent with every call and session."""
+        token = self.token or os.environ.get(TOKEN_VARIABLE, "")
+        path = os.environ.get(TOKEN_FILE_VARIABLE, "")
+        if not token and path:
+            token = _read(path, TOKEN_FILE_VARIABLE).decode().strip()
+        return ((METADATA_KEY, bearer(token)),) if token else ()
+
+
+def _read(path: str, field: str) -> bytes:
+    try:
+        return Path(path).expanduser().read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{field}={path!r} cannot be read ({error.strerror}); check the path", field=field) from error
