@@ -13,6 +13,9 @@ from strata.errors import StrataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    import psutil
 
 SERVER_CORE = 0
 CLIENT_CORE = 1
@@ -49,3 +52,16 @@ def serving(arguments: Sequence[str]) -> Iterator[tuple[str, int]]:
             process.wait()
         if process.stdout is not None:
             process.stdout.close()
+
+
+@contextlib.contextmanager
+def coordinator(directory: Path) -> Iterator[tuple[str, int]]:
+    """A coordinator with its journal in a directory: its address and process id."""
+    arguments = ["-m", "strata.cli", "coordinator", "--listen", "127.0.0.1:0", "--http", "off", "--json"]
+    with serving([*arguments, "--state", str(directory / "state.db")]) as served:
+        yield served
+
+
+def cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)

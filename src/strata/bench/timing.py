@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 
 def median_ms(work: Callable[[], object], *, repetitions: int, warm_up: int = 5) -> float:
@@ -20,3 +21,9 @@ def median_ms(work: Callable[[], object], *, repetitions: int, warm_up: int = 5)
         work()
         taken.append(time.perf_counter() - start)
     return statistics.median(taken) * 1e3
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least this share of all do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(math.ceil(share * len(ordered)) - 1, 0)]

@@ -11,12 +11,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psutil
 
 from strata.bench.load import count_responses, framed, stream_rate, unary_rate
-from strata.bench.servers import CLIENT_CORE, pin, serving
+from strata.bench.servers import CLIENT_CORE, coordinator, cpu_s, pin
 from strata.coordinator.client import AsyncCoordinatorClient
 from strata.v1 import calls_pb2, session_pb2, types_pb2
 
@@ -48,7 +48,7 @@ def mixed(
                 calls_pb2.AckShardsRequest(
                     job_id=JOB,
                     worker_id=worker.worker_id,
-                    incarnation=worker.incarnation,
+                    incarnation=worker._fence,
                     generation=worker.generation,
                     dataset_id=DATASET,
                     indices=[next(shards[worker.worker_id])],
@@ -65,7 +65,7 @@ def beat(worker: AsyncWorker, step: int) -> calls_pb2.HeartbeatRequest:
     return calls_pb2.HeartbeatRequest(
         job_id=JOB,
         worker_id=worker.worker_id,
-        incarnation=worker.incarnation,
+        incarnation=worker._fence,
         state=types_pb2.WORKER_STATE_TRAINING,
         step=step,
     )
@@ -86,10 +86,10 @@ async def measure(address: str, pid: int, *, num_calls: int, seconds: float) -> 
             # The greeting rides on the first frame.
             streams.append([hello.SerializeToString() + frames[0], *frames[1:]])
         server = psutil.Process(pid)
-        cpu_before_s, start_s = _cpu_s(server), time.perf_counter()
+        cpu_before_s, start_s = cpu_s(server), time.perf_counter()
         rate = await stream_rate(address, SESSION, streams, window=WINDOW, count=count_responses)
         taken_s = time.perf_counter() - start_s
-        cpu_s = _cpu_s(server) - cpu_before_s
+        used_s = cpu_s(server) - cpu_before_s
         unary = await unary_rate(
             address,
             "/strata.v1.Coordinator/Heartbeat",
@@ -100,26 +100,21 @@ async def measure(address: str, pid: int, *, num_calls: int, seconds: float) -> 
         return {
             "requests_per_s": rate,
             "unary_requests_per_s": unary,
-            "session_server_cpu_fraction": cpu_s / taken_s,
-            "session_cpu_us_per_request": cpu_s / (rate * taken_s) * 1e6,
+            "session_server_cpu_fraction": used_s / taken_s,
+            "session_cpu_us_per_request": used_s / (rate * taken_s) * 1e6,
             "server_rss_mb": server.memory_info().rss / 1e6,
         }
-
-
-def _cpu_s(process: Any) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
 
 
 def main() -> None:
     quick = "--quick" in sys.argv
     num_calls, seconds = (40_000, 1.0) if quick else (200_000, 3.0)
-    with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".bench-") as directory:
-        state = str(Path(directory) / "state.db")
-        arguments = ["-m", "strata.cli", "coordinator", "--listen", "127.0.0.1:0", "--http", "off", "--json"]
-        with serving([*arguments, "--state", state]) as (address, pid):
-            pin(CLIENT_CORE)
-            figures = asyncio.run(measure(address, pid, num_calls=num_calls, seconds=seconds))
+    with (
+        tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".bench-") as directory,
+        coordinator(Path(directory)) as (address, pid),
+    ):
+        pin(CLIENT_CORE)
+        figures = asyncio.run(measure(address, pid, num_calls=num_calls, seconds=seconds))
     print(json.dumps({"figures": figures}))
 
 
