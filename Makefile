@@ -7,6 +7,7 @@ MAKEFLAGS += --no-builtin-rules
 BIN := .venv/bin
 ARGS ?=
 JOBS ?= 2
+MINUTES ?= 30
 PYTEST := $(BIN)/pytest --durations=10 --durations-min=1
 
 .PHONY: help
@@ -20,11 +21,15 @@ setup: ## Build .venv from requirements/dev.txt (nothing to do: well under a sec
 .PHONY: test
 test: setup system-packages $(if $(strip $(ARGS)),,lint types) ## Lint, types and all tests; or ARGS="tests/unit -k lease" for some tests only
 ifeq ($(strip $(ARGS)),)
-	$(PYTEST) -n $(JOBS) $(wildcard tests/unit tests/contract)
+	$(PYTEST) -n $(JOBS) $(wildcard tests/unit tests/contract tests/simulation)
 	$(PYTEST) -n $(JOBS) --dist loadfile $(wildcard tests/integration tests/fault)
 else
 	$(PYTEST) $(ARGS)
 endif
+
+.PHONY: soak
+soak: setup ## Play the simulation with new seeds until one fails (MINUTES=30, JOBS=2)
+	$(BIN)/python tests/simulation/run.py --minutes $(MINUTES) --jobs $(JOBS)
 
 .PHONY: lint
 lint: setup ## Check style

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Brings what the tests need from outside PyPI: Node.js (Debian) and its gRPC client (npm, pinned in package-lock.json).
+# Brings what the tests need from outside PyPI: PostgreSQL's server and Node.js (Debian), and the latter's gRPC client
+# (npm, pinned in package-lock.json).
 # Does nothing, quickly, when all is there. What cannot be had makes tests skip and say so; under CI=true it is a failure.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -8,7 +9,7 @@ node_dir=tests/integration/node
 give_up() {
   echo "system packages: $*" >&2
   if [ "${CI:-}" = true ]; then exit 1; fi
-  echo "system packages: the tests that speak to the coordinator from Node.js (tests/integration) will skip" >&2
+  echo "system packages: the tests that need PostgreSQL or speak to the coordinator from Node.js may skip" >&2
   exit 0
 }
 
@@ -24,6 +25,11 @@ install_debian() {
 }
 
 has() { command -v "$1" > /dev/null; }
+
+# Of Debian's postgresql only the programs are used: each test session makes a cluster of its own.
+if ! compgen -G '/usr/lib/postgresql/*/bin/initdb' > /dev/null; then
+  install_debian postgresql
+fi
 
 wanted=$(cat "$node_dir/package.json" "$node_dir/package-lock.json" | sha256sum)
 stamp=$node_dir/node_modules/.strata-stamp

@@ -24,7 +24,8 @@
     └── JournalError
         ├── JournalLocked          another coordinator has this state open
         ├── JournalDamaged         the state cannot be read back
-        └── JournalWriteFailed     the state cannot be written: disk full, database gone
+        ├── JournalWriteFailed     the state cannot be written: disk full, database gone
+        └── JournalFenced          another coordinator has become the leader: nothing was written
 
 Each condition has its own name, so that a program can act on it, and a message that says what to do, so that a person
 can. The names travel over the wire as they stand here (see `strata.v1.Error.kind`).
@@ -162,6 +163,10 @@ class JournalDamaged(JournalError):
 
 class JournalWriteFailed(JournalError):
     """The state cannot be written."""
+
+
+class JournalFenced(JournalError):
+    """Another coordinator has become the leader; nothing was written."""
 
 
 def _subclasses(root: type[StrataError]) -> dict[str, type[StrataError]]:

@@ -1,5 +1,14 @@
 """Failed assertions in the suites say as much as those in the tests."""
 
+import sys
+from pathlib import Path
+
 import pytest
 
-pytest.register_assert_rewrite("coordinator_contract", "journal_contract")
+sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
+
+from postgres import postgres
+
+__all__ = ["postgres"]
+
+pytest.register_assert_rewrite("coordinator_contract", "journal_contract", "leadership_contract")

@@ -27,7 +27,7 @@ MAX_MESSAGE_BYTES = 262_144
 CONFIG = CoordinatorConfig(
     state="memory",
     lease=LeaseConfig(lease_s=60.0, heartbeat_s=10.0, suspicion_s=60.0, tick_s=0.01),
-    barrier=BarrierConfig(timeout_s=DEADLINE_S, max_timeout_s=3600.0),
+    barrier=BarrierConfig(timeout_s=90.0, max_timeout_s=3600.0),
     limits=Limits(
         max_shards_per_dataset=10_000,
         max_shards_per_reply=4,
@@ -76,6 +76,7 @@ class World:
     way: Way
     job_id: str = "resnet"
     incarnations: dict[str, int] = field(default_factory=dict)
+    """As RegisterWorker answered them: to be sent back, not to be read."""
     generation: int = 0
 
     def build(self) -> World:
@@ -210,6 +211,10 @@ MALFORMED_IDS = ("a b", "-a", "a\n", "é", "a" * 129, "../\x00")
 def _fenced(method: str, worker_id: str = "a", **overrides: Any) -> Callable[[World], Message]:
     kind, fields = FENCED_CALLS[method]
     return lambda world: world.fenced(kind, worker_id, **{**fields, **overrides})
+
+
+def _beat(**fields: Any) -> Callable[[World], Message]:
+    return lambda world: pb.HeartbeatRequest(worker_id="a", incarnation=world.incarnations["a"], **fields)
 
 
 def _plain(request: Message) -> Callable[[World], Message]:
@@ -362,17 +367,28 @@ REFUSALS = [
         Refusal(
             f"{name} of 2^64-1",
             "Heartbeat",
-            _plain(pb.HeartbeatRequest(worker_id="a", metrics={"loss": 1.0}, **{name: 2**64 - 1})),
+            _beat(metrics={"loss": 1.0}, **{name: 2**64 - 1}),
             INVALID,
             "InvalidArgument",
             name,
         )
         for name in ("step", "epoch")
     ),
+    *(
+        Refusal(
+            f"{name} from whoever does not say who it is",
+            "Heartbeat",
+            _plain(pb.HeartbeatRequest(worker_id="a", **{name: value})),
+            PRECONDITION,
+            "StaleIncarnation",
+            "incarnation",
+        )
+        for name, value in {"step": 7, "epoch": 1, "state": 4, "metrics": {"x": 1.0}, "acked_command_id": 1}.items()
+    ),
     Refusal(
         "a metric's name",
         "Heartbeat",
-        _plain(pb.HeartbeatRequest(worker_id="a", step=7, metrics={"a b": 1.0})),
+        _beat(step=7, metrics={"a b": 1.0}),
         INVALID,
         "InvalidArgument",
         "metrics",
@@ -380,7 +396,7 @@ REFUSALS = [
     Refusal(
         "too many metrics",
         "Heartbeat",
-        _plain(pb.HeartbeatRequest(worker_id="a", step=7, metrics=dict.fromkeys("xyz", 1.0))),
+        _beat(step=7, metrics=dict.fromkeys("xyz", 1.0)),
         EXHAUSTED,
         "LimitExceeded",
         "metrics",
@@ -595,6 +611,14 @@ class CoordinatorContract:
             assert (refused.value.code, refused.value.kind) == (PRECONDITION, "StaleIncarnation"), method
         assert world.everything() == before
 
+    def test_the_number_that_everybody_can_see_is_not_enough_to_speak_for_a_worker(self, world: World) -> None:
+        before = world.everything()
+        world.incarnations["a"] = world.workers()["a"].incarnation
+        with pytest.raises(Refused) as refused:
+            world.leave("a")
+        assert (refused.value.code, refused.value.kind) == (PRECONDITION, "StaleIncarnation")
+        assert world.everything() == before
+
     def test_a_worker_that_left_is_told_so(self, world: World) -> None:
         world.leave("a")
         with pytest.raises(Refused, match="good-bye; register again") as refused:
@@ -622,21 +646,23 @@ class CoordinatorContract:
     def test_workers_get_ranks_in_the_order_they_join_and_each_join_is_a_generation(self, way: Way) -> None:
         world = World(way)
         first, second = world.join("b"), world.join("a")
-        assert (first.incarnation, first.generation, first.rank, first.world_size) == (1, 1, 0, 1)
-        assert (second.incarnation, second.generation, second.rank, second.world_size) == (2, 2, 1, 2)
+        assert (first.generation, first.rank, first.world_size) == (1, 0, 1)
+        assert (second.generation, second.rank, second.world_size) == (2, 1, 2)
+        assert [(w.worker_id, w.incarnation) for w in world.workers().values()] == [("b", 1), ("a", 2)]
         assert (first.lease_s, first.heartbeat_s) == (60.0, 10.0)
         assert [(w, m.rank) for w, m in world.workers().items()] == [("b", 0), ("a", 1)]
 
     def test_the_same_process_that_registers_again_gets_the_same_answer(self, world: World) -> None:
         before = world.everything()
+        first = world.incarnations["b"]
         again = world.join("b")
-        assert (again.incarnation, again.generation, again.rank, again.world_size) == (2, 2, 1, 2)
+        assert (again.incarnation, again.generation, again.rank, again.world_size) == (first, 2, 1, 2)
         assert world.everything() == before
 
     def test_a_takeover_is_the_next_incarnation_and_keeps_the_shards(self, world: World) -> None:
         mine = [shard.index for shard in world.shards("a", include_done=True)]
         taken = world.join("a", instance_id="another-process", takeover=True)
-        assert (taken.incarnation, taken.generation, taken.world_size) == (3, 3, 2)
+        assert (world.workers()["a"].incarnation, taken.generation, taken.world_size) == (3, 3, 2)
         assert [shard.index for shard in world.shards("a", include_done=True)] == mine
 
     def test_an_empty_job_id_is_the_job_called_default(self, way: Way) -> None:
@@ -648,14 +674,19 @@ class CoordinatorContract:
     def test_jobs_do_not_touch_each_other(self, world: World) -> None:
         before = world.everything()[1:]
         other = World(world.way, job_id="bert")
-        assert other.join("a").incarnation == 1
+        assert other.join("a").generation == 1
         assert world.everything()[1:] == before
         jobs = world.call("ListJobs", pb.ListJobsRequest()).jobs
         assert [(j.job_id, j.num_workers, j.num_datasets) for j in jobs] == [("resnet", 2, 1), ("bert", 1, 0)]
 
     def test_a_heartbeat_shows_what_the_worker_does(self, world: World) -> None:
         beat = pb.HeartbeatRequest(
-            worker_id="a", incarnation=1, state=4, step=70, epoch=3, metrics={"loss": 0.5, "acc": 0.25}
+            worker_id="a",
+            incarnation=world.incarnations["a"],
+            state=4,
+            step=70,
+            epoch=3,
+            metrics={"loss": 0.5, "acc": 0.25},
         )
         answer = world.call("Heartbeat", beat)
         assert (answer.generation, answer.num_workers, len(answer.commands)) == (2, 2, 0)
@@ -663,7 +694,7 @@ class CoordinatorContract:
         assert (worker.state, worker.step, worker.epoch) == (types_pb2.WORKER_STATE_TRAINING, 70, 3)
         assert dict(worker.metrics) == {"loss": 0.5, "acc": 0.25}
         assert 0 <= worker.silent_s < DEADLINE_S
-        world.call("Heartbeat", pb.HeartbeatRequest(worker_id="a", incarnation=1))
+        world.call("Heartbeat", pb.HeartbeatRequest(worker_id="a", incarnation=world.incarnations["a"]))
         assert (world.workers()["a"].state, world.workers()["a"].step) == (types_pb2.WORKER_STATE_TRAINING, 70)
 
     def test_leaving_moves_the_shards_at_once_and_may_be_repeated(self, world: World) -> None:
@@ -782,7 +813,10 @@ class CoordinatorContract:
         world.join("c")
         waiting = [pool.submit(world.arrive, worker_id) for worker_id in ("a", "b")]
         wait_arrivals(2)
-        world.call("DeregisterWorker", pb.DeregisterWorkerRequest(worker_id="c", incarnation=3, reason="out of memory"))
+        good_bye = pb.DeregisterWorkerRequest(
+            worker_id="c", incarnation=world.incarnations["c"], reason="out of memory"
+        )
+        world.call("DeregisterWorker", good_bye)
         for one in waiting:
             refused = self.refused(one)
             assert (refused.code, refused.kind, refused.generation) == (Code.ABORTED, "BarrierBroken", 4)
@@ -846,7 +880,7 @@ class CoordinatorContract:
         assert self.latest(world, types_pb2.CHECKPOINT_TYPE_FULL, types_pb2.CHECKPOINT_TYPE_OPTIMIZER_ONLY) == "c3"
 
     def test_recovery_tells_everything_that_a_worker_needs(self, world: World) -> None:
-        request = pb.RequestRecoveryRequest(worker_id="b", incarnation=2)
+        request = pb.RequestRecoveryRequest(worker_id="b", incarnation=world.incarnations["b"])
         assert not world.call("RequestRecovery", request).HasField("checkpoint")
         for worker_id in ("a", "b"):
             world.checkpoint(worker_id)
@@ -866,7 +900,9 @@ class CoordinatorContract:
         assert (sent.command_id, sent.num_workers) == (1, 1)
         assert world.call("SendCommand", request) == sent
         for _ in range(2):
-            (command,) = world.call("Heartbeat", pb.HeartbeatRequest(worker_id="a", incarnation=1)).commands
+            (command,) = world.call(
+                "Heartbeat", pb.HeartbeatRequest(worker_id="a", incarnation=world.incarnations["a"])
+            ).commands
             assert (command.command_id, command.kind, command.reason) == (1, types_pb2.COMMAND_KIND_STOP, "pruned")
             assert dict(command.args) == {"save": "yes"}
         assert self.commands(world, "b") == []
@@ -922,7 +958,9 @@ class CoordinatorContract:
         return answer.checkpoint.checkpoint_id
 
     def commands(self, world: World, worker_id: str, *, acked: int = 0) -> list[int]:
-        beat = pb.HeartbeatRequest(worker_id=worker_id, acked_command_id=acked)
+        beat = pb.HeartbeatRequest(
+            worker_id=worker_id, incarnation=world.incarnations[worker_id], acked_command_id=acked
+        )
         return [command.command_id for command in world.call("Heartbeat", beat).commands]
 
     def refused(self, waiting: Future[Any]) -> Refused:

@@ -267,7 +267,7 @@ class TestSession:
         hello = session_pb2.Hello(session_id="s1")
         frames = list(stream(session_pb2.ClientFrame(hello=hello), session_pb2.ClientFrame(requests=calls)))
         answers = {r.id: r.register_worker for frame in frames for r in frame.responses}
-        assert [answers[n].incarnation for n in range(1, 51)] == list(range(1, 51))
+        assert [answers[n].rank for n in range(1, 51)] == list(range(50))
         assert {answer.generation for answer in answers.values()} == {1}
 
     def test_a_client_that_does_not_read_its_answers_is_dropped(self, stream: Callable[..., Any]) -> None:

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 from journal_contract import CONFIG, JournalContract, entries, records
+from postgres import PostgresServer
 
 from strata.coordinator.config import JournalConfig
-from strata.coordinator.journal import Journal, MemoryJournal, describe, open_journal
-from strata.errors import ConfigError, JournalLocked, JournalWriteFailed
+from strata.coordinator.journal import Journal, MemoryJournal, describe, open_journal, open_leadership
+from strata.errors import ConfigError, JournalFenced, JournalLocked, JournalWriteFailed
 
 
 class MemoryState:
@@ -70,6 +71,78 @@ class TestSqliteJournal(JournalContract):
         state = DatabaseState(tmp_path)
         yield state
         state.clear()
+
+
+class PostgresState:
+    """Opened as a leader opens it, behind the fence; `clear` gives a fresh database."""
+
+    def __init__(self, server: PostgresServer) -> None:
+        self._server = server
+        self._url = server.new_state()
+        self._open: list[Journal] = []
+
+    def open(self, config: JournalConfig) -> Journal:
+        leadership = open_leadership(self._url)
+        term = leadership.try_acquire("test", "here:1")
+        leadership.release()  # nobody else takes it, so the term goes on; and the next one need not wait
+        leadership.close()
+        assert term is not None
+        self._open.append(open_journal(self._url, config=config, term=term))
+        return self._open[-1]
+
+    def reopen(self, journal: Journal, config: JournalConfig) -> Journal:
+        journal.close()
+        return self.open(config)
+
+    def clear(self) -> None:
+        for journal in self._open:
+            journal.close()
+        self._open.clear()
+        self._server.sql(
+            "DROP TABLE IF EXISTS strata_events, strata_snapshots, strata_meta, strata_quarantine", self._url
+        )
+
+
+class TestPostgresJournal(JournalContract):
+    @pytest.fixture
+    def state(self, postgres: PostgresServer) -> Iterator[PostgresState]:
+        state = PostgresState(postgres)
+        yield state
+        state.clear()
+
+    def test_an_append_of_an_older_term_writes_nothing(self, state: PostgresState) -> None:
+        old = state.open(CONFIG)
+        old.load()
+        old.append(entries(1))
+        new = state.open(CONFIG)
+        assert new.load().last_seq == 1
+        with pytest.raises(JournalFenced, match=r"another coordinator has become the leader .* term 1 is over"):
+            old.append(entries(1, start=2))
+        with pytest.raises(JournalFenced):
+            old.load()
+        assert new.append(entries(1, start=2)) == 2
+        assert new.read() == records(entries(2))
+
+    def test_a_live_state_can_be_looked_at(self, state: PostgresState, postgres: PostgresServer) -> None:
+        journal = state.open(CONFIG)
+        journal.load()
+        journal.append(entries(3), snapshot=b"after 3")
+        looking = open_journal(state._url, readonly=True)
+        assert looking.load().snapshot == b"after 3"
+        assert looking.read() == records(entries(3))
+        with pytest.raises(JournalWriteFailed, match="reading only"):
+            looking.append(entries(1))
+        looking.close()
+
+    def test_it_goes_on_after_its_connections_were_cut(self, state: PostgresState, postgres: PostgresServer) -> None:
+        journal = state.open(CONFIG)
+        journal.load()
+        journal.append(entries(2))
+        assert postgres.cut(state._url) >= 1
+        with pytest.raises(JournalWriteFailed, match="what was acknowledged is safe"):
+            journal.append(entries(1, start=3))
+        assert journal.load().last_seq == 2
+        assert journal.append(entries(1, start=3)) == 3
 
 
 class TestFile:

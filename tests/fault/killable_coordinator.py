@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from grpc.aio import _server
 from sqlalchemy.engine.default import DefaultDialect
 
 from strata import config as configs
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from strata.v1 import session_pb2
 
-STARTING = ("journal opened", "state folded", "gRPC up")
+STARTING = ("journal opened", "journal loaded", "gRPC up")
 RUNNING = (
     "before append",
     "before commit",
@@ -106,16 +107,19 @@ def _wrap(
 
 
 def _watch_starting(trap: Trap) -> None:
-    _wrap(server, "open_journal", after=lambda *_: trap.reach("journal opened"))
-    _wrap(Engine, "_rebuild", after=lambda *_: trap.reach("state folded"))
-    start_grpc = server.CoordinatorServer._start_grpc
+    _wrap(
+        SqlJournal,
+        "load",
+        before=lambda *_: trap.reach("journal opened"),
+        after=lambda *_: trap.reach("journal loaded"),
+    )
+    start = _server.Server.start
 
-    async def started(*args: Any) -> str:
-        address = await start_grpc(*args)
+    async def started(listening: _server.Server) -> None:
+        await start(listening)
         trap.reach("gRPC up")
-        return address
 
-    server.CoordinatorServer._start_grpc = started  # type: ignore[method-assign]
+    _server.Server.start = started  # type: ignore[method-assign]
 
 
 def _watch_journal(trap: Trap) -> None:

@@ -59,11 +59,13 @@ def fold(state: Path, scratch: Path) -> Core:
 
 
 def told(core: Core) -> Any:
-    """A state without what differs from run to run: the wall clock and random names."""
+    """A state without what differs from run to run: the wall clock, random names and numbers."""
     jobs = msgspec.to_builtins(core.snapshot())
     for job in jobs:
         for record in job["checkpoints"]:
             record.pop("committed_at_s", None)
+        for worker in (*job["members"], *job["departed"]):
+            worker.pop("nonce", None)
         job["command_requests"] = sorted(job["command_requests"].values())
     return jobs
 

@@ -38,7 +38,7 @@ CALM = {"lease_s": 20.0, "heartbeat_s": 0.2, "suspicion_s": 5.0, "tick_s": 0.02}
 """Nobody dies of a busy machine."""
 STRICT = {"lease_s": 1.5, "heartbeat_s": 0.2, "suspicion_s": 0.2, "tick_s": 0.02}
 """Who is silent dies soon."""
-EAGER_CLIENT = ClientConfig(backoff_s=0.01, max_backoff_s=0.1, call_timeout_s=DEADLINE_S)
+EAGER_CLIENT = ClientConfig(backoff_s=0.01, max_backoff_s=0.1, call_timeout_s=DEADLINE_S, silence_s=1.0)
 
 
 PORTS = (10_000, 32_000)
@@ -280,12 +280,12 @@ class Cable:
 
 
 class CommandLine:
-    """`strata coordinator`, as a user or a script starts it."""
+    """`strata coordinator`, or another command that serves, as a user or a script starts it."""
 
-    def __init__(self, directory: Path, *flags: str) -> None:
+    def __init__(self, directory: Path, *flags: str, command: str = "coordinator") -> None:
         self.directory = directory
         self._process = subprocess.Popen(
-            [str(STRATA), "coordinator", *flags],
+            [str(STRATA), command, *flags],
             cwd=directory,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -313,6 +313,9 @@ class CommandLine:
     def terminate(self) -> None:
         self._process.terminate()
 
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
     def ended(self, deadline_s: float = DEADLINE_S) -> tuple[int, str]:
         """Its exit code, and what it said on stderr."""
         _, errors = self._process.communicate(timeout=deadline_s)
@@ -324,8 +327,8 @@ class CommandLine:
 
 
 @contextlib.contextmanager
-def command_line(directory: Path, *flags: str) -> Iterator[CommandLine]:
-    process = CommandLine(directory, *flags)
+def command_line(directory: Path, *flags: str, command: str = "coordinator") -> Iterator[CommandLine]:
+    process = CommandLine(directory, *flags, command=command)
     try:
         yield process
     finally:

@@ -129,7 +129,7 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
 
 
 def test_the_coordinator_announces_its_addresses_to_people_and_to_scripts() -> None:
-    addresses = SimpleNamespace(grpc="127.0.0.1:50051", http="", state="memory")
+    addresses = SimpleNamespace(grpc="127.0.0.1:50051", http="", state="memory", leads=True)
 
     assert json.loads(coordinator_command._announcement(addresses, as_json=True)) == vars(addresses)  # type: ignore[arg-type]
     assert "HTTP   off" in coordinator_command._announcement(addresses, as_json=False)  # type: ignore[arg-type]

@@ -187,7 +187,7 @@ def test_the_python_client_sees_the_same_members(drive: dict[str, Any], run: str
     assert membership.generation == drive[run]["thirdLeft"]["generation"]
     assert by_id.keys() == theirs.keys() == {"node-a", "node-b"}
     for worker_id, worker in by_id.items():
-        assert (worker.rank, worker.incarnation) == (theirs[worker_id]["rank"], theirs[worker_id]["incarnation"])
+        assert (worker.rank, str(worker.incarnation)) == (theirs[worker_id]["rank"], theirs[worker_id]["incarnation"])
         assert f"WORKER_STATE_{worker.state}" == theirs[worker_id]["state"]
         assert worker.metrics == theirs[worker_id]["metrics"]
         assert not worker.suspect

@@ -308,10 +308,11 @@ def test_a_patient_caller_does_not_move_the_deadline_of_another(driver: Driver) 
     assert broken(driver.after(1)[1]).missing.keys() == {"w2"}
 
 
-def test_a_caller_that_does_not_say_waits_2_s_where_that_is_the_rule() -> None:
-    driver = Driver(barrier=BarrierConfig(timeout_s=2.0))
+def test_a_caller_that_does_not_say_waits_6_s_where_that_is_the_rule() -> None:
+    driver = Driver(barrier=BarrierConfig(timeout_s=6.0))
     driver.join("w0", "w1")
     driver.arrive("w0")
+    assert driver.listen(4.0, "w0", "w1") == []
     assert driver.after(1.9) == ([], [])
     assert broken(driver.after(0.1)[1]).missing.keys() == {"w1"}
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from strata import config as configs
+from strata.cli import explain as explained
 
 if TYPE_CHECKING:
     from strata.coordinator.config import CoordinatorConfig
@@ -30,10 +31,33 @@ def coordinator(
             help="Path or database URL of the state; 'memory' keeps it nowhere. Default: in your state directory."
         ),
     ] = None,
+    tls_cert: Annotated[str | None, typer.Option(help="The server's certificate chain, a PEM file.")] = None,
+    tls_key: Annotated[str | None, typer.Option(help="Its private key, a PEM file.")] = None,
+    client_ca: Annotated[
+        str | None, typer.Option(help="Ask every client for a certificate of this authority, a PEM file.")
+    ] = None,
+    tokens: Annotated[
+        str | None,
+        typer.Option(help="A file with a line of ROLE TOKEN for each token; read again when it changes."),
+    ] = None,
+    insecure: Annotated[
+        bool | None,
+        typer.Option("--insecure", help="Serve any address without tokens and TLS: everybody may do everything."),
+    ] = None,
     config: Annotated[
         Path | None,
         typer.Option(help="A YAML file of settings; flags win over it. Default: ./coordinator.yaml, if there is one."),
     ] = None,
+    standby: Annotated[
+        bool | None,
+        typer.Option("--standby", help="Wait until no other coordinator leads this state, then take over."),
+    ] = None,
+    advertise: Annotated[
+        str | None, typer.Option(help="Where others are told to find this coordinator. Default: where it listens.")
+    ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show the chain of timeouts that the settings give, and exit.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the addresses as one line of JSON.")] = False,
 ) -> None:
     """Serve a coordinator: who is here, what is theirs, what has been agreed on.
@@ -43,7 +67,18 @@ def coordinator(
     if config is None and DEFAULT_FILE.is_file():
         config = DEFAULT_FILE
         typer.echo(f"using ./{DEFAULT_FILE}", err=True)
-    settings = resolve(config, {"listen": listen, "http": http, "state": state})
+    security = {
+        "certificate": tls_cert,
+        "key": tls_key,
+        "client_ca": client_ca,
+        "tokens": tokens,
+        "insecure": insecure,
+    }
+    flags = {"listen": listen, "http": http, "state": state, "standby": standby, "advertise": advertise}
+    settings = resolve(config, {**flags, "security": security})
+    if explain:
+        explained.explain(settings, as_json=as_json)
+        return
 
     from strata.coordinator.server import run  # noqa: PLC0415 (grpc and sqlalchemy are behind it)
 
@@ -60,10 +95,12 @@ def resolve(file: Path | None, flags: Mapping[str, Any]) -> "CoordinatorConfig":
 
 def _announcement(addresses: "ServerAddresses", *, as_json: bool) -> str:
     if as_json:
-        return json.dumps({"grpc": addresses.grpc, "http": addresses.http, "state": addresses.state})
+        return json.dumps(
+            {"grpc": addresses.grpc, "http": addresses.http, "state": addresses.state, "leads": addresses.leads}
+        )
     return "\n".join(
         [
-            "The coordinator is up. Ctrl-C stops it.",
+            f"The coordinator {'is up' if addresses.leads else 'stands by'}. Ctrl-C stops it.",
             f"  gRPC   {addresses.grpc}",
             f"  HTTP   {addresses.http or 'off'}",
             f"  state  {addresses.state}",

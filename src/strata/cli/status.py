@@ -17,13 +17,21 @@ def status(
     address: Annotated[str, typer.Option(help="The coordinator: HOST:PORT or unix:PATH.")] = "localhost:50051",
     job: Annotated[str | None, typer.Option(help="Show this job only.")] = None,
     timeout_s: Annotated[float, typer.Option(help="How long to wait for an answer.", min=0.1)] = 5.0,
+    token_file: Annotated[
+        str, typer.Option(help="A file that holds the token alone. Default: STRATA_TOKEN, or STRATA_TOKEN_FILE.")
+    ] = "",
+    tls_ca: Annotated[
+        str, typer.Option(help="The authority of the coordinator's certificate: TLS. Default: STRATA_TLS_CA.")
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show the jobs of a coordinator: workers, what they do, and how far their data is."""
     from strata.coordinator.client import ClientConfig, CoordinatorClient  # noqa: PLC0415 (grpc is behind it)
+    from strata.transport.credentials import ClientSecurity  # noqa: PLC0415
 
+    security = ClientSecurity(token_file=token_file, ca=tls_ca)
     config = ClientConfig(connect_timeout_s=timeout_s, call_timeout_s=timeout_s)
-    with CoordinatorClient(address, config=config) as client:
+    with CoordinatorClient(address, config=config, security=security) as client:
         found = [
             (j, client.list_workers(job_id=j.job_id), client.list_datasets(job_id=j.job_id))
             for j in client.list_jobs()

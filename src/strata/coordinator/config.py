@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from strata.coordinator import timeouts
 from strata.errors import ConfigError
 
 
@@ -75,6 +76,29 @@ class JournalConfig:
             raise ConfigError("journal.snapshot_every must be at least 1", field="journal.snapshot_every")
         if self.history_events < 0:
             raise ConfigError("journal.history_events must not be negative", field="journal.history_events")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeadershipConfig:
+    """Which of several coordinators on one state leads."""
+
+    leader_lease_s: float = 5.0
+    """PostgreSQL: a leader that has not renewed its lease for this long is replaced by a standby."""
+    poll_s: float = 0.1
+    """How often a standby looks whether it may lead."""
+
+    def __post_init__(self) -> None:
+        if not self.leader_lease_s >= 0.5:
+            raise ConfigError(
+                f"leadership.leader_lease_s={self.leader_lease_s} leaves no time to renew it; give at least 0.5",
+                field="leadership.leader_lease_s",
+            )
+        if not 0 < self.poll_s <= self.leader_lease_s:
+            raise ConfigError(
+                f"leadership.poll_s={self.poll_s} must be above 0 and at most "
+                f"leadership.leader_lease_s={self.leader_lease_s}",
+                field="leadership.poll_s",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,9 +192,17 @@ class CoordinatorConfig:
     """Where HTTP is served: HOST:PORT, or `off`."""
     state: str = ""
     """Path or database URL of the journal; empty: in the user's state directory; `memory`: kept nowhere."""
+    standby: bool = False
+    """Wait until no other coordinator leads this state, instead of refusing to start."""
+    advertise: str = ""
+    """Where clients and standbys are told to find this coordinator when it leads; empty: where it listens."""
     lease: LeaseConfig = field(default_factory=LeaseConfig)
     barrier: BarrierConfig = field(default_factory=BarrierConfig)
     journal: JournalConfig = field(default_factory=JournalConfig)
+    leadership: LeadershipConfig = field(default_factory=LeadershipConfig)
     limits: Limits = field(default_factory=Limits)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
+
+    def __post_init__(self) -> None:
+        timeouts.check(self.lease, self.barrier)

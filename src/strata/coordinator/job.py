@@ -15,8 +15,9 @@ from strata.coordinator import limits as checks
 from strata.coordinator.barriers import BarrierEnded, Barriers, Released, Ticket
 from strata.coordinator.checkpoints import RESTORABLE, Checkpoints
 from strata.coordinator.commands import Commands
-from strata.coordinator.membership import Membership
+from strata.coordinator.membership import MAX_FENCE, Membership
 from strata.coordinator.shards import ShardBook
+from strata.errors import StaleIncarnation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -156,7 +157,13 @@ class Job:
         member = self.membership.members[worker_id]
         member.last_seen_s = now_s
         member.suspect_since_s = None
-        return lambda: self.registration(member)
+        return lambda: self._registered(member)
+
+    def _registered(self, member: Member) -> Registration:
+        """After the seal. A worker that was replaced by then is told so: rank and shards are its successor's."""
+        if member.worker_id in self.membership.members:
+            self.membership.member(member.worker_id, member.joined.fence)
+        return self.registration(member)
 
     def registration(self, member: Member) -> Registration:
         return Registration(
@@ -182,14 +189,30 @@ class Job:
         acked_command_id: int,
         now_s: float,
     ) -> Beat:
+        """Of fence 0 it is only a look, which anybody may have: it neither reports nor keeps the lease."""
         member = self.membership.member(worker_id, fence)
-        self.membership.beat(member, now_s, state=state, step=step, epoch=epoch, metrics=metrics)
+        if fence:
+            self.membership.beat(member, now_s, state=state, step=step, epoch=epoch, metrics=metrics)
+        elif metrics or acked_command_id or (state, step, epoch) != (None, None, None):
+            raise StaleIncarnation(
+                "incarnation is 0, with which a heartbeat may look and not report; "
+                "send the one that RegisterWorker answered",
+                field="incarnation",
+                generation=self.membership.generation,
+            )
         commands: Sequence[e.CommandRecord] = ()
         if self.commands.pending:
             self._emit(self.commands.ack(worker_id, acked_command_id))
             pending = self.commands.pending.get(worker_id, ())
             commands = tuple(c for c in pending if c.command_id <= self.announced_command_id)
         return Beat(*self.announced, commands)
+
+    def report_suspicion(self, worker_id: str, fence: int, reason: str, *, now_s: float) -> None:
+        """Its relay lost the connection to it."""
+        checks.check_text(reason, "reason")
+        checks.check_count(fence, "incarnation", least=1, most=MAX_FENCE)
+        self.membership.member(worker_id, fence)
+        self.membership.suspect(worker_id, fence, now_s)
 
     def send_command(
         self,
@@ -257,19 +280,29 @@ class Job:
         members: frozenset[str],
         timeout_s: float,
         now_s: float,
+        others: Sequence[tuple[str, int]] = (),
     ) -> Released | Ticket:
-        """The release, if it stands already; else what to wait for."""
+        """The release, if it stands already; else what to wait for.
+
+        `others`, with their fences, arrive in the same call: all of them, or, if one is refused, nobody.
+        """
         config = self._config.barrier
-        self.membership.fenced(worker_id, fence, generation)
+        arriving = dict.fromkeys([worker_id, *(other for other, _ in others)])
+        for arrival in ((worker_id, fence), *others):
+            self.membership.fenced(*arrival, generation)
         wait_s = timeout_s and checks.check_number(timeout_s, "timeout_s", least=0.001, most=config.max_timeout_s)
-        self.barriers.check(self.membership, worker_id, barrier_id, step, members)
+        for worker in arriving:
+            self.barriers.check(self.membership, worker, barrier_id, step, members)
         release = self.barriers.released.get((barrier_id, step))
         if release is not None:
             return Released(generation, release.num_members)
         deadline_s = now_s + (wait_s or config.timeout_s)
-        ticket, released = self.barriers.arrive(
-            self.membership, worker_id, barrier_id, step, members, now_s=now_s, deadline_s=deadline_s
-        )
+        for worker in arriving:
+            ticket, released = self.barriers.arrive(
+                self.membership, worker, barrier_id, step, members, now_s=now_s, deadline_s=deadline_s
+            )
+            if released:  # those who come after the last were counted before; they would open it anew
+                break
         self._emit(released)
         self._outbox.notices += [BarrierEnded(ticket, Released(generation, event.num_members)) for event in released]
         return ticket

@@ -3,41 +3,45 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import signal
 import socket
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from strata.clock import SystemClock
 from strata.coordinator import wire
 from strata.coordinator.backend import EngineBackend
 from strata.coordinator.door import Door
 from strata.coordinator.engine import Engine
-from strata.coordinator.journal import describe, open_journal
-from strata.coordinator.service import METHODS, unary_handler
+from strata.coordinator.journal import MemoryJournal, describe, open_journal, open_leadership
+from strata.coordinator.leading import STARTING, Candidate, LeaseKeeper
+from strata.coordinator.service import METHODS, abort, unary_handler
 from strata.coordinator.session import SessionHub
-from strata.errors import ConfigError
+from strata.errors import ConfigError, NotLeader, StrataError
 from strata.transport.addresses import Address, parse_address
 from strata.transport.channels import server_options
 from strata.transport.credentials import server_credentials
 from strata.transport.tokens import Guard, grants_from
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
     import uvicorn
 
     from strata.clock import Clock
     from strata.coordinator.backend import Backend
     from strata.coordinator.config import CoordinatorConfig, SecurityConfig
+    from strata.coordinator.journal import Leadership, Term
+    from strata.errors import JournalFenced
 
 log = logging.getLogger(__name__)
+
+A_co = TypeVar("A_co", covariant=True)
 
 GRACE_S = 2.0
 """How long calls under way have to end when the coordinator leaves."""
@@ -49,10 +53,15 @@ class ServerAddresses:
     http: str
     """Empty when HTTP is off."""
     state: str
+    leads: bool = True
+    """False: it stands by."""
 
 
 class CoordinatorServer:
-    """Start it inside a running event loop; `stop` leaves cleanly."""
+    """Make and start it inside a running event loop; `stop` leaves cleanly.
+
+    It listens first and leads then: until it does, and after it has lost the leadership, calls are told `NotLeader`.
+    """
 
     def __init__(self, config: CoordinatorConfig, *, clock: Clock | None = None) -> None:
         self._config = config
@@ -63,6 +72,14 @@ class CoordinatorServer:
         self._health = health.aio.HealthServicer()
         self._http: uvicorn.Server | None = None
         self._http_task: asyncio.Task[None] | None = None
+        self._leadership: Leadership | None = None
+        self._candidate: Candidate | None = None
+        self._keeper: LeaseKeeper | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self.ended: asyncio.Future[StrataError] = asyncio.get_running_loop().create_future()
+        """Set when it cannot go on: why."""
+        self.on_lead: Callable[[ServerAddresses], None] = lambda _: None
+        """Called when a standby has become the leader."""
 
     async def start(self) -> ServerAddresses:
         config = self._config
@@ -72,20 +89,32 @@ class CoordinatorServer:
         if config.http != "off":
             require_safe(_http_address(config), config.security, guard, field="http")
         try:
-            journal = open_journal(config.state, config=config.journal)
-            self._engine = Engine(journal, config, self._clock)
-            self._engine.start()
+            self._leadership = open_leadership(config.state, config=config.leadership, clock=self._clock)
+            self._engine = Engine(MemoryJournal(), config, self._clock)
+            self._engine.leadership = self._leadership
+            self._engine.standby = STARTING
             backend = EngineBackend(self._engine)
             door = Door(guard, config.limits, self._clock)
-            hub = self._hub = SessionHub(backend, METHODS, door)
-            grpc_address = await self._start_grpc(str(listen), backend, hub, door)
-            http_address = await self._start_http(hub) if config.http != "off" else ""
+            hub = self._hub = SessionHub(backend, METHODS, door, self._engine.metrics)
+            server = make_grpc_server(backend, hub, door, self._health)
+            hub.refusal = self._engine.not_leader
+            await self._tell_health(serving=False)
+            grpc_address = await start_grpc_server(server, str(listen), config.security)
+            self._grpc = server
+            http_address = await self._start_http(hub, guard) if config.http != "off" else ""
+            addresses = ServerAddresses(grpc_address, http_address, describe(config.state), leads=True)
+            leads = await self._run_for_leader(addresses)
         except BaseException:
             await self.stop()
             raise
-        return ServerAddresses(grpc_address, http_address, describe(config.state))
+        return addresses if leads else replace(addresses, leads=False)
 
     async def stop(self) -> None:
+        if self._candidate is not None:
+            self._candidate.resign()
+        for task in self._tasks:
+            await task
+        self._tasks.clear()
         if self._engine is not None:
             await self._engine.stop_watching()
         if self._hub is not None:
@@ -101,41 +130,106 @@ class CoordinatorServer:
         if self._engine is not None:
             await self._engine.stop()
             self._engine = None
+        if self._keeper is not None:
+            await asyncio.to_thread(self._keeper.stop)
+            self._keeper = None
+        if self._leadership is not None:
+            # The last thing: the next leader finds all that we acknowledged.
+            await asyncio.to_thread(self._leadership.release)
+            self._leadership.close()
+            self._leadership = None
 
-    async def _start_grpc(self, address: str, backend: Backend, hub: SessionHub, door: Door) -> str:
-        server = grpc.aio.server(options=server_options(max_message_bytes=self._config.limits.max_message_bytes))
-        handlers = {method.name: unary_handler(method, backend, door) for method in METHODS}
-        handlers["Session"] = hub.handler()
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(wire.SERVICE, handlers),))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        await self._health.set(wire.SERVICE, health_pb2.HealthCheckResponse.SERVING)
-        names = (wire.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, server)
+    # -- leading ---------------------------------------------------------------------------------------------------
+
+    async def _run_for_leader(self, addresses: ServerAddresses) -> bool:
+        """Whether it leads; a standby may do so later."""
+        assert self._leadership is not None
+        config = self._config
+        candidate = Candidate(
+            self._leadership, address=config.advertise or addresses.grpc, poll_s=config.leadership.poll_s
+        )
+        self._candidate = candidate
+        if config.standby:
+            term = await candidate.wait_once(self._stand_by)
+        else:
+            term = await candidate.insist(addresses.state)
+        if term is not None:
+            await self._lead(term)
+        else:
+            self._tasks.append(asyncio.create_task(self._lead_later(candidate, addresses), name="strata-standby"))
+        self._tasks.append(asyncio.create_task(self._watch_health(candidate), name="strata-health"))
+        return term is not None
+
+    def _stand_by(self, words: NotLeader) -> None:
+        assert self._engine is not None
+        self._engine.standby = words
+
+    async def _lead_later(self, candidate: Candidate, addresses: ServerAddresses) -> None:
         try:
-            port = add_port(server, address, self._config.security)
-        except RuntimeError as error:
-            raise ConfigError(
-                f"listen={address!r} cannot be bound ({error}); is another coordinator running? choose another port",
-                field="listen",
-            ) from error
-        await server.start()
-        self._grpc = server
-        return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
+            term = await candidate.wait(self._stand_by)
+            if term is None:
+                return
+            await self._lead(term)
+        except StrataError as error:
+            self._end(error)
+            return
+        log.warning("this coordinator leads now (term %d)", term.number)
+        self.on_lead(addresses)
 
-    async def _start_http(self, hub: SessionHub) -> str:
-        import uvicorn  # noqa: PLC0415 - only a coordinator with HTTP pays for it
+    async def _lead(self, term: Term) -> None:
+        assert self._engine is not None
+        assert self._leadership is not None
+        loop = asyncio.get_running_loop()
+        self._engine.on_fenced = self._lose
+        self._keeper = LeaseKeeper(self._leadership, lambda error: loop.call_soon_threadsafe(self._lose, error))
+        self._keeper.start()
+        config = self._config
+        self._engine.journal = open_journal(
+            config.state, config=config.journal, term=term, leadership=config.leadership
+        )
+        self._engine.start()
+        await self._tell_health(serving=True)
 
-        from strata.coordinator.http import make_app  # noqa: PLC0415
+    def _lose(self, error: JournalFenced) -> None:
+        """Another one leads: nothing more is said here, and who waits is sent away."""
+        log.error("%s", error)
+        if self._engine is not None:
+            self._engine.standby = NotLeader(
+                "this coordinator has lost its leadership; try the next address of your list"
+            )
+        if self._hub is not None:
+            self._hub.leave()
+        self._end(error)
+
+    def _end(self, error: StrataError) -> None:
+        if not self.ended.done():
+            self.ended.set_result(error)
+
+    # -- health ----------------------------------------------------------------------------------------------------
+
+    async def _watch_health(self, candidate: Candidate) -> None:
+        """A coordinator that refuses calls says so to whoever balances them."""
+        assert self._engine is not None
+        said: bool | None = None
+        while not await candidate.resigned_within(self._config.lease.tick_s):
+            serving = self._engine.refusal is None
+            if serving is not said:
+                await self._tell_health(serving=serving)
+                said = serving
+
+    async def _tell_health(self, *, serving: bool) -> None:
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ("", wire.SERVICE):
+            await self._health.set(name, status)
+
+    # -- HTTP ------------------------------------------------------------------------------------------------------
+
+    async def _start_http(self, hub: SessionHub, guard: Guard) -> str:
+        from strata.coordinator.http import make_app, make_server  # noqa: PLC0415 - only who serves HTTP pays for it
 
         assert self._engine is not None
         address = _http_address(self._config)
-
-        class Server(uvicorn.Server):
-            @contextlib.contextmanager
-            def capture_signals(self) -> Any:
-                yield  # signals are the coordinator's, not uvicorn's
-
-        server = Server(uvicorn.Config(make_app(self._engine, hub), log_level="warning", access_log=False))
+        server = make_server(make_app(self._engine, hub, guard), self._config.security)
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         try:
             # From here on nobody is turned away: who connects before uvicorn is ready waits in the socket's queue.
@@ -148,7 +242,52 @@ class CoordinatorServer:
         self._http = server
         self._http_task = asyncio.create_task(server.serve(sockets=[listening]), name="strata-http")
         host, port = listening.getsockname()[:2]
-        return f"http://{Address(host, port)}"
+        return f"{'https' if self._config.security.certificate else 'http'}://{Address(host, port)}"
+
+
+class GuardedReflection(reflection.aio.ReflectionServicer):  # type: ignore[misc]  # its package has no types
+    """What the service looks like, for those who may at least read."""
+
+    def __init__(self, names: tuple[str, ...], door: Door) -> None:
+        super().__init__(names)
+        self._door = door
+
+    async def ServerReflectionInfo(  # noqa: N802 - gRPC's name
+        self, requests: Any, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[Any]:
+        try:
+            self._door.role(context)
+        except StrataError as error:
+            await abort(context, error)
+        async for answer in super().ServerReflectionInfo(requests, context):
+            yield answer
+
+
+def make_grpc_server(
+    backend: Backend, hub: SessionHub, door: Door, health_servicer: health.aio.HealthServicer
+) -> grpc.aio.Server:
+    """The service, unary and framed, with health and reflection; in a coordinator and in a relay alike."""
+    server = grpc.aio.server(options=server_options(max_message_bytes=backend.limits.max_message_bytes))
+    handlers = {method.name: unary_handler(method, backend, door, hub.metrics) for method in METHODS}
+    handlers["Session"] = hub.handler()
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(wire.SERVICE, handlers),))
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+    names = (wire.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(GuardedReflection(names, door), server)
+    return server
+
+
+async def start_grpc_server(server: grpc.aio.Server, address: str, security: SecurityConfig) -> str:
+    """Where it listens: port 0 has become a number."""
+    try:
+        port = add_port(server, address, security)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"listen={address!r} cannot be bound ({error}); is another coordinator running? choose another port",
+            field="listen",
+        ) from error
+    await server.start()
+    return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
 
 
 def add_port(server: grpc.aio.Server, address: str, security: SecurityConfig) -> int:
@@ -178,19 +317,45 @@ def _http_address(config: CoordinatorConfig) -> Address:
 
 
 def run(config: CoordinatorConfig, *, announce: Callable[[ServerAddresses], None]) -> None:
-    """Serves until SIGTERM or SIGINT."""
+    """Serves until SIGTERM or SIGINT; a standby is announced a second time when it leads.
+
+    Raises:
+        JournalFenced: Another coordinator has become the leader.
+    """
     asyncio.run(_run(config, announce))
 
 
 async def _run(config: CoordinatorConfig, announce: Callable[[ServerAddresses], None]) -> None:
+    server = CoordinatorServer(config)
+    server.on_lead = announce
+    await until_told_to_leave(lambda: server, announce, ended=server.ended)
+
+
+class Server(Protocol[A_co]):
+    async def start(self) -> A_co: ...
+    async def stop(self) -> None: ...
+
+
+async def until_told_to_leave(
+    make: Callable[[], Server[A_co]],
+    announce: Callable[[A_co], None],
+    *,
+    ended: asyncio.Future[StrataError] | None = None,
+) -> None:
+    """Serves until SIGTERM or SIGINT, or until `ended` says why it cannot go on; `announce` hears the addresses."""
     leave = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, leave.set)
-    server = CoordinatorServer(config)
+    server = make()
     addresses = await server.start()
+    leaving = asyncio.create_task(leave.wait())
     try:
         announce(addresses)
-        await leave.wait()
+        ends: set[asyncio.Future[Any]] = {leaving} if ended is None else {leaving, ended}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     finally:
+        leaving.cancel()
         await server.stop()
+    if ended is not None and ended.done():
+        raise ended.result()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from strata.coordinator import wire
+from strata.coordinator.metrics import Metrics
 from strata.errors import LimitExceeded, StrataError
 from strata.transport.tokens import Role
 from strata.v1 import calls_pb2 as pb
@@ -130,6 +131,14 @@ def _beaten(beat: Beat, _config: CoordinatorConfig) -> pb.HeartbeatResponse:
     return response
 
 
+def _report_suspicion(core: Core, r: pb.ReportSuspicionRequest, at: Moment) -> None:
+    core.job(r.job_id).report_suspicion(r.worker_id, r.incarnation, r.reason, now_s=at.monotonic_s)
+
+
+def _suspected(_value: None, _config: CoordinatorConfig) -> pb.ReportSuspicionResponse:
+    return pb.ReportSuspicionResponse()
+
+
 def _send_command(core: Core, r: pb.SendCommandRequest, _at: Moment) -> tuple[int, int]:
     return core.job(r.job_id).send_command(
         list(r.worker_ids),
@@ -204,6 +213,7 @@ def _wait_barrier(core: Core, r: pb.WaitBarrierRequest, at: Moment) -> Released 
         members=frozenset(r.members),
         timeout_s=r.timeout_s,
         now_s=at.monotonic_s,
+        others=[(other.worker_id, other.incarnation) for other in r.with_workers],
     )
 
 
@@ -358,6 +368,14 @@ METHODS = (
     ),
     Method("RequestRecovery", pb.RequestRecoveryRequest, pb.RecoveryResponse, _request_recovery, _recovery),
     Method("SendCommand", pb.SendCommandRequest, pb.SendCommandResponse, _send_command, _sent, role=Role.ADMIN),
+    Method(
+        "ReportSuspicion",
+        pb.ReportSuspicionRequest,
+        pb.ReportSuspicionResponse,
+        _report_suspicion,
+        _suspected,
+        volatile=True,
+    ),
     Method("ListJobs", pb.ListJobsRequest, pb.ListJobsResponse, _list_jobs, _as_it_is, role=Role.READER),
     Method("ListWorkers", pb.ListWorkersRequest, pb.ListWorkersResponse, _list_workers, _as_it_is, role=Role.READER),
     Method(
@@ -366,8 +384,14 @@ METHODS = (
 )
 
 
-def unary_handler(method: Method, backend: Backend, door: Door) -> grpc.RpcMethodHandler[Any, Any]:
+def unary_handler(
+    method: Method, backend: Backend, door: Door, metrics: Metrics | None = None
+) -> grpc.RpcMethodHandler[Any, Any]:
+    metrics = metrics or Metrics()
+    now_s, stats = metrics.now_s, metrics.stats_of(method.name)
+
     async def handle(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        came_s = now_s()
         answered: asyncio.Future[Message | StrataError] = asyncio.get_running_loop().create_future()
 
         def done(answer: Message | StrataError) -> None:
@@ -381,7 +405,9 @@ def unary_handler(method: Method, backend: Backend, door: Door) -> grpc.RpcMetho
         except StrataError as error:
             answer = error
         if isinstance(answer, StrataError):
+            stats.refused(wire.status_of(answer).name, now_s() - came_s)
             await abort(context, answer)
+        stats.answered(now_s() - came_s)
         return answer
 
     return grpc.unary_unary_rpc_method_handler(

@@ -19,13 +19,14 @@ import grpc
 from strata._version import __version__
 from strata.coordinator import limits, wire
 from strata.coordinator.job import DEFAULT_JOB, CommandQueued, GenerationChanged
+from strata.coordinator.metrics import Metrics
 from strata.coordinator.service import abort
 from strata.errors import InvalidArgument, StrataError
 from strata.transport.tokens import require
 from strata.v1 import session_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from strata.coordinator.backend import Backend
     from strata.coordinator.door import Bucket, Door
@@ -104,13 +105,17 @@ class Link:
 class SessionHub:
     """All open sessions."""
 
-    def __init__(self, backend: Backend, methods: Iterable[Method], door: Door) -> None:
+    def __init__(self, backend: Backend, methods: Iterable[Method], door: Door, metrics: Metrics | None = None) -> None:
         self._backend = backend
         self._door = door
+        self.metrics = metrics or Metrics()
         self._methods = {method.field: method for method in methods}
+        self._stats = {field: self.metrics.stats_of(method.name) for field, method in self._methods.items()}
         self._links: dict[str, Link] = {}
         self._speakers: dict[WorkerKey, Link] = {}
         """Through which stream a worker was last heard."""
+        self.refusal: Callable[[], StrataError | None] = lambda: None
+        """Why no session may begin at present: a standby sends its callers elsewhere at once."""
         backend.listeners.append(self._spread)
 
     @property
@@ -125,13 +130,24 @@ class SessionHub:
     def handler(self) -> grpc.RpcMethodHandler[Any, Any]:
         return grpc.stream_stream_rpc_method_handler(
             self._serve,
-            request_deserializer=pb.ClientFrame.FromString,
-            response_serializer=pb.ServerFrame.SerializeToString,
+            request_deserializer=self._decode,
+            response_serializer=self._encode,
         )
+
+    def _decode(self, frame: bytes) -> pb.ClientFrame:
+        self.metrics.frames_in.add(len(frame))
+        return pb.ClientFrame.FromString(frame)
+
+    def _encode(self, frame: pb.ServerFrame) -> bytes:
+        data = frame.SerializeToString()
+        self.metrics.frames_out.add(len(data))
+        return data
 
     async def _serve(self, _requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         try:
             role = self._door.role(context)
+            if refusal := self.refusal():
+                raise refusal
             limits.check_room(
                 len(self._links), self._backend.limits.max_sessions, "sessions", "max_sessions", field="session_id"
             )
@@ -154,8 +170,9 @@ class SessionHub:
         try:
             frame: Any = first
             while isinstance(frame, pb.ClientFrame):
+                came_s = self.metrics.now_s()
                 for request in frame.requests:
-                    self._call(link, request)
+                    self._call(link, request, came_s)
                 frame = await context.read()
             link.end()
             # Not cancelled: a status cannot be sent while a message is on its way.
@@ -171,9 +188,10 @@ class SessionHub:
         while (frame := await link.next_frame()) is not None:
             await context.write(frame)
         if link.given_up:
+            self.metrics.num_sessions_dropped += link.given_up[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
             await context.abort(*link.given_up)
 
-    def _call(self, link: Link, request: pb.Request) -> None:
+    def _call(self, link: Link, request: pb.Request, came_s: float) -> None:
         link.asked()
         field: str | None = request.WhichOneof("call")
         if field is None:
@@ -182,11 +200,14 @@ class SessionHub:
             return
         method = self._methods[field]
         body = getattr(request, field)
+        stats, now_s = self._stats[field], self.metrics.now_s
 
         def done(answer: Any) -> None:
             if isinstance(answer, StrataError):
+                stats.refused(wire.status_of(answer).name, now_s() - came_s)
                 link.answer(pb.Response(id=request.id, error=wire.encode_error(answer)))
                 return
+            stats.answered(now_s() - came_s)
             key = (body.job_id or DEFAULT_JOB, body.worker_id) if field in _SPEAKING else None
             if field == "register_worker" and key:
                 self._speaks(link, key, answer.incarnation)
@@ -205,10 +226,16 @@ class SessionHub:
         except StrataError as error:
             done(error)
             return
+        if field == "report_suspicion":
+            speaker = self._speakers.get((body.job_id or DEFAULT_JOB, body.worker_id), link)
+            if speaker is not link:
+                done(method.response())  # it has been heard through another stream since
+                return
         self._backend.submit(method, body, done)
 
     def _open(self, link: Link) -> None:
         """A client that comes back under its session's name speaks for the same workers as before."""
+        self.metrics.num_sessions_opened += 1
         before = self._links.get(link.session_id)
         self._links[link.session_id] = link
         for key, fence in before.workers.items() if before else ():

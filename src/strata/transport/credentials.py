@@ -32,7 +32,9 @@ class ClientSecurity:
     """What a client shows, and whom it believes. What is not given comes from the environment."""
 
     token: str = ""
-    """Or STRATA_TOKEN, or a file named by STRATA_TOKEN_FILE; read again at each connection."""
+    """Or STRATA_TOKEN."""
+    token_file: str = ""
+    """A file that holds the token alone, or STRATA_TOKEN_FILE; read again at each connection."""
     ca: str = ""
     """The authority that signed the coordinator's certificate, a PEM file, or STRATA_TLS_CA; given: TLS is used."""
     certificate: str = ""
@@ -58,11 +60,23 @@ class ClientSecurity:
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """To be sent with every call and session."""
-        token = self.token or os.environ.get(TOKEN_VARIABLE, "")
+        token = self._token()
+        if not token:
+            return ()
+        if not token.isascii() or not token.isprintable() or " " in token:
+            raise ConfigError("the token holds a space or another character that none has; check where it comes from")
+        return ((METADATA_KEY, bearer(token)),)
+
+    def _token(self) -> str:
+        """What was said here wins over the environment."""
+        if self.token:
+            return self.token
+        if self.token_file:
+            return _read(self.token_file, "token_file").decode(errors="replace").strip()
+        if token := os.environ.get(TOKEN_VARIABLE, ""):
+            return token
         path = os.environ.get(TOKEN_FILE_VARIABLE, "")
-        if not token and path:
-            token = _read(path, TOKEN_FILE_VARIABLE).decode().strip()
-        return ((METADATA_KEY, bearer(token)),) if token else ()
+        return _read(path, TOKEN_FILE_VARIABLE).decode(errors="replace").strip() if path else ""
 
 
 def _read(path: str, field: str) -> bytes:

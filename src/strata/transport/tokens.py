@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import hmac
 import os
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -146,9 +147,19 @@ def require(role: Role, needed: Role, what: str) -> None:
         )
 
 
-def client_token() -> str:
-    """What a client sends when it is not told otherwise."""
-    return os.environ.get(TOKEN_VARIABLE, "")
+def write_tokens(directory: Path) -> list[Path]:
+    """New tokens, one a role: all in `tokens` for the server, and each alone in a file for clients."""
+    made = {role.name.lower(): secrets.token_hex(32) for role in Role}
+    files = {"tokens": "".join(f"{role} {token}\n" for role, token in made.items())}
+    files |= {f"{role}.token": f"{token}\n" for role, token in made.items()}
+    standing = [name for name in files if (directory / name).exists()]
+    if standing:
+        raise ConfigError(f"{directory} holds {', '.join(standing)} already; name another directory, or remove them")
+    for name, content in files.items():
+        fd = os.open(directory / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        with os.fdopen(fd, "w") as file:
+            file.write(content)
+    return [directory / name for name in files]
 
 
 def bearer(token: str) -> str:

@@ -69,6 +69,10 @@ class RegisterWorkerResponse(_message.Message):
     LEASE_S_FIELD_NUMBER: _builtins.int
     HEARTBEAT_S_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
+    """What proves from now on that a call comes from this process: send it back as it is, and show it to nobody. It takes
+    all 64 bits, so keep it as an integer or as text, never as a double. Its low 32 bits are the number that ListWorkers
+    shows; the rest is random.
+    """
     generation: _builtins.int
     rank: _builtins.int
     world_size: _builtins.int
@@ -105,7 +109,7 @@ class DeregisterWorkerRequest(_message.Message):
     job_id: _builtins.str
     worker_id: _builtins.str
     incarnation: _builtins.int
-    """As RegisterWorker answered; 0 is refused."""
+    """As RegisterWorker answered, whole; 0 is refused."""
     reason: _builtins.str
     def __init__(
         self,
@@ -177,7 +181,7 @@ class HeartbeatRequest(_message.Message):
     job_id: _builtins.str
     worker_id: _builtins.str
     incarnation: _builtins.int
-    """0 keeps whichever incarnation lives; fine for a monitor, unwise for a worker."""
+    """0 looks at whichever incarnation lives: it keeps no lease, and may report and acknowledge nothing."""
     state: _types_pb2.WorkerState.ValueType
     step: _builtins.int
     epoch: _builtins.int
@@ -517,6 +521,7 @@ class WaitBarrierRequest(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    WITH_WORKERS_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     worker_id: _builtins.str
     incarnation: _builtins.int
@@ -530,6 +535,12 @@ class WaitBarrierRequest(_message.Message):
     def members(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Who must come; empty: every member of the generation. All callers name the same set."""
 
+    @_builtins.property
+    def with_workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Arrival]:
+        """Others that arrive with this worker, at the same barrier and in the same generation; a relay sends them. One that
+        cannot be counted refuses the call, and then nobody of it has arrived.
+        """
+
     def __init__(
         self,
         *,
@@ -541,14 +552,37 @@ class WaitBarrierRequest(_message.Message):
         step: _builtins.int = ...,
         members: _abc.Iterable[_builtins.str] | None = ...,
         timeout_s: _builtins.float = ...,
+        with_workers: _abc.Iterable[Global___Arrival] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier_id", b"barrier_id", "generation", b"generation", "incarnation", b"incarnation", "job_id", b"job_id", "members", b"members", "step", b"step", "timeout_s", b"timeout_s", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier_id", b"barrier_id", "generation", b"generation", "incarnation", b"incarnation", "job_id", b"job_id", "members", b"members", "step", b"step", "timeout_s", b"timeout_s", "with_workers", b"with_workers", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WaitBarrierRequest: _TypeAlias = WaitBarrierRequest  # noqa: Y015
+
+@_typing.final
+class Arrival(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    incarnation: _builtins.int
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Arrival: _TypeAlias = Arrival  # noqa: Y015
 
 @_typing.final
 class WaitBarrierResponse(_message.Message):
@@ -897,6 +931,51 @@ class SendCommandResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SendCommandResponse: _TypeAlias = SendCommandResponse  # noqa: Y015
+
+@_typing.final
+class ReportSuspicionRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    worker_id: _builtins.str
+    incarnation: _builtins.int
+    """Whose connection was lost; not 0."""
+    reason: _builtins.str
+    """In words, for the coordinator's log."""
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        worker_id: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "job_id", b"job_id", "reason", b"reason", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportSuspicionRequest: _TypeAlias = ReportSuspicionRequest  # noqa: Y015
+
+@_typing.final
+class ReportSuspicionResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportSuspicionResponse: _TypeAlias = ReportSuspicionResponse  # noqa: Y015
 
 @_typing.final
 class ListJobsRequest(_message.Message):

@@ -95,6 +95,7 @@ class Request(_message.Message):
     LIST_JOBS_FIELD_NUMBER: _builtins.int
     LIST_WORKERS_FIELD_NUMBER: _builtins.int
     LIST_DATASETS_FIELD_NUMBER: _builtins.int
+    REPORT_SUSPICION_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """Chosen by the client; the answer carries it."""
     @_builtins.property
@@ -127,6 +128,8 @@ class Request(_message.Message):
     def list_workers(self) -> _calls_pb2.ListWorkersRequest: ...
     @_builtins.property
     def list_datasets(self) -> _calls_pb2.ListDatasetsRequest: ...
+    @_builtins.property
+    def report_suspicion(self) -> _calls_pb2.ReportSuspicionRequest: ...
     def __init__(
         self,
         *,
@@ -146,12 +149,13 @@ class Request(_message.Message):
         list_jobs: _calls_pb2.ListJobsRequest | None = ...,
         list_workers: _calls_pb2.ListWorkersRequest | None = ...,
         list_datasets: _calls_pb2.ListDatasetsRequest | None = ...,
+        report_suspicion: _calls_pb2.ReportSuspicionRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ack_shards", b"ack_shards", "advance_epoch", b"advance_epoch", "call", b"call", "deregister_worker", b"deregister_worker", "get_assigned_shards", b"get_assigned_shards", "get_latest_checkpoint", b"get_latest_checkpoint", "heartbeat", b"heartbeat", "list_datasets", b"list_datasets", "list_jobs", b"list_jobs", "list_workers", b"list_workers", "notify_checkpoint", b"notify_checkpoint", "register_dataset", b"register_dataset", "register_worker", b"register_worker", "request_recovery", b"request_recovery", "send_command", b"send_command", "wait_barrier", b"wait_barrier"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ack_shards", b"ack_shards", "advance_epoch", b"advance_epoch", "call", b"call", "deregister_worker", b"deregister_worker", "get_assigned_shards", b"get_assigned_shards", "get_latest_checkpoint", b"get_latest_checkpoint", "heartbeat", b"heartbeat", "list_datasets", b"list_datasets", "list_jobs", b"list_jobs", "list_workers", b"list_workers", "notify_checkpoint", b"notify_checkpoint", "register_dataset", b"register_dataset", "register_worker", b"register_worker", "report_suspicion", b"report_suspicion", "request_recovery", b"request_recovery", "send_command", b"send_command", "wait_barrier", b"wait_barrier"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_shards", b"ack_shards", "advance_epoch", b"advance_epoch", "call", b"call", "deregister_worker", b"deregister_worker", "get_assigned_shards", b"get_assigned_shards", "get_latest_checkpoint", b"get_latest_checkpoint", "heartbeat", b"heartbeat", "id", b"id", "list_datasets", b"list_datasets", "list_jobs", b"list_jobs", "list_workers", b"list_workers", "notify_checkpoint", b"notify_checkpoint", "register_dataset", b"register_dataset", "register_worker", b"register_worker", "request_recovery", b"request_recovery", "send_command", b"send_command", "wait_barrier", b"wait_barrier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_shards", b"ack_shards", "advance_epoch", b"advance_epoch", "call", b"call", "deregister_worker", b"deregister_worker", "get_assigned_shards", b"get_assigned_shards", "get_latest_checkpoint", b"get_latest_checkpoint", "heartbeat", b"heartbeat", "id", b"id", "list_datasets", b"list_datasets", "list_jobs", b"list_jobs", "list_workers", b"list_workers", "notify_checkpoint", b"notify_checkpoint", "register_dataset", b"register_dataset", "register_worker", b"register_worker", "report_suspicion", b"report_suspicion", "request_recovery", b"request_recovery", "send_command", b"send_command", "wait_barrier", b"wait_barrier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_call: _TypeAlias = _typing.Literal["register_worker", "deregister_worker", "heartbeat", "register_dataset", "get_assigned_shards", "ack_shards", "advance_epoch", "wait_barrier", "notify_checkpoint", "get_latest_checkpoint", "request_recovery", "send_command", "list_jobs", "list_workers", "list_datasets"]  # noqa: Y015
+    _WhichOneofReturnType_call: _TypeAlias = _typing.Literal["register_worker", "deregister_worker", "heartbeat", "register_dataset", "get_assigned_shards", "ack_shards", "advance_epoch", "wait_barrier", "notify_checkpoint", "get_latest_checkpoint", "request_recovery", "send_command", "list_jobs", "list_workers", "list_datasets", "report_suspicion"]  # noqa: Y015
     _WhichOneofArgType_call: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_call) -> _WhichOneofReturnType_call | None: ...
 
@@ -227,6 +231,7 @@ class Response(_message.Message):
     LIST_JOBS_FIELD_NUMBER: _builtins.int
     LIST_WORKERS_FIELD_NUMBER: _builtins.int
     LIST_DATASETS_FIELD_NUMBER: _builtins.int
+    REPORT_SUSPICION_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     @_builtins.property
@@ -260,6 +265,8 @@ class Response(_message.Message):
     @_builtins.property
     def list_datasets(self) -> _calls_pb2.ListDatasetsResponse: ...
     @_builtins.property
+    def report_suspicion(self) -> _calls_pb2.ReportSuspicionResponse: ...
+    @_builtins.property
     def error(self) -> _types_pb2.Error: ...
     def __init__(
         self,
@@ -280,13 +287,14 @@ class Response(_message.Message):
         list_jobs: _calls_pb2.ListJobsResponse | None = ...,
         list_workers: _calls_pb2.ListWorkersResponse | None = ...,
         list_datasets: _calls_pb2.ListDatasetsResponse | None = ...,
+        report_suspicion: _calls_pb2.ReportSuspicionResponse | None = ...,
         error: _types_pb2.Error | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ack_shards", b"ack_shards", "advance_epoch", b"advance_epoch", "deregister_worker", b"deregister_worker", "error", b"error", "get_assigned_shards", b"get_assigned_shards", "get_latest_checkpoint", b"get_latest_checkpoint", "heartbeat", b"heartbeat", "list_datasets", b"list_datasets", "list_jobs", b"list_jobs", "list_workers", b"list_workers", "notify_checkpoint", b"notify_checkpoint", "register_dataset", b"register_dataset", "register_worker", b"register_worker", "request_recovery", b"request_recovery", "result", b"result", "send_command", b"send_command", "wait_barrier", b"wait_barrier"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ack_shards", b"ack_shards", "advance_epoch", b"advance_epoch", "deregister_worker", b"deregister_worker", "error", b"error", "get_assigned_shards", b"get_assigned_shards", "get_latest_checkpoint", b"get_latest_checkpoint", "heartbeat", b"heartbeat", "list_datasets", b"list_datasets", "list_jobs", b"list_jobs", "list_workers", b"list_workers", "notify_checkpoint", b"notify_checkpoint", "register_dataset", b"register_dataset", "register_worker", b"register_worker", "report_suspicion", b"report_suspicion", "request_recovery", b"request_recovery", "result", b"result", "send_command", b"send_command", "wait_barrier", b"wait_barrier"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_shards", b"ack_shards", "advance_epoch", b"advance_epoch", "deregister_worker", b"deregister_worker", "error", b"error", "get_assigned_shards", b"get_assigned_shards", "get_latest_checkpoint", b"get_latest_checkpoint", "heartbeat", b"heartbeat", "id", b"id", "list_datasets", b"list_datasets", "list_jobs", b"list_jobs", "list_workers", b"list_workers", "notify_checkpoint", b"notify_checkpoint", "register_dataset", b"register_dataset", "register_worker", b"register_worker", "request_recovery", b"request_recovery", "result", b"result", "send_command", b"send_command", "wait_barrier", b"wait_barrier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_shards", b"ack_shards", "advance_epoch", b"advance_epoch", "deregister_worker", b"deregister_worker", "error", b"error", "get_assigned_shards", b"get_assigned_shards", "get_latest_checkpoint", b"get_latest_checkpoint", "heartbeat", b"heartbeat", "id", b"id", "list_datasets", b"list_datasets", "list_jobs", b"list_jobs", "list_workers", b"list_workers", "notify_checkpoint", b"notify_checkpoint", "register_dataset", b"register_dataset", "register_worker", b"register_worker", "report_suspicion", b"report_suspicion", "request_recovery", b"request_recovery", "result", b"result", "send_command", b"send_command", "wait_barrier", b"wait_barrier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["register_worker", "deregister_worker", "heartbeat", "register_dataset", "get_assigned_shards", "ack_shards", "advance_epoch", "wait_barrier", "notify_checkpoint", "get_latest_checkpoint", "request_recovery", "send_command", "list_jobs", "list_workers", "list_datasets", "error"]  # noqa: Y015
+    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["register_worker", "deregister_worker", "heartbeat", "register_dataset", "get_assigned_shards", "ack_shards", "advance_epoch", "wait_barrier", "notify_checkpoint", "get_latest_checkpoint", "request_recovery", "send_command", "list_jobs", "list_workers", "list_datasets", "report_suspicion", "error"]  # noqa: Y015
     _WhichOneofArgType_result: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_result) -> _WhichOneofReturnType_result | None: ...
 

@@ -132,7 +132,9 @@ class Worker(_message.Message):
     METRICS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     incarnation: _builtins.int
-    """Which life of this id: a worker that comes back after its death has the next number."""
+    """Which life of this id: a worker that comes back after its death has a higher number. Only to look at: the
+    worker's own calls carry what RegisterWorker answered, of which these are the low 32 bits.
+    """
     rank: _builtins.int
     """Position among the members of the generation, 0 … world_size-1. Survivors keep their order."""
     state: Global___WorkerState.ValueType

@@ -10,19 +10,27 @@ const crypto = require("node:crypto");
 const path = require("node:path");
 const grpc = require("@grpc/grpc-js");
 const protoLoader = require("@grpc/proto-loader");
+const Long = require("long");
 
 const DEADLINE_MS = 20_000;
 
 const definition = protoLoader.loadSync("strata/v1/coordinator.proto", {
   includeDirs: [path.resolve(__dirname, "../../../proto")],
   keepCase: true,
-  longs: Number,
   enums: String,
   defaults: true,
   oneofs: true,
 });
 const { Coordinator } = grpc.loadPackageDefinition(definition).strata.v1;
-const decodeError = definition["strata.v1.Error"].deserialize;
+const decodeError = (details) => plain(definition["strata.v1.Error"].deserialize(details));
+
+/** Without Long objects: counts fit a number, an incarnation takes all 64 bits and is kept as text. */
+function plain(value, key) {
+  if (Long.isLong(value)) return key === "incarnation" ? value.toString() : value.toNumber();
+  if (Array.isArray(value)) return value.map((item) => plain(item, key));
+  if (value === null || typeof value !== "object" || Buffer.isBuffer(value)) return value;
+  return Object.fromEntries(Object.entries(value).map(([name, inner]) => [name, plain(inner, name)]));
+}
 
 class Refused extends Error {
   constructor(status, error) {
@@ -37,7 +45,7 @@ function unaryCalls(client) {
   return (method, request) =>
     new Promise((resolve, reject) => {
       client[method](request, { deadline: Date.now() + DEADLINE_MS }, (error, response) => {
-        if (!error) return resolve(response);
+        if (!error) return resolve(plain(response));
         const [details] = error.metadata.get("strata-error-bin");
         reject(new Refused(grpc.status[error.code], details && decodeError(details)));
       });
@@ -93,7 +101,8 @@ class Session {
     this._stream.write({ requests });
   }
 
-  _receive(frame) {
+  _receive(received) {
+    const frame = plain(received);
     if (frame.welcome) this._welcome(frame.welcome.server);
     this.maxAnswersPerFrame = Math.max(this.maxAnswersPerFrame, frame.responses.length);
     for (const response of frame.responses) {

@@ -48,7 +48,7 @@ def mixed(
                 calls_pb2.AckShardsRequest(
                     job_id=JOB,
                     worker_id=worker.worker_id,
-                    incarnation=worker._fence,
+                    incarnation=worker.fence,
                     generation=worker.generation,
                     dataset_id=DATASET,
                     indices=[next(shards[worker.worker_id])],
@@ -65,7 +65,7 @@ def beat(worker: AsyncWorker, step: int) -> calls_pb2.HeartbeatRequest:
     return calls_pb2.HeartbeatRequest(
         job_id=JOB,
         worker_id=worker.worker_id,
-        incarnation=worker._fence,
+        incarnation=worker.fence,
         state=types_pb2.WORKER_STATE_TRAINING,
         step=step,
     )

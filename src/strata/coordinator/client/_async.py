@@ -346,6 +346,11 @@ class AsyncWorker:
         self._acked_command_id = 0
         self._rounds: Counter[tuple[str, int]] = Counter()
 
+    @property
+    def fence(self) -> int:
+        """What this process's calls carry on the wire as `incarnation`; nobody else is told."""
+        return self._fence
+
     # -- heartbeats ------------------------------------------------------------------------------------------------
 
     def report(

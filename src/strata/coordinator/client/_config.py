@@ -17,6 +17,8 @@ class ClientConfig:
     """The first pause between two attempts to reconnect; pauses grow, with chance in them, up to the next."""
     max_backoff_s: float = 0.25
     """Below the coordinator's suspicion, so that a client that lost its connection is back in time."""
+    silence_s: float = 3.0
+    """With several addresses: who owes an answer and says nothing at all for this long is left for the next."""
     max_calls_per_frame: int = 4_096
     max_message_bytes: int = 16 * 1024 * 1024
 

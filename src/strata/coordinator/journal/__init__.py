@@ -1,7 +1,21 @@
-"""The coordinator's durable memory: a log of events with snapshots, verified when it is read back."""
+"""The coordinator's durable memory: a log of events with snapshots, verified when read back; and who may write it."""
 
 from strata.coordinator.journal.base import Damage, Entry, Journal, Loaded, Record
+from strata.coordinator.journal.leadership import Leader, Leadership, Term
 from strata.coordinator.journal.memory import MemoryJournal
-from strata.coordinator.journal.open import describe, open_journal
+from strata.coordinator.journal.open import describe, open_journal, open_leadership
 
-__all__ = ["Damage", "Entry", "Journal", "Loaded", "MemoryJournal", "Record", "describe", "open_journal"]
+__all__ = [
+    "Damage",
+    "Entry",
+    "Journal",
+    "Leader",
+    "Leadership",
+    "Loaded",
+    "MemoryJournal",
+    "Record",
+    "Term",
+    "describe",
+    "open_journal",
+    "open_leadership",
+]

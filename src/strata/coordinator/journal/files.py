@@ -6,9 +6,11 @@ first gets the name `PATH.rebuilt-N`, from where any later start can finish the 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from strata.errors import JournalDamaged, JournalLocked
@@ -20,11 +22,32 @@ if TYPE_CHECKING:
 _SIDE_FILES = ("-wal", "-shm")
 
 
+_OWNER_BYTES = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """What the lock file says of whoever has the lock, or had it last."""
+
+    pid: str = ""
+    term: int = 0
+    holder: str = ""
+    address: str = ""
+
+    @classmethod
+    def parse(cls, content: bytes) -> Owner:
+        """Forgiving: the file may be just being written, or of an older version that knew only the process."""
+        pid, term, holder, address, *_ = [*content.decode(errors="replace").split("\n"), "", "", "", ""]
+        return cls(pid.strip(), int(term) if term.isdecimal() else 0, holder, address)
+
+
 class FileLock:
     """An exclusive lock beside a file; it ends with its process, and names it meanwhile."""
 
     def __init__(self, fd: int) -> None:
         self._fd: int | None = fd
+        self.term = 0
+        """How many have had it so far, this one included; 0 while it is not ours."""
 
     @classmethod
     def take(cls, path: Path) -> FileLock:
@@ -40,23 +63,51 @@ class FileLock:
             raise
         return lock
 
+    def sign(self, holder: str, address: str) -> int:
+        """Leave word of who has it, for those who wait; returns the number of this term."""
+        assert self._fd is not None
+        self._write(self._fd, str(os.getpid()), str(self.term), holder, address)
+        return self.term
+
     def release(self) -> None:
         fd, self._fd = self._fd, None
-        if fd is not None:
-            os.close(fd)
+        if fd is None:
+            return
+        if self.term:
+            with contextlib.suppress(OSError):  # a full disk
+                self._write(fd, "", str(self.term))
+        os.close(fd)
+
+    def _write(self, fd: int, *words: str) -> None:
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, "".join(f"{word}\n" for word in words).encode(), 0)
 
     def _take(self, path: Path) -> None:
         assert self._fd is not None
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            pid = os.pread(self._fd, 32, 0).decode(errors="replace").strip()
+            pid = Owner.parse(os.pread(self._fd, _OWNER_BYTES, 0)).pid
             raise JournalLocked(
                 f"{path} is open in {f'process {pid}' if pid else 'another process'}; "
                 "stop that coordinator, or give this one another state"
             ) from None
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+        self.term = Owner.parse(os.pread(self._fd, _OWNER_BYTES, 0)).term + 1
+        self.sign("", "")
+
+
+def read_owner(path: Path) -> Owner | None:
+    """Who has the lock beside this file; None if it was let go of.
+
+    A process that was killed stands there until the next one comes.
+
+    Without trying the lock: whoever tries it at the same moment would find it taken.
+    """
+    try:
+        owner = Owner.parse(beside(path, ".lock").read_bytes())
+    except FileNotFoundError:
+        return None
+    return owner if owner.pid else None
 
 
 def beside(path: Path, suffix: str) -> Path:

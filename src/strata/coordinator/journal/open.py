@@ -2,30 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import platformdirs
-from sqlalchemy import URL, create_engine, make_url
+from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
-from strata.coordinator.config import JournalConfig
+from strata.clock import SystemClock
+from strata.coordinator.config import JournalConfig, LeadershipConfig
+from strata.coordinator.journal.leadership import FileLeadership, MemoryLeadership
 from strata.coordinator.journal.memory import MemoryJournal
+from strata.coordinator.journal.postgres import PostgresLeadership, connect_engine, fence
 from strata.coordinator.journal.sql import SqlJournal
 from strata.coordinator.journal.sqlite import SqliteJournal
 from strata.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from strata.clock import Clock
     from strata.coordinator.journal.base import Journal
+    from strata.coordinator.journal.leadership import Leadership, Term
 
 MEMORY = "memory"
 _SECRETS = ("password", "sslpassword")
 
 
-def open_journal(state: str, *, config: JournalConfig | None = None, readonly: bool = False) -> Journal:
+def open_journal(
+    state: str,
+    *,
+    config: JournalConfig | None = None,
+    readonly: bool = False,
+    term: Term | None = None,
+    leadership: LeadershipConfig | None = None,
+) -> Journal:
     """Open the journal that `state` names; see `CoordinatorConfig.state`.
 
-    Read-only, it takes no lock and changes nothing: a running coordinator's state can be looked at.
+    Read-only, it takes no lock and changes nothing: a running coordinator's state can be looked at. With the term of a
+    leader, it can be written for as long as that term lasts. Without, a file is locked here, and a database is written
+    by whoever has it open: for tests and repairs.
 
     Raises:
         ConfigError: `state` names nothing that can be used.
@@ -36,13 +53,41 @@ def open_journal(state: str, *, config: JournalConfig | None = None, readonly: b
     if state == MEMORY:
         return MemoryJournal(config)
     if "://" not in state:
-        return SqliteJournal.open(_path(state), config=config, readonly=readonly)
+        return SqliteJournal.open(_path(state), config=config, readonly=readonly, lock=term.lock if term else None)
     url = _url(state)
     if url.get_backend_name() == "sqlite":
-        return SqliteJournal.open(_sqlite_path(url), config=config, readonly=readonly)
+        lock = term.lock if term else None
+        return SqliteJournal.open(_sqlite_path(url), config=config, readonly=readonly, lock=lock)
+    # What is read in one transaction must belong together, as it does on SQLite.
+    with _usable(state):
+        engine = connect_engine(url, leadership or LeadershipConfig(), isolation_level="REPEATABLE READ")
+    name = describe(state)
+    return SqlJournal(engine, name=name, config=config, readonly=readonly, fence=fence(term, name) if term else None)
+
+
+def open_leadership(state: str, *, config: LeadershipConfig | None = None, clock: Clock | None = None) -> Leadership:
+    """The leadership of the state that `state` names.
+
+    Raises:
+        ConfigError: `state` names nothing that can be used.
+    """
+    if state == MEMORY:
+        return MemoryLeadership()
+    if "://" not in state:
+        return FileLeadership(_path(state))
+    url = _url(state)
+    if url.get_backend_name() == "sqlite":
+        return FileLeadership(_sqlite_path(url))
+    with _usable(state):
+        return PostgresLeadership(
+            url, name=describe(state), config=config or LeadershipConfig(), clock=clock or SystemClock()
+        )
+
+
+@contextlib.contextmanager
+def _usable(state: str) -> Iterator[None]:
     try:
-        # What is read in one transaction must belong together, as it does on SQLite.
-        engine = create_engine(url, isolation_level="REPEATABLE READ")
+        yield
     except ImportError as error:
         raise ConfigError(
             f"state={describe(state)!r} needs a driver; install it with: pip install 'strata-runtime[postgres]'",
@@ -50,7 +95,6 @@ def open_journal(state: str, *, config: JournalConfig | None = None, readonly: b
         ) from error
     except (ArgumentError, NoSuchModuleError) as error:
         raise ConfigError(f"state={describe(state)!r}: {error}", field="state") from error
-    return SqlJournal(engine, name=describe(state), config=config, readonly=readonly)
 
 
 def describe(state: str) -> str:

@@ -31,10 +31,10 @@ from strata.coordinator.journal.tables import (
     put_setting,
     table_names,
 )
-from strata.errors import JournalDamaged, JournalError, JournalWriteFailed
+from strata.errors import JournalDamaged, JournalError, JournalFenced, JournalWriteFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from strata.coordinator.config import JournalConfig
 
@@ -42,8 +42,20 @@ if TYPE_CHECKING:
 class SqlJournal:
     """See `Journal` for the promises. `name` is what messages call the state; it must hide passwords."""
 
-    def __init__(self, engine: Engine, *, name: str, config: JournalConfig, readonly: bool = False) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        name: str,
+        config: JournalConfig,
+        readonly: bool = False,
+        fence: Callable[[Connection], None] | None = None,
+    ) -> None:
+        """`fence` comes first in every transaction that writes: it raises unless our term is the last, and makes
+        whoever wants to begin the next one wait for the transaction's end.
+        """
         self._engine = engine
+        self._fence = fence
         self._name = name
         self._history_events = config.history_events
         self._readonly = readonly
@@ -66,6 +78,9 @@ class SqlJournal:
             raise JournalWriteFailed(f"{self._name} is {'closed' if self._closed else 'open for reading only'}")
         try:
             return self._append(entries, snapshot)
+        except JournalFenced:
+            self._let_go()
+            raise
         except (*DATABASE_ERRORS, OSError) as error:
             self._let_go()
             raise self._write_failed(error) from error
@@ -105,7 +120,8 @@ class SqlJournal:
     # Load
 
     def _load(self) -> Loaded:
-        with self._engine.begin() as connection:
+        with self._connect() as connection, connection.begin():
+            self._check_fence(connection)
             if self._is_new(connection):
                 if self._readonly:
                     return Loaded(snapshot=None, snapshot_seq=0, records=[])
@@ -137,8 +153,9 @@ class SqlJournal:
 
     def _append(self, entries: Sequence[Entry], snapshot: bytes | None) -> int:
         if self._writer is None:
-            self._writer = self._engine.connect()
+            self._writer = self._connect()
         with self._writer.begin():
+            self._check_fence(self._writer)
             tail = self._tail or _stored_tail(self._writer)
             rows, tail = chained(entries, tail)
             if rows:
@@ -165,6 +182,17 @@ class SqlJournal:
             return  # truncated up to here or further already
         put_setting(connection, "truncated", str(Mark(last_seq, chain)))
         connection.execute(delete(EVENTS).where(EVENTS.c.seq <= last_seq))
+
+    def _connect(self) -> Connection:
+        connection = self._engine.connect()
+        if self._fence is None:
+            return connection
+        # Behind the fence nobody else writes, so each statement may see the newest; and the fence must.
+        return connection.execution_options(isolation_level="READ COMMITTED")
+
+    def _check_fence(self, connection: Connection) -> None:
+        if self._fence is not None:
+            self._fence(connection)
 
     def _let_go(self) -> None:
         """Forget the connection and what was known through it."""

@@ -79,8 +79,10 @@ class SqliteJournal(SqlJournal):
         """Why the next load must rebuild the file, although it may seem readable."""
 
     @classmethod
-    def open(cls, path: Path, *, config: JournalConfig, readonly: bool = False) -> SqliteJournal:
-        """Lock the file, make it if there is none, and finish a repair that was cut off.
+    def open(
+        cls, path: Path, *, config: JournalConfig, readonly: bool = False, lock: FileLock | None = None
+    ) -> SqliteJournal:
+        """Lock the file unless `lock` is that already, make it if there is none, finish a repair that was cut off.
 
         Raises:
             JournalLocked: Another coordinator has it open.
@@ -96,7 +98,7 @@ class SqliteJournal(SqlJournal):
             return cls(path, None, config=config)
         try:
             make_directory(path.parent)
-            lock = FileLock.take(path)
+            lock = lock or FileLock.take(path)
         except OSError as error:
             raise _unusable(path, error) from error
         try:

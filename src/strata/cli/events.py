@@ -1,0 +1,158 @@
+"""`strata events`: what happened to a job, and why, in words."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+if TYPE_CHECKING:
+    from strata.errors import StrataError
+
+DEFAULT_HTTP = "http://127.0.0.1:51051"
+PAGE = 1_000
+POLL_S = 0.5
+TIMEOUT_S = 15.0
+
+
+class Pages(Protocol):
+    def __call__(self, *, after: int, **filters: str | None) -> dict[str, Any]: ...
+
+
+def events(
+    job: Annotated[str | None, typer.Option(help="Tell of this job only.")] = None,
+    worker: Annotated[str | None, typer.Option(help="Tell of this worker only.")] = None,
+    kind: Annotated[
+        str | None, typer.Option(help="Tell of this kind only, as WorkerLeft or GenerationStarted.")
+    ] = None,
+    after: Annotated[int, typer.Option(help="Begin behind this entry.", min=0)] = 0,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on telling, until Ctrl-C.")] = False,
+    http: Annotated[
+        str | None, typer.Option(help=f"A running coordinator's HTTP address. Default: {DEFAULT_HTTP}.")
+    ] = None,
+    state: Annotated[str | None, typer.Option(help="Read this state instead: a path or database URL.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """Tell what happened and why: who joined and left, which generation that began, which shards moved.
+
+    It asks a running coordinator, or reads a state. STRATA_TOKEN and STRATA_TLS_CA are used as by every client.
+    """
+    from strata.errors import ConfigError  # noqa: PLC0415
+
+    if http is not None and state is not None:
+        raise ConfigError("--http and --state name two sources; give one of them")
+    console = Console(highlight=False)
+    filters = {"job": job, "worker": worker, "kind": kind}
+    told = False
+    with _over_http(http or DEFAULT_HTTP) if state is None else _in_state(state) as pages:
+        for line in _lines(pages, after, follow=follow, filters=filters):
+            told = True
+            typer.echo(json.dumps(line)) if as_json else _tell(console, line)
+    if not told and not as_json:
+        console.print("nothing is told of that" if any(filters.values()) else "nothing has happened yet")
+
+
+def _lines(pages: Pages, after: int, *, follow: bool, filters: dict[str, str | None]) -> Iterator[dict[str, Any]]:
+    while True:
+        page = pages(after=after, **filters)
+        yield from page["items"]
+        after = page["next_after"]
+        if page["more"]:
+            continue
+        if not follow:
+            return
+        time.sleep(POLL_S)
+
+
+def _tell(console: Console, line: dict[str, Any]) -> None:
+    when = line["at"][:19].replace("T", " ")
+    style = {"GenerationStarted": "bold", "WorkerLeft": "red", "WorkerJoined": "green"}.get(line["kind"], "default")
+    console.print(
+        f"[dim]{line['seq']:>6}  {when}[/dim]  [cyan]{escape(line['job_id'])}[/cyan]  "
+        f"[{style}]{escape(line['words'])}[/{style}]",
+        soft_wrap=True,
+    )
+
+
+@contextmanager
+def _in_state(state: str) -> Iterator[Pages]:
+    from strata.coordinator.http import reading  # noqa: PLC0415 (numpy and sqlalchemy are behind these)
+    from strata.coordinator.journal import open_journal  # noqa: PLC0415
+
+    journal = open_journal(state, readonly=True)
+
+    def pages(*, after: int, **filters: str | None) -> dict[str, Any]:
+        job_id, kind, worker_id = (filters[name] for name in ("job", "kind", "worker"))
+        found = reading.events(journal, after=after, limit=PAGE, job_id=job_id, kind=kind, worker_id=worker_id)
+        return found.model_dump()
+
+    try:
+        yield pages
+    finally:
+        journal.close()
+
+
+@contextmanager
+def _over_http(url: str) -> Iterator[Pages]:
+    import urllib.error  # noqa: PLC0415
+    import urllib.parse  # noqa: PLC0415
+    import urllib.request  # noqa: PLC0415
+
+    from strata.errors import ConfigError, CoordinatorUnavailable  # noqa: PLC0415
+    from strata.transport.credentials import ClientSecurity  # noqa: PLC0415
+
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"--http={url!r} is no address; write it as the coordinator prints it: http://HOST:PORT")
+    context = _tls() if url.startswith("https://") else None
+    headers = dict(ClientSecurity().metadata())
+
+    def pages(*, after: int, **filters: str | None) -> dict[str, Any]:
+        given = {name: value for name, value in filters.items() if value is not None}
+        query = urllib.parse.urlencode({"after": after, "limit": PAGE, **given})
+        request = urllib.request.Request(f"{url.rstrip('/')}/api/events?{query}", headers=headers)  # noqa: S310 (above)
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=context) as response:  # noqa: S310
+                page: dict[str, Any] = json.load(response)
+                return page
+        except urllib.error.HTTPError as error:
+            with error:
+                raise _told(error.code, error.read()) from error
+        except (OSError, ValueError) as error:
+            raise CoordinatorUnavailable(
+                f"no coordinator answers at {url} ({error}); is it up, and is that its HTTP address?"
+            ) from error
+
+    yield pages
+
+
+def _tls() -> Any:
+    import os  # noqa: PLC0415
+    import ssl  # noqa: PLC0415
+
+    from strata.errors import ConfigError  # noqa: PLC0415
+    from strata.transport.credentials import CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE  # noqa: PLC0415
+
+    try:
+        context = ssl.create_default_context(cafile=os.environ.get(CA_VARIABLE) or None)
+        if certificate := os.environ.get(CERT_VARIABLE):
+            context.load_cert_chain(certificate, os.environ.get(KEY_VARIABLE) or None)
+    except OSError as error:
+        raise ConfigError(
+            f"the certificates that {CA_VARIABLE}, {CERT_VARIABLE} and {KEY_VARIABLE} name cannot be used: {error}"
+        ) from error
+    return context
+
+
+def _told(code: int, body: bytes) -> "StrataError":
+    """The coordinator's own refusal."""
+    from strata.errors import BY_KIND, CoordinatorError  # noqa: PLC0415
+
+    try:
+        problem = json.loads(body)["error"]
+        return BY_KIND.get(problem["kind"], CoordinatorError)(problem["message"], field=problem["field"])
+    except (ValueError, KeyError, TypeError):
+        return CoordinatorError(f"the answer was HTTP {code}, and not a coordinator's; is that its HTTP address?")

@@ -1,0 +1,319 @@
+"""The HTTP API and `/metrics`: reads only, behind the same tokens as gRPC.
+
+Everything told is durable. Lists are paged and filtered before anything is built, so a page costs what is on it. Errors
+have one shape and the names they have over gRPC; what a condition means as an HTTP status stands in one table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from strata import errors
+from strata._version import __version__
+from strata.coordinator.checkpoints import Attempt
+from strata.coordinator.events import CheckpointKind  # noqa: TC001 - read at run time
+from strata.coordinator.http import exposition, reading
+from strata.coordinator.http import models as m
+from strata.coordinator.http.asking import ask
+from strata.coordinator.membership import WorkerStateName  # noqa: TC001 - read at run time
+from strata.transport.tokens import METADATA_KEY, Role, require
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from pydantic import BaseModel
+
+    from strata.clock import Moment
+    from strata.coordinator.core import Core
+    from strata.coordinator.engine import Engine
+    from strata.coordinator.session import SessionHub
+    from strata.transport.tokens import Guard
+
+T = TypeVar("T")
+Item = TypeVar("Item", bound="BaseModel")
+
+MAX_LIMIT = 1_000
+MAX_OFFSET = 2**53
+MAX_READERS = 4
+"""Threads that may read the journal at once."""
+SIZE_TIMEOUT_S = 2.0
+
+Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="How many items at the most.")]
+Offset = Annotated[int, Query(ge=0, le=MAX_OFFSET, description="How many to pass over.")]
+JobId = Annotated[str | None, Query(min_length=1, max_length=128, description="Of this job only.")]
+WorkerId = Annotated[str | None, Query(min_length=1, max_length=128, description="Of this worker only.")]
+
+STATUS_OF: dict[type[errors.StrataError], int] = {
+    errors.StrataError: 500,
+    errors.InvalidArgument: 422,
+    errors.LimitExceeded: 429,
+    errors.CoordinatorError: 409,
+    errors.UnknownJob: 404,
+    errors.UnknownWorker: 404,
+    errors.UnknownDataset: 404,
+    errors.Unauthenticated: 401,
+    errors.PermissionRefused: 403,
+    errors.CoordinatorUnavailable: 503,
+    errors.JournalError: 503,
+}
+"""A condition has the status of its nearest ancestor here."""
+
+_MEANINGS = {
+    401: "No token, or not one that is known here.",
+    403: "The token's role is too low.",
+    404: "There is no such job.",
+    422: "A parameter is wrong.",
+    503: "The journal cannot be read or written, or another coordinator leads.",
+}
+_PROBLEMS: dict[int | str, dict[str, Any]] = {
+    code: {"model": m.ErrorBody, "description": words} for code, words in _MEANINGS.items()
+}
+
+
+def make_app(engine: Engine, hub: SessionHub, guard: Guard) -> FastAPI:
+    app = FastAPI(
+        title="Strata coordinator",
+        version=__version__,
+        description="Who is here, what is theirs, what has been agreed on. Reads only; everything told is durable.",
+        docs_url=None,
+        redoc_url=None,
+    )
+
+    def reader(request: Request) -> None:
+        require(guard.role_of(request.headers.get(METADATA_KEY, "")), Role.READER, request.url.path)
+
+    app.include_router(_health(engine))
+    guarded = APIRouter(dependencies=[Depends(reader)], responses=_PROBLEMS)
+    _add_state(guarded, engine, hub)
+    _add_events(guarded, engine)
+    _add_metrics(guarded, engine, hub)
+    app.include_router(guarded)
+    app.add_exception_handler(errors.StrataError, _refuse)
+    app.add_exception_handler(RequestValidationError, _refuse_parameter)
+    app.add_exception_handler(HTTPException, _refuse_request)
+    return app
+
+
+def page(found: Iterable[T], make: Callable[[T], Item], *, limit: int, offset: int) -> m.Page[Item]:
+    """Builds what is on the page, and counts the rest."""
+    rest = iter(found)
+    num_before = sum(1 for _ in itertools.islice(rest, offset))
+    items = [make(one) for one in itertools.islice(rest, limit)]
+    total = num_before + len(items) + sum(1 for _ in rest)
+    end = offset + len(items)
+    return m.Page(items=items, total=total, limit=limit, offset=offset, next_offset=end if end < total else None)
+
+
+# -- health --------------------------------------------------------------------------------------------------------
+
+
+def _health(engine: Engine) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/api/health", responses={503: {"model": m.Health}}, response_model_exclude_none=True)
+    async def health(response: Response) -> m.Health:
+        """200 while calls are carried out; 503 with the reason while the journal cannot be written. Needs no token."""
+        if engine.failure is not None:
+            response.status_code = 503
+            return m.Health(status="refusing", reason=engine.failure.message)
+        return m.Health(status="ok", reason=None)
+
+    return router
+
+
+# -- state ---------------------------------------------------------------------------------------------------------
+
+
+async def _journal_bytes(engine: Engine) -> int | None:
+    try:
+        async with asyncio.timeout(SIZE_TIMEOUT_S):
+            return await engine.journal_bytes()
+    except (TimeoutError, OSError, errors.StrataError):
+        return None
+
+
+def _add_state(router: APIRouter, engine: Engine, hub: SessionHub) -> None:
+    @router.get("/api/status")
+    async def status() -> m.Status:
+        """The whole coordinator at a glance."""
+
+        def look(core: Core, _at: Moment) -> tuple[int, int, list[m.StatusJob]]:
+            num_workers = sum(len(job.membership.members) for job in core.jobs.values())
+            shown = itertools.islice(core.jobs.values(), MAX_LIMIT)
+            return len(core.jobs), num_workers, [reading.status_job(job) for job in shown]
+
+        num_jobs, num_workers, jobs = await ask(engine, look)
+        return m.Status(
+            version=__version__,
+            num_sessions=hub.num_sessions,
+            journal_bytes=await _journal_bytes(engine),
+            journal_damage=engine.damage.reason if engine.damage else None,
+            journal_failure=engine.failure.message if engine.failure else None,
+            num_jobs=num_jobs,
+            num_workers=num_workers,
+            requests_per_s=engine.metrics.calls_per_s(),
+            jobs=jobs,
+        )
+
+    @router.get("/api/jobs")
+    async def jobs(job: JobId = None, limit: Limit = 100, offset: Offset = 0) -> m.Page[m.Job]:
+        """Jobs, in the order in which they began."""
+        return await ask(
+            engine, lambda core, _at: page(reading.jobs(core, job), reading.job, limit=limit, offset=offset)
+        )
+
+    @router.get("/api/workers")
+    async def workers(
+        job: JobId = None,
+        worker: WorkerId = None,
+        state: WorkerStateName | None = None,
+        suspect: bool | None = None,
+        limit: Limit = 100,
+        offset: Offset = 0,
+    ) -> m.Page[m.Worker]:
+        """Workers that are in, by job and rank."""
+
+        def look(core: Core, at: Moment) -> m.Page[m.Worker]:
+            found = (
+                (one.job_id, rank, member)
+                for one in reading.jobs(core, job)
+                for rank, member in one.membership.ranked()
+                if worker in (None, member.worker_id)
+                and state in (None, member.state)
+                and suspect in (None, member.suspect_since_s is not None)
+            )
+            return page(found, lambda one: reading.worker(*one, at.monotonic_s), limit=limit, offset=offset)
+
+        return await ask(engine, look)
+
+    @router.get("/api/datasets")
+    async def datasets(
+        job: JobId = None, complete: bool | None = None, limit: Limit = 100, offset: Offset = 0
+    ) -> m.Page[m.Dataset]:
+        """Datasets and how far each is in its epoch."""
+
+        def look(core: Core, _at: Moment) -> m.Page[m.Dataset]:
+            found = (
+                (one.job_id, dataset)
+                for one in reading.jobs(core, job)
+                for dataset in one.shards.datasets.values()
+                if complete in (None, dataset.num_done == dataset.spec.num_shards)
+            )
+            return page(found, lambda one: reading.dataset(*one), limit=limit, offset=offset)
+
+        return await ask(engine, look)
+
+    @router.get("/api/checkpoints")
+    async def checkpoints(
+        job: JobId = None,
+        state: m.CheckpointState | None = None,
+        kind: CheckpointKind | None = None,
+        limit: Limit = 100,
+        offset: Offset = 0,
+    ) -> m.Page[m.Checkpoint]:
+        """Checkpoints that are remembered, oldest first; then those that are not agreed on yet."""
+
+        def look(core: Core, _at: Moment) -> m.Page[m.Checkpoint]:
+            found = (
+                (one, found)
+                for one in reading.jobs(core, job)
+                for found in reading.checkpoints(one)
+                if state in (None, "open" if isinstance(found, Attempt) else "committed")
+                and kind in (None, (found.spec if isinstance(found, Attempt) else found.checkpoint).type)
+            )
+            return page(found, lambda one: reading.checkpoint(*one), limit=limit, offset=offset)
+
+        return await ask(engine, look)
+
+    @router.get("/api/barriers")
+    async def barriers(
+        job: JobId = None, state: m.BarrierState | None = None, limit: Limit = 100, offset: Offset = 0
+    ) -> m.Page[m.Barrier]:
+        """Barriers that wait, and those that were released in the generation that stands."""
+
+        def look(core: Core, at: Moment) -> m.Page[m.Barrier]:
+            found = (
+                (one, found)
+                for one in reading.jobs(core, job)
+                for found in reading.barriers(one)
+                if state in (None, "released" if isinstance(found, tuple) else "open")
+            )
+            return page(found, lambda one: reading.barrier(*one, at.monotonic_s), limit=limit, offset=offset)
+
+        return await ask(engine, look)
+
+
+# -- events --------------------------------------------------------------------------------------------------------
+
+
+def _add_events(router: APIRouter, engine: Engine) -> None:
+    room = asyncio.Semaphore(MAX_READERS)
+
+    @router.get("/api/events")
+    async def events(
+        job: JobId = None,
+        kind: m.EventKind | None = None,
+        worker: WorkerId = None,
+        after: Annotated[int, Query(ge=0, le=MAX_OFFSET, description="Begin behind this entry.")] = 0,
+        limit: Limit = 100,
+    ) -> m.EventPage:
+        """What happened and why, in words, oldest first, as far back as the journal's history goes."""
+        if job is not None:
+            await ask(engine, lambda core, _at: core.job(job).job_id)
+        async with room:
+            return await asyncio.to_thread(
+                reading.events, engine.journal, after=after, limit=limit, job_id=job, kind=kind, worker_id=worker
+            )
+
+
+# -- metrics -------------------------------------------------------------------------------------------------------
+
+
+def _add_metrics(router: APIRouter, engine: Engine, hub: SessionHub) -> None:
+    @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+    async def metrics() -> Response:
+        """For Prometheus; docs/metrics.md tells what each means."""
+        text = exposition.render(
+            engine.metrics,
+            jobs=engine.core.jobs.values(),
+            num_sessions=hub.num_sessions,
+            num_unannounced=engine.num_unannounced,
+            journal_bytes=await _journal_bytes(engine),
+            refusing=engine.failure is not None,
+        )
+        return Response(text, media_type=exposition.CONTENT_TYPE)
+
+
+# -- errors --------------------------------------------------------------------------------------------------------
+
+
+def _told(code: int, kind: str, message: str, field: str = "", headers: dict[str, str] | None = None) -> JSONResponse:
+    body = m.ErrorBody(error=m.Problem(kind=kind, message=message, field=field))
+    return JSONResponse(body.model_dump(), status_code=code, headers=headers)
+
+
+async def _refuse(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, errors.StrataError)
+    code = next(STATUS_OF[kind] for kind in type(error).__mro__ if kind in STATUS_OF)
+    headers = {"WWW-Authenticate": "Bearer"} if code == 401 else None
+    return _told(code, type(error).__name__, error.message, error.field, headers)
+
+
+async def _refuse_parameter(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    field = str(first["loc"][-1])
+    return _told(422, "InvalidArgument", f"{field}: {first['msg']}; see /openapi.json for what is allowed", field)
+
+
+async def _refuse_request(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    headers = dict(error.headers) if error.headers else None
+    return _told(error.status_code, "RequestRefused", f"{error.detail}; /openapi.json names what there is", "", headers)

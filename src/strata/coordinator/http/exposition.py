@@ -1,0 +1,196 @@
+"""The coordinator's numbers as Prometheus reads them.
+
+A registry is made for each scrape and holds nothing of the process's own: what is exported is what was measured here.
+Labels are bounded: methods, statuses, causes and directions are fixed sets, and of jobs the largest are named.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.registry import Collector
+
+from strata._version import __version__
+from strata.coordinator.metrics import EXPIRY_CAUSES
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+    from prometheus_client.core import Metric
+
+    from strata.coordinator.job import Job
+    from strata.coordinator.metrics import Histogram, Metrics
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+MAX_JOBS = 100
+"""Jobs with a label of their own; the rest are added up."""
+OTHER_JOBS = "(others)"
+"""No job can have this name."""
+
+
+def render(
+    metrics: Metrics,
+    *,
+    jobs: Collection[Job],
+    num_sessions: int,
+    num_unannounced: int,
+    journal_bytes: int | None,
+    refusing: bool,
+) -> bytes:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Scrape(metrics, jobs, num_sessions, num_unannounced, journal_bytes, refusing))
+    return generate_latest(registry)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Scrape(Collector):
+    metrics: Metrics
+    jobs: Collection[Job]
+    num_sessions: int
+    num_unannounced: int
+    journal_bytes: int | None
+    refusing: bool
+
+    def describe(self) -> Iterable[Metric]:
+        return ()  # else the registry would collect once at registration
+
+    def collect(self) -> Iterator[Metric]:
+        yield _gauge("strata_build_info", "The version that runs; always 1.", 1, version=__version__)
+        yield _gauge("strata_refusing", "1 while calls are refused because the journal fails.", int(self.refusing))
+        yield from self._calls()
+        yield from self._sessions()
+        yield from self._barriers()
+        yield from self._journal()
+        yield from self._membership()
+        yield from self._now()
+
+    def _calls(self) -> Iterator[Metric]:
+        requests = CounterMetricFamily(
+            "strata_requests", "Calls answered, by method and gRPC status.", labels=("method", "status")
+        )
+        seconds = HistogramMetricFamily(
+            "strata_request_seconds", "From a call's arrival to its answer, by method.", labels=("method",)
+        )
+        for method, stats in sorted(self.metrics.calls.items()):
+            for status, num in [("OK", stats.num_ok), *sorted(stats.num_by_refusal.items())]:
+                if num:
+                    requests.add_metric((method, status), num)
+            if stats.num:
+                seconds.add_metric((method,), _buckets(stats.seconds), stats.seconds.total)
+        yield requests
+        yield seconds
+        yield _gauge(
+            "strata_coordinator_rps",
+            "Calls answered per second over the last ten seconds: the autoscaler's coordinator-rps.",
+            self.metrics.calls_per_s(),
+        )
+
+    def _sessions(self) -> Iterator[Metric]:
+        m = self.metrics
+        yield _gauge("strata_sessions", "Sessions that are open.", self.num_sessions)
+        yield _counter("strata_sessions_opened", "Sessions that were opened.", m.num_sessions_opened)
+        yield _counter(
+            "strata_sessions_dropped", "Sessions that were ended because they did not read.", m.num_sessions_dropped
+        )
+        frames = HistogramMetricFamily(
+            "strata_frame_bytes", "Frames of sessions and their sizes, by direction.", labels=("direction",)
+        )
+        frames.add_metric(("in",), _buckets(m.frames_in), m.frames_in.total)
+        frames.add_metric(("out",), _buckets(m.frames_out), m.frames_out.total)
+        yield frames
+
+    def _barriers(self) -> Iterator[Metric]:
+        m = self.metrics
+        yield _histogram(
+            "strata_barrier_latency_seconds", "From a barrier's first arrival to its release being told.", m.barrier_s
+        )
+        recent = GaugeMetricFamily(
+            "strata_barrier_latency_recent_seconds",
+            "95th percentile of the last minute: the autoscaler's barrier-latency. Absent when nothing was released.",
+        )
+        recent_s = m.recent_barrier_s()
+        if recent_s is not None:
+            recent.add_metric((), recent_s)
+        yield recent
+        yield _counter("strata_barriers_broken", "Barriers that ended without release.", m.num_barriers_broken)
+        num_open = sum(len(job.barriers.open) for job in self.jobs)
+        yield _gauge("strata_barriers_open", "Barriers that wait now.", num_open)
+
+    def _journal(self) -> Iterator[Metric]:
+        m = self.metrics
+        yield _histogram("strata_journal_commit_seconds", "How long commits took.", m.commit_s)
+        yield _histogram("strata_journal_commit_events", "Events committed together.", m.commit_events)
+        yield _counter("strata_journal_commit_bytes", "Bytes of events and snapshots committed.", m.num_commit_bytes)
+        yield _counter("strata_journal_commit_failures", "Commits that failed.", m.num_commits_failed)
+        yield _counter("strata_journal_snapshots", "Snapshots written.", m.num_snapshots)
+        size = GaugeMetricFamily("strata_journal_size_bytes", "What the journal takes up. Absent if it does not say.")
+        if self.journal_bytes is not None:
+            size.add_metric((), self.journal_bytes)
+        yield size
+
+    def _membership(self) -> Iterator[Metric]:
+        m = self.metrics
+        yield _counter("strata_workers_joined", "Workers that joined.", m.num_joined)
+        left = CounterMetricFamily("strata_workers_left", "Workers that left, by cause.", labels=("cause",))
+        for cause, num in m.num_left_by_cause.items():
+            left.add_metric((cause,), num)
+        yield left
+        expiries = CounterMetricFamily(
+            "strata_lease_expiries", "Workers declared dead: silent, connection lost, or hung.", labels=("cause",)
+        )
+        for cause in EXPIRY_CAUSES:
+            expiries.add_metric((cause,), m.num_left_by_cause[cause])
+        yield expiries
+        yield _counter("strata_generation_changes", "Generations begun, all jobs together.", m.num_generations)
+        yield _counter("strata_shards_moved", "Shards that were given an owner or another one.", m.num_shards_moved)
+        yield _counter("strata_shards_done", "Shards acknowledged.", m.num_shards_done)
+        yield _counter("strata_checkpoints_committed", "Checkpoints that all ranks acknowledged.", m.num_checkpoints)
+
+    def _now(self) -> Iterator[Metric]:
+        yield _gauge("strata_jobs", "Jobs that are known.", len(self.jobs))
+        yield _gauge("strata_unannounced", "Answers that wait for the disk.", self.num_unannounced)
+        workers = GaugeMetricFamily(
+            "strata_workers", f"Workers that are in, by state; the {MAX_JOBS} largest jobs.", labels=("job", "state")
+        )
+        generations = GaugeMetricFamily("strata_generation", "The generation that stands, same jobs.", labels=("job",))
+        by_size = sorted(self.jobs, key=lambda job: -len(job.membership.members))
+        others: Counter[str] = Counter()
+        for place, job in enumerate(by_size):
+            states: Counter[str] = Counter(member.state for member in job.membership.members.values())
+            if place >= MAX_JOBS:
+                others += states
+                continue
+            generations.add_metric((job.job_id,), job.announced[0])
+            for state, num in sorted(states.items()):
+                workers.add_metric((job.job_id, state), num)
+        for state, num in sorted(others.items()):
+            workers.add_metric((OTHER_JOBS, state), num)
+        yield workers
+        yield generations
+
+
+def _counter(name: str, words: str, value: float) -> Metric:
+    return CounterMetricFamily(name, words, value=value)
+
+
+def _gauge(name: str, words: str, value: float, **labels: str) -> Metric:
+    family = GaugeMetricFamily(name, words, labels=tuple(labels))
+    family.add_metric(tuple(labels.values()), value)
+    return family
+
+
+def _histogram(name: str, words: str, histogram: Histogram) -> Metric:
+    family = HistogramMetricFamily(name, words)
+    family.add_metric((), _buckets(histogram), histogram.total)
+    return family
+
+
+def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
+    bounds = [*(f"{bound:g}" if bound < 1e5 else str(int(bound)) for bound in histogram.bounds), "+Inf"]
+    return list(zip(bounds, accumulate(histogram.counts), strict=True))

@@ -1,0 +1,372 @@
+"""A leader and its standby as real processes: killed, paused, told to leave, and with a database that fails under them.
+
+Whatever happens, nothing that was acknowledged is lost, and the workers stay who they are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Self
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from postgres import PostgresServer
+from servers import CALM, DEADLINE_S, EAGER_CLIENT, CommandLine, CoordinatorProcess, Nursery, free_port, until
+
+from strata.cli.exit_codes import ExitCode
+from strata.coordinator import events as e
+from strata.coordinator.client import ClientConfig, CoordinatorClient, Worker
+from strata.coordinator.config import CoordinatorConfig
+from strata.coordinator.core import Core
+from strata.coordinator.journal import Record, open_journal
+from strata.errors import CoordinatorUnavailable, JournalError, NotLeader
+from strata.v1 import calls_pb2, types_pb2
+
+SERVICE = "strata.v1.Coordinator"
+LEASE_S = 1.5
+LEADERSHIP = {"leader_lease_s": LEASE_S, "poll_s": 0.02}
+NUM_SHARDS = 100_000
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class Pair:
+    """A leader and its standby on one state."""
+
+    def __init__(self, nursery: Nursery, directory: Path, state: str) -> None:
+        settings = {"state": state, "lease": CALM, "leadership": LEADERSHIP}
+        self.state = state
+        self.leader = CoordinatorProcess(nursery, directory, **settings)
+        self.standby = CoordinatorProcess(nursery, directory, standby=True, **settings)
+        self.addresses = f"{self.leader.address},{self.standby.address}"
+
+    def start(self) -> None:
+        self.leader.start()
+        self.standby.start()
+
+    def wait_taken_over(self) -> float:
+        """Waits for the standby's word that it leads; says how long that took."""
+        start_s = time.monotonic()
+        assert self.standby.child.hear()["leads"] is True
+        return time.monotonic() - start_s
+
+    def core(self) -> Core:
+        journal = open_journal(self.state, readonly=True)
+        try:
+            loaded = journal.load()
+        finally:
+            journal.close()
+        assert loaded.damage is None
+        core = Core(CoordinatorConfig())
+        core.restore(e.decode_snapshot(loaded.snapshot) if loaded.snapshot is not None else ())
+        for record in loaded.records:
+            core.apply(e.decode(record.payload))
+        return core
+
+    def records(self) -> list[Record]:
+        journal = open_journal(self.state, readonly=True)
+        try:
+            return journal.read(limit=1_000_000)
+        finally:
+            journal.close()
+
+
+class Load:
+    """A worker that acks shard after shard, and remembers which acks were answered."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.acknowledged: list[int] = []
+        self.failures: list[Exception] = []
+        self._worker = worker
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        for shard in self._worker.shards("d"):
+            while not self._stopping.is_set():
+                try:
+                    self._worker.ack([shard])
+                except (CoordinatorUnavailable, JournalError) as error:
+                    self.failures.append(error)
+                else:
+                    self.acknowledged.append(shard.index)
+                    break
+            if self._stopping.is_set():
+                return
+
+    def wait_more(self, num: int = 20) -> None:
+        goal = len(self.acknowledged) + num
+        until(lambda: len(self.acknowledged) >= goal, f"{num} more acks are answered")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.wait_more()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join(DEADLINE_S)
+        assert not self._thread.is_alive()
+
+    def check_nothing_lost(self, core: Core) -> None:
+        done = core.jobs["default"].shards.datasets["d"].done
+        assert [index for index in self.acknowledged if not done[index]] == []
+        assert int(done.sum()) <= len(self.acknowledged) + 1, "what was not asked for was done"
+
+
+@contextmanager
+def two_workers(addresses: str) -> Iterator[tuple[CoordinatorClient, list[Worker]]]:
+    with ExitStack() as stack:
+        clients = [stack.enter_context(CoordinatorClient(addresses, config=EAGER_CLIENT)) for _ in range(2)]
+        workers = [client.register_worker(f"w{n}") for n, client in enumerate(clients)]
+        clients[0].register_dataset("d", total_samples=NUM_SHARDS, shard_size=1)
+        for worker in workers:
+            worker.wait_for_workers(2)
+        yield clients[0], workers
+
+
+def who(client: CoordinatorClient) -> tuple[int, list[tuple[str, int]]]:
+    members = client.list_workers()
+    return members.generation, [(w.worker_id, w.incarnation) for w in members.workers]
+
+
+def ask_alone(address: str) -> types_pb2.Error:
+    """How this very coordinator refuses a unary call."""
+    with grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+        call = channel.unary_unary(
+            f"/{SERVICE}/ListJobs",
+            request_serializer=calls_pb2.ListJobsRequest.SerializeToString,
+            response_deserializer=calls_pb2.ListJobsResponse.FromString,
+        )
+        with pytest.raises(grpc.RpcError) as refused:
+            call(calls_pb2.ListJobsRequest(), timeout=DEADLINE_S)
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    details = dict(refused.value.trailing_metadata() or ()).get("strata-error-bin", b"")
+    return types_pb2.Error.FromString(details)
+
+
+def health_of(address: str) -> int:
+    """Who is gone serves nobody."""
+    with grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+        request = health_pb2.HealthCheckRequest(service=SERVICE)
+        try:
+            return health_pb2_grpc.HealthStub(channel).Check(request, timeout=DEADLINE_S).status
+        except grpc.RpcError:
+            return NOT_SERVING
+
+
+def term_of(postgres: PostgresServer, state: str) -> tuple[object, ...]:
+    return postgres.sql("SELECT term, address FROM strata_leader", state)[0]
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def pair(request: pytest.FixtureRequest, nursery: Nursery, tmp_path: Path) -> Pair:
+    is_file = request.param == "sqlite"
+    state = str(tmp_path / "c.db") if is_file else request.getfixturevalue("postgres").new_state()
+    pair = Pair(nursery, tmp_path, state)
+    pair.start()
+    return pair
+
+
+@pytest.fixture
+def postgres_pair(postgres: PostgresServer, nursery: Nursery, tmp_path: Path) -> Pair:
+    pair = Pair(nursery, tmp_path, postgres.new_state())
+    pair.start()
+    return pair
+
+
+def test_a_standby_sends_its_callers_to_the_leader_at_once(pair: Pair) -> None:
+    until(lambda: pair.leader.address in ask_alone(pair.standby.address).message, "it names the leader")
+    refusal = ask_alone(pair.standby.address)
+    assert refusal.kind == "NotLeader"
+    assert refusal.message == f"this coordinator stands by; the leader is at {pair.leader.address}"
+    assert (health_of(pair.leader.address), health_of(pair.standby.address)) == (SERVING, NOT_SERVING)
+    impatient = ClientConfig(connect_timeout_s=0.3)
+    with pytest.raises(NotLeader, match="give the client the addresses of all coordinators"):
+        CoordinatorClient(pair.standby.address, config=impatient).connect()
+    with CoordinatorClient(f"{pair.standby.address},{pair.leader.address}") as client:
+        assert client.list_jobs() == []
+
+
+def test_a_killed_leader_is_replaced_and_nobody_and_nothing_is_lost(pair: Pair) -> None:
+    with two_workers(pair.addresses) as (client, workers), ThreadPoolExecutor(2) as pool:
+        before = who(client)
+        with Load(workers[0]) as load:
+            # One has arrived when the leader dies; the other comes to the new one.
+            first: Future[None] = pool.submit(workers[1].barrier, "sync", timeout_s=DEADLINE_S)
+            pair.leader.kill()
+            pair.wait_taken_over()
+            load.wait_more()
+        workers[0].barrier("sync", timeout_s=DEADLINE_S)
+        first.result(DEADLINE_S)
+        assert who(client) == before
+        assert [worker.lost for worker in workers] == [None, None]
+        assert health_of(pair.standby.address) == SERVING
+    assert pair.standby.child.terminate() == 0
+    load.check_nothing_lost(pair.core())
+
+
+def test_a_leader_that_is_told_to_leave_hands_over_at_once(pair: Pair) -> None:
+    with two_workers(pair.addresses) as (client, workers), Load(workers[0]) as load:
+        before = who(client)
+        start_s = time.monotonic()
+        assert pair.leader.child.terminate() == 0
+        pair.wait_taken_over()
+        assert time.monotonic() - start_s < LEASE_S, "it did not wait for the lease"
+        load.wait_more()
+        assert who(client) == before
+        assert load.failures == []
+    assert pair.standby.child.terminate() == 0
+    load.check_nothing_lost(pair.core())
+
+
+def test_a_paused_leader_can_neither_write_nor_speak_when_it_wakes_up(
+    postgres: PostgresServer, nursery: Nursery, tmp_path: Path
+) -> None:
+    pair = Pair(nursery, tmp_path, postgres.new_state())
+    yaml = tmp_path / "coordinator.yaml"
+    yaml.write_text("http: 'off'\nleadership: {leader_lease_s: 1.5, poll_s: 0.02}\nlease: {lease_s: 20.0}\n")
+    old = CommandLine(tmp_path, "--listen", pair.leader.address, "--state", pair.state, "--json")
+    try:
+        assert old.addresses()["leads"] is True
+        pair.standby.start()
+        with two_workers(pair.addresses) as (client, workers), Load(workers[0]) as load:
+            before = who(client)
+            assert term_of(postgres, pair.state) == (1, pair.leader.address)
+            old.signal(signal.SIGSTOP)
+            pair.wait_taken_over()
+            assert term_of(postgres, pair.state) == (2, pair.standby.address)
+            load.wait_more()
+            with grpc.insecure_channel(pair.leader.address) as channel:
+                # These wait in the old one's socket, and are the first thing that it sees.
+                calls = [
+                    channel.unary_unary(
+                        f"/{SERVICE}/{name}",
+                        request_serializer=request.SerializeToString,
+                        response_deserializer=bytes,
+                    ).future(request, timeout=DEADLINE_S, wait_for_ready=False)
+                    for name, request in (
+                        ("RegisterWorker", calls_pb2.RegisterWorkerRequest(worker_id="ghost", instance_id="g")),
+                        ("ListWorkers", calls_pb2.ListWorkersRequest()),
+                        ("Heartbeat", calls_pb2.HeartbeatRequest(worker_id="w0", incarnation=workers[0].incarnation)),
+                    )
+                ]
+                old.signal(signal.SIGCONT)
+                assert {call.code() for call in calls} == {grpc.StatusCode.UNAVAILABLE}
+            code, errors = old.ended()
+            assert code == ExitCode.STATE_BUSY
+            assert "another coordinator has become the leader" in errors
+            assert "term 1 is over" in errors
+            load.wait_more()
+            assert who(client) == before
+            assert load.failures == []
+    finally:
+        old.close()
+    assert term_of(postgres, pair.state) == (2, pair.standby.address)
+    assert pair.standby.child.terminate() == 0
+    core = pair.core()
+    load.check_nothing_lost(core)
+    assert set(core.jobs["default"].membership.members) == {"w0", "w1"}
+    seqs = [record.seq for record in pair.records()]
+    assert seqs == list(itertools.islice(itertools.count(seqs[0]), len(seqs)))
+
+
+def test_a_leader_paused_for_less_than_anybody_noticed_goes_on(postgres: PostgresServer, nursery: Nursery) -> None:
+    """Its lease ran out and nobody took it: the term is still its own."""
+    alone = CoordinatorProcess(nursery, Path(), state=postgres.new_state(), lease=CALM, leadership=LEADERSHIP)
+    alone.start()
+    with two_workers(alone.address) as (client, workers):
+        before = who(client)
+        alone.child.freeze()
+        until(
+            lambda: postgres.sql("SELECT expires_at < now() FROM strata_leader", alone.settings["state"]) == [(True,)],
+            "its lease has run out",
+        )
+        alone.child.thaw()
+        assert who(client) == before
+        assert term_of(postgres, alone.settings["state"]) == (1, alone.address)
+        assert [worker.lost for worker in workers] == [None, None]
+
+
+def test_a_restarted_leader_waits_for_its_own_old_lease(postgres: PostgresServer, nursery: Nursery) -> None:
+    alone = CoordinatorProcess(nursery, Path(), state=postgres.new_state(), lease=CALM, leadership=LEADERSHIP)
+    alone.start()
+    with two_workers(alone.address) as (client, _):
+        before = who(client)
+        alone.restart()
+        assert who(client) == before
+    assert term_of(postgres, alone.settings["state"]) == (2, alone.address)
+
+
+def test_a_second_leader_is_refused_while_the_first_renews(
+    postgres: PostgresServer, postgres_pair: Pair, tmp_path: Path
+) -> None:
+    (tmp_path / "coordinator.yaml").write_text("http: 'off'\nleadership: {leader_lease_s: 1.5}\n")
+    second = CommandLine(tmp_path, "--listen", f"127.0.0.1:{free_port()}", "--state", postgres_pair.state)
+    try:
+        code, errors = second.ended()
+    finally:
+        second.close()
+    assert code == ExitCode.STATE_BUSY
+    assert f"(at {postgres_pair.leader.address}); stop that coordinator" in errors
+    assert "--standby" in errors
+
+
+def test_a_database_that_crashes_under_load_is_waited_for(postgres: PostgresServer, postgres_pair: Pair) -> None:
+    pair = postgres_pair
+    with two_workers(pair.addresses) as (client, workers):
+        before = who(client)
+        with Load(workers[0]) as load:
+            postgres.restart("immediate")
+            load.wait_more()
+        assert {type(error) for error in load.failures} <= {JournalError, *JournalError.__subclasses__()}
+        assert who(client) == before
+        assert [worker.lost for worker in workers] == [None, None]
+    load.check_nothing_lost(pair.core())
+
+
+def test_a_database_that_stays_away_for_longer_than_the_lease_is_found_again(
+    postgres: PostgresServer, postgres_pair: Pair
+) -> None:
+    """Health says so meanwhile. Whoever of the two leads then, nobody has to be restarted."""
+    pair = postgres_pair
+    with two_workers(pair.addresses) as (client, workers):
+        before = who(client)
+        with Load(workers[0]) as load:
+            postgres.stop("immediate")
+            try:
+                until(lambda: health_of(pair.leader.address) == NOT_SERVING, "the leader says that it refuses")
+                until(lambda: ask_alone(pair.leader.address).kind == "NotLeader", "its lease runs out")
+            finally:
+                postgres.go_on()
+            load.wait_more()
+        assert who(client) == before
+        until(
+            lambda: SERVING in [health_of(process.address) for process in (pair.leader, pair.standby)],
+            "one of them serves",
+        )
+    load.check_nothing_lost(pair.core())
+
+
+def test_connections_that_are_cut_under_load_are_made_again(postgres: PostgresServer, postgres_pair: Pair) -> None:
+    pair = postgres_pair
+    with two_workers(pair.addresses) as (client, workers):
+        before = who(client)
+        with Load(workers[0]) as load:
+            for _ in range(5):
+                assert postgres.cut(pair.state) >= 1
+                load.wait_more()
+        assert {type(error) for error in load.failures} <= {JournalError, *JournalError.__subclasses__()}
+        assert who(client) == before
+        until(lambda: health_of(pair.leader.address) == SERVING, "it is healthy again")
+    assert term_of(postgres, pair.state) == (1, pair.leader.address)
+    load.check_nothing_lost(pair.core())

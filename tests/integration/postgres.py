@@ -1,0 +1,136 @@
+"""A real PostgreSQL for the tests, from Debian's binaries: on a free port of loopback, in a directory of its own.
+
+PostgreSQL refuses to run as root; then it runs as the user that Debian made for it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from servers import DEADLINE_S, free_port
+
+BINARIES = Path("/usr/lib/postgresql")
+USER = "strata"
+SETTINGS = {
+    "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "",
+    "shared_buffers": "16MB",
+    "max_connections": "100",
+    "autovacuum": "off",
+    "log_min_messages": "warning",
+}
+
+
+class PostgresServer:
+    def __init__(self, binaries: Path) -> None:
+        self._binaries = binaries
+        self._directory = Path(tempfile.mkdtemp(prefix="strata-postgres-"))
+        self._data = self._directory / "data"
+        self._numbers = itertools.count(1)
+        self._keeper: subprocess.Popen[bytes] | None = None
+        self.port = free_port()
+
+    def start(self) -> None:
+        if os.getuid() == 0:
+            shutil.chown(self._directory, "postgres", "postgres")
+        self._run("initdb", "-D", str(self._data), "-U", USER, "-A", "trust", "-E", "UTF8", "--no-locale", "-N")
+        settings = {**SETTINGS, "port": str(self.port)}
+        with (self._data / "postgresql.conf").open("a") as file:
+            file.writelines(f"{key} = '{value}'\n" for key, value in settings.items())
+        # It ends with us, however we end: the keeper hears that from its standard input.
+        script = f"cat; '{self._binaries}/pg_ctl' -D data -m immediate stop; rm -rf '{self._directory}'"
+        self._keeper = subprocess.Popen(
+            ["/bin/sh", "-c", script],
+            cwd=self._directory,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            **_as_nobody_special(),
+        )
+        self._control("start")
+
+    def restart(self, mode: str = "fast") -> None:
+        """`immediate` is a crash: it recovers from its log when it comes up."""
+        self._control("restart", "-m", mode)
+
+    def stop(self, mode: str = "fast") -> None:
+        self._control("stop", "-m", mode)
+
+    def go_on(self) -> None:
+        self._control("start")
+
+    def close(self) -> None:
+        if self._keeper is not None:
+            with self._keeper as keeper:
+                keeper.communicate(timeout=DEADLINE_S)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def new_state(self) -> str:
+        """The URL of an empty database."""
+        name = f"state_{next(self._numbers)}"
+        self.sql(f"CREATE DATABASE {name}")
+        return f"postgresql+psycopg://{USER}@127.0.0.1:{self.port}/{name}"
+
+    def sql(self, statement: str, state: str = "") -> list[tuple[object, ...]]:
+        database = state.rpartition("/")[2] or "postgres"
+        where = f"host=127.0.0.1 port={self.port} user={USER} dbname={database}"
+        with psycopg.connect(where, autocommit=True) as connection:
+            cursor = connection.execute(statement)
+            return cursor.fetchall() if cursor.description else []
+
+    def cut(self, state: str) -> int:
+        """Ends every connection to this state's database; says how many."""
+        database = state.rpartition("/")[2]
+        return len(self.sql(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'"))
+
+    def _control(self, *order: str) -> None:
+        self._run("pg_ctl", "-D", str(self._data), "-l", str(self._directory / "log"), "-w", "-t", "20", *order)
+
+    def _run(self, program: str, *arguments: str) -> None:
+        # Standard output is not kept: the server inherits it, and would hold a pipe open for ever.
+        with (self._directory / "errors").open("ab") as errors:
+            done = subprocess.run(
+                [str(self._binaries / program), *arguments],
+                cwd=self._directory,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                timeout=DEADLINE_S,
+                check=False,
+                **_as_nobody_special(),
+            )
+        assert done.returncode == 0, f"{program} failed: {self._told()}"
+
+    def _told(self) -> str:
+        files = (self._directory / "errors", self._directory / "log")
+        return "\n".join(file.read_text() for file in files if file.exists())
+
+
+def _as_nobody_special() -> dict[str, Any]:
+    if os.getuid() != 0:
+        return {}
+    entry = pwd.getpwnam("postgres")
+    return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+
+
+@pytest.fixture(scope="session")
+def postgres(requires_service: Callable[..., Path]) -> Iterator[PostgresServer]:
+    found = sorted(BINARIES.glob("*/bin/initdb"))
+    initdb = requires_service(found[-1] if found else BINARIES / "*/bin/initdb")
+    server = PostgresServer(initdb.parent)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.close()

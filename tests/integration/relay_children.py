@@ -1,0 +1,23 @@
+"""A relay as a child of the nursery."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from strata import config as configs
+from strata.coordinator.relay import RelayConfig, run
+from strata.transport.credentials import ClientSecurity
+
+if TYPE_CHECKING:
+    from nursery import Lifeline
+
+
+def relay(lifeline: Lifeline, *, settings: dict[str, Any]) -> None:
+    """Serves until SIGTERM; says its addresses."""
+    config = configs.load(RelayConfig, settings, source="the test")
+    run(
+        config,
+        security=ClientSecurity(),
+        announce=lambda addresses: lifeline.say(**dataclasses.asdict(addresses)),
+    )

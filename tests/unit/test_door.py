@@ -1,0 +1,93 @@
+"""The door: how much of each caller, and which role for which call."""
+
+from __future__ import annotations
+
+import pytest
+
+from strata.clock import ManualClock
+from strata.coordinator.config import Limits
+from strata.coordinator.door import MAX_PEERS, Bucket, Door
+from strata.coordinator.service import METHODS
+from strata.errors import LimitExceeded, PermissionRefused, Unauthenticated
+from strata.transport.tokens import Guard, Role, parse_grants
+from strata.v1 import coordinator_pb2
+
+BY_NAME = {method.name: method for method in METHODS}
+TOKENS = {role: role.name[0].lower() * 32 for role in Role}
+READING = {"GetLatestCheckpoint", "ListJobs", "ListWorkers", "ListDatasets"}
+
+
+class Call:
+    """As much of gRPC's context as the door looks at."""
+
+    def __init__(self, role: Role | None, peer: str = "ipv4:10.0.0.1:4711") -> None:
+        self._metadata = (("authorization", f"Bearer {TOKENS[role]}"),) if role else ()
+        self._peer = peer
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return self._metadata
+
+    def peer(self) -> str:
+        return self._peer
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def door(clock: ManualClock) -> Door:
+    grants = parse_grants([f"{role.name} {token}" for role, token in TOKENS.items()], source="tokens")
+    return Door(Guard(lambda: grants), Limits(max_calls_per_s=10), clock)
+
+
+def test_a_bucket_gives_one_seconds_worth_at_once_and_fills_with_time() -> None:
+    bucket = Bucket(10, 0.0)
+    assert [bucket.take(0.0) for _ in range(11)] == [True] * 10 + [False]
+    assert not bucket.take(0.05)
+    assert bucket.take(0.2)
+    assert [bucket.take(1_000.0) for _ in range(11)] == [True] * 10 + [False]
+
+
+def test_a_machine_that_asks_too_often_waits_and_others_do_not(door: Door, clock: ManualClock) -> None:
+    method = BY_NAME["ListJobs"]
+    for port in range(10):
+        door.admit_call(Call(Role.READER, f"ipv4:10.0.0.1:{port}"), method)
+    with pytest.raises(LimitExceeded, match="max_calls_per_s=10"):
+        door.admit_call(Call(Role.READER, "ipv4:10.0.0.1:99"), method)
+    door.admit_call(Call(Role.READER, "ipv4:10.0.0.2:1"), method)
+    clock.advance(0.2)
+    door.admit_call(Call(Role.READER, "ipv4:10.0.0.1:99"), method)
+
+
+def test_strangers_use_up_nobodys_rate(door: Door) -> None:
+    for _ in range(20):
+        with pytest.raises(Unauthenticated):
+            door.admit_call(Call(None), BY_NAME["ListJobs"])
+    door.admit_call(Call(Role.READER), BY_NAME["ListJobs"])
+
+
+def test_only_so_many_peers_are_remembered(door: Door) -> None:
+    for number in range(MAX_PEERS + 5):
+        door.admit_call(Call(Role.READER, f"ipv4:{number}:1"), BY_NAME["ListJobs"])
+    assert len(door._buckets) == MAX_PEERS
+
+
+def test_every_call_of_the_service_has_a_role() -> None:
+    served = {m.name for m in coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].methods} - {"Session"}
+    assert served == set(BY_NAME)
+    assert {m.name for m in METHODS if m.role is Role.READER} == READING
+    assert {m.name for m in METHODS if m.role is Role.ADMIN} == {"SendCommand"}
+
+
+@pytest.mark.parametrize("role", list(Role))
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
+def test_each_role_may_call_what_it_may(door: Door, role: Role, method: object) -> None:
+    name = method.name  # type: ignore[attr-defined]
+    needed = Role.READER if name in READING else Role.ADMIN if name == "SendCommand" else Role.WORKER
+    if role >= needed:
+        door.admit_call(Call(role), BY_NAME[name])
+    else:
+        with pytest.raises(PermissionRefused, match=f"{name} needs the role {needed.name.lower()}"):
+            door.admit_call(Call(role), BY_NAME[name])
