@@ -124,7 +124,9 @@ def test_its_status_tells_jobs_workers_and_sessions(nursery: Nursery, tmp_path: 
     assert code == 200
     assert status.pop("journal_bytes") > 0
     job = {"job_id": "resnet", "generation": 1, "num_workers": 1, "num_datasets": 1, "num_open_barriers": 0}
-    assert status == {"version": __version__, "num_sessions": 1, "journal_damage": None, "jobs": [job]}
+    assert status["version"] == __version__
+    assert (status["num_sessions"], status["journal_damage"]) == (1, None)
+    assert [{key: found[key] for key in job} for found in status["jobs"]] == [job]
 
 
 def test_the_health_service_says_serving_for_the_service_and_for_the_whole(address: str) -> None:

@@ -375,8 +375,6 @@ def check_told(world: World, call: Call, answer: Any) -> None:
 def _check_refusal(world: World, call: Call, error: StrataError) -> None:
     ledger = world.ledger
     ledger.expect(type(error) is not StrataError, f"{call} stumbled: {error.message}")
-    if call.method == "heartbeat" and not world.strict_refusals:
-        return  # told at once, from what may not be durable yet: see test_simulation.py
     ledger.told_generation(getattr(error, "generation", None) or 0)
     if isinstance(error, StaleIncarnation) and call.fence:
         ledger.expect(

@@ -50,9 +50,7 @@ class Outcome:
 
 
 class World:
-    def __init__(
-        self, seed: int, *, tracing: bool = False, refetch: bool = True, strict_refusals: bool = False
-    ) -> None:
+    def __init__(self, seed: int, *, tracing: bool = False, refetch: bool = True) -> None:
         self.seed = seed
         self.rng = rng = random.Random(seed)
         self.scheduler = Scheduler(rng)
@@ -60,8 +58,6 @@ class World:
         self.tracing = tracing
         self.refetch = refetch
         """Whether workers fetch their shards again when the members changed between page and refresh."""
-        self.strict_refusals = strict_refusals
-        """Whether a refused heartbeat, too, must be durable before it is told."""
         self.config = make_config(rng.choice((1, 4, 20, 1_000)))
         self.disk = Disk(self)
         self.server: Server | None = None
@@ -289,6 +285,6 @@ class World:
 def simulate(seed: int, *, tracing: bool = False, refetch: bool = True, strict_refusals: bool = False) -> Outcome:
     logging.disable(logging.CRITICAL)
     try:
-        return World(seed, tracing=tracing, refetch=refetch, strict_refusals=strict_refusals).play()
+        return World(seed, tracing=tracing, refetch=refetch).play()
     finally:
         logging.disable(logging.NOTSET)

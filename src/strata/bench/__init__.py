@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 from strata.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from strata.bench.frame import Benchmark
 
 _HOMES = {
@@ -39,12 +41,14 @@ def get(name: str) -> Benchmark:
     return benchmark
 
 
-def main(name: str, *, rounds: int | None = None, as_json: bool = False, quick: bool = False) -> int:
+def main(
+    name: str, *, rounds: int | None = None, as_json: bool = False, quick: bool = False, only: Sequence[str] = ()
+) -> int:
     """Run a benchmark, show its figures, and return the exit code: 1 if a contender failed."""
     from strata.bench.report import show  # noqa: PLC0415  rich and psutil are needed only here
     from strata.bench.run import run_with_progress  # noqa: PLC0415
 
-    benchmark = get(name)
+    benchmark = get(name).narrowed(only)
     outcome = run_with_progress(benchmark, rounds=rounds, quick=quick)
     show(benchmark, outcome, as_json=as_json)
     return 1 if outcome.failures else 0

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from strata.errors import ConfigError, InvalidArgument
@@ -72,6 +72,17 @@ class Benchmark:
         unknown = {peer for figure in self.figures for peer in figure.peers} - set(keys)
         if unknown:
             raise ConfigError(f"benchmark {self.name!r} compares with figures that it does not have: {sorted(unknown)}")
+
+    def narrowed(self, only: Sequence[str]) -> Benchmark:
+        """The same with these contenders alone; all, if none is named."""
+        known = {contender.name for contender in self.contenders}
+        strangers = sorted(set(only) - known)
+        if strangers:
+            raise InvalidArgument(
+                f"benchmark {self.name!r} has no contender {strangers[0]!r}; known: {', '.join(sorted(known))}",
+                field="only",
+            )
+        return replace(self, contenders=tuple(c for c in self.contenders if not only or c.name in only))
 
     def num_rounds(self, rounds: int | None, *, quick: bool) -> int:
         if rounds is None:

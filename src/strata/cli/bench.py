@@ -12,6 +12,9 @@ def bench(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes: does it run? Not for quoting.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Run this contender only; repeat it for more. Default: all.")
+    ] = None,
     list_names: Annotated[bool, typer.Option("--list", help="List the benchmarks.")] = False,
     run_all: Annotated[bool, typer.Option("--all", help="Run every benchmark, one after the other.")] = False,
 ) -> None:
@@ -25,4 +28,5 @@ def bench(
         typer.echo("\n".join(benchmarks.names()))
         return
     wanted = benchmarks.names() if name is None else [name]
-    raise typer.Exit(max(benchmarks.main(one, rounds=rounds, as_json=as_json, quick=quick) for one in wanted))
+    codes = [benchmarks.main(one, rounds=rounds, as_json=as_json, quick=quick, only=only or ()) for one in wanted]
+    raise typer.Exit(max(codes))

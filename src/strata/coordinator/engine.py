@@ -169,7 +169,19 @@ class Engine:
 
     def call(self, decide: Decide, done: Done) -> None:
         """Carries out a call; `done` hears the answer when it may be told."""
+        self._answer(self._decided(decide), done)
+
+    def call_volatile(self, decide: Decide, done: Done) -> None:
+        """For heartbeats: answered at once, from what is durable already. A refusal may be news, and waits like it."""
         answer = self._decided(decide)
+        if isinstance(answer, StrataError):
+            self._answer(answer, done)
+            return
+        self._tell([(answer, done)])
+        if self.core.has_news:
+            self._schedule_flush()
+
+    def _answer(self, answer: Any, done: Done) -> None:
         if isinstance(answer, Ticket):
             if answer not in self._waiters:
                 self.metrics.barrier_opened(answer)
@@ -182,12 +194,6 @@ class Engine:
             self._in_flight.riders.append((_taken(answer), done))
         else:
             self._tell([(_taken(answer), done)])
-
-    def call_volatile(self, decide: Decide, done: Done) -> None:
-        """For heartbeats: answered at once, from what is durable already."""
-        self._tell([(self._decided(decide), done)])
-        if self.core.has_news:
-            self._schedule_flush()
 
     def _decided(self, decide: Decide) -> Any:
         if refusal := self.not_leader():

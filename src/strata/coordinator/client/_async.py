@@ -475,12 +475,14 @@ class AsyncWorker:
         self, dataset_id: str | None = None, *, epoch: int | None = None, include_done: bool = False
     ) -> list[Shard]:
         """What is this worker's now; adopts the generation that says so."""
-        shards, generation = await self._client.shards_with_generation(
-            self.worker_id, job_id=self.job_id, dataset_id=dataset_id, epoch=epoch, include_done=include_done
-        )
-        if generation != self.generation:
-            await self.refresh()
-        return shards
+        while True:  # once, unless the members change between the two calls
+            shards, generation = await self._client.shards_with_generation(
+                self.worker_id, job_id=self.job_id, dataset_id=dataset_id, epoch=epoch, include_done=include_done
+            )
+            if generation != self.generation:
+                await self.refresh()
+            if generation == self.generation:
+                return shards
 
     async def ack(self, shards: Sequence[Shard]) -> views.Progress:
         """Says that these shards, of one dataset and epoch, have been trained on."""
