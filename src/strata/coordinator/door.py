@@ -59,13 +59,13 @@ class Door:
         self._buckets[peer] = bucket
         if len(self._buckets) > MAX_PEERS:
             del self._buckets[next(iter(self._buckets))]
-        self.pace(bucket)
+        self.pace(bucket, self._clock.monotonic_s())
 
     def bucket(self) -> Bucket:
         return Bucket(self._limits.max_calls_per_s, self._clock.monotonic_s())
 
-    def pace(self, bucket: Bucket) -> None:
-        if not bucket.take(self._clock.monotonic_s()):
+    def pace(self, bucket: Bucket, now_s: float) -> None:
+        if not bucket.take(now_s):
             raise LimitExceeded(
                 f"more than limits.max_calls_per_s={self._limits.max_calls_per_s} calls a second; slow down"
             )

@@ -177,7 +177,7 @@ class Engine:
         if isinstance(answer, StrataError):
             self._answer(answer, done)
             return
-        self._tell([(answer, done)])
+        done(answer)  # the lease was looked at just now, in `_decided`
         if self.core.has_news:
             self._schedule_flush()
 

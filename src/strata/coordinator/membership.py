@@ -242,7 +242,8 @@ class Membership:
         epoch: int | None,
         metrics: Mapping[str, float],
     ) -> None:
-        self._check_metrics(member, metrics)
+        if metrics:
+            self._check_metrics(member, metrics)
         if step is not None:
             limits.check_count(step, "step")
         if epoch is not None:

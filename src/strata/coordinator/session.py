@@ -222,7 +222,7 @@ class SessionHub:
 
         try:
             require(link.role, method.role, method.name)
-            self._door.pace(link.bucket)
+            self._door.pace(link.bucket, came_s)
         except StrataError as error:
             done(error)
             return
