@@ -6,7 +6,6 @@ Whatever happens, nothing that was acknowledged is lost, and the workers stay wh
 from __future__ import annotations
 
 import itertools
-import os
 import signal
 import threading
 import time
@@ -323,14 +322,6 @@ def test_a_second_leader_is_refused_while_the_first_renews(
     assert "--standby" in errors
 
 
-restarts_the_database = pytest.mark.skipif(
-    os.environ.get("STRATA_RESTART_DATABASE") != "1",
-    reason="`pg_ctl start` after a stop failed now and then on a busy machine, without a word; the cause is not found "
-    "yet. STRATA_RESTART_DATABASE=1 runs it",
-)
-
-
-@restarts_the_database
 def test_a_database_that_crashes_under_load_is_waited_for(postgres: PostgresServer, postgres_pair: Pair) -> None:
     pair = postgres_pair
     with two_workers(pair.addresses) as (client, workers):
@@ -344,7 +335,6 @@ def test_a_database_that_crashes_under_load_is_waited_for(postgres: PostgresServ
     load.check_nothing_lost(pair.core())
 
 
-@restarts_the_database
 def test_a_database_that_stays_away_for_longer_than_the_lease_is_found_again(
     postgres: PostgresServer, postgres_pair: Pair
 ) -> None:

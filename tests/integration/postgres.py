@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import itertools
 import os
-import pwd
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
@@ -50,13 +48,12 @@ class PostgresServer:
         # It ends with us, however we end: the keeper hears that from its standard input.
         script = f"cat; '{self._binaries}/pg_ctl' -D data -m immediate stop; rm -rf '{self._directory}'"
         self._keeper = subprocess.Popen(
-            ["/bin/sh", "-c", script],
+            [*_as_nobody_special(), "/bin/sh", "-c", script],
             cwd=self._directory,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            **_as_nobody_special(),
         )
         self._control("start")
 
@@ -98,30 +95,33 @@ class PostgresServer:
         self._run("pg_ctl", "-D", str(self._data), "-l", str(self._directory / "log"), "-w", "-t", "20", *order)
 
     def _run(self, program: str, *arguments: str) -> None:
-        # Standard output is not kept: the server inherits it, and would hold a pipe open for ever.
-        with (self._directory / "errors").open("ab") as errors:
+        # Into a file: the server inherits it, and would hold a pipe open for ever.
+        with (self._directory / "told").open("ab") as told:
             done = subprocess.run(
-                [str(self._binaries / program), *arguments],
+                [*_as_nobody_special(), str(self._binaries / program), *arguments],
                 cwd=self._directory,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
+                stdout=told,
+                stderr=subprocess.STDOUT,
                 timeout=DEADLINE_S,
                 check=False,
-                **_as_nobody_special(),
             )
-        assert done.returncode == 0, f"{program} failed: {self._told()}"
+        assert done.returncode == 0, f"{program} {arguments} ended with {done.returncode}: {self._told()}"
 
     def _told(self) -> str:
-        files = (self._directory / "errors", self._directory / "log")
+        files = (self._directory / "told", self._directory / "log")
         return "\n".join(file.read_text() for file in files if file.exists())
 
 
-def _as_nobody_special() -> dict[str, Any]:
+def _as_nobody_special() -> list[str]:
+    """Before a command, so that it does not run as root.
+
+    Not Python's `user=`: that makes it fork() instead of vfork(), and gRPC's fork handlers, with its threads at work,
+    now and then crash the child before it has become anything.
+    """
     if os.getuid() != 0:
-        return {}
-    entry = pwd.getpwnam("postgres")
-    return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+        return []
+    return ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
 
 
 @pytest.fixture(scope="session")

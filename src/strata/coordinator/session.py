@@ -15,6 +15,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from strata._version import __version__
 from strata.coordinator import limits, wire
@@ -40,6 +41,10 @@ WorkerKey = tuple[str, str]
 """Job and worker."""
 _SPEAKING = {"register_worker", "heartbeat", "deregister_worker"}
 """Calls that tell through which stream a worker is heard."""
+
+
+class _Malformed:
+    """A frame that cannot be decoded."""
 
 
 class Link:
@@ -134,9 +139,13 @@ class SessionHub:
             response_serializer=self._encode,
         )
 
-    def _decode(self, frame: bytes) -> pb.ClientFrame:
+    def _decode(self, frame: bytes) -> pb.ClientFrame | _Malformed:
         self.metrics.frames_in.add(len(frame))
-        return pb.ClientFrame.FromString(frame)
+        try:
+            return pb.ClientFrame.FromString(frame)
+        except DecodeError:
+            # Raised here, it would end the call under the writer's feet: gRPC then sometimes loses the status.
+            return _Malformed()
 
     def _encode(self, frame: pb.ServerFrame) -> bytes:
         data = frame.SerializeToString()
@@ -174,6 +183,8 @@ class SessionHub:
                 for request in frame.requests:
                     self._call(link, request, came_s)
                 frame = await context.read()
+            if isinstance(frame, _Malformed):
+                link.give_up(grpc.StatusCode.INVALID_ARGUMENT, "a frame is not a strata.v1.ClientFrame")
             link.end()
             # Not cancelled: a status cannot be sent while a message is on its way.
             await writer

@@ -170,7 +170,6 @@ class SessionLink:
         retrying = tenacity.AsyncRetrying(
             wait=tenacity.wait_random_exponential(multiplier=self._config.backoff_s, max=self._config.max_backoff_s),
             retry=tenacity.retry_if_exception_type((grpc.aio.AioRpcError, ConfigError)),
-            before_sleep=self._remember_failure,
         )
         while True:
             async for attempt in retrying:
@@ -200,7 +199,6 @@ class SessionLink:
             except grpc.aio.AioRpcError as error:
                 was_connected = self._connected.is_set()
                 self._note_failure(error)
-                self._found_standby = _is_standby(error)
                 self._addresses.append(self._addresses.pop(0))  # the next one may be the leader by now
                 if not was_connected:
                     self._turned_away(error)
@@ -243,11 +241,7 @@ class SessionLink:
         details = error.details() or error.code().name
         if details != _UNTOLD or self._last_failure == _NO_CONNECTION:
             self._last_failure = details
-
-    def _remember_failure(self, state: tenacity.RetryCallState) -> None:
-        error = state.outcome.exception() if state.outcome else None
-        if isinstance(error, grpc.aio.AioRpcError):
-            self._note_failure(error)
+            self._found_standby = _is_standby(error)
 
     # -- frames ----------------------------------------------------------------------------------------------------
 
