@@ -61,6 +61,7 @@ lock: ## Resolve requirements/*.txt again, keeping versions (ARGS=--upgrade: tak
 .PHONY: bench-setup
 bench-setup: ## Build .venv-peers, the systems that benchmarks compare against
 	@scripts/setup_venv.sh peers
+	@scripts/bench_packages.sh
 
 .PHONY: bench
 bench: setup bench-setup ## Run every benchmark (ARGS=--quick)

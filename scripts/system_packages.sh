@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Brings what the tests need from outside PyPI: PostgreSQL's server and Node.js (Debian), and the latter's gRPC client
-# (npm, pinned in package-lock.json).
+# Brings what the tests need from outside PyPI: PostgreSQL's server, iproute2 and Node.js (Debian), and the latter's gRPC
+# client (npm, pinned in package-lock.json).
 # Does nothing, quickly, when all is there. What cannot be had makes tests skip and say so; under CI=true it is a failure.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -9,7 +9,7 @@ node_dir=tests/integration/node
 give_up() {
   echo "system packages: $*" >&2
   if [ "${CI:-}" = true ]; then exit 1; fi
-  echo "system packages: the tests that need PostgreSQL or speak to the coordinator from Node.js may skip" >&2
+  echo "system packages: the tests that need PostgreSQL, a network of their own or Node.js may skip" >&2
   exit 0
 }
 
@@ -30,6 +30,8 @@ has() { command -v "$1" > /dev/null; }
 if ! compgen -G '/usr/lib/postgresql/*/bin/initdb' > /dev/null; then
   install_debian postgresql
 fi
+
+has ip || install_debian iproute2
 
 wanted=$(cat "$node_dir/package.json" "$node_dir/package-lock.json" | sha256sum)
 stamp=$node_dir/node_modules/.strata-stamp

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 from strata._version import __version__
 
 if TYPE_CHECKING:
+    from strata.checkpoint import CheckpointManager as CheckpointManager
+    from strata.checkpoint import CheckpointMetadata as CheckpointMetadata
+    from strata.checkpoint import CheckpointType as CheckpointType
     from strata.coordinator.client import AsyncCoordinatorClient as AsyncCoordinatorClient
     from strata.coordinator.client import CoordinatorClient as CoordinatorClient
     from strata.coordinator.registry import DatasetRegistry as DatasetRegistry
@@ -18,6 +21,9 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "AsyncCoordinatorClient": "strata.coordinator.client",
+    "CheckpointManager": "strata.checkpoint",
+    "CheckpointMetadata": "strata.checkpoint",
+    "CheckpointType": "strata.checkpoint",
     "CoordinatorClient": "strata.coordinator.client",
     "DatasetRegistry": "strata.coordinator.registry",
     "StrataError": "strata.errors",

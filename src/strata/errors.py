@@ -6,6 +6,7 @@
     │   └── LimitExceeded          … because a bound was reached
     ├── CoordinatorError
     │   ├── UnknownJob             no such job
+    │   ├── JobInUse               workers are in the job that was to be dropped
     │   ├── UnknownWorker          no such worker: never registered, or declared dead
     │   ├── UnknownDataset         no such dataset
     │   ├── WorkerExists           another live process has this worker id
@@ -21,11 +22,25 @@
     │   ├── PermissionRefused      the token's role does not suffice
     │   └── CoordinatorUnavailable nobody answers
     │       └── NotLeader          a standby answers; the message says where the leader is
-    └── JournalError
-        ├── JournalLocked          another coordinator has this state open
-        ├── JournalDamaged         the state cannot be read back
-        ├── JournalWriteFailed     the state cannot be written: disk full, database gone
-        └── JournalFenced          another coordinator has become the leader: nothing was written
+    ├── JournalError
+    │   ├── JournalLocked          another coordinator has this state open
+    │   ├── JournalDamaged         the state cannot be read back
+    │   ├── JournalWriteFailed     the state cannot be written: disk full, database gone
+    │   └── JournalFenced          another coordinator has become the leader: nothing was written
+    ├── CheckpointError
+    │   ├── NoCheckpoint           there is none to load
+    │   ├── CheckpointInvalid      what was read is no checkpoint; the message names the file, and the tensor
+    │   │   ├── CheckpointCorrupt  … a hash does not match
+    │   │   ├── CheckpointMissing  … a file of it is not there
+    │   │   └── CheckpointTooNew   … a newer version wrote it
+    │   ├── CheckpointAborted      the save was cancelled, or a rank did not finish; nothing was committed
+    │   └── CheckpointBusy         another save is under way
+    └── StorageError
+        ├── ObjectMissing          nothing is stored under this key
+        ├── ObjectExists           something is, and was to be written only if not
+        ├── StorageDenied          credentials are missing or do not suffice
+        ├── StorageFull            no space is left
+        └── StorageUnavailable     the store does not answer, or not in time
 
 Each condition has its own name, so that a program can act on it, and a message that says what to do, so that a person
 can. The names travel over the wire as they stand here (see `strata.v1.Error.kind`).
@@ -89,6 +104,10 @@ class UnknownJob(CoordinatorError):
     """No such job."""
 
 
+class JobInUse(CoordinatorError):
+    """Workers are in the job, so it is not dropped."""
+
+
 class UnknownWorker(CoordinatorError):
     """No such worker in this job."""
 
@@ -147,6 +166,62 @@ class CoordinatorUnavailable(CoordinatorError):
 
 class NotLeader(CoordinatorUnavailable):
     """This coordinator stands by, or has lost its leadership."""
+
+
+class CheckpointError(StrataError):
+    """A checkpoint could not be saved or read."""
+
+
+class NoCheckpoint(CheckpointError, LookupError):
+    """There is none to load."""
+
+
+class CheckpointInvalid(CheckpointError, ValueError):
+    """What was read is no checkpoint."""
+
+
+class CheckpointCorrupt(CheckpointInvalid):
+    """The bytes are not those that were saved."""
+
+
+class CheckpointMissing(CheckpointInvalid):
+    """A file of the checkpoint is not there."""
+
+
+class CheckpointTooNew(CheckpointInvalid):
+    """A newer version of Strata wrote it."""
+
+
+class CheckpointAborted(CheckpointError):
+    """Nothing was committed; the checkpoint before stays the latest."""
+
+
+class CheckpointBusy(CheckpointError):
+    """Another save is under way."""
+
+
+class StorageError(StrataError, OSError):
+    """A store could not do what it was asked."""
+
+
+class ObjectMissing(StorageError, LookupError):
+    """Nothing is stored under this key."""
+
+
+class ObjectExists(StorageError):
+    """Something is stored under this key already."""
+
+
+class StorageDenied(StorageError):
+    """Credentials are missing or do not suffice."""
+
+
+class StorageFull(StorageError):
+    """No space is left."""
+
+
+class StorageUnavailable(StorageError):
+    """The store does not answer."""
 
 
 class JournalError(StrataError):

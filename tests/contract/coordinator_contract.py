@@ -32,6 +32,7 @@ CONFIG = CoordinatorConfig(
         max_shards_per_dataset=10_000,
         max_shards_per_reply=4,
         max_shards_per_ack=8,
+        max_workers_per_reply=100,
         max_pending_commands_per_worker=3,
         max_series_per_worker=2,
         max_metadata_bytes=1024,
@@ -188,6 +189,7 @@ JOB_CALLS: dict[str, Callable[..., Message]] = {
     "RequestRecovery": pb.RequestRecoveryRequest,
     "SendCommand": lambda **fields: pb.SendCommandRequest(kind=1, **fields),
     "ListWorkers": pb.ListWorkersRequest,
+    "GetMembership": pb.GetMembershipRequest,
     "ListDatasets": pb.ListDatasetsRequest,
 }
 """Calls on a job that must be there."""
@@ -195,6 +197,7 @@ WORKER_CALLS: dict[str, dict[str, Any]] = {
     "Heartbeat": {},
     "GetAssignedShards": {},
     "RequestRecovery": {},
+    "GetMembership": {},
     "DeregisterWorker": {"incarnation": 1},
     "AckShards": {},
     "WaitBarrier": {},
@@ -257,7 +260,11 @@ REFUSALS = [
     ),
     *(
         Refusal(f"{m} in a malformed job", m, _plain(make(job_id="a b")), INVALID, "InvalidArgument", "job_id")
-        for m, make in (*JOB_CALLS.items(), ("RegisterWorker", pb.RegisterWorkerRequest))
+        for m, make in (
+            *JOB_CALLS.items(),
+            ("RegisterWorker", pb.RegisterWorkerRequest),
+            ("DropJob", pb.DropJobRequest),
+        )
     ),
     *(
         Refusal(
@@ -303,6 +310,42 @@ REFUSALS = [
         INVALID,
         "InvalidArgument",
         "incarnation",
+    ),
+    Refusal(
+        "GetMembership of another incarnation",
+        "GetMembership",
+        _plain(pb.GetMembershipRequest(worker_id="a", incarnation=99)),
+        PRECONDITION,
+        "StaleIncarnation",
+        "incarnation",
+    ),
+    # -- jobs
+    Refusal(
+        "DropJob of a job with workers", "DropJob", _plain(pb.DropJobRequest()), PRECONDITION, "JobInUse", "job_id"
+    ),
+    Refusal(
+        "DropJob of a job that has moved on",
+        "DropJob",
+        _plain(pb.DropJobRequest(force=True, generation=1)),
+        PRECONDITION,
+        "StaleGeneration",
+        "generation",
+    ),
+    Refusal(
+        "DropJob with a long reason",
+        "DropJob",
+        _plain(pb.DropJobRequest(force=True, reason="x" * 4097)),
+        INVALID,
+        "InvalidArgument",
+        "reason",
+    ),
+    Refusal(
+        "ListWorkers beyond any count",
+        "ListWorkers",
+        _plain(pb.ListWorkersRequest(offset=2**60)),
+        INVALID,
+        "InvalidArgument",
+        "offset",
     ),
     # -- ids
     *(
@@ -702,6 +745,69 @@ class CoordinatorContract:
         assert len(world.shards("b", include_done=True)) == 12
         before = world.everything()
         assert world.leave("a").generation == 3
+        assert world.everything() == before
+
+    def test_workers_come_in_pages_in_the_order_of_their_ranks(self, way: Way) -> None:
+        world = World(way)
+        for number in range(5):
+            world.join(f"w{number}")
+        pages, offset = [], 0
+        while not pages or offset:
+            page = world.call("ListWorkers", pb.ListWorkersRequest(offset=offset, limit=2))
+            assert (page.generation, page.num_workers) == (5, 5)
+            pages.append([(w.worker_id, w.rank) for w in page.workers])
+            offset = page.next_offset
+        assert pages == [[("w0", 0), ("w1", 1)], [("w2", 2), ("w3", 3)], [("w4", 4)]]
+        beyond = world.call("ListWorkers", pb.ListWorkersRequest(offset=5))
+        assert (list(beyond.workers), beyond.next_offset, beyond.num_workers) == ([], 0, 5)
+
+    def test_a_worker_learns_its_place_without_the_list_of_all(self, world: World) -> None:
+        world.leave("a")
+        mine = world.call("GetMembership", pb.GetMembershipRequest(worker_id="b", incarnation=world.incarnations["b"]))
+        assert (mine.generation, mine.rank, mine.world_size) == (3, 0, 1)
+        assert mine.reason.startswith("a left")
+        assert world.call("GetMembership", pb.GetMembershipRequest(worker_id="b")) == mine
+
+    # -- the end of a job ------------------------------------------------------------------------------------------
+
+    def test_a_job_is_dropped_when_its_workers_have_left_and_may_be_dropped_again(self, world: World) -> None:
+        other = World(world.way, job_id="bert")
+        other.join("a")
+        for worker_id in ("a", "b"):
+            world.leave(worker_id)
+        drop = pb.DropJobRequest(generation=world.generation, reason="it is done")
+        assert world.call("DropJob", drop).dropped
+        assert [job.job_id for job in world.call("ListJobs", pb.ListJobsRequest()).jobs] == ["bert"]
+        assert not world.call("DropJob", drop).dropped
+        with pytest.raises(Refused, match="no job 'resnet'") as refused:
+            world.workers()
+        assert refused.value.kind == "UnknownJob"
+
+    def test_the_workers_of_a_job_that_was_dropped_are_out_and_cannot_touch_the_next_one(
+        self, world: World, pool: ThreadPoolExecutor, wait_arrivals: Callable[[int], None]
+    ) -> None:
+        waiting = pool.submit(world.arrive, "a")
+        wait_arrivals(1)
+        assert world.call("DropJob", pb.DropJobRequest(force=True, reason="a mistake")).dropped
+        broken = self.refused(waiting)
+        assert (broken.code, broken.kind) == (Code.ABORTED, "BarrierBroken")
+        assert "a mistake" in broken.message
+        old, old_generation = dict(world.incarnations), world.generation
+        fresh = world.join("a", instance_id="another-process")
+        assert (fresh.rank, fresh.world_size) == (0, 1)
+        assert fresh.generation > old_generation
+        assert fresh.incarnation != old["a"]
+        assert world.workers()["a"].incarnation == 3
+        assert world.call("ListDatasets", pb.ListDatasetsRequest()).datasets == []
+        before = world.everything()
+        world.incarnations = old
+        for worker_id, kind in (("a", "StaleIncarnation"), ("b", "UnknownWorker")):
+            for generation in (old_generation, fresh.generation):
+                world.generation = generation
+                with pytest.raises(Refused) as refused:
+                    world.arrive(worker_id)
+                assert refused.value.kind == kind
+        world.incarnations["a"] = fresh.incarnation
         assert world.everything() == before
 
     # -- datasets --------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import queue
 import threading
@@ -104,9 +105,11 @@ class SessionWay:
 class ClientWay:
     """Our asyncio client, on which the plain one stands."""
 
-    def __init__(self, address: str) -> None:
-        config = ClientConfig(max_message_bytes=MAX_MESSAGE_BYTES, call_timeout_s=DEADLINE_S)
+    def __init__(self, address: str, *, frames: bool = True) -> None:
+        config = ClientConfig(max_message_bytes=MAX_MESSAGE_BYTES, call_timeout_s=DEADLINE_S, frames=frames)
         self._client = shared_loop().run(self._connect(address, config))
+        assert self._client._link is not None
+        assert bool(self._client._link._frames_at) == frames, "it came by the way that was meant"
 
     @staticmethod
     async def _connect(address: str, config: ClientConfig) -> AsyncCoordinatorClient:
@@ -125,7 +128,12 @@ class ClientWay:
         assert self._client.num_connections == 0
 
 
-WAYS: dict[str, Callable[[str], Way]] = {"unary": UnaryWay, "session": SessionWay, "client": ClientWay}
+WAYS: dict[str, Callable[[str], Way]] = {
+    "unary": UnaryWay,
+    "session": SessionWay,
+    "client": ClientWay,
+    "client over gRPC": functools.partial(ClientWay, frames=False),
+}
 
 
 def _refused(error: Any) -> Refused:

@@ -6,7 +6,6 @@ the child process, before the server starts.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import os
 import signal
@@ -79,11 +78,12 @@ def serve_told_in_part(lifeline: Lifeline, *, settings: dict[str, Any], num_told
     """Tells the end of a barrier to so many sessions, and keeps it from the others for ever."""
     told: set[str] = set()
 
-    async def hold(link: Link, frame: session_pb2.ServerFrame) -> None:
+    def hold(link: Link, frame: session_pb2.ServerFrame) -> bool:
         if any(response.WhichOneof("result") == "wait_barrier" for response in frame.responses):
             if len(told) >= num_told:
-                await asyncio.Event().wait()
+                return False
             told.add(link.session_id)
+        return True
 
     _before_frames(hold)
     config = configs.load(CoordinatorConfig, settings, source="the test")
@@ -156,10 +156,11 @@ def _watch_engine(trap: Trap) -> None:
 def _watch_sessions(trap: Trap) -> None:
     written: set[str] = set()
 
-    async def count(link: Link, frame: session_pb2.ServerFrame) -> None:
+    def count(link: Link, frame: session_pb2.ServerFrame) -> bool:
         if any(response.WhichOneof("result") != "heartbeat" for response in frame.responses):
             trap.reach("before frame")
             written.add(link.session_id)
+        return True
 
     def written_before(link: Link) -> None:
         if link.session_id in written:
@@ -169,15 +170,15 @@ def _watch_sessions(trap: Trap) -> None:
     _before_frames(count, written_before)
 
 
-def _before_frames(look: Callable[..., Any], ask: Callable[[Link], None] = lambda _: None) -> None:
-    """`look` sees every frame before it is written, `ask` every link whose last frame has been written."""
-    next_frame = Link.next_frame
+def _before_frames(
+    look: Callable[[Link, session_pb2.ServerFrame], bool], ask: Callable[[Link], None] = lambda _: None
+) -> None:
+    """`look` sees every frame before it is written, and may keep it; `ask` sees a link whose last one was written."""
+    take_frame = Link.take_frame
 
-    async def looked_at(link: Link) -> session_pb2.ServerFrame | None:
+    def looked_at(link: Link) -> session_pb2.ServerFrame | None:
         ask(link)
-        frame = await next_frame(link)
-        if frame is not None:
-            await look(link, frame)
-        return frame
+        frame = take_frame(link)
+        return frame if frame is not None and look(link, frame) else None
 
-    Link.next_frame = looked_at  # type: ignore[method-assign]
+    Link.take_frame = looked_at  # type: ignore[method-assign]

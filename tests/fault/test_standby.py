@@ -9,13 +9,14 @@ import itertools
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import grpc
+import psycopg
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from postgres import PostgresServer
@@ -42,8 +43,10 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 class Pair:
     """A leader and its standby on one state."""
 
-    def __init__(self, nursery: Nursery, directory: Path, state: str) -> None:
-        settings = {"state": state, "lease": CALM, "leadership": LEADERSHIP}
+    def __init__(
+        self, nursery: Nursery, directory: Path, state: str, *, leadership: Mapping[str, float] = LEADERSHIP
+    ) -> None:
+        settings = {"state": state, "lease": CALM, "leadership": dict(leadership)}
         self.state = state
         self.leader = CoordinatorProcess(nursery, directory, **settings)
         self.standby = CoordinatorProcess(nursery, directory, standby=True, **settings)
@@ -247,22 +250,14 @@ def test_a_paused_leader_can_neither_write_nor_speak_when_it_wakes_up(
             assert term_of(postgres, pair.state) == (2, pair.standby.address)
             load.wait_more()
             with grpc.insecure_channel(pair.leader.address) as channel:
-                # These wait in the old one's socket, and are the first thing that it sees.
-                calls = [
-                    channel.unary_unary(
-                        f"/{SERVICE}/{name}",
-                        request_serializer=request.SerializeToString,
-                        response_deserializer=bytes,
-                    ).future(request, timeout=DEADLINE_S, wait_for_ready=False)
-                    for name, request in (
-                        ("RegisterWorker", calls_pb2.RegisterWorkerRequest(worker_id="ghost", instance_id="g")),
-                        ("ListWorkers", calls_pb2.ListWorkersRequest()),
-                        ("Heartbeat", calls_pb2.HeartbeatRequest(worker_id="w0", incarnation=workers[0].incarnation)),
-                    )
-                ]
+                calls = waiting_calls(channel)
                 old.signal(signal.SIGCONT)
-                # Refused, or cut off because it steps down; whichever comes first, nothing is said.
-                assert {call.code() for call in calls} <= {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
+                # Refused in its own words, or cut off without any because it steps down: which, is a race.
+                assert {refusal(call) for call in calls} <= {
+                    (grpc.StatusCode.UNAVAILABLE, "NotLeader"),
+                    (grpc.StatusCode.UNAVAILABLE, ""),
+                    (grpc.StatusCode.CANCELLED, ""),
+                }
             code, errors = old.ended()
             assert code == ExitCode.STATE_BUSY
             assert "another coordinator has become the leader" in errors
@@ -279,6 +274,44 @@ def test_a_paused_leader_can_neither_write_nor_speak_when_it_wakes_up(
     assert set(core.jobs["default"].membership.members) == {"w0", "w1"}
     seqs = [record.seq for record in pair.records()]
     assert seqs == list(itertools.islice(itertools.count(seqs[0]), len(seqs)))
+
+
+def test_a_paused_leader_knows_by_its_own_clock_that_it_may_not_speak(
+    postgres: PostgresServer, nursery: Nursery, tmp_path: Path
+) -> None:
+    """While the database does not answer, nothing but its own clock can tell it."""
+    pair = Pair(nursery, tmp_path, postgres.new_state())
+    pair.start()
+    pair.leader.child.freeze()
+    pair.wait_taken_over()
+    plain = pair.state.replace("postgresql+psycopg://", "postgresql://")
+    with psycopg.connect(plain) as lock, grpc.insecure_channel(pair.leader.address) as channel:
+        lock.execute("LOCK TABLE strata_leader IN ACCESS EXCLUSIVE MODE")
+        calls = waiting_calls(channel)
+        pair.leader.child.thaw()
+        assert [refusal(call) for call in calls] == [(grpc.StatusCode.UNAVAILABLE, "NotLeader")] * 3
+    assert pair.leader.child.wait_gone() != 0, "it hears from the database that another leads"
+
+
+def waiting_calls(channel: grpc.Channel) -> list[Any]:
+    """They wait in a paused coordinator's socket, and are the first thing that it sees when it wakes up."""
+    requests = (
+        ("RegisterWorker", calls_pb2.RegisterWorkerRequest(worker_id="ghost", instance_id="g")),
+        ("ListWorkers", calls_pb2.ListWorkersRequest()),
+        ("Heartbeat", calls_pb2.HeartbeatRequest(worker_id="w0")),
+    )
+    return [
+        channel.unary_unary(
+            f"/{SERVICE}/{name}", request_serializer=request.SerializeToString, response_deserializer=bytes
+        ).future(request, timeout=DEADLINE_S, wait_for_ready=False)
+        for name, request in requests
+    ]
+
+
+def refusal(call: Any) -> tuple[grpc.StatusCode, str]:
+    """The status, and which error of ours came with it; empty if it is gRPC's own."""
+    details = dict(call.trailing_metadata() or ()).get("strata-error-bin")
+    return call.code(), types_pb2.Error.FromString(details).kind if details else ""
 
 
 def test_a_leader_paused_for_less_than_anybody_noticed_goes_on(postgres: PostgresServer, nursery: Nursery) -> None:

@@ -37,6 +37,10 @@ class Lifeline:
         line = self._lines.readline()
         return json.loads(line) if line else None
 
+    def fileno(self) -> int:
+        """For those who wait for other things too."""
+        return self._socket.fileno()
+
 
 def main(paths: list[str]) -> None:
     sys.path[:0] = paths

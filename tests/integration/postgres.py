@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -15,10 +16,11 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from servers import DEADLINE_S, free_port
+from servers import DEADLINE_S, free_port, until
 
 BINARIES = Path("/usr/lib/postgresql")
 USER = "strata"
+REPLICA = "replica"
 SETTINGS = {
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "",
@@ -31,7 +33,7 @@ SETTINGS = {
 
 class PostgresServer:
     def __init__(self, binaries: Path) -> None:
-        self._binaries = binaries
+        self.binaries = binaries
         self._directory = Path(tempfile.mkdtemp(prefix="strata-postgres-"))
         self._data = self._directory / "data"
         self._numbers = itertools.count(1)
@@ -41,12 +43,12 @@ class PostgresServer:
     def start(self) -> None:
         if os.getuid() == 0:
             shutil.chown(self._directory, "postgres", "postgres")
-        self._run("initdb", "-D", str(self._data), "-U", USER, "-A", "trust", "-E", "UTF8", "--no-locale", "-N")
+        self._fill()
         settings = {**SETTINGS, "port": str(self.port)}
         with (self._data / "postgresql.conf").open("a") as file:
             file.writelines(f"{key} = '{value}'\n" for key, value in settings.items())
         # It ends with us, however we end: the keeper hears that from its standard input.
-        script = f"cat; '{self._binaries}/pg_ctl' -D data -m immediate stop; rm -rf '{self._directory}'"
+        script = f"cat; '{self.binaries}/pg_ctl' -D data -m immediate stop; rm -rf '{self._directory}'"
         self._keeper = subprocess.Popen(
             [*_as_nobody_special(), "/bin/sh", "-c", script],
             cwd=self._directory,
@@ -57,6 +59,9 @@ class PostgresServer:
         )
         self._control("start")
 
+    def _fill(self) -> None:
+        self._run("initdb", "-D", str(self._data), "-U", USER, "-A", "trust", "-E", "UTF8", "--no-locale", "-N")
+
     def restart(self, mode: str = "fast") -> None:
         """`immediate` is a crash: it recovers from its log when it comes up."""
         self._control("restart", "-m", mode)
@@ -66,6 +71,11 @@ class PostgresServer:
 
     def go_on(self) -> None:
         self._control("start")
+
+    def kill(self) -> None:
+        """kill -9 of the server; its other processes end by themselves."""
+        pid, *_ = (self._data / "postmaster.pid").read_text().split()
+        os.kill(int(pid), signal.SIGKILL)
 
     def close(self) -> None:
         if self._keeper is not None:
@@ -98,7 +108,7 @@ class PostgresServer:
         # Into a file: the server inherits it, and would hold a pipe open for ever.
         with (self._directory / "told").open("ab") as told:
             done = subprocess.run(
-                [*_as_nobody_special(), str(self._binaries / program), *arguments],
+                [*_as_nobody_special(), str(self.binaries / program), *arguments],
                 cwd=self._directory,
                 stdin=subprocess.DEVNULL,
                 stdout=told,
@@ -113,6 +123,29 @@ class PostgresServer:
         return "\n".join(file.read_text() for file in files if file.exists())
 
 
+class PostgresReplica(PostgresServer):
+    """A copy of another server, that has every transaction before it is acknowledged there."""
+
+    def __init__(self, primary: PostgresServer) -> None:
+        super().__init__(primary.binaries)
+        self._primary = primary
+
+    def start(self) -> None:
+        super().start()
+        # Not in the file that was copied: when this one is the primary, it must not wait for a replica.
+        self._primary.sql(f"ALTER SYSTEM SET synchronous_standby_names = '{REPLICA}'")
+        self._primary.sql("SELECT pg_reload_conf()")
+        look = f"SELECT sync_state FROM pg_stat_replication WHERE application_name = '{REPLICA}'"
+        until(lambda: self._primary.sql(look) == [("sync",)], "the replica is synchronous")
+
+    def promote(self) -> None:
+        self._control("promote")
+
+    def _fill(self) -> None:
+        where = f"host=127.0.0.1 port={self._primary.port} user={USER} application_name={REPLICA}"
+        self._run("pg_basebackup", "-D", str(self._data), "-d", where, "-R", "-c", "fast", "--no-sync")
+
+
 def _as_nobody_special() -> list[str]:
     """Before a command, so that it does not run as root.
 
@@ -124,13 +157,30 @@ def _as_nobody_special() -> list[str]:
     return ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
 
 
+def _binaries(requires_service: Callable[..., Path]) -> Path:
+    found = sorted(BINARIES.glob("*/bin/initdb"))
+    return requires_service(found[-1] if found else BINARIES / "*/bin/initdb").parent
+
+
 @pytest.fixture(scope="session")
 def postgres(requires_service: Callable[..., Path]) -> Iterator[PostgresServer]:
-    found = sorted(BINARIES.glob("*/bin/initdb"))
-    initdb = requires_service(found[-1] if found else BINARIES / "*/bin/initdb")
-    server = PostgresServer(initdb.parent)
+    server = PostgresServer(_binaries(requires_service))
     try:
         server.start()
         yield server
     finally:
         server.close()
+
+
+@pytest.fixture
+def replicated_postgres(requires_service: Callable[..., Path]) -> Iterator[tuple[PostgresServer, PostgresReplica]]:
+    """A primary, and the replica that can take its place."""
+    primary = PostgresServer(_binaries(requires_service))
+    replica = PostgresReplica(primary)
+    try:
+        primary.start()
+        replica.start()
+        yield primary, replica
+    finally:
+        replica.close()
+        primary.close()

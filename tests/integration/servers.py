@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import pytest
 
@@ -194,12 +194,16 @@ class Nursery:
         return json.loads(self._process.stdout.readline())
 
 
+class Forks(Protocol):
+    """A nursery, or a place in a network."""
+
+    def fork(self, run: str, **arguments: Any) -> Child: ...
+
+
 class CoordinatorProcess:
     """A coordinator that keeps its address and its state through every death."""
 
-    def __init__(
-        self, nursery: Nursery, directory: Path, *, run: str = "children:coordinator", **settings: Any
-    ) -> None:
+    def __init__(self, nursery: Forks, directory: Path, *, run: str = "children:coordinator", **settings: Any) -> None:
         self.state = directory / "coordinator.db"
         self.settings = {"listen": f"127.0.0.1:{free_port()}", "http": "off", "state": str(self.state), **settings}
         self.address: str = self.settings["listen"]
@@ -229,8 +233,9 @@ class CoordinatorProcess:
 class Cable:
     """A network to a coordinator that can be cut: clients connect to `address`."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, *, port: int = 0) -> None:
         self._target = target
+        self._port = port
         self._server: asyncio.Server | None = None
         self._ends: set[asyncio.StreamWriter] = set()
         self._pumps: set[asyncio.Task[None]] = set()
@@ -248,7 +253,7 @@ class Cable:
         shared_loop().run(self._cut())
 
     async def _lay(self) -> str:
-        self._server = await asyncio.start_server(self._join, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._join, "127.0.0.1", self._port)
         return "{}:{}".format(*self._server.sockets[0].getsockname())
 
     async def _remove(self) -> None:

@@ -1,10 +1,15 @@
 """The benchmarks run from the command line and keep the shape that programs read."""
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
+import psutil
 import pytest
+
+from strata.bench.contenders import barrier_rounds
 
 KEYS = {
     "shards": {"assign_10k_ms", "shard_max_over_mean", "shard_moved_over_minimum"},
@@ -51,27 +56,127 @@ def test_shards_stay_within_their_bounds_in_the_benchmark_too() -> None:
 
 def test_a_contender_that_is_not_there_is_named_with_those_that_are() -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "strata.cli", "bench", "coordinator", "--only", "etcd"],
+        [sys.executable, "-m", "strata.cli", "bench", "coordinator", "--only", "zookeeper"],
         capture_output=True,
         text=True,
         timeout=55,
         check=False,
     )
     assert ended.returncode == 2
-    assert "'etcd'" in ended.stderr
+    assert "'zookeeper'" in ended.stderr
     assert "grpc.aio echo" in ended.stderr
 
 
-@pytest.mark.parametrize("module", ["coordinator_barrier", "coordinator_detect", "coordinator_takeover"])
-def test_a_slower_contender_measures(module: str) -> None:
+def quick(module: str, cwd: Path, **environment: str) -> dict[str, dict[str, float]]:
+    """What a contender says, run in a directory of its own, where it leaves nothing behind."""
     ended = subprocess.run(
         [sys.executable, "-m", f"strata.bench.contenders.{module}", "--quick"],
         capture_output=True,
         text=True,
         timeout=55,
         check=False,
+        cwd=cwd,
+        env={**os.environ, **environment},
     )
     assert ended.returncode == 0, ended.stderr
-    figures = json.loads(ended.stdout.splitlines()[-1])["figures"]
+    assert not list(cwd.iterdir())
+    said: dict[str, dict[str, float]] = json.loads(ended.stdout.splitlines()[-1])
+    return said
+
+
+@pytest.mark.parametrize(
+    "module", ["coordinator_acks", "coordinator_barrier", "coordinator_detect", "coordinator_takeover"]
+)
+def test_a_slower_contender_measures(module: str, tmp_path: Path) -> None:
+    figures = quick(module, tmp_path)["figures"]
     assert figures
     assert all(value > 0 for value in figures.values())
+
+
+def test_tls_and_a_token_are_measured_under_the_same_load(tmp_path: Path) -> None:
+    figures = quick("coordinator_tls", tmp_path)["figures"]
+    assert figures.keys() == {"tls_requests_per_s", "tls_unary_requests_per_s"}
+    assert all(value > 0 for value in figures.values())
+
+
+def test_workers_on_relays_meet_at_barriers_and_it_is_told_whose_time_that_took(tmp_path: Path) -> None:
+    """CPU is counted in hundredths of a second, so a short run may use none."""
+    figures = quick("coordinator_barrier_1000", tmp_path)["figures"]
+    assert figures.keys() == {
+        "barrier_1000_p50_ms",
+        "barrier_1000_p99_ms",
+        "barrier_1000_server_cpu_ms",
+        "barrier_1000_relays_cpu_ms",
+        "barrier_1000_without_relays_p50_ms",
+        "barrier_1000_without_relays_p99_ms",
+        "barrier_1000_without_relays_server_cpu_ms",
+    }
+    assert 0 < figures["barrier_1000_p50_ms"] <= figures["barrier_1000_p99_ms"]
+    assert 0 < figures["barrier_1000_without_relays_p50_ms"] <= figures["barrier_1000_without_relays_p99_ms"]
+
+
+def test_idle_workers_on_relays_stay_alive_and_only_the_coordinator_is_counted(tmp_path: Path) -> None:
+    assert quick("coordinator_idle_relayed", tmp_path)["figures"].keys() == {"idle_1000_relayed_cpu_fraction"}
+
+
+def test_a_long_look_at_idle_workers_tells_how_the_memory_grew(tmp_path: Path) -> None:
+    figures = quick("coordinator_idle", tmp_path, STRATA_BENCH_IDLE_S="2")["figures"]
+    grown_mb = figures["idle_1000_rss_mb"] - figures["idle_1000_rss_first_minute_mb"]
+    assert figures["idle_1000_rss_growth_mb"] == pytest.approx(grown_mb)
+
+
+def test_a_usual_look_at_idle_workers_says_nothing_of_growth(tmp_path: Path) -> None:
+    figures = quick("coordinator_idle", tmp_path, STRATA_BENCH_IDLE_S="")["figures"]
+    assert figures.keys() == {"idle_1000_cpu_fraction", "idle_1000_rss_mb"}
+
+
+@pytest.mark.parametrize("peer", ["etcd", "redis"])
+def test_a_durable_peer_measures_and_is_gone_afterwards_or_is_named_as_absent(peer: str, tmp_path: Path) -> None:
+    said = quick(f"coordinator_{peer}", tmp_path)
+    if "not_installed" in said:
+        pytest.skip(f"{peer} is missing; run scripts/bench_packages.sh")
+    assert all(value > 0 for value in said["figures"].values())
+    assert said["versions"][peer]
+    assert not [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or ())]
+
+
+@pytest.mark.parametrize(("peer", "program"), [("etcd", "etcd"), ("redis", "redis-server")])
+def test_a_durable_peer_that_is_not_installed_is_absent_and_no_failure(peer: str, program: str, tmp_path: Path) -> None:
+    assert quick(f"coordinator_{peer}", tmp_path, PATH="") == {"not_installed": program}
+
+
+def meet_in_processes(node: str) -> subprocess.CompletedProcess[str]:
+    """Barriers of 10 workers in 2 processes that have nothing of ours to import, as in the peers' environment."""
+    program = f"""
+import sys, time
+sys.path.append({str(Path(barrier_rounds.__file__).parent)!r})
+import barrier_rounds as rounds
+
+def node(ranks, wait_for_all, num_rounds):
+    {node}
+    start_s = wait_for_all()
+    times = [[(start_s + n + rank, start_s + n + 10) for rank in ranks] for n in range(num_rounds)]
+    wait_for_all()
+    return times
+
+print(rounds.measure(node, 3, num_workers=10))
+assert "strata" not in sys.modules
+"""
+    return subprocess.run(
+        [sys.executable, "-I", "-c", program], capture_output=True, text=True, timeout=55, check=False
+    )
+
+
+def test_a_wait_is_counted_from_the_last_arrival_in_any_process() -> None:
+    ended = meet_in_processes("pass")
+    assert ended.returncode == 0, ended.stderr
+    waits_s = json.loads(ended.stdout)
+    assert len(waits_s) == 3 * 10
+    assert waits_s == pytest.approx([1.0] * 30)
+
+
+def test_a_process_that_dies_ends_the_measurement_with_its_last_words() -> None:
+    ended = meet_in_processes("raise KeyError('lost')")
+    assert ended.returncode != 0
+    assert "KeyError: 'lost'" in ended.stderr
+    assert "ended too early" in ended.stderr

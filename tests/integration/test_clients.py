@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -101,6 +102,36 @@ def test_a_call_made_while_the_coordinator_is_down_is_answered_when_it_is_back(
     assert worker.lost is None
 
 
+def test_a_call_that_the_coordinator_would_not_take_is_refused_with_the_setting_and_the_session_lives(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    coordinator = CoordinatorProcess(nursery, tmp_path, lease=CALM, limits={"max_message_bytes": 262_144})
+    coordinator.start()
+    long = [ShardEntry(shard_id=f"s{n}", uri="u" * 4_000) for n in range(100)]
+    with CoordinatorClient(coordinator.address, config=EAGER_CLIENT) as client:
+        with pytest.raises(LimitExceeded, match="max_message_bytes=262144 at the coordinator"):
+            client.register_dataset("d", shards=long)
+        assert client.register_dataset("d", shards=long[:10]) == 10
+        assert client.num_connections == 1
+
+
+def test_a_call_that_waits_is_refused_when_the_coordinator_comes_back_with_a_smaller_limit(
+    nursery: Nursery, tmp_path: Path, pool: ThreadPoolExecutor
+) -> None:
+    coordinator = CoordinatorProcess(nursery, tmp_path, lease=CALM)
+    coordinator.start()
+    long = [ShardEntry(shard_id=f"s{n}", uri="u" * 4_000) for n in range(100)]
+    with CoordinatorClient(coordinator.address, config=EAGER_CLIENT) as client:
+        coordinator.kill()
+        waiting = pool.submit(client.register_dataset, "d", shards=long)
+        until(lambda: client._client._link.num_unanswered == 1, "the call waits")
+        coordinator.settings["limits"] = {"max_message_bytes": 262_144}
+        coordinator.start()
+        with pytest.raises(LimitExceeded, match="max_message_bytes=262144 at the coordinator"):
+            waiting.result(DEADLINE_S)
+        assert client.list_jobs() == []
+
+
 def test_the_asyncio_client_repeats_a_hundred_calls_that_were_under_way(coordinator: CoordinatorProcess) -> None:
     async def scenario() -> None:
         async with AsyncCoordinatorClient(coordinator.address, config=EAGER_CLIENT) as client:
@@ -133,14 +164,20 @@ def test_a_barrier_goes_on_across_the_death_of_the_coordinator(
         assert waiting.result(DEADLINE_S) is None
 
 
+@pytest.mark.parametrize("frames", [True, False], ids=["bare", "gRPC"])
 def test_a_session_whose_connection_was_cut_is_resumed_under_the_same_incarnation(
-    coordinator: CoordinatorProcess, pool: ThreadPoolExecutor
+    nursery: Nursery, tmp_path: Path, pool: ThreadPoolExecutor, frames: bool
 ) -> None:
+    port = free_port()
+    coordinator = CoordinatorProcess(nursery, tmp_path, lease=CALM, frames=f"127.0.0.2:{port}")
+    coordinator.start()
     with (
-        Cable(coordinator.address) as cable,
-        CoordinatorClient(cable.address, config=EAGER_CLIENT) as client,
+        Cable(coordinator.address) as grpc_cable,
+        Cable(f"127.0.0.2:{port}", port=port) as bare_cable,
+        CoordinatorClient(grpc_cable.address, config=replace(EAGER_CLIENT, frames=frames)) as client,
         CoordinatorClient(coordinator.address) as onlooker,
     ):
+        cable = bare_cable if frames else grpc_cable
         worker, other = client.register_worker("w0"), onlooker.register_worker("w1")
         worker.refresh()
         waiting = pool.submit(worker.barrier, "sync", timeout_s=DEADLINE_S)
@@ -234,7 +271,7 @@ def test_closing_ends_the_calls_under_way(
     for one in waiting:
         with pytest.raises(CoordinatorUnavailable, match="closed before the answer came"):
             one.result(DEADLINE_S)
-    assert quiet_client.list_workers().workers[0].suspect
+    until(lambda: quiet_client.list_workers().workers[0].suspect, "its worker is suspect")
 
 
 def test_ctrl_c_ends_the_call_and_leaves_the_client_usable(

@@ -99,7 +99,9 @@ def test_commands_and_their_flags_exist(block: Block) -> None:
         if not line.startswith("$ strata"):
             continue
         words = shlex.split(line.removeprefix("$ strata"))
-        commands = [word for word in words if re.fullmatch(r"[a-z]+", word)][: 2 if words[0] == "journal" else 1]
+        commands = [word for word in words if re.fullmatch(r"[a-z]+", word)][
+            : 2 if words[0] in ("journal", "jobs") else 1
+        ]
         told = help_of(*commands)
 
         assert [word for word in words if word.startswith("--") and word not in told] == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import ssl
 import subprocess
 import sys
@@ -18,7 +19,18 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from servers import CALM, DEADLINE_S, EAGER_CLIENT, STRATA, STRICT, CoordinatorProcess, Nursery, free_port, until
+from servers import (
+    CALM,
+    DEADLINE_S,
+    EAGER_CLIENT,
+    STRATA,
+    STRICT,
+    CoordinatorProcess,
+    Nursery,
+    command_line,
+    free_port,
+    until,
+)
 
 from strata.cli.exit_codes import ExitCode
 from strata.coordinator.client import CoordinatorClient
@@ -30,7 +42,10 @@ LISTS = ("jobs", "workers", "datasets", "checkpoints", "barriers")
 
 
 def start(nursery: Nursery, directory: Path, **settings: Any) -> CoordinatorProcess:
-    process = CoordinatorProcess(nursery, directory, **{"http": f"127.0.0.1:{free_port()}", "lease": CALM, **settings})
+    limits = {"max_http_requests_per_s": 100_000}
+    process = CoordinatorProcess(
+        nursery, directory, **{"http": f"127.0.0.1:{free_port()}", "lease": CALM, "limits": limits, **settings}
+    )
     process.start()
     return process
 
@@ -384,6 +399,38 @@ def test_events_can_be_narrowed_and_refusals_are_the_coordinators(busy: Coordina
     assert strata("events", "--http", url, "--state", "x").returncode == ExitCode.USAGE
 
 
+@pytest.mark.parametrize("form", ["words", "json"])
+def test_events_are_followed_as_they_happen_and_past_the_death_of_the_leader(
+    nursery: Nursery, tmp_path: Path, form: str
+) -> None:
+    leader = start(nursery, tmp_path)
+    standby = start(nursery, tmp_path, standby=True, leadership={"poll_s": 0.02})
+    urls = ",".join(f"http://{one.settings['http']}" for one in (standby, leader))
+    flags = ("--http", urls, "--follow", *(["--json"] if form == "json" else []), "--kind", "DatasetRegistered")
+    with CoordinatorClient(f"{leader.address},{standby.address}", config=EAGER_CLIENT) as client:
+        client.register_dataset("before", total_samples=1, shard_size=1)
+        with command_line(tmp_path, *flags, command="events") as told:
+            assert "dataset before registered" in told.line()
+            client.register_dataset("while", total_samples=1, shard_size=1)
+            assert "dataset while registered" in told.line()
+            leader.kill()
+            assert standby.child.hear()["leads"] is True
+            client.register_dataset("after", total_samples=1, shard_size=1)
+            last = told.line()
+            assert "dataset after registered" in last
+            assert form == "words" or json.loads(last)["kind"] == "DatasetRegistered"
+            told.signal(signal.SIGINT)
+            assert told.ended()[0] == ExitCode.INTERRUPTED
+
+
+def test_a_standby_alone_tells_no_events_but_where_the_leader_is(nursery: Nursery, tmp_path: Path) -> None:
+    leader = start(nursery, tmp_path)
+    standby = start(nursery, tmp_path, standby=True)
+    refused = strata("events", "--http", f"http://{standby.settings['http']}")
+    assert refused.returncode == ExitCode.UNAVAILABLE
+    assert f"the leader is at {leader.address}" in refused.stderr
+
+
 def test_explain_shows_the_chain_and_a_broken_one_is_refused(tmp_path: Path) -> None:
     shown = strata("coordinator", "--explain")
     assert shown.returncode == 0
@@ -399,6 +446,75 @@ def test_explain_shows_the_chain_and_a_broken_one_is_refused(tmp_path: Path) -> 
     refused = strata("coordinator", "--explain", "--config", str(settings))
     assert refused.returncode == ExitCode.USAGE
     assert "barrier.timeout_s=300.0 does not outlast lease.lease_s=400.0" in refused.stderr
+
+
+# -- who asks too often, or the wrong one --------------------------------------------------------------------------
+
+
+def test_a_machine_that_asks_too_often_gets_429_until_it_asks_less(nursery: Nursery, tmp_path: Path) -> None:
+    process = start(nursery, tmp_path, limits={"max_http_requests_per_s": 5})
+    answers = [get(process, "/api/jobs") for _ in range(20)]
+    assert [code for code, _ in answers[:5]] == [200] * 5
+    refused = next(answer["error"] for code, answer in answers if code == 429)
+    assert refused["kind"] == "LimitExceeded"
+    assert "limits.max_http_requests_per_s=5 requests a second from 127.0.0.1" in refused["message"]
+    assert [get(process, "/api/health")[0] for _ in range(20)] == [200] * 20
+    until(lambda: get(process, "/api/jobs")[0] == 200, "it is let in again")
+
+
+def test_a_standby_tells_no_stale_data_but_where_the_leader_is(nursery: Nursery, tmp_path: Path) -> None:
+    leader = start(nursery, tmp_path)
+    standby = start(nursery, tmp_path, standby=True, leadership={"poll_s": 0.02})
+    with CoordinatorClient(leader.address, config=EAGER_CLIENT) as client:
+        client.register_dataset("d", job_id="resnet", total_samples=1, shard_size=1)
+    for path in ("status", *LISTS, "events"):
+        code, answer = get(standby, f"/api/{path}")
+        assert (code, answer["error"]["kind"]) == (503, "NotLeader"), path
+        assert answer["error"]["message"].endswith(f"the leader is at {leader.address}")
+    code, answer = get(standby, "/api/health")
+    assert (code, answer["status"]) == (503, "standby")
+    assert leader.address in answer["reason"]
+    assert [metric(one, name) for one in (leader, standby) for name in ("strata_leading", "strata_jobs")] == [
+        1,
+        1,
+        0,
+        0,
+    ]
+    leader.kill()
+    assert standby.child.hear()["leads"] is True
+    assert [job["job_id"] for job in items(standby, "jobs")] == ["resnet"]
+    assert get(standby, "/api/health") == (200, {"status": "ok"})
+    assert metric(standby, "strata_leading") == 1
+
+
+def test_a_job_that_was_dropped_is_gone_and_its_history_is_not(nursery: Nursery, tmp_path: Path) -> None:
+    process = start(nursery, tmp_path)
+    with CoordinatorClient(process.address, config=EAGER_CLIENT) as client:
+        client.register_dataset("d", job_id="old", total_samples=1, shard_size=1)
+        assert client.drop_job("old", reason="it is done")
+    assert get(process, "/api/jobs", job="old")[0] == 404
+    assert items(process, "events", job="old")[-1]["words"] == "the job was dropped: it is done"
+    assert get(process, "/api/events", job="never")[0] == 404
+
+
+def test_a_file_of_tokens_that_cannot_be_used_is_shown_and_the_old_tokens_stay(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"reader {READER}\n")
+    process = start(nursery, tmp_path, security={"tokens": str(tokens)})
+
+    def seen() -> tuple[str | None, bool]:
+        status = get(process, "/api/status", token=READER)[1]
+        return status["token_file_problem"], "strata_token_file_ok 1.0" in get(process, "/metrics", token=READER)[1]
+
+    assert seen() == (None, True)
+    tokens.write_text(f"reeder {READER} and more\n")
+    problem, is_ok = seen()
+    assert (problem, is_ok) == (f"{tokens}, line 1: write ROLE TOKEN, with worker, reader or admin as the role", False)
+    assert READER not in problem
+    tokens.write_text(f"# rotated\nreader {READER}\n")
+    assert seen() == (None, True)
 
 
 # -- any request at all --------------------------------------------------------------------------------------------

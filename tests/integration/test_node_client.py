@@ -109,6 +109,14 @@ def test_both_meet_at_the_barrier(drive: dict[str, Any], run: str) -> None:
     assert [met["num_members"] for met in drive[run]["barrier"]] == [2, 2]
 
 
+def test_a_worker_learns_its_place_and_a_job_that_is_over_is_dropped_once(drive: dict[str, Any], run: str) -> None:
+    seen = drive[run]
+
+    assert (seen["standing"]["rank"], seen["standing"]["world_size"]) == (0, 2)
+    assert seen["standing"]["generation"] == seen["members"]["generation"]
+    assert seen["dropped"] == [{"dropped": True}, {"dropped": False}]
+
+
 @pytest.mark.parametrize(
     ("what", "kind", "status", "field"),
     [
@@ -122,6 +130,7 @@ def test_both_meet_at_the_barrier(drive: dict[str, Any], run: str) -> None:
         ("notMine", "ShardNotLeased", "FAILED_PRECONDITION", "indices"),
         ("invalid", "InvalidArgument", "INVALID_ARGUMENT", "worker_id"),
         ("barrierBroken", "BarrierBroken", "ABORTED", "barrier_id"),
+        ("jobInUse", "JobInUse", "FAILED_PRECONDITION", "job_id"),
     ],
 )
 def test_a_refusal_says_its_kind_status_and_field(

@@ -2,7 +2,7 @@
 
 A node is one process with one session and a worker or two. Its programs are generators: they yield a call and are sent
 the answer, or have the refusal thrown at them. Unanswered calls are repeated on every new connection, as in
-`client/_link.py`; what a worker adopts, and when, follows `client/_async.py`.
+`client/_link.py`; what a worker adopts, and when, follows `client/_worker.py`.
 """
 
 from __future__ import annotations
@@ -279,11 +279,9 @@ class Worker:
         return list(page.shards)
 
     def _refresh(self) -> Program:
-        generation, members = yield from self._until(self._call("list_workers"))
-        if members.get(self.worker_id) != number_of(self.fence):
-            raise StaleIncarnation(f"{self.worker_id} is out")
-        self.generation = generation
-        self.latest_generation = max(self.latest_generation, generation)
+        mine = yield from self._until(self._call("get_membership", worker_id=self.worker_id))
+        self.generation = mine.generation
+        self.latest_generation = max(self.latest_generation, mine.generation)
 
     def _barrier(self, name: str, step: int | None) -> Program:
         key = (name, self.generation)
@@ -312,7 +310,7 @@ class Worker:
     def _call(self, method: str, *, fenced: bool = False, **args: Any) -> Call:
         if fenced:
             args |= {"worker_id": self.worker_id, "generation": self.generation}
-        needs_fence = fenced or method in ("heartbeat", "deregister_worker")
+        needs_fence = fenced or method in ("heartbeat", "deregister_worker", "get_membership")
         fence = self.fence if needs_fence else 0
         return Call(self.world.next_number(), method, args, fence, self.world.scheduler.now_s)
 
@@ -368,8 +366,8 @@ def check_told(world: World, call: Call, answer: Any) -> None:
         ledger.expect(ledger.requests.get(args["request_id"]) == answer[0], f"{args} told {answer}, is not durable")
     elif method == "deregister_worker":
         ledger.expect(call.fence in ledger.left, f"{args} was told good-bye, but is still in")
-    elif method in ("get_assigned_shards", "list_workers"):
-        ledger.told_generation(answer.generation if method == "get_assigned_shards" else answer[0])
+    elif method in ("get_assigned_shards", "get_membership"):
+        ledger.told_generation(answer.generation)
 
 
 def _check_refusal(world: World, call: Call, error: StrataError) -> None:

@@ -305,9 +305,8 @@ def _get_assigned_shards(core: Core, _at: Moment, call: Call) -> Any:
     )
 
 
-def _list_workers(core: Core, _at: Moment, _call: Call) -> Any:
-    members = core.job(JOB).membership
-    return lambda: (members.generation, {m.worker_id: m.incarnation for m in members.members.values()})
+def _get_membership(core: Core, _at: Moment, call: Call) -> Any:
+    return core.job(JOB).standing(call.args["worker_id"], call.fence)
 
 
 def _list_datasets(core: Core, _at: Moment, _call: Call) -> Any:
@@ -321,7 +320,7 @@ DECIDE: dict[str, Callable[[Core, Moment, Call], Any]] = {
     "wait_barrier": _wait_barrier,
     "notify_checkpoint": _notify_checkpoint,
     "get_assigned_shards": _get_assigned_shards,
-    "list_workers": _list_workers,
+    "get_membership": _get_membership,
     "list_datasets": _list_datasets,
     "ack_shards": lambda core, _at, call: core.job(JOB).ack_shards(fence=call.fence, dataset_id=DATASET, **call.args),
     "advance_epoch": lambda core, _at, call: core.job(JOB).advance_epoch(DATASET, require_complete=True, **call.args),

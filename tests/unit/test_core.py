@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from driving import BAD_IDS, JOB, Driver, generations
+from driving import BAD_IDS, JOB, Driver, ended, generations
 
 from strata.coordinator import events as e
 from strata.coordinator.config import Limits
 from strata.coordinator.core import Core
 from strata.coordinator.job import GenerationChanged
-from strata.errors import InvalidArgument, LimitExceeded, StaleIncarnation, UnknownJob, UnknownWorker
+from strata.errors import (
+    BarrierBroken,
+    InvalidArgument,
+    JobInUse,
+    LimitExceeded,
+    StaleGeneration,
+    StaleIncarnation,
+    UnknownJob,
+    UnknownWorker,
+)
 
 
 @pytest.fixture
@@ -105,6 +114,111 @@ def test_a_death_in_one_job_leaves_the_other_alone(driver: Driver) -> None:
     driver.register("w0")
     driver.listen(6, "w0")
     assert {job_id: len(job.membership.members) for job_id, job in driver.core.jobs.items()} == {"a": 0, JOB: 1}
+
+
+# -- the end of a job ----------------------------------------------------------------------------------------------
+
+
+def drop(driver: Driver, *, force: bool = False, generation: int = 0, reason: str = "") -> bool:
+    return driver.core.drop_job(JOB, force=force, generation=generation, reason=reason)
+
+
+def test_a_job_with_workers_is_not_dropped_unless_forced(driver: Driver) -> None:
+    driver.join("w0", "w1")
+    with driver.refused(JobInUse, "job_id", generation=1):
+        drop(driver)
+    assert drop(driver, force=True)
+    events, notices = driver.settle()
+    assert [event.words() for event in events] == ["the job was dropped, with 2 workers in it: it is over"]
+    assert [(n.generation, n.num_workers) for n in notices if isinstance(n, GenerationChanged)] == [(2, 0)]
+    with pytest.raises(UnknownJob):
+        driver.beat("w0", incarnation=1)
+
+
+def test_a_job_that_is_not_there_is_dropped_without_a_trace(driver: Driver) -> None:
+    driver.register("w0", job_id="other")
+    before = driver.core.snapshot()
+    assert not drop(driver, force=True)
+    assert driver.core.snapshot() == before
+    assert not driver.core.has_news
+    for bad in BAD_IDS[1:]:
+        with driver.refused(InvalidArgument, "job_id"):
+            driver.core.drop_job(bad, force=True, generation=0, reason="")
+
+
+def test_a_dropped_job_makes_room_for_another() -> None:
+    driver = Driver(limits=Limits(max_jobs=1))
+    driver.dataset(3)
+    with driver.refused(LimitExceeded, "job_id"):
+        driver.register_unsealed("w0", job_id="other")
+    assert drop(driver)
+    assert driver.register("w0", job_id="other").rank == 0
+
+
+def test_a_job_that_moved_on_since_it_was_looked_at_is_not_dropped(driver: Driver) -> None:
+    driver.join("w0")
+    driver.register("w1")
+    with driver.refused(StaleGeneration, "generation", generation=2):
+        drop(driver, force=True, generation=1)
+    assert drop(driver, force=True, generation=2)
+
+
+def test_the_next_job_of_that_name_is_fresh_and_none_of_its_numbers_was_the_old_ones() -> None:
+    driver = eventful()
+    generation, incarnation = driver.generation, driver.membership.last_incarnation
+    command_id = driver.job.commands.last_id
+    assert drop(driver, force=True)
+    driver.settle()
+    (joined,) = driver.join("w0")
+    assert (joined.generation, joined.incarnation, joined.rank, joined.world_size) == (
+        generation + 2,
+        incarnation + 1,
+        0,
+        1,
+    )
+    assert not driver.job.shards.datasets
+    assert driver.job.latest_checkpoint(()) is None
+    assert driver.command("w0") == (command_id + 1, 1)
+    for old in range(1, incarnation + 1):
+        with pytest.raises((StaleIncarnation, UnknownWorker)):
+            driver.beat("w0", incarnation=old)
+    assert driver.register("w0", job_id="another").generation > generation
+
+
+def test_a_job_that_is_dropped_and_begun_again_in_one_batch_replays() -> None:
+    driver = eventful()
+    late = driver.register_unsealed("late")
+    assert drop(driver, force=True)
+    again = driver.register_unsealed("w0")
+    driver.settle()
+    with pytest.raises(UnknownJob, match="was dropped"):
+        late()
+    assert (again().rank, again().world_size) == (0, 1)
+    assert driver.beat("w0").num_workers == 1
+    snapshot = driver.core.snapshot()
+    assert driver.restarted().snapshot() == snapshot
+    restored = Core(driver.config)
+    restored.restore(e.decode_snapshot(e.encode_snapshot(snapshot)))
+    assert restored.snapshot() == snapshot
+
+
+def test_numbers_of_dropped_jobs_are_not_given_out_again_after_a_restart(driver: Driver) -> None:
+    driver.join("w0", "w1", "w2")
+    assert drop(driver, force=True)
+    driver.settle()
+    driver.core = driver.restarted()
+    assert driver.core.snapshot() == (e.SpentNumbers(generation=2, incarnation=3),)
+    (joined,) = driver.join("w0")
+    assert (joined.generation, joined.incarnation) == (3, 4)
+
+
+def test_who_waits_at_a_barrier_of_a_dropped_job_is_told(driver: Driver) -> None:
+    driver.join("w0", "w1")
+    driver.arrive("w0")
+    assert drop(driver, force=True, reason="a mistake")
+    (end,) = ended(driver.settle()[1])
+    assert isinstance(end.outcome, BarrierBroken)
+    assert "the job was dropped, with 2 workers in it: a mistake" in end.outcome.message
 
 
 # -- a batch -------------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from strata.coordinator.ring import load_bounds
 from strata.errors import (
     BarrierMismatch,
     EpochMismatch,
+    JobInUse,
     ShardNotLeased,
     StaleGeneration,
     StaleIncarnation,
@@ -419,6 +420,27 @@ class Coordination(RuleBasedStateMachine):
         if drain:
             self.drain()
 
+    # -- the end of a job ------------------------------------------------------------------------------------------
+
+    @rule(job_id=jobs, force=st.booleans())
+    def drop_job(self, job_id: str, force: bool) -> None:
+        self.drain()
+        job = self.job(job_id)
+        if job is not None and job.membership.members and not force:
+            with pytest.raises(JobInUse):
+                self.core.drop_job(job_id, force=False, generation=0, reason="")
+            return
+        was_there = job is not None
+        assert self.core.drop_job(job_id, force=force, generation=0, reason="") == was_there
+        assert not self.core.drop_job(job_id, force=force, generation=0, reason="")
+        for of_job in (self.model.epoch, self.model.done, self.model.acks, self.model.sent, self.model.carried_out):
+            for key in [key for key in of_job if key[0] == job_id]:
+                del of_job[key]
+        self.model.committed.pop(job_id, None)
+        for key in [key for key in self.owners if key[0] == job_id]:
+            del self.owners[key]
+        self.drain()
+
     # -- calls that come too late ----------------------------------------------------------------------------------
 
     @rule(job_id=jobs, pick=picks, back=st.integers(1, 3))
@@ -462,6 +484,8 @@ class Coordination(RuleBasedStateMachine):
         self.check_generations(events, [notice for notice in notices if isinstance(notice, GenerationChanged)])
         self.core.announce(notices)
         assert self.shadow.snapshot() == self.core.snapshot()
+        for job_id in {"a", "b"} - self.core.jobs.keys():
+            self.model.generation[job_id] = self.core.spent.generation
         self.check_successions()
         self.snapshots.append((e.encode_snapshot(self.core.snapshot()), len(self.journal)))
         self.durable = copy.deepcopy(self.model)
@@ -485,7 +509,7 @@ class Coordination(RuleBasedStateMachine):
 
     def check_generations(self, events: list[e.Event], changes: list[GenerationChanged]) -> None:
         """One for a batch in which somebody joined or left, none otherwise."""
-        changed = {event.job_id for event in events if isinstance(event, e.WorkerJoined | e.WorkerLeft)}
+        changed = {event.job_id for event in events if isinstance(event, e.WorkerJoined | e.WorkerLeft | e.JobDropped)}
         assert sorted(change.job_id for change in changes) == sorted(changed)
         for event in events:
             living = self.model.living[event.job_id]
@@ -495,6 +519,9 @@ class Coordination(RuleBasedStateMachine):
                 living[event.worker_id] = event.incarnation
             elif isinstance(event, e.WorkerLeft):
                 assert living.pop(event.worker_id) == event.incarnation
+            elif isinstance(event, e.JobDropped):
+                assert event.num_workers == len(living)
+                living.clear()
             elif isinstance(event, e.CommandSent):
                 to = {worker_id: living[worker_id] for worker_id in event.worker_ids}
                 self.model.sent[event.job_id, event.command.command_id] = to

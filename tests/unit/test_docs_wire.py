@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 
 from strata.coordinator import wire
-from strata.errors import BY_KIND
+from strata.errors import BY_KIND, CheckpointError, StorageError
 from strata.v1 import coordinator_pb2, types_pb2
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "wire-protocol.md"
 ROW = re.compile(r"^\| `(\w+)` \| `([A-Z_]+)` \| (.+) \|$", re.MULTILINE)
 
 # Raised on the caller's own side, or by a coordinator that does not start; CoordinatorError is only their family name.
-NEVER_SENT = {"ConfigError", "CoordinatorError", "CoordinatorUnavailable", "JournalLocked"}
+NEVER_SENT = {"ConfigError", "CoordinatorError", "CoordinatorUnavailable", "JournalLocked"} | {
+    kind for kind, error in BY_KIND.items() if issubclass(error, CheckpointError | StorageError)
+}
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +52,7 @@ def test_every_command_is_told_of(text: str) -> None:
 
 def test_every_call_that_changes_something_says_what_a_second_one_does(text: str) -> None:
     section = text.split("### Sending again")[1].split("###", maxsplit=1)[0]
-    reading = {"GetAssignedShards", "GetLatestCheckpoint", "RequestRecovery", "Session"}
+    reading = {"GetAssignedShards", "GetLatestCheckpoint", "GetMembership", "RequestRecovery", "Session"}
     calls = {method.name for method in coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].methods}
     changing = {name for name in calls - reading if not name.startswith("List")}
 

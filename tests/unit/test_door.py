@@ -14,7 +14,8 @@ from strata.v1 import coordinator_pb2
 
 BY_NAME = {method.name: method for method in METHODS}
 TOKENS = {role: role.name[0].lower() * 32 for role in Role}
-READING = {"GetLatestCheckpoint", "ListJobs", "ListWorkers", "ListDatasets"}
+READING = {"GetLatestCheckpoint", "GetMembership", "ListJobs", "ListWorkers", "ListDatasets"}
+COMMANDING = {"SendCommand", "DropJob"}
 
 
 class Call:
@@ -44,10 +45,16 @@ def door(clock: ManualClock) -> Door:
 
 def test_a_bucket_gives_one_seconds_worth_at_once_and_fills_with_time() -> None:
     bucket = Bucket(10, 0.0)
-    assert [bucket.take(0.0) for _ in range(11)] == [True] * 10 + [False]
-    assert not bucket.take(0.05)
-    assert bucket.take(0.2)
-    assert [bucket.take(1_000.0) for _ in range(11)] == [True] * 10 + [False]
+    assert [bucket.take(1, 0.0) for _ in range(11)] == [1] * 10 + [0]
+    assert bucket.take(1, 0.05) == 0
+    assert bucket.take(1, 0.2) == 1
+    assert [bucket.take(1, 1_000.0) for _ in range(11)] == [1] * 10 + [0]
+
+
+def test_a_bucket_lets_the_first_calls_of_a_frame_through_and_not_the_rest() -> None:
+    bucket = Bucket(10, 0.0)
+    assert [bucket.take(4, 0.0) for _ in range(4)] == [4, 4, 2, 0]
+    assert bucket.take(4, 0.25) == 2
 
 
 def test_a_machine_that_asks_too_often_waits_and_others_do_not(door: Door, clock: ManualClock) -> None:
@@ -78,14 +85,14 @@ def test_every_call_of_the_service_has_a_role() -> None:
     served = {m.name for m in coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].methods} - {"Session"}
     assert served == set(BY_NAME)
     assert {m.name for m in METHODS if m.role is Role.READER} == READING
-    assert {m.name for m in METHODS if m.role is Role.ADMIN} == {"SendCommand"}
+    assert {m.name for m in METHODS if m.role is Role.ADMIN} == COMMANDING
 
 
 @pytest.mark.parametrize("role", list(Role))
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
 def test_each_role_may_call_what_it_may(door: Door, role: Role, method: object) -> None:
     name = method.name  # type: ignore[attr-defined]
-    needed = Role.READER if name in READING else Role.ADMIN if name == "SendCommand" else Role.WORKER
+    needed = Role.READER if name in READING else Role.ADMIN if name in COMMANDING else Role.WORKER
     if role >= needed:
         door.admit_call(Call(role), BY_NAME[name])
     else:

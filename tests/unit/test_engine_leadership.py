@@ -111,10 +111,10 @@ def test_a_journal_that_failed_is_tried_again_though_nobody_calls(num_failures: 
         engine.start()
         journal.error = JournalWriteFailed("disk full")
         assert isinstance(await asked(engine.call, register), JournalWriteFailed)
-        for _ in range(num_failures):
+        for number in range(2, num_failures + 2):
             assert engine.refusal is not None
             clock.advance(PROBE_EVERY_S)
-            await asyncio.sleep(0.01)
+            await until(lambda number=number: engine.metrics.num_commits_failed == number)
         journal.error = None
         clock.advance(PROBE_EVERY_S)
         await until(lambda: engine.refusal is None)

@@ -46,6 +46,9 @@ PLAIN: dict[e.Event, str] = {
     e.NumbersSkipped(job_id="j", generation=1_000_003, incarnation=1_000_007): (
         "the journal's end was lost, so numbering goes on after generation 1000003"
     ),
+    e.JobDropped(job_id="j", generation=5, incarnation=9, command_id=2, num_workers=3, reason="a mistake"): (
+        "the job was dropped, with 3 workers in it: a mistake"
+    ),
 }
 # These hold maps, which have no hash.
 WITH_MAPS: list[tuple[e.Event, str]] = [

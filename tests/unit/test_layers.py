@@ -30,7 +30,7 @@ DEPTH = {package: depth for depth, layer in enumerate(LAYERS) for package in lay
 GROUND = LAYERS[-1]  # small modules that may use one another
 SHOWS_ALL = {"bench", "demo"}  # they put everything to work, so they may import everything but the command line
 
-WIRE_MODULES = r"service|session|wire|relay.*|client.*"  # of the coordinator: where generated messages end
+WIRE_MODULES = r"service|session.*|wire|relay.*|client.*"  # of the coordinator: where generated messages end
 
 PURE_MODULES = {
     f"strata.coordinator.{name}"

@@ -189,6 +189,44 @@ def test_3_workers_that_die_in_one_tick_are_one_generation(driver: Driver) -> No
     assert driver.workers == ["w2"]
 
 
+def test_workers_that_fall_silent_within_most_of_a_heartbeat_die_together(driver: Driver) -> None:
+    """As those of a node do that is cut off: each had a last beat of its own."""
+    driver.join("w0", "w1", "w2", "well")
+    for worker_id in ("w0", "w1", "w2"):
+        driver.beat(worker_id)
+        driver.after(0.3)
+    events = driver.listen(4, "well")
+    for _ in range(30):
+        driver.beat("well")
+        events += driver.after(0.1)[0]
+    assert causes(events) == {"w0": "lease", "w1": "lease", "w2": "lease"}
+    assert [g.generation for g in of(GenerationStarted, events)] == [2]
+
+
+def test_no_death_waits_longer_than_that(driver: Driver) -> None:
+    """However many fall silent one after another."""
+    names = [f"w{i}" for i in range(20)]
+    driver.join(*names)
+    silent_s: dict[str, float] = {}
+    died_s: dict[str, float] = {}
+    for tick in range(400):
+        for worker_id in names[tick // 10 :]:
+            driver.beat(worker_id)
+            silent_s[worker_id] = driver.now_s
+        for left in of(WorkerLeft, driver.after(0.05)[0]):
+            died_s[left.worker_id] = driver.now_s
+    assert sorted(died_s) == sorted(names)
+    assert all(5.0 <= died_s[name] - silent_s[name] <= 5.0 + 0.8 + 0.1 for name in names)
+
+
+def test_a_single_death_does_not_wait(driver: Driver) -> None:
+    driver.join("w0", "w1")
+    events = driver.listen(5, "w1")
+    assert events == []
+    driver.beat("w1")
+    assert causes(driver.after(0.001)[0]) == {"w0": "lease"}
+
+
 def test_of_6_deaths_the_reason_tells_4_and_counts_2(driver: Driver) -> None:
     driver.join(*(f"w{i}" for i in range(6)))
     driver.listen(6)
@@ -236,6 +274,16 @@ def test_a_reset_connection_is_death_after_half_a_second(driver: Driver) -> None
     assert driver.after(0.5) == ([], [])
     events, _ = driver.after(0.001)
     assert causes(events) == {"w0": "connection"}
+
+
+def test_what_was_reported_with_a_suspicion_is_in_the_reason_of_the_death(driver: Driver) -> None:
+    driver.join("w0", "w1")
+    driver.job.report_suspicion("w0", driver.incarnation("w0"), "the node's power failed", now_s=driver.now_s)
+    driver.job.report_suspicion("w1", driver.incarnation("w1"), "x" * 4_096, now_s=driver.now_s)
+    events, _ = driver.after(0.6)
+    first, second = of(WorkerLeft, events)
+    assert first.reason == "connection lost and not renewed within 0.5 s (the node's power failed)"
+    assert len(second.reason) < 300
 
 
 def test_a_suspect_that_beats_in_time_is_no_suspect(driver: Driver) -> None:

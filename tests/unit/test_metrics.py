@@ -42,7 +42,14 @@ def fake_job(job_id: str, *states: str) -> Any:
 
 def scrape(metrics: Metrics, *jobs: Any, journal_bytes: int | None = 10) -> dict[str, Any]:
     text = exposition.render(
-        metrics, jobs=jobs, num_sessions=2, num_unannounced=1, journal_bytes=journal_bytes, refusing=False
+        metrics,
+        jobs=jobs,
+        num_sessions=2,
+        num_unannounced=1,
+        journal_bytes=journal_bytes,
+        refusing=False,
+        leading=True,
+        token_file_ok=True,
     ).decode()
     return {family.name: family for family in text_string_to_metric_families(text)}
 

@@ -120,6 +120,31 @@ def test_contents_that_cannot_be_used_keep_the_old_ones_and_say_why(path: Path, 
     assert file.problem == ""
 
 
+def test_contents_that_cannot_be_used_are_told_once_and_not_for_every_caller(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = TokenFile(path)
+    guard_ = Guard(file)
+    assert guard_.file_problem() == ""
+    rewrite(path, f"king {ADMIN}\n")
+    for _ in range(3):
+        assert guard_.role_of(bearer(WORKER)) is Role.WORKER
+        assert "line 1" in (guard_.file_problem() or "")
+    rewrite(path, f"worker {WORKER}\n\n")
+    assert guard_.file_problem() == ""
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+    first, second = [record.getMessage() for record in caplog.records]
+    assert first.startswith("the tokens of before stay in force")
+    assert str(path) in first
+    assert second == f"the tokens of {path} are in force"
+    assert ADMIN not in caplog.text
+
+
+def test_without_a_file_of_tokens_it_has_no_problem() -> None:
+    assert Guard().file_problem() is None
+    assert Guard(lambda: ()).file_problem() is None
+
+
 def test_a_file_that_vanishes_keeps_the_old_tokens(path: Path) -> None:
     file = TokenFile(path)
     path.unlink()

@@ -7,27 +7,31 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
-import grpc
-
+from strata.transport.credentials import ClientSecurity
 from strata.v1 import session_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
+SESSION = "/strata.v1.Coordinator/Session"
+OPEN = ClientSecurity()
 WARM_UP_S = 0.5
 
 
-async def unary_rate(address: str, method: str, payload: bytes, *, seconds: float, concurrency: int) -> float:
+async def unary_rate(
+    address: str, method: str, payload: bytes, *, seconds: float, concurrency: int, security: ClientSecurity = OPEN
+) -> float:
     """Answers per second to the same unary call, `concurrency` of them at a time."""
-    async with grpc.aio.insecure_channel(address, options=OPTIONS) as channel:
+    metadata = security.metadata()
+    async with security.channel(address, OPTIONS) as channel:
         call: Any = channel.unary_unary(method)
         num_answers = 0
 
         async def ask(until_s: float) -> None:
             nonlocal num_answers
             while time.perf_counter() < until_s:
-                await call(payload)
+                await call(payload, metadata=metadata)
                 num_answers += 1
 
         async def together(seconds: float) -> float:
@@ -42,13 +46,20 @@ async def unary_rate(address: str, method: str, payload: bytes, *, seconds: floa
 
 
 async def stream_rate(
-    address: str, method: str, streams: Sequence[Sequence[bytes]], *, window: int, count: Callable[[bytes], int]
+    address: str,
+    method: str,
+    streams: Sequence[Sequence[bytes]],
+    *,
+    window: int,
+    count: Callable[[bytes], int],
+    security: ClientSecurity = OPEN,
 ) -> float:
     """Answers per second over several streams, each sending its frames with at most `window` frames unanswered."""
-    async with grpc.aio.insecure_channel(address, options=OPTIONS) as channel:
+    metadata = security.metadata()
+    async with security.channel(address, OPTIONS) as channel:
 
         async def drive(frames: Sequence[bytes]) -> int:
-            stream: Any = channel.stream_stream(method)()
+            stream: Any = channel.stream_stream(method)(metadata=metadata)
             num_answers, num_sent, num_calls_out = 0, 0, 0
             per_frame = count_requests(frames[0])
             while num_answers < per_frame * len(frames):

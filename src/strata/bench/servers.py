@@ -5,11 +5,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
+import tempfile
+import time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from strata.errors import StrataError
+from strata.transport.certificates import write_set
+from strata.transport.credentials import ClientSecurity
+from strata.transport.tokens import write_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -19,7 +26,9 @@ if TYPE_CHECKING:
 
 SERVER_CORE = 0
 CLIENT_CORE = 1
+START_S = 30.0
 STOP_S = 10.0
+HOST = "127.0.0.1"
 
 
 def pin(core: int) -> None:
@@ -28,21 +37,31 @@ def pin(core: int) -> None:
         os.sched_setaffinity(0, {core})
 
 
+def pin_off_server() -> None:
+    """Keeps this process off the server's core, where there is another."""
+    os.sched_setaffinity(0, os.sched_getaffinity(0) - {SERVER_CORE} or {SERVER_CORE})
+
+
 @contextlib.contextmanager
-def serving(arguments: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """A Python server that prints `{"grpc": ADDRESS}` when it is up: its address and process id."""
+def running(
+    command: Sequence[str], *, on_server_core: bool = True, stdout: int = subprocess.PIPE
+) -> Iterator[subprocess.Popen[str]]:
+    """A process that is there for as long as the block."""
+
+    def choose_cores() -> None:
+        if on_server_core:
+            pin(SERVER_CORE)
+        else:
+            pin_off_server()
+
     process = subprocess.Popen(
-        [sys.executable, *arguments],
-        stdout=subprocess.PIPE,
+        command,
+        stdout=stdout,
         text=True,
-        preexec_fn=lambda: pin(SERVER_CORE),  # noqa: PLW1509 - this process has no threads yet
+        preexec_fn=choose_cores,  # noqa: PLW1509 - this process has no threads yet
     )
     try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line:
-            raise StrataError(f"the server did not start: {' '.join(arguments)} ended with {process.wait()}")
-        yield json.loads(line)["grpc"], process.pid
+        yield process
     finally:
         process.terminate()
         try:
@@ -55,11 +74,67 @@ def serving(arguments: Sequence[str]) -> Iterator[tuple[str, int]]:
 
 
 @contextlib.contextmanager
-def coordinator(directory: Path) -> Iterator[tuple[str, int]]:
+def serving(arguments: Sequence[str], *, on_server_core: bool = True) -> Iterator[tuple[str, int]]:
+    """A Python server that prints `{"grpc": ADDRESS}` when it is up: its address and process id."""
+    with running([sys.executable, *arguments], on_server_core=on_server_core) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            raise StrataError(f"the server did not start: {' '.join(arguments)} ended with {process.wait()}")
+        yield json.loads(line)["grpc"], process.pid
+
+
+@contextlib.contextmanager
+def coordinator(directory: Path, *flags: str) -> Iterator[tuple[str, int]]:
     """A coordinator with its journal in a directory: its address and process id."""
-    arguments = ["-m", "strata.cli", "coordinator", "--listen", "127.0.0.1:0", "--http", "off", "--json"]
-    with serving([*arguments, "--state", str(directory / "state.db")]) as served:
+    arguments = ["-m", "strata.cli", "coordinator", "--listen", f"{HOST}:0", "--http", "off", "--json"]
+    with serving([*arguments, "--state", str(directory / "state.db"), *flags]) as served:
         yield served
+
+
+def secured(directory: Path) -> tuple[list[str], ClientSecurity]:
+    """Certificates and tokens made in a directory: flags for a coordinator, and what its clients bring along."""
+    write_set(directory, hosts=(), now=datetime.now(UTC), days=1)
+    write_tokens(directory)
+    flags = ["--tls-cert", f"{directory}/server.crt", "--tls-key", f"{directory}/server.key"]
+    flags += ["--tokens", f"{directory}/tokens"]
+    return flags, ClientSecurity(ca=f"{directory}/ca.crt", token_file=f"{directory}/worker.token")
+
+
+@contextlib.contextmanager
+def relays(upstream: str, count: int) -> Iterator[tuple[list[str], list[int]]]:
+    """So many relays off the server's core, in a process for each core that is left: addresses and process ids."""
+    num_processes = min(max(len(os.sched_getaffinity(0)) - 1, 1), count)
+    shares = [len(range(number, count, num_processes)) for number in range(num_processes)]
+    with contextlib.ExitStack() as stack:
+        # Not beside the journal: the path of a socket must be short.
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="strata-bench-"))
+        addresses: list[str] = []
+        pids: list[int] = []
+        for number, share in enumerate(shares):
+            arguments = ["-m", "strata.bench.relay_host", upstream, f"{directory}/{number}", str(share)]
+            served, pid = stack.enter_context(serving(arguments, on_server_core=False))
+            addresses += served.split(",")
+            pids.append(pid)
+        yield addresses, pids
+
+
+def free_port() -> int:
+    """One that nobody listens on now; a server that finds it taken after all does not start."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until_it_listens(process: subprocess.Popen[str], port: int) -> None:
+    deadline_s = time.monotonic() + START_S
+    while time.monotonic() < deadline_s:
+        if process.poll() is not None:
+            raise StrataError(f"{process.args!r} ended with {process.returncode} before it listened")
+        with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=1.0):
+            return
+        time.sleep(0.02)
+    raise StrataError(f"{process.args!r} did not listen on port {port} within {START_S:g} s")
 
 
 def cpu_s(process: psutil.Process) -> float:

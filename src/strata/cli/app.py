@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from strata._version import __version__
-from strata.cli import bench, certs, coordinator, demo, doctor, events, exit_codes, journal, relay, status
+from strata.cli import bench, certs, coordinator, demo, doctor, events, exit_codes, jobs, journal, relay, status
 
 app = typer.Typer(
     name="strata",
@@ -36,6 +36,7 @@ app.command("demo")(demo.demo)
 app.command("coordinator")(coordinator.coordinator)
 app.command("relay")(relay.relay)
 app.command("status")(status.status)
+app.add_typer(jobs.app, name="jobs")
 app.command("events")(events.events)
 app.add_typer(journal.app, name="journal")
 app.command("certs")(certs.certs)

@@ -25,6 +25,13 @@ def coordinator(
     http: Annotated[
         str | None, typer.Option(help="Where to serve HTTP: HOST:PORT, or 'off'. Default: 127.0.0.1:51051.")
     ] = None,
+    frames: Annotated[
+        str | None,
+        typer.Option(
+            help="Where to serve sessions without HTTP/2: HOST:PORT or unix:PATH, 'auto' (a free port) or 'off'. "
+            "Default: auto."
+        ),
+    ] = None,
     state: Annotated[
         str | None,
         typer.Option(
@@ -74,7 +81,14 @@ def coordinator(
         "tokens": tokens,
         "insecure": insecure,
     }
-    flags = {"listen": listen, "http": http, "state": state, "standby": standby, "advertise": advertise}
+    flags = {
+        "listen": listen,
+        "http": http,
+        "frames": frames,
+        "state": state,
+        "standby": standby,
+        "advertise": advertise,
+    }
     settings = resolve(config, {**flags, "security": security})
     if explain:
         explained.explain(settings, as_json=as_json)

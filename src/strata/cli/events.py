@@ -30,9 +30,12 @@ def events(
         str | None, typer.Option(help="Tell of this kind only, as WorkerLeft or GenerationStarted.")
     ] = None,
     after: Annotated[int, typer.Option(help="Begin behind this entry.", min=0)] = 0,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on telling, until Ctrl-C.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on telling, until Ctrl-C; also when the coordinator was away.")
+    ] = False,
     http: Annotated[
-        str | None, typer.Option(help=f"A running coordinator's HTTP address. Default: {DEFAULT_HTTP}.")
+        str | None,
+        typer.Option(help=f"A coordinator's HTTP address; leader and standbys with commas. Default: {DEFAULT_HTTP}."),
     ] = None,
     state: Annotated[str | None, typer.Option(help="Read this state instead: a path or database URL.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
@@ -57,8 +60,22 @@ def events(
 
 
 def _lines(pages: Pages, after: int, *, follow: bool, filters: dict[str, str | None]) -> Iterator[dict[str, Any]]:
+    from strata.errors import CoordinatorUnavailable  # noqa: PLC0415
+
+    was_there = False
+    is_lost = False
     while True:
-        page = pages(after=after, **filters)
+        try:
+            page = pages(after=after, **filters)
+        except CoordinatorUnavailable as error:
+            if not (follow and was_there):
+                raise
+            if not is_lost:
+                typer.echo(f"waiting: {error.message}", err=True)
+            is_lost = True
+            time.sleep(POLL_S)
+            continue
+        was_there, is_lost = True, False
         yield from page["items"]
         after = page["next_after"]
         if page["more"]:
@@ -97,7 +114,26 @@ def _in_state(state: str) -> Iterator[Pages]:
 
 
 @contextmanager
-def _over_http(url: str) -> Iterator[Pages]:
+def _over_http(urls: str) -> Iterator[Pages]:
+    """Asks the one that leads: a standby knows nothing, and says so."""
+    from strata.errors import CoordinatorUnavailable  # noqa: PLC0415
+
+    asked = [_pages_at(url.strip()) for url in urls.split(",")]
+
+    def pages(*, after: int, **filters: str | None) -> dict[str, Any]:
+        for num_left in range(len(asked), 0, -1):
+            try:
+                return asked[0](after=after, **filters)
+            except CoordinatorUnavailable:
+                asked.append(asked.pop(0))  # the next one may lead by now
+                if num_left == 1:
+                    raise
+        raise AssertionError("unreachable")
+
+    yield pages
+
+
+def _pages_at(url: str) -> Pages:
     import urllib.error  # noqa: PLC0415
     import urllib.parse  # noqa: PLC0415
     import urllib.request  # noqa: PLC0415
@@ -126,7 +162,7 @@ def _over_http(url: str) -> Iterator[Pages]:
                 f"no coordinator answers at {url} ({error}); is it up, and is that its HTTP address?"
             ) from error
 
-    yield pages
+    return pages
 
 
 def _tls() -> Any:

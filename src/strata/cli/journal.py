@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -44,6 +45,28 @@ def replay(
         typer.echo(json.dumps(found))
         return
     _show(console, jobs, damage)
+
+
+@app.command()
+def backup(
+    target: Annotated[Path, typer.Argument(help="The file to make; it must not be there yet.")],
+    state: Annotated[
+        str, typer.Option(help="Path of the state, or sqlite:///PATH. Default: in your state directory.")
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Copy a SQLite state while its coordinator runs, and check the copy.
+
+    A PostgreSQL state is backed up with pg_dump.
+    """
+    from strata.coordinator.backup import back_up  # noqa: PLC0415 (numpy and sqlalchemy are behind it)
+
+    made = back_up(state, target)
+    if as_json:
+        found = {"path": str(made.path), "jobs": made.num_jobs, "last_seq": made.last_seq, "bytes": made.num_bytes}
+        typer.echo(json.dumps(found))
+        return
+    typer.echo(f"{made.path}: {made.num_jobs} jobs, up to entry {made.last_seq}, {made.num_bytes} bytes, checked")
 
 
 def _tell(console: Console, line: "ReplayLine", *, as_json: bool) -> None:

@@ -29,6 +29,9 @@ def relay(
         str, typer.Option(help="What this relay shows to the coordinator. Or STRATA_TLS_CERT.")
     ] = "",
     upstream_key: Annotated[str, typer.Option(help="Its private key. Or STRATA_TLS_KEY.")] = "",
+    timeout_s: Annotated[
+        float, typer.Option(help="How long to look for the coordinator at start, before giving up.", min=0.1)
+    ] = 10.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the addresses as one line of JSON.")] = False,
 ) -> None:
     """Serve a node's workers: the coordinator's service, over one connection to it.
@@ -36,15 +39,21 @@ def relay(
     Workers use it as they would use the coordinator. The token for the coordinator comes from STRATA_TOKEN or
     STRATA_TOKEN_FILE. It stops on Ctrl-C or SIGTERM.
     """
+    from strata.coordinator.client import ClientConfig  # noqa: PLC0415 (grpc is behind it)
     from strata.coordinator.config import SecurityConfig  # noqa: PLC0415
-    from strata.coordinator.relay import RelayConfig, run  # noqa: PLC0415 (grpc is behind it)
+    from strata.coordinator.relay import RelayConfig, run  # noqa: PLC0415
     from strata.transport.credentials import ClientSecurity  # noqa: PLC0415
 
     downstream = SecurityConfig(
         certificate=tls_cert, key=tls_key, client_ca=tls_client_ca, tokens=tokens, insecure=insecure
     )
     run(
-        RelayConfig(upstream=upstream, listen=listen, security=downstream),
+        RelayConfig(
+            upstream=upstream,
+            listen=listen,
+            security=downstream,
+            client=ClientConfig(connect_timeout_s=timeout_s),
+        ),
         security=ClientSecurity(ca=upstream_ca, certificate=upstream_cert, key=upstream_key),
         announce=lambda addresses: typer.echo(_announcement(addresses, as_json=as_json)),
     )

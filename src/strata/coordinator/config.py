@@ -111,6 +111,7 @@ class Limits:
     max_shards_per_dataset: int = 1_000_000
     max_shards_per_reply: int = 10_000
     max_shards_per_ack: int = 10_000
+    max_workers_per_reply: int = 10_000
     max_open_barriers_per_job: int = 10_000
     max_released_barriers_per_job: int = 10_000
     """Releases remembered in a generation; the oldest are forgotten first."""
@@ -127,6 +128,8 @@ class Limits:
     max_message_bytes: int = 16 * 1024 * 1024
     max_calls_per_s: int = 100_000
     """Calls per second from one session or one peer's unary calls; beyond this they are refused."""
+    max_http_requests_per_s: int = 200
+    """Per second from one machine; beyond this they are refused with 429. Health is not counted."""
     max_sessions: int = 10_000
     max_session_backlog: int = 65_536
     """Answers waiting for a session that does not read; beyond this it is dropped."""
@@ -190,6 +193,8 @@ class CoordinatorConfig:
     """Where gRPC is served: HOST:PORT or unix:PATH. Port 0 picks a free one."""
     http: str = "127.0.0.1:51051"
     """Where HTTP is served: HOST:PORT, or `off`."""
+    frames: str = "auto"
+    """Where sessions are served without HTTP/2: HOST:PORT or unix:PATH; `auto`: a free port beside gRPC's; or `off`."""
     state: str = ""
     """Path or database URL of the journal; empty: in the user's state directory; `memory`: kept nowhere."""
     standby: bool = False

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from strata.coordinator import events as e
 from strata.coordinator import limits
+from strata.coordinator.barriers import BarrierEnded
 from strata.coordinator.job import DEFAULT_JOB, CommandQueued, GenerationChanged, Job, Outbox
 from strata.errors import UnknownJob
 
@@ -26,6 +27,8 @@ class Core:
     def __init__(self, config: CoordinatorConfig) -> None:
         self.config = config
         self.jobs: dict[str, Job] = {}
+        self.spent = e.SpentNumbers()
+        """By jobs that were dropped."""
         self._outbox = Outbox()
         self._last_tick_s: float | None = None
         self._lenient_until_s = 0.0
@@ -56,7 +59,21 @@ class Core:
         self.jobs[job_id] = job
 
     def _new_job(self, job_id: str) -> Job:
-        return Job(job_id, self.config, self._outbox)
+        return Job(job_id, self.config, self._outbox, self.spent)
+
+    def drop_job(self, job_id: str, *, force: bool, generation: int, reason: str) -> bool:
+        """Forgets a job; False if it is not there (any more). `generation` other than 0 must be the one that stands."""
+        job_id = job_id or DEFAULT_JOB
+        limits.check_id(job_id, "job_id")
+        limits.check_text(reason, "reason")
+        job = self.jobs.get(job_id)
+        if job is None:
+            return False
+        dropped = job.drop(force=force, generation=generation, reason=reason)
+        self.apply(dropped)
+        self._outbox.unsealed.pop(job_id, None)
+        self._outbox.events.append(dropped)
+        return True
 
     # -- time ------------------------------------------------------------------------------------------------------
 
@@ -91,24 +108,42 @@ class Core:
     def announce(self, notices: Iterable[Notice]) -> None:
         """These are durable now, so heartbeats may tell them."""
         for notice in notices:
+            job = None if isinstance(notice, BarrierEnded) else self.jobs.get(notice.job_id)
+            if job is None:  # the job was dropped since
+                continue
             if isinstance(notice, GenerationChanged):
-                self.jobs[notice.job_id].announced = (notice.generation, notice.num_workers)
+                job.announced = (notice.generation, notice.num_workers)
             elif isinstance(notice, CommandQueued):
-                self.jobs[notice.job_id].announced_command_id = notice.command.command_id
+                job.announced_command_id = notice.command.command_id
 
     # -- durable state ---------------------------------------------------------------------------------------------
 
     def apply(self, event: e.Event) -> None:
+        if isinstance(event, e.JobDropped):
+            self._apply_dropped(event)
+            return
         job = self.jobs.get(event.job_id)
         if job is None:
             job = self.jobs[event.job_id] = self._new_job(event.job_id)
         job.apply(event)
 
-    def snapshot(self) -> tuple[e.JobSnapshot, ...]:
-        return tuple(job.snapshot() for job in self.jobs.values())
+    def _apply_dropped(self, event: e.JobDropped) -> None:
+        del self.jobs[event.job_id]
+        self.spent = e.SpentNumbers(
+            generation=max(self.spent.generation, event.generation),
+            incarnation=max(self.spent.incarnation, event.incarnation),
+            command_id=max(self.spent.command_id, event.command_id),
+        )
 
-    def restore(self, snapshots: Iterable[e.JobSnapshot]) -> None:
+    def snapshot(self) -> e.Snapshot:
+        jobs = tuple(job.snapshot() for job in self.jobs.values())
+        return (*jobs, self.spent) if self.spent != e.SpentNumbers() else jobs
+
+    def restore(self, snapshots: e.Snapshot) -> None:
         for snapshot in snapshots:
+            if isinstance(snapshot, e.SpentNumbers):
+                self.spent = snapshot
+                continue
             job = self.jobs[snapshot.job_id] = self._new_job(snapshot.job_id)
             job.restore(snapshot)
 

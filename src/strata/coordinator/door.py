@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from strata.errors import LimitExceeded
-from strata.transport.tokens import METADATA_KEY, Guard, Role, require
+from strata.transport.tokens import METADATA_KEY, Guard, Role, bearer, require
 
 if TYPE_CHECKING:
     import grpc
@@ -28,13 +28,13 @@ class Bucket:
         self._room = per_s
         self._seen_s = now_s
 
-    def take(self, now_s: float) -> bool:
+    def take(self, num: int, now_s: float) -> int:
+        """How many of `num` calls may go on, the first of them."""
         self._room = min(self._per_s, self._room + (now_s - self._seen_s) * self._per_s)
         self._seen_s = now_s
-        if self._room < 1:
-            return False
-        self._room -= 1
-        return True
+        taken = min(num, int(self._room))
+        self._room -= taken
+        return taken
 
 
 class Door:
@@ -51,6 +51,10 @@ class Door:
         sent = {key: value for key, value in context.invocation_metadata() or () if key == METADATA_KEY}
         return self._guard.role_of(str(sent.get(METADATA_KEY, "")))
 
+    def role_of(self, token: str) -> Role:
+        """The same, of a token that came by itself."""
+        return self._guard.role_of(bearer(token) if token else "")
+
     def admit_call(self, context: grpc.aio.ServicerContext[Any, Any], method: Method) -> None:
         """A unary call."""
         require(self.role(context), method.role, method.name)
@@ -59,13 +63,13 @@ class Door:
         self._buckets[peer] = bucket
         if len(self._buckets) > MAX_PEERS:
             del self._buckets[next(iter(self._buckets))]
-        self.pace(bucket, self._clock.monotonic_s())
+        if not bucket.take(1, self._clock.monotonic_s()):
+            raise self.too_fast()
 
     def bucket(self) -> Bucket:
         return Bucket(self._limits.max_calls_per_s, self._clock.monotonic_s())
 
-    def pace(self, bucket: Bucket, now_s: float) -> None:
-        if not bucket.take(now_s):
-            raise LimitExceeded(
-                f"more than limits.max_calls_per_s={self._limits.max_calls_per_s} calls a second; slow down"
-            )
+    def too_fast(self) -> LimitExceeded:
+        return LimitExceeded(
+            f"more than limits.max_calls_per_s={self._limits.max_calls_per_s} calls a second; slow down"
+        )

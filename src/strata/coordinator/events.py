@@ -8,7 +8,7 @@ words, because people read journals when something has gone wrong.
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -91,6 +91,20 @@ class NumbersSkipped(Fact, frozen=True, kw_only=True):
 
     def words(self) -> str:
         return f"the journal's end was lost, so numbering goes on after generation {self.generation}"
+
+
+class JobDropped(Fact, frozen=True, kw_only=True):
+    """The job is over and forgotten. Its numbers are not given out again: see `SpentNumbers`."""
+
+    generation: int
+    incarnation: int
+    command_id: int
+    num_workers: int
+    reason: str
+
+    def words(self) -> str:
+        who = f", with {self.num_workers} workers in it" if self.num_workers else ""
+        return f"the job was dropped{who}: {self.reason}"
 
 
 class ShardEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -281,6 +295,7 @@ Event = (
     | CommandSent
     | CommandsAcked
     | NumbersSkipped
+    | JobDropped
 )
 
 
@@ -320,9 +335,24 @@ class JobSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     command_requests: dict[str, int]
 
 
+class SpentNumbers(NamedTuple):
+    """The highest numbers of all jobs that were dropped; a new job counts on from here.
+
+    So a worker of a dropped job cannot be taken for one of the next job of that name, nor can a relay that has heard
+    of the old generations think the new ones older; and nothing needs to be remembered of each name.
+    """
+
+    generation: int = 0
+    incarnation: int = 0
+    command_id: int = 0
+
+
+Snapshot = tuple[JobSnapshot | SpentNumbers, ...]
+"""All jobs, and, once one was dropped, the numbers that are spent."""
+
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
-_snapshot_decoder = msgspec.json.Decoder(tuple[JobSnapshot, ...])
+_snapshot_decoder = msgspec.json.Decoder(Snapshot)
 
 
 def encode(event: Event) -> bytes:
@@ -338,11 +368,11 @@ def decode(payload: bytes) -> Event:
         ) from error
 
 
-def encode_snapshot(jobs: tuple[JobSnapshot, ...]) -> bytes:
-    return _encoder.encode(jobs)
+def encode_snapshot(snapshot: Snapshot) -> bytes:
+    return _encoder.encode(snapshot)
 
 
-def decode_snapshot(payload: bytes) -> tuple[JobSnapshot, ...]:
+def decode_snapshot(payload: bytes) -> Snapshot:
     try:
         return _snapshot_decoder.decode(payload)
     except msgspec.MsgspecError as error:

@@ -8,7 +8,7 @@ the engine takes them to the journal; notices are what others must hear once tha
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from strata.coordinator import events as e
 from strata.coordinator import limits as checks
@@ -17,7 +17,7 @@ from strata.coordinator.checkpoints import RESTORABLE, Checkpoints
 from strata.coordinator.commands import Commands
 from strata.coordinator.membership import MAX_FENCE, Membership
 from strata.coordinator.shards import ShardBook
-from strata.errors import StaleIncarnation
+from strata.errors import JobInUse, StaleGeneration, StaleIncarnation, UnknownJob
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -64,8 +64,7 @@ class Registration:
         return e.number_of(self.fence)
 
 
-@dataclass(frozen=True, slots=True)
-class Beat:
+class Beat(NamedTuple):
     generation: int
     num_workers: int
     commands: Sequence[e.CommandRecord]
@@ -76,6 +75,16 @@ class ShardPage:
     generation: int
     shards: list[Shard]
     next_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a worker stands in the membership."""
+
+    generation: int
+    rank: int
+    world_size: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,20 +108,28 @@ class Outbox:
 
 
 class Job:
-    def __init__(self, job_id: str, config: CoordinatorConfig, outbox: Outbox) -> None:
+    def __init__(
+        self, job_id: str, config: CoordinatorConfig, outbox: Outbox, spent: e.SpentNumbers | None = None
+    ) -> None:
+        """`spent`: its numbers begin after these, of jobs that were dropped."""
         self.job_id = job_id
         self.membership = Membership(job_id, lease=config.lease, limits=config.limits)
         self.shards = ShardBook(job_id, limits=config.limits)
         self.barriers = Barriers(job_id, limits=config.limits)
         self.checkpoints = Checkpoints(job_id, limits=config.limits)
         self.commands = Commands(job_id, limits=config.limits)
-        self.announced = (0, 0)
+        if spent is not None:
+            self.membership.generation = spent.generation
+            self.membership.last_incarnation = spent.incarnation
+            self.commands.last_id = spent.command_id
+        self.announced = (self.membership.generation, 0)
         """Generation and number of workers that are durable: what heartbeats may tell."""
-        self.announced_command_id = 0
+        self.announced_command_id = self.commands.last_id
         """The newest command that is durable, likewise."""
         self._outbox = outbox
         self._config = config
         self._now_s = 0.0
+        self._is_dropped = False
         self._appliers: dict[type, Callable[..., None]] = {
             e.WorkerJoined: lambda event: self.membership.apply_joined(event, self._now_s),
             e.WorkerLeft: self._apply_left,
@@ -161,6 +178,8 @@ class Job:
 
     def _registered(self, member: Member) -> Registration:
         """After the seal. A worker that was replaced by then is told so: rank and shards are its successor's."""
+        if self._is_dropped:
+            raise UnknownJob(f"job {self.job_id!r} was dropped; register again to begin another", field="job_id")
         if member.worker_id in self.membership.members:
             self.membership.member(member.worker_id, member.joined.fence)
         return self.registration(member)
@@ -171,6 +190,20 @@ class Job:
             generation=self.membership.generation,
             rank=self.membership.rank(member.worker_id) if member.worker_id in self.membership.members else 0,
             world_size=len(self.membership.members),
+        )
+
+    def standing(self, worker_id: str, fence: int) -> Callable[[], Standing]:
+        """Taken after the seal, like every generation; who is out is refused at once."""
+        self.membership.member(worker_id, fence)
+        return lambda: self._standing(worker_id, fence)
+
+    def _standing(self, worker_id: str, fence: int) -> Standing:
+        member = self.membership.member(worker_id, fence)
+        return Standing(
+            generation=self.membership.generation,
+            rank=self.membership.rank(member.worker_id),
+            world_size=len(self.membership.members),
+            reason=self.membership.generation_reason,
         )
 
     def deregister_worker(self, worker_id: str, fence: int, reason: str) -> Callable[[], int]:
@@ -212,7 +245,7 @@ class Job:
         checks.check_text(reason, "reason")
         checks.check_count(fence, "incarnation", least=1, most=MAX_FENCE)
         self.membership.member(worker_id, fence)
-        self.membership.suspect(worker_id, fence, now_s)
+        self.membership.suspect(worker_id, fence, now_s, reason)
 
     def send_command(
         self,
@@ -335,6 +368,38 @@ class Job:
             page=self.assigned_shards(worker_id, dataset_id="", epoch=None, include_done=False, offset=0),
             reason=self.membership.generation_reason,
         )
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def drop(self, *, force: bool, generation: int, reason: str) -> e.JobDropped:
+        """The job's end, to be applied by whoever holds it; those who wait at a barrier are told."""
+        members = self.membership
+        if generation not in (0, members.generation):
+            raise StaleGeneration(
+                f"job {self.job_id!r} is in generation {members.generation}, not {generation}: somebody came or went "
+                "since you looked, or it is another job of that name; look again",
+                field="generation",
+                generation=members.generation,
+            )
+        if members.members and not force:
+            raise JobInUse(
+                f"job {self.job_id!r} has {len(members.members)} workers; wait until they have left, or set force",
+                field="job_id",
+                generation=members.generation,
+            )
+        self._is_dropped = True
+        dropped = e.JobDropped(
+            job_id=self.job_id,
+            generation=members.generation + 1,
+            incarnation=members.last_incarnation,
+            command_id=self.commands.last_id,
+            num_workers=len(members.members),
+            reason=reason or "it is over",
+        )
+        members.generation, members.generation_reason = dropped.generation, dropped.words()
+        self._outbox.notices += self.barriers.break_all(members, dict.fromkeys(members.members, dropped.words()))
+        self._outbox.notices.append(GenerationChanged(self.job_id, dropped.generation, 0, dropped.words()))
+        return dropped
 
     # -- time ------------------------------------------------------------------------------------------------------
 

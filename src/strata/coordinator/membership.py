@@ -21,7 +21,7 @@ from strata.coordinator.series import Series
 from strata.errors import StaleGeneration, StaleIncarnation, UnknownWorker, WorkerExists
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from strata.coordinator.config import LeaseConfig, Limits
     from strata.coordinator.events import LeaveCause
@@ -31,6 +31,10 @@ WorkerStateName = Literal["INITIALIZING", "IDLE", "LOADING_DATA", "TRAINING", "C
 MAX_DEPARTED = 1_000
 """Departed incarnations remembered, to tell a late caller why it is out."""
 MAX_REASONS_IN_WORDS = 4
+MAX_SUSPECT_REASON = 200
+"""Characters; a rack that dies is told in one line."""
+GATHERING = 0.8
+"""Of a heartbeat: how long a silent worker's death may wait for those who fell silent with it."""
 SKIPPED_NUMBERS = 1_000_000
 MAX_FENCE = 2**63 - 1
 
@@ -44,6 +48,8 @@ class Member:
     progress_s: float
     """When its step last moved, or it last did something other than training."""
     suspect_since_s: float | None = None
+    suspect_reason: str = ""
+    """What was reported with the suspicion, if somebody reported it."""
     state: WorkerStateName = "INITIALIZING"
     step: int = 0
     epoch: int = 0
@@ -134,7 +140,22 @@ class Membership:
 
     def sweep(self, now_s: float, *, lenient: bool = False) -> list[WorkerLeft]:
         """Everybody who is dead by now, and why; `lenient` overlooks lost connections."""
-        return [left for member in self.members.values() if (left := self._verdict(member, now_s, lenient))]
+        dead = [left for member in self.members.values() if (left := self._verdict(member, now_s, lenient))]
+        return [] if dead and self._should_wait(dead, now_s) else dead
+
+    def _should_wait(self, dead: Sequence[WorkerLeft], now_s: float) -> bool:
+        """Whether others are about to fall silent for a lease, too: the workers of one node, each with a last beat of
+        its own. Waiting for them, not longer than most of a heartbeat, makes one generation of what is one failure.
+        """
+        if any(left.cause != "lease" for left in dead):
+            return False
+        lease = self._lease
+        patience_s = lease.heartbeat_s * GATHERING
+        silent_s = [now_s - member.last_seen_s for member in self.members.values()]
+        longest_s = max(silent_s)
+        return longest_s <= lease.lease_s + patience_s and any(
+            lease.lease_s - patience_s < s <= lease.lease_s for s in silent_s
+        )
 
     def skip(self) -> list[NumbersSkipped]:
         """Far enough that no number is given out twice, whatever was lost."""
@@ -171,7 +192,9 @@ class Membership:
             return self._left(member, "lease", f"silent for {silent_s:.1f} s, lease {lease.lease_s} s")
         suspect_since_s = None if lenient else member.suspect_since_s
         if suspect_since_s is not None and now_s - suspect_since_s > lease.suspicion_s:
-            return self._left(member, "connection", f"connection lost and not renewed within {lease.suspicion_s} s")
+            why = f" ({member.suspect_reason})" if member.suspect_reason else ""
+            reason = f"connection lost and not renewed within {lease.suspicion_s} s{why}"
+            return self._left(member, "connection", reason)
         if lease.step_timeout_s and member.state == "TRAINING":
             stuck_s = now_s - member.progress_s
             if stuck_s > lease.step_timeout_s:
@@ -258,6 +281,8 @@ class Membership:
             member.progress_s = now_s
         if epoch is not None:
             member.epoch = epoch
+        if not metrics:
+            return
         for name, value in metrics.items():
             series = member.metrics.get(name)
             if series is None:
@@ -272,11 +297,12 @@ class Membership:
                 num, self._limits.max_series_per_worker, "metrics", "max_series_per_worker", field="metrics"
             )
 
-    def suspect(self, worker_id: str, fence: int, now_s: float) -> None:
+    def suspect(self, worker_id: str, fence: int, now_s: float, reason: str = "") -> None:
         """Its connection was reset; it may be dead, or reconnecting."""
         member = self.members.get(worker_id)
         if member is not None and member.joined.fence == fence and member.suspect_since_s is None:
             member.suspect_since_s = now_s
+            member.suspect_reason = reason[:MAX_SUSPECT_REASON]
 
     def excuse(self, seconds: float, now_s: float) -> None:
         """We did not listen for this long, so nobody's silence counts for it."""

@@ -68,7 +68,9 @@ class CallStats:
 
     def answered(self, seconds: float) -> None:
         self.num_ok += 1
-        self.seconds.add(seconds)
+        times = self.seconds  # as `Histogram.add` does, without the call: this is the busiest line of a coordinator
+        times.counts[bisect_left(CALL_BOUNDS_S, seconds)] += 1
+        times.total += seconds
 
     def refused(self, status: str, seconds: float) -> None:
         self.num_by_refusal[status] = self.num_by_refusal.get(status, 0) + 1

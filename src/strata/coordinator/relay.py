@@ -23,10 +23,17 @@ from strata.coordinator.config import Limits, SecurityConfig
 from strata.coordinator.door import Door
 from strata.coordinator.job import DEFAULT_JOB, CommandQueued, GenerationChanged
 from strata.coordinator.relay_folds import BarrierKey, Gathering, Pulses, arriving, barrier_key, combined
-from strata.coordinator.server import GRACE_S, make_grpc_server, require_safe, start_grpc_server, until_told_to_leave
+from strata.coordinator.server import (
+    GRACE_S,
+    make_grpc_server,
+    require_safe,
+    start_frames,
+    start_grpc_server,
+    until_told_to_leave,
+)
 from strata.coordinator.service import METHODS
 from strata.coordinator.session import SessionHub
-from strata.errors import BarrierBroken, ConfigError, LimitExceeded, StrataError
+from strata.errors import BarrierBroken, ConfigError, LimitExceeded, PermissionRefused, StrataError
 from strata.transport.addresses import parse_address, parse_addresses
 from strata.transport.credentials import ClientSecurity
 from strata.transport.tokens import Guard, grants_from
@@ -41,6 +48,7 @@ if TYPE_CHECKING:
     from strata.clock import Clock
     from strata.coordinator.backend import Done, Listener
     from strata.coordinator.service import Method
+    from strata.coordinator.session_frames import FramesServer
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +56,8 @@ BARRIER_MARGIN_S = 5.0
 """The coordinator ends a barrier in time by itself; the relay waits this much longer to hear it."""
 LONGEST_BARRIER_S = 86_400.0
 FORGET_EVERY_S = 10.0
+HEALTH_EVERY_S = 0.1
+"""How often it is looked whether the coordinator can be reached."""
 LOST_CONNECTION = "its relay lost the connection to it"
 
 
@@ -57,6 +67,8 @@ class RelayConfig:
     """Where the coordinator is, or another relay: HOST:PORT or unix:PATH; several, leader and standbys, with commas."""
     listen: str = "127.0.0.1:50052"
     """Where workers are served: HOST:PORT or unix:PATH. Port 0 picks a free one."""
+    frames: str = "auto"
+    """Where their sessions are served without HTTP/2: as in a coordinator."""
     fold_s: float = 0.005
     """How long an arrival at a barrier waits for the others of this node."""
     max_unanswered: int = 65_536
@@ -118,6 +130,10 @@ class RelayBackend:
         )
         await self._link.open()
 
+    @property
+    def is_connected(self) -> bool:
+        return self._link is not None and self._link.is_connected
+
     async def close(self) -> None:
         for timer in (*self._gather_timers.values(), self._fold_timer):
             if timer is not None:
@@ -170,6 +186,8 @@ class RelayBackend:
             error = answered.exception()
             if error is None:
                 done(answered.result())
+            elif isinstance(error, PermissionRefused):
+                done(PermissionRefused(f"{error.message} (that is the relay's own token, which counts beside yours)"))
             elif isinstance(error, StrataError):
                 done(error)
             else:
@@ -206,7 +224,7 @@ class RelayBackend:
 
     def _list_workers(self, request: pb.ListWorkersRequest, done: Done) -> None:
         """Who asks sees what was said before, so what is held back goes first."""
-        self._send_beats(self._pulses.take(request.job_id or DEFAULT_JOB))
+        self._send_beats(self._pulses.take(request.job_id or DEFAULT_JOB, all_of_it=True))
         self._forward("list_workers", request, done)
 
     # -- heartbeats ------------------------------------------------------------------------------------------------
@@ -347,7 +365,9 @@ class RelayServer:
         self._backend = RelayBackend(config, security or ClientSecurity(), self._clock)
         self._hub: SessionHub | None = None
         self._grpc: grpc.aio.Server | None = None
+        self._frames: FramesServer | None = None
         self._health = health.aio.HealthServicer()
+        self._health_task: asyncio.Task[None] | None = None
 
     async def start(self) -> RelayAddresses:
         config = self._config
@@ -359,17 +379,41 @@ class RelayServer:
             door = Door(guard, config.limits, self._clock)
             self._hub = SessionHub(self._backend, METHODS, door)
             server = make_grpc_server(self._backend, self._hub, door, self._health)
-            await self._health.set(wire.SERVICE, health_pb2.HealthCheckResponse.SERVING)
+            await self._tell_health(serving=True)
             address = await start_grpc_server(server, str(listen), config.security)
             self._grpc = server
+            self._frames = await start_frames(self._hub, config.frames, address, config.limits, config.security, guard)
+            self._health_task = asyncio.create_task(self._watch_health(), name="strata-relay-health")
         except BaseException:
             await self.stop()
             raise
         return RelayAddresses(address, config.upstream)
 
+    async def _watch_health(self) -> None:
+        """A relay without its coordinator can carry out nothing; whoever balances calls should know."""
+        said = True
+        while True:
+            await asyncio.sleep(HEALTH_EVERY_S)
+            serving = self._backend.is_connected
+            if serving is not said:
+                log.warning("the coordinator is %s", "there again" if serving else "lost; looking for it")
+                await self._tell_health(serving=serving)
+                said = serving
+
+    async def _tell_health(self, *, serving: bool) -> None:
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ("", wire.SERVICE):
+            await self._health.set(name, status)
+
     async def stop(self) -> None:
+        if self._health_task is not None:
+            self._health_task.cancel()
+            await asyncio.gather(self._health_task, return_exceptions=True)
+            self._health_task = None
         if self._hub is not None:
             self._hub.leave()
+        if self._frames is not None:
+            await self._frames.stop()
         if self._grpc is not None:
             await self._health.enter_graceful_shutdown()
             await self._grpc.stop(GRACE_S)

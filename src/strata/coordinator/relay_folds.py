@@ -146,11 +146,14 @@ class Pulses:
         pulse = self._pulse(request)
         return pulse is not None and pulse.is_urgent
 
-    def take(self, job_id: str = "", worker_id: str = "") -> list[pb.HeartbeatRequest]:
-        """What is to be sent now: of all workers, of a job's, or of one."""
+    def take(self, job_id: str = "", worker_id: str = "", *, all_of_it: bool = False) -> list[pb.HeartbeatRequest]:
+        """What is to be sent now: of all workers, of a job's, or of one.
+
+        Of a worker whose last one was not answered yet only with `all_of_it`; else they pile up at a slow coordinator.
+        """
         taken = []
         for _, pulse in self._some(job_id, worker_id):
-            if pulse.pending is not None and not pulse.in_flight:
+            if pulse.pending is not None and (all_of_it or not pulse.in_flight):
                 taken.append(pulse.pending)
                 pulse.pending, pulse.in_flight, pulse.was_sent, pulse.is_urgent = None, True, True, False
         return taken

@@ -7,14 +7,16 @@ condition means as a gRPC status stands in one table, in `wire.py`.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from strata.coordinator import wire
+from strata.coordinator import limits, wire
 from strata.coordinator.metrics import Metrics
 from strata.errors import LimitExceeded, StrataError
 from strata.transport.tokens import Role
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from strata.coordinator.core import Core
     from strata.coordinator.door import Door
     from strata.coordinator.events import CheckpointRecord
-    from strata.coordinator.job import Beat, Job, Recovery, Registration, ShardPage
+    from strata.coordinator.job import Beat, Job, Recovery, Registration, ShardPage, Standing
     from strata.coordinator.membership import Membership
 
 log = logging.getLogger(__name__)
@@ -45,7 +47,7 @@ NONCE_BITS = 31
 @dataclass(frozen=True, slots=True)
 class Method:
     name: str
-    """As in the .proto; in session frames, the same in snake_case."""
+    """As in the .proto."""
     request: type[Message]
     response: type[Message]
     decide: Callable[[Core, Any, Moment], Any]
@@ -54,10 +56,12 @@ class Method:
     """Answered at once: touches nothing durable."""
     role: Role = Role.WORKER
     """The least that may call it."""
+    field: str = field(init=False)
+    """Its name in session frames: the same in snake_case."""
 
-    @property
-    def field(self) -> str:
-        return "".join(f"_{c.lower()}" if c.isupper() else c for c in self.name).lstrip("_")
+    def __post_init__(self) -> None:
+        snake = "".join(f"_{c.lower()}" if c.isupper() else c for c in self.name).lstrip("_")
+        object.__setattr__(self, "field", snake)
 
     def answer(self, value: Any, config: CoordinatorConfig) -> Message | StrataError:
         """The message that tells `value`, or why it cannot be told. Never raises: others are answered after us."""
@@ -112,10 +116,11 @@ def _deregistered(generation: int, _config: CoordinatorConfig) -> pb.DeregisterW
 
 
 def _heartbeat(core: Core, r: pb.HeartbeatRequest, at: Moment) -> Beat:
+    state = r.state
     return core.job(r.job_id).heartbeat(
         r.worker_id,
         r.incarnation,
-        state=wire.decode_state(r.state) if r.state else None,
+        state=wire.decode_state(state) if state else None,
         step=r.step if r.HasField("step") else None,
         epoch=r.epoch if r.HasField("epoch") else None,
         metrics=r.metrics,
@@ -125,10 +130,16 @@ def _heartbeat(core: Core, r: pb.HeartbeatRequest, at: Moment) -> Beat:
 
 
 def _beaten(beat: Beat, _config: CoordinatorConfig) -> pb.HeartbeatResponse:
-    response = pb.HeartbeatResponse(generation=beat.generation, num_workers=beat.num_workers)
-    if beat.commands:
-        response.commands.extend(map(wire.encode_command, beat.commands))
-    return response
+    if not beat.commands:
+        return _all_is_well(beat.generation, beat.num_workers)
+    commands = map(wire.encode_command, beat.commands)
+    return pb.HeartbeatResponse(generation=beat.generation, num_workers=beat.num_workers, commands=commands)
+
+
+@lru_cache(maxsize=1_024)
+def _all_is_well(generation: int, num_workers: int) -> pb.HeartbeatResponse:
+    """The same message for everybody: nobody changes an answer, it is only copied into frames."""
+    return pb.HeartbeatResponse(generation=generation, num_workers=num_workers)
 
 
 def _report_suspicion(core: Core, r: pb.ReportSuspicionRequest, at: Moment) -> None:
@@ -257,6 +268,17 @@ def _recovery(value: Recovery, _config: CoordinatorConfig) -> pb.RecoveryRespons
     )
 
 
+# -- jobs ----------------------------------------------------------------------------------------------------------
+
+
+def _drop_job(core: Core, r: pb.DropJobRequest, _at: Moment) -> bool:
+    return core.drop_job(r.job_id, force=r.force, generation=r.generation, reason=r.reason)
+
+
+def _dropped(dropped: bool, _config: CoordinatorConfig) -> pb.DropJobResponse:
+    return pb.DropJobResponse(dropped=dropped)
+
+
 # -- reading -------------------------------------------------------------------------------------------------------
 
 
@@ -276,12 +298,16 @@ def _job(job: Job) -> pb.Job:
 
 
 def _list_workers(core: Core, r: pb.ListWorkersRequest, at: Moment) -> Callable[[], pb.ListWorkersResponse]:
-    membership = core.job(r.job_id).membership
-    return lambda: _workers(membership, at)
+    membership, most = core.job(r.job_id).membership, core.config.limits.max_workers_per_reply
+    begin = limits.check_count(r.offset, "offset")
+    return lambda: _workers(membership, at, begin, begin + min(r.limit or most, most))
 
 
-def _workers(membership: Membership, at: Moment) -> pb.ListWorkersResponse:
+def _workers(membership: Membership, at: Moment, begin: int, end: int) -> pb.ListWorkersResponse:
+    num_workers = len(membership.members)
     return pb.ListWorkersResponse(
+        num_workers=num_workers,
+        next_offset=end if end < num_workers else 0,
         generation=membership.generation,
         reason=membership.generation_reason,
         workers=[
@@ -298,8 +324,18 @@ def _workers(membership: Membership, at: Moment) -> pb.ListWorkersResponse:
                 suspect=m.suspect_since_s is not None,
                 metrics={name: series.last for name, series in m.metrics.items()},
             )
-            for rank, m in membership.ranked()
+            for rank, m in itertools.islice(membership.ranked(), begin, end)
         ],
+    )
+
+
+def _get_membership(core: Core, r: pb.GetMembershipRequest, _at: Moment) -> Callable[[], Standing]:
+    return core.job(r.job_id).standing(r.worker_id, r.incarnation)
+
+
+def _standing(value: Standing, _config: CoordinatorConfig) -> pb.GetMembershipResponse:
+    return pb.GetMembershipResponse(
+        generation=value.generation, rank=value.rank, world_size=value.world_size, reason=value.reason
     )
 
 
@@ -376,8 +412,17 @@ METHODS = (
         _suspected,
         volatile=True,
     ),
+    Method("DropJob", pb.DropJobRequest, pb.DropJobResponse, _drop_job, _dropped, role=Role.ADMIN),
     Method("ListJobs", pb.ListJobsRequest, pb.ListJobsResponse, _list_jobs, _as_it_is, role=Role.READER),
     Method("ListWorkers", pb.ListWorkersRequest, pb.ListWorkersResponse, _list_workers, _as_it_is, role=Role.READER),
+    Method(
+        "GetMembership",
+        pb.GetMembershipRequest,
+        pb.GetMembershipResponse,
+        _get_membership,
+        _standing,
+        role=Role.READER,
+    ),
     Method(
         "ListDatasets", pb.ListDatasetsRequest, pb.ListDatasetsResponse, _list_datasets, _as_it_is, role=Role.READER
     ),

@@ -9,9 +9,8 @@ A stream that ends casts suspicion on the workers that spoke through it.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
+import secrets
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -21,13 +20,14 @@ from strata._version import __version__
 from strata.coordinator import limits, wire
 from strata.coordinator.job import DEFAULT_JOB, CommandQueued, GenerationChanged
 from strata.coordinator.metrics import Metrics
-from strata.coordinator.service import abort
 from strata.errors import InvalidArgument, StrataError
-from strata.transport.tokens import require
+from strata.transport.tokens import refused
 from strata.v1 import session_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
+
+    from google.protobuf.message import Message
 
     from strata.coordinator.backend import Backend
     from strata.coordinator.door import Bucket, Door
@@ -37,20 +37,30 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+Answer = tuple[int, str, "Message"]
+"""The request's id, the name of the field of `Response`, and what goes into it."""
 WorkerKey = tuple[str, str]
 """Job and worker."""
-_SPEAKING = {"register_worker", "heartbeat", "deregister_worker"}
-"""Calls that tell through which stream a worker is heard."""
-
-
-class _Malformed:
-    """A frame that cannot be decoded."""
+NO_HELLO = "the first frame of a session carries hello.session_id"
+HELLO_WITHIN_S = 10.0
+"""Whoever connects and says nothing is not waited for."""
+NO_FRAME = "a frame is not a strata.v1.ClientFrame"
 
 
 class Link:
-    """One open stream: what it says of workers, and what is to be sent down it."""
+    """One open session: what it says of workers, and what is to be sent down it."""
 
-    def __init__(self, session_id: str, *, role: Role, bucket: Bucket, max_backlog: int, max_frame_bytes: int) -> None:
+    def __init__(
+        self,
+        session_id: str,
+        *,
+        role: Role,
+        bucket: Bucket,
+        max_backlog: int,
+        max_frame_bytes: int,
+        on_news: Callable[[], None],
+    ) -> None:
+        """`on_news` is called when there is something to send, or to end."""
         self.session_id = session_id
         self.role = role
         self.bucket = bucket
@@ -58,53 +68,76 @@ class Link:
         """(job, worker) → fence, of those that registered or beat through it."""
         self.given_up: tuple[grpc.StatusCode, str] | None = None
         """Why it is ended from our side."""
-        self._backlog: list[pb.Response | pb.Notice] = []
+        self._answers: list[Answer] = []
+        self._notices: list[pb.Notice] = []
         self._num_unanswered = 0
         self._ended = False
         self._max_backlog = max_backlog
         self._max_frame_bytes = max_frame_bytes
-        self._news = asyncio.Event()
+        self._on_news = on_news
 
-    def asked(self) -> None:
-        self._num_unanswered += 1
+    def asked(self, num: int) -> None:
+        self._num_unanswered += num
 
-    def answer(self, response: pb.Response) -> None:
+    def answer(self, request_id: int, result: str, message: Message) -> None:
         self._num_unanswered -= 1
-        self.send(response)
+        self._answers.append((request_id, result, message))
+        self._wake()
+
+    def notify(self, notice: pb.Notice) -> None:
+        self._notices.append(notice)
+        self._wake()
 
     def end(self) -> None:
         """The client has no more calls; those it made are still answered."""
         self._ended = True
-        self._news.set()
+        self._on_news()
 
     def give_up(self, code: grpc.StatusCode, why: str) -> None:
-        self.given_up = (code, why)
-        self._backlog.clear()
-        self._news.set()
+        self.given_up = self.given_up or (code, why)
+        self._on_news()
 
-    def send(self, message: pb.Response | pb.Notice) -> None:
+    @property
+    def is_over(self) -> bool:
+        """Nothing more is to be sent, now or later."""
         if self.given_up:
-            return
-        self._backlog.append(message)
-        if len(self._backlog) > self._max_backlog:
+            return True
+        return self._ended and not self._num_unanswered and not self._answers and not self._notices
+
+    def _wake(self) -> None:
+        if self.given_up:
+            self._answers.clear()
+            self._notices.clear()
+        elif len(self._answers) + len(self._notices) > self._max_backlog:
             log.warning("session %s does not read its answers; dropped", self.session_id)
             why = "too many unread answers; read them, or send fewer calls at once"
             self.give_up(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
-        self._news.set()
+        else:
+            self._on_news()
 
-    async def next_frame(self) -> pb.ServerFrame | None:
-        """Everything that has gathered, or as much of it as goes into one frame; None when nothing more is to come."""
-        while not self._backlog:
-            if self.given_up or (self._ended and not self._num_unanswered):
-                return None
-            self._news.clear()
-            await self._news.wait()
-        num = wire.num_fitting(self._backlog, self._max_frame_bytes)
-        now, self._backlog = self._backlog[:num], self._backlog[num:]
-        return pb.ServerFrame(
-            responses=[m for m in now if isinstance(m, pb.Response)],
-            notices=[m for m in now if isinstance(m, pb.Notice)],
-        )
+    def take_frame(self) -> pb.ServerFrame | None:
+        """Everything that has gathered, or as much of it as goes into one frame; None: nothing at present."""
+        answers, notices = self._answers, self._notices
+        if self.given_up or not (answers or notices):
+            return None
+        frame = _frame(answers, notices)
+        if frame.ByteSize() <= self._max_frame_bytes:
+            self._answers, self._notices = [], []
+            return frame
+        num_answers = wire.num_fitting(frame.responses, self._max_frame_bytes)
+        num_notices = 0 if answers else wire.num_fitting(notices, self._max_frame_bytes)
+        self._answers, self._notices = answers[num_answers:], notices[num_notices:]
+        return _frame(answers[:num_answers], notices[:num_notices])
+
+
+def _frame(answers: Iterable[Answer], notices: Iterable[pb.Notice]) -> pb.ServerFrame:
+    """Each answer is copied once, to where it is sent from."""
+    frame = pb.ServerFrame(notices=notices)
+    add = frame.responses.add
+    for request_id, result, message in answers:
+        body: dict[str, Any] = {result: message}
+        add(id=request_id, **body)
+    return frame
 
 
 class SessionHub:
@@ -116,133 +149,152 @@ class SessionHub:
         self.metrics = metrics or Metrics()
         self._methods = {method.field: method for method in methods}
         self._stats = {field: self.metrics.stats_of(method.name) for field, method in self._methods.items()}
+        self._following: dict[str, Callable[[Link, Any, Any], None]] = {
+            "register_worker": self._registered,
+            "heartbeat": self._beaten,
+            "deregister_worker": self._deregistered,
+        }
+        """Calls that tell through which stream a worker is heard."""
         self._links: dict[str, Link] = {}
         self._speakers: dict[WorkerKey, Link] = {}
         """Through which stream a worker was last heard."""
         self.refusal: Callable[[], StrataError | None] = lambda: None
         """Why no session may begin at present: a standby sends its callers elsewhere at once."""
+        self._instance = secrets.token_hex(16)
+        self.frames = ""
+        """Where sessions are served without HTTP/2, as clients are told."""
         backend.listeners.append(self._spread)
 
     @property
     def num_sessions(self) -> int:
         return len(self._links)
 
+    def dropped(self, link: Link) -> None:
+        """It was ended from our side."""
+        self.metrics.num_sessions_dropped += link.given_up is not None and (
+            link.given_up[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+        )
+
     def leave(self) -> None:
         """Ends all sessions: the coordinator goes. Their clients look for the next one."""
         for link in self._links.values():
             link.give_up(grpc.StatusCode.UNAVAILABLE, "the coordinator is leaving")
 
-    def handler(self) -> grpc.RpcMethodHandler[Any, Any]:
-        return grpc.stream_stream_rpc_method_handler(
-            self._serve,
-            request_deserializer=self._decode,
-            response_serializer=self._encode,
+    # -- for those who carry frames --------------------------------------------------------------------------------
+
+    def begin(self, hello: pb.Hello, role: Role, on_news: Callable[[], None]) -> Link:
+        """A session for whoever says hello.
+
+        Raises:
+            StrataError: Why there is none at present.
+        """
+        if refusal := self.refusal():
+            raise refusal
+        if not hello.session_id:
+            raise InvalidArgument(NO_HELLO, field="session_id")
+        limits_ = self._backend.limits
+        if hello.session_id not in self._links:  # else it takes its own place
+            limits.check_room(len(self._links), limits_.max_sessions, "sessions", "max_sessions", field="session_id")
+        link = Link(
+            hello.session_id,
+            role=role,
+            bucket=self._door.bucket(),
+            max_backlog=limits_.max_session_backlog,
+            max_frame_bytes=limits_.max_message_bytes,
+            on_news=on_news,
+        )
+        self._open(link)
+        return link
+
+    def welcome(self) -> pb.ServerFrame:
+        return pb.ServerFrame(
+            welcome=pb.Welcome(
+                server=f"strata {__version__}",
+                max_message_bytes=self._backend.limits.max_message_bytes,
+                frames=self.frames,
+                instance=self._instance,
+            )
         )
 
-    def _decode(self, frame: bytes) -> pb.ClientFrame | _Malformed:
+    def decode(self, frame: bytes) -> pb.ClientFrame | None:
+        """None: it is not a frame."""
         self.metrics.frames_in.add(len(frame))
         try:
             return pb.ClientFrame.FromString(frame)
         except DecodeError:
-            # Raised here, it would end the call under the writer's feet: gRPC then sometimes loses the status.
-            return _Malformed()
+            return None
 
-    def _encode(self, frame: pb.ServerFrame) -> bytes:
+    def encode(self, frame: pb.ServerFrame) -> bytes:
         data = frame.SerializeToString()
         self.metrics.frames_out.add(len(data))
         return data
 
-    async def _serve(self, _requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        try:
-            role = self._door.role(context)
-            if refusal := self.refusal():
-                raise refusal
-            limits.check_room(
-                len(self._links), self._backend.limits.max_sessions, "sessions", "max_sessions", field="session_id"
-            )
-        except StrataError as error:
-            await abort(context, error)
-        first = await context.read()
-        if not isinstance(first, pb.ClientFrame) or not first.HasField("hello") or not first.hello.session_id:
-            await context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT, "the first frame of a session carries hello.session_id"
-            )
-        link = Link(
-            first.hello.session_id,
-            role=role,
-            bucket=self._door.bucket(),
-            max_backlog=self._backend.limits.max_session_backlog,
-            max_frame_bytes=self._backend.limits.max_message_bytes,
-        )
-        self._open(link)
-        writer = asyncio.create_task(self._write(link, context))
-        try:
-            frame: Any = first
-            while isinstance(frame, pb.ClientFrame):
-                came_s = self.metrics.now_s()
-                for request in frame.requests:
-                    self._call(link, request, came_s)
-                frame = await context.read()
-            if isinstance(frame, _Malformed):
-                link.give_up(grpc.StatusCode.INVALID_ARGUMENT, "a frame is not a strata.v1.ClientFrame")
-            link.end()
-            # Not cancelled: a status cannot be sent while a message is on its way.
-            await writer
-        finally:
-            writer.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await writer
-            self._closed(link)
+    def role_of(self, token: str) -> Role:
+        return self._door.role_of(token)
 
-    async def _write(self, link: Link, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        await context.write(pb.ServerFrame(welcome=pb.Welcome(server=f"strata {__version__}")))
-        while (frame := await link.next_frame()) is not None:
-            await context.write(frame)
-        if link.given_up:
-            self.metrics.num_sessions_dropped += link.given_up[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
-            await context.abort(*link.given_up)
+    def take_in(self, link: Link, requests: Sequence[pb.Request]) -> None:
+        """A frame's calls. Rate and clock are looked at once for all of them."""
+        came_s = self.metrics.now_s()
+        link.asked(len(requests))
+        num_paced = link.bucket.take(len(requests), came_s)
+        for number, request in enumerate(requests):
+            if number < num_paced:
+                self._call(link, request, came_s)
+            else:
+                self._refuse(link, request, self._door.too_fast(), came_s)
+
+    def _refuse(self, link: Link, request: pb.Request, error: StrataError, came_s: float) -> None:
+        stats = self._stats.get(request.WhichOneof("call") or "")
+        if stats is not None:
+            stats.refused(wire.status_of(error).name, self.metrics.now_s() - came_s)
+        link.answer(request.id, "error", wire.encode_error(error))
 
     def _call(self, link: Link, request: pb.Request, came_s: float) -> None:
-        link.asked()
         field: str | None = request.WhichOneof("call")
         if field is None:
             unknown = InvalidArgument("this call is not known to this coordinator; it may be older than the client")
-            link.answer(pb.Response(id=request.id, error=wire.encode_error(unknown)))
+            self._refuse(link, request, unknown, came_s)
             return
         method = self._methods[field]
-        body = getattr(request, field)
-        stats, now_s = self._stats[field], self.metrics.now_s
+        if link.role < method.role:
+            self._refuse(link, request, refused(link.role, method.role, method.name), came_s)
+            return
+        body, request_id = getattr(request, field), request.id
+        follow, stats, now_s = self._following.get(field), self._stats[field], self.metrics.now_s
 
-        def done(answer: Any) -> None:
+        def done(answer: Message | StrataError) -> None:
             if isinstance(answer, StrataError):
-                stats.refused(wire.status_of(answer).name, now_s() - came_s)
-                link.answer(pb.Response(id=request.id, error=wire.encode_error(answer)))
+                self._refuse(link, request, answer, came_s)
                 return
             stats.answered(now_s() - came_s)
-            key = (body.job_id or DEFAULT_JOB, body.worker_id) if field in _SPEAKING else None
-            if field == "register_worker" and key:
-                self._speaks(link, key, answer.incarnation)
-            elif field == "heartbeat" and key and body.incarnation:
-                self._speaks(link, key, body.incarnation)
-            elif field == "deregister_worker" and key:
-                link.workers.pop(key, None)
-                if self._speakers.get(key) is link:
-                    del self._speakers[key]
-            result: dict[str, Any] = {field: answer}
-            link.answer(pb.Response(id=request.id, **result))
+            if follow is not None:
+                follow(link, body, answer)
+            link.answer(request_id, field, answer)
 
-        try:
-            require(link.role, method.role, method.name)
-            self._door.pace(link.bucket, came_s)
-        except StrataError as error:
-            done(error)
-            return
-        if field == "report_suspicion":
-            speaker = self._speakers.get((body.job_id or DEFAULT_JOB, body.worker_id), link)
-            if speaker is not link:
-                done(method.response())  # it has been heard through another stream since
-                return
-        self._backend.submit(method, body, done)
+        if field == "report_suspicion" and self._is_heard_elsewhere(link, body):
+            done(method.response())
+        else:
+            self._backend.submit(method, body, done)
+
+    # -- who speaks through which stream ---------------------------------------------------------------------------
+
+    def _registered(self, link: Link, body: Any, answer: Any) -> None:
+        self._speaks(link, (body.job_id or DEFAULT_JOB, body.worker_id), answer.incarnation)
+
+    def _beaten(self, link: Link, body: Any, _answer: Any) -> None:
+        key, fence = (body.job_id or DEFAULT_JOB, body.worker_id), body.incarnation
+        if fence and (link.workers.get(key) != fence or self._speakers.get(key) is not link):
+            self._speaks(link, key, fence)
+
+    def _deregistered(self, link: Link, body: Any, _answer: Any) -> None:
+        key = (body.job_id or DEFAULT_JOB, body.worker_id)
+        link.workers.pop(key, None)
+        if self._speakers.get(key) is link:
+            del self._speakers[key]
+
+    def _is_heard_elsewhere(self, link: Link, body: Any) -> bool:
+        """A relay's suspicion is void if its worker was heard through another stream since."""
+        return self._speakers.get((body.job_id or DEFAULT_JOB, body.worker_id), link) is not link
 
     def _open(self, link: Link) -> None:
         """A client that comes back under its session's name speaks for the same workers as before."""
@@ -256,7 +308,9 @@ class SessionHub:
         link.workers[key] = fence
         self._speakers[key] = link
 
-    def _closed(self, link: Link) -> None:
+    def closed(self, link: Link) -> None:
+        """Its connection is gone: that is evidence against its workers."""
+        link.give_up(grpc.StatusCode.CANCELLED, "the connection was lost")
         if self._links.get(link.session_id) is link:
             del self._links[link.session_id]
         for key, fence in link.workers.items():
@@ -276,7 +330,7 @@ class SessionHub:
                     )
                 )
                 for link in {link for (job_id, _), link in self._speakers.items() if job_id == notice.job_id}:
-                    link.send(message)
+                    link.notify(message)
             elif isinstance(notice, CommandQueued):
                 message = pb.Notice(
                     command_queued=pb.CommandQueued(
@@ -287,4 +341,4 @@ class SessionHub:
                 )
                 speaker = self._speakers.get((notice.job_id, notice.worker_id))
                 if speaker is not None:
-                    speaker.send(message)
+                    speaker.notify(message)

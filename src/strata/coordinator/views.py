@@ -44,6 +44,17 @@ class MembershipInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a worker stands in the newest membership."""
+
+    generation: int
+    rank: int
+    world_size: int
+    reason: str
+    """Why this generation began."""
+
+
+@dataclass(frozen=True, slots=True)
 class DatasetInfo:
     dataset_id: str
     num_shards: int

@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING
 import grpc
 
 from strata.errors import ConfigError
+from strata.transport.frames import client_context
 from strata.transport.tokens import METADATA_KEY, TOKEN_VARIABLE, bearer
 
 if TYPE_CHECKING:
+    import ssl
+
     from strata.transport.channels import Options
 
 CA_VARIABLE = "STRATA_TLS_CA"
@@ -46,11 +49,9 @@ class ClientSecurity:
         return f"ClientSecurity(token={'…' if self.token else None}, ca={self.ca!r})"
 
     def channel(self, address: str, options: Options) -> grpc.aio.Channel:
-        ca = self.ca or os.environ.get(CA_VARIABLE, "")
+        ca, certificate, key = self._files()
         if not ca:
             return grpc.aio.insecure_channel(address, options=options)
-        certificate = self.certificate or os.environ.get(CERT_VARIABLE, "")
-        key = self.key or os.environ.get(KEY_VARIABLE, "")
         credentials = grpc.ssl_channel_credentials(
             _read(ca, "ca"),
             _read(key, "key") if key else None,
@@ -58,14 +59,30 @@ class ClientSecurity:
         )
         return grpc.aio.secure_channel(address, credentials, options=options)
 
+    def tls_context(self) -> ssl.SSLContext | None:
+        """For a bare connection; None: without TLS."""
+        ca, certificate, key = self._files()
+        return client_context(ca, certificate, key) if ca else None
+
+    def _files(self) -> tuple[str, str, str]:
+        """Authority, certificate and key."""
+        return (
+            self.ca or os.environ.get(CA_VARIABLE, ""),
+            self.certificate or os.environ.get(CERT_VARIABLE, ""),
+            self.key or os.environ.get(KEY_VARIABLE, ""),
+        )
+
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """To be sent with every call and session."""
+        token = self.current_token()
+        return ((METADATA_KEY, bearer(token)),) if token else ()
+
+    def current_token(self) -> str:
+        """As it is now; empty: there is none."""
         token = self._token()
-        if not token:
-            return ()
         if not token.isascii() or not token.isprintable() or " " in token:
             raise ConfigError("the token holds a space or another character that none has; check where it comes from")
-        return ((METADATA_KEY, bearer(token)),)
+        return token
 
     def _token(self) -> str:
         """What was said here wins over the environment."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import hmac
+import logging
 import os
 import secrets
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from strata.errors import ConfigError, PermissionRefused, Unauthenticated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+log = logging.getLogger(__name__)
 
 TOKEN_VARIABLE = "STRATA_TOKEN"  # noqa: S105 - a name, not a secret
 TOKENS_VARIABLE = "STRATA_TOKENS"
@@ -82,6 +85,8 @@ class TokenFile:
         self._reload(strict=False)
         return self._grants
 
+    __call__ = grants
+
     def _reload(self, *, strict: bool) -> None:
         try:
             stat = self._path.stat()
@@ -89,21 +94,32 @@ class TokenFile:
                 return
             grants = parse_grants(self._path.read_text().splitlines(), source=str(self._path))
         except (OSError, UnicodeError, ConfigError) as error:
-            self.problem = str(error)
             if strict:
                 raise (
                     error
                     if isinstance(error, ConfigError)
                     else ConfigError(f"the tokens cannot be read from {self._path}: {error}", field="security.tokens")
                 ) from error
+            if not isinstance(error, OSError):  # what can be read and not used is not read again until it changes
+                self._seen = (stat.st_mtime_ns, stat.st_size)
+            self._note(str(error))
             return
-        self._grants, self._seen, self.problem = grants, (stat.st_mtime_ns, stat.st_size), ""
+        self._grants, self._seen = grants, (stat.st_mtime_ns, stat.st_size)
+        self._note("")
+
+    def _note(self, problem: str) -> None:
+        """Said once, and not for every caller."""
+        if problem and problem != self.problem:
+            log.warning("the tokens of before stay in force, for the new ones cannot be used: %s", problem)
+        elif self.problem and not problem:
+            log.warning("the tokens of %s are in force", self._path)
+        self.problem = problem
 
 
 def grants_from(path: str) -> Callable[[], tuple[Grant, ...]] | None:
     """Where the server's tokens come from: a file, or the environment (`worker TOKEN,admin TOKEN`); None: nowhere."""
     if path:
-        return TokenFile(Path(path).expanduser()).grants
+        return TokenFile(Path(path).expanduser())
     text = os.environ.get(TOKENS_VARIABLE, "")
     if not text:
         return None
@@ -120,6 +136,13 @@ class Guard:
     @property
     def is_open(self) -> bool:
         return self._grants is None
+
+    def file_problem(self) -> str | None:
+        """Why the newest contents of the file of tokens are not used: empty if they are, None if there is no file."""
+        if not isinstance(self._grants, TokenFile):
+            return None
+        self._grants()  # it may have changed since the last caller came
+        return self._grants.problem
 
     def role_of(self, authorization: str) -> Role:
         """
@@ -142,9 +165,13 @@ class Guard:
 
 def require(role: Role, needed: Role, what: str) -> None:
     if role < needed:
-        raise PermissionRefused(
-            f"{what} needs the role {needed.name.lower()}, this token has {role.name.lower()}; use another token"
-        )
+        raise refused(role, needed, what)
+
+
+def refused(role: Role, needed: Role, what: str) -> PermissionRefused:
+    return PermissionRefused(
+        f"{what} needs the role {needed.name.lower()}, this token has {role.name.lower()}; use another token"
+    )
 
 
 def write_tokens(directory: Path) -> list[Path]:

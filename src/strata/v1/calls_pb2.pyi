@@ -945,7 +945,7 @@ class ReportSuspicionRequest(_message.Message):
     incarnation: _builtins.int
     """Whose connection was lost; not 0."""
     reason: _builtins.str
-    """In words, for the coordinator's log."""
+    """In words: becomes part of the reason of its death, its first 200 characters at the most."""
     def __init__(
         self,
         *,
@@ -976,6 +976,59 @@ class ReportSuspicionResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReportSuspicionResponse: _TypeAlias = ReportSuspicionResponse  # noqa: Y015
+
+@_typing.final
+class DropJobRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    force: _builtins.bool
+    """Drop it also while workers are in it; they are out then. Without, such a job is refused (JobInUse)."""
+    generation: _builtins.int
+    """The generation that ListJobs showed: a job that has moved on since, or another one of the same name, is refused
+    (StaleGeneration). 0 drops whichever there is.
+    """
+    reason: _builtins.str
+    """In words, for the history."""
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        force: _builtins.bool = ...,
+        generation: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["force", b"force", "generation", b"generation", "job_id", b"job_id", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropJobRequest: _TypeAlias = DropJobRequest  # noqa: Y015
+
+@_typing.final
+class DropJobResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DROPPED_FIELD_NUMBER: _builtins.int
+    dropped: _builtins.bool
+    """False: there was no such job, or no longer."""
+    def __init__(
+        self,
+        *,
+        dropped: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dropped", b"dropped"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropJobResponse: _TypeAlias = DropJobResponse  # noqa: Y015
 
 @_typing.final
 class ListJobsRequest(_message.Message):
@@ -1049,15 +1102,23 @@ class ListWorkersRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_ID_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
+    offset: _builtins.int
+    """Where to go on, when an answer had `next_offset`: so many workers are passed over."""
+    limit: _builtins.int
+    """How many at the most; 0 means limits.max_workers_per_reply, which is also the largest."""
     def __init__(
         self,
         *,
         job_id: _builtins.str = ...,
+        offset: _builtins.int = ...,
+        limit: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "limit", b"limit", "offset", b"offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1070,9 +1131,15 @@ class ListWorkersResponse(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     WORKERS_FIELD_NUMBER: _builtins.int
+    NEXT_OFFSET_FIELD_NUMBER: _builtins.int
+    NUM_WORKERS_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     reason: _builtins.str
     """Why this generation began."""
+    next_offset: _builtins.int
+    """Not 0: there are more; ask again with this offset. If the generation differs by then, start over."""
+    num_workers: _builtins.int
+    """Of all of them, on whichever page."""
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Worker]:
         """In the order of their ranks."""
@@ -1083,14 +1150,71 @@ class ListWorkersResponse(_message.Message):
         generation: _builtins.int = ...,
         reason: _builtins.str = ...,
         workers: _abc.Iterable[_types_pb2.Worker] | None = ...,
+        next_offset: _builtins.int = ...,
+        num_workers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "reason", b"reason", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "next_offset", b"next_offset", "num_workers", b"num_workers", "reason", b"reason", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListWorkersResponse: _TypeAlias = ListWorkersResponse  # noqa: Y015
+
+@_typing.final
+class GetMembershipRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    worker_id: _builtins.str
+    incarnation: _builtins.int
+    """As RegisterWorker answered; 0 is whichever lives."""
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        worker_id: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "job_id", b"job_id", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetMembershipRequest: _TypeAlias = GetMembershipRequest  # noqa: Y015
+
+@_typing.final
+class GetMembershipResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GENERATION_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    WORLD_SIZE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    rank: _builtins.int
+    world_size: _builtins.int
+    reason: _builtins.str
+    """Why this generation began."""
+    def __init__(
+        self,
+        *,
+        generation: _builtins.int = ...,
+        rank: _builtins.int = ...,
+        world_size: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "rank", b"rank", "reason", b"reason", "world_size", b"world_size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetMembershipResponse: _TypeAlias = GetMembershipResponse  # noqa: Y015
 
 @_typing.final
 class ListDatasetsRequest(_message.Message):

@@ -57,19 +57,23 @@ class Hello(_message.Message):
 
     SESSION_ID_FIELD_NUMBER: _builtins.int
     CLIENT_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """A random string of the client."""
     client: _builtins.str
     """For the coordinator's log: "strata-python 0.1.0"."""
+    token: _builtins.str
+    """Only on a bare connection: over gRPC the token is in the call's metadata."""
     def __init__(
         self,
         *,
         session_id: _builtins.str = ...,
         client: _builtins.str = ...,
+        token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "session_id", b"session_id", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -96,6 +100,8 @@ class Request(_message.Message):
     LIST_WORKERS_FIELD_NUMBER: _builtins.int
     LIST_DATASETS_FIELD_NUMBER: _builtins.int
     REPORT_SUSPICION_FIELD_NUMBER: _builtins.int
+    DROP_JOB_FIELD_NUMBER: _builtins.int
+    GET_MEMBERSHIP_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """Chosen by the client; the answer carries it."""
     @_builtins.property
@@ -130,6 +136,10 @@ class Request(_message.Message):
     def list_datasets(self) -> _calls_pb2.ListDatasetsRequest: ...
     @_builtins.property
     def report_suspicion(self) -> _calls_pb2.ReportSuspicionRequest: ...
+    @_builtins.property
+    def drop_job(self) -> _calls_pb2.DropJobRequest: ...
+    @_builtins.property
+    def get_membership(self) -> _calls_pb2.GetMembershipRequest: ...
     def __init__(
         self,
         *,
@@ -150,12 +160,14 @@ class Request(_message.Message):
         list_workers: _calls_pb2.ListWorkersRequest | None = ...,
         list_datasets: _calls_pb2.ListDatasetsRequest | None = ...,
         report_suspicion: _calls_pb2.ReportSuspicionRequest | None = ...,
+        drop_job: _calls_pb2.DropJobRequest | None = ...,
+        get_membership: _calls_pb2.GetMembershipRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ack_shards", b"ack_shards", "advance_epoch", b"advance_epoch", "call", b"call", "deregister_worker", b"deregister_worker", "get_assigned_shards", b"get_assigned_shards", "get_latest_checkpoint", b"get_latest_checkpoint", "heartbeat", b"heartbeat", "list_datasets", b"list_datasets", "list_jobs", b"list_jobs", "list_workers", b"list_workers", "notify_checkpoint", b"notify_checkpoint", "register_dataset", b"register_dataset", "register_worker", b"register_worker", "report_suspicion", b"report_suspicion", "request_recovery", b"request_recovery", "send_command", b"send_command", "wait_barrier", b"wait_barrier"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ack_shards", b"ack_shards", "advance_epoch", b"advance_epoch", "call", b"call", "deregister_worker", b"deregister_worker", "drop_job", b"drop_job", "get_assigned_shards", b"get_assigned_shards", "get_latest_checkpoint", b"get_latest_checkpoint", "get_membership", b"get_membership", "heartbeat", b"heartbeat", "list_datasets", b"list_datasets", "list_jobs", b"list_jobs", "list_workers", b"list_workers", "notify_checkpoint", b"notify_checkpoint", "register_dataset", b"register_dataset", "register_worker", b"register_worker", "report_suspicion", b"report_suspicion", "request_recovery", b"request_recovery", "send_command", b"send_command", "wait_barrier", b"wait_barrier"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_shards", b"ack_shards", "advance_epoch", b"advance_epoch", "call", b"call", "deregister_worker", b"deregister_worker", "get_assigned_shards", b"get_assigned_shards", "get_latest_checkpoint", b"get_latest_checkpoint", "heartbeat", b"heartbeat", "id", b"id", "list_datasets", b"list_datasets", "list_jobs", b"list_jobs", "list_workers", b"list_workers", "notify_checkpoint", b"notify_checkpoint", "register_dataset", b"register_dataset", "register_worker", b"register_worker", "report_suspicion", b"report_suspicion", "request_recovery", b"request_recovery", "send_command", b"send_command", "wait_barrier", b"wait_barrier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_shards", b"ack_shards", "advance_epoch", b"advance_epoch", "call", b"call", "deregister_worker", b"deregister_worker", "drop_job", b"drop_job", "get_assigned_shards", b"get_assigned_shards", "get_latest_checkpoint", b"get_latest_checkpoint", "get_membership", b"get_membership", "heartbeat", b"heartbeat", "id", b"id", "list_datasets", b"list_datasets", "list_jobs", b"list_jobs", "list_workers", b"list_workers", "notify_checkpoint", b"notify_checkpoint", "register_dataset", b"register_dataset", "register_worker", b"register_worker", "report_suspicion", b"report_suspicion", "request_recovery", b"request_recovery", "send_command", b"send_command", "wait_barrier", b"wait_barrier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_call: _TypeAlias = _typing.Literal["register_worker", "deregister_worker", "heartbeat", "register_dataset", "get_assigned_shards", "ack_shards", "advance_epoch", "wait_barrier", "notify_checkpoint", "get_latest_checkpoint", "request_recovery", "send_command", "list_jobs", "list_workers", "list_datasets", "report_suspicion"]  # noqa: Y015
+    _WhichOneofReturnType_call: _TypeAlias = _typing.Literal["register_worker", "deregister_worker", "heartbeat", "register_dataset", "get_assigned_shards", "ack_shards", "advance_epoch", "wait_barrier", "notify_checkpoint", "get_latest_checkpoint", "request_recovery", "send_command", "list_jobs", "list_workers", "list_datasets", "report_suspicion", "drop_job", "get_membership"]  # noqa: Y015
     _WhichOneofArgType_call: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_call) -> _WhichOneofReturnType_call | None: ...
 
@@ -168,6 +180,7 @@ class ServerFrame(_message.Message):
     WELCOME_FIELD_NUMBER: _builtins.int
     RESPONSES_FIELD_NUMBER: _builtins.int
     NOTICES_FIELD_NUMBER: _builtins.int
+    GOODBYE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome:
         """Answer to Hello."""
@@ -176,36 +189,82 @@ class ServerFrame(_message.Message):
     def responses(self) -> _containers.RepeatedCompositeFieldContainer[Global___Response]: ...
     @_builtins.property
     def notices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Notice]: ...
+    @_builtins.property
+    def goodbye(self) -> Global___Goodbye:
+        """The last frame of a bare connection: over gRPC, the call's status."""
+
     def __init__(
         self,
         *,
         welcome: Global___Welcome | None = ...,
         responses: _abc.Iterable[Global___Response] | None = ...,
         notices: _abc.Iterable[Global___Notice] | None = ...,
+        goodbye: Global___Goodbye | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["goodbye", b"goodbye", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["notices", b"notices", "responses", b"responses", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["goodbye", b"goodbye", "notices", b"notices", "responses", b"responses", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ServerFrame: _TypeAlias = ServerFrame  # noqa: Y015
 
 @_typing.final
+class Goodbye(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CODE_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    code: _builtins.int
+    """As a gRPC status."""
+    message: _builtins.str
+    @_builtins.property
+    def error(self) -> _types_pb2.Error: ...
+    def __init__(
+        self,
+        *,
+        code: _builtins.int = ...,
+        message: _builtins.str = ...,
+        error: _types_pb2.Error | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "error", b"error", "message", b"message"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Goodbye: _TypeAlias = Goodbye  # noqa: Y015
+
+@_typing.final
 class Welcome(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SERVER_FIELD_NUMBER: _builtins.int
+    MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
+    FRAMES_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
     server: _builtins.str
     """For the client's log: "strata 0.1.0"."""
+    max_message_bytes: _builtins.int
+    """The largest frame that is taken here (limits.max_message_bytes); a larger one ends the stream. 0: not told."""
+    frames: _builtins.str
+    """Where the same session is served without HTTP/2, at a fraction of the cost: ":PORT" of the same host, or "unix:PATH".
+    Empty: nowhere.
+    """
+    instance: _builtins.str
+    """A random name of this process: whoever follows `frames` makes sure that the same one greets there."""
     def __init__(
         self,
         *,
         server: _builtins.str = ...,
+        max_message_bytes: _builtins.int = ...,
+        frames: _builtins.str = ...,
+        instance: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["server", b"server"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frames", b"frames", "instance", b"instance", "max_message_bytes", b"max_message_bytes", "server", b"server"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -232,6 +291,8 @@ class Response(_message.Message):
     LIST_WORKERS_FIELD_NUMBER: _builtins.int
     LIST_DATASETS_FIELD_NUMBER: _builtins.int
     REPORT_SUSPICION_FIELD_NUMBER: _builtins.int
+    DROP_JOB_FIELD_NUMBER: _builtins.int
+    GET_MEMBERSHIP_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     @_builtins.property
@@ -267,6 +328,10 @@ class Response(_message.Message):
     @_builtins.property
     def report_suspicion(self) -> _calls_pb2.ReportSuspicionResponse: ...
     @_builtins.property
+    def drop_job(self) -> _calls_pb2.DropJobResponse: ...
+    @_builtins.property
+    def get_membership(self) -> _calls_pb2.GetMembershipResponse: ...
+    @_builtins.property
     def error(self) -> _types_pb2.Error: ...
     def __init__(
         self,
@@ -288,13 +353,15 @@ class Response(_message.Message):
         list_workers: _calls_pb2.ListWorkersResponse | None = ...,
         list_datasets: _calls_pb2.ListDatasetsResponse | None = ...,
         report_suspicion: _calls_pb2.ReportSuspicionResponse | None = ...,
+        drop_job: _calls_pb2.DropJobResponse | None = ...,
+        get_membership: _calls_pb2.GetMembershipResponse | None = ...,
         error: _types_pb2.Error | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ack_shards", b"ack_shards", "advance_epoch", b"advance_epoch", "deregister_worker", b"deregister_worker", "error", b"error", "get_assigned_shards", b"get_assigned_shards", "get_latest_checkpoint", b"get_latest_checkpoint", "heartbeat", b"heartbeat", "list_datasets", b"list_datasets", "list_jobs", b"list_jobs", "list_workers", b"list_workers", "notify_checkpoint", b"notify_checkpoint", "register_dataset", b"register_dataset", "register_worker", b"register_worker", "report_suspicion", b"report_suspicion", "request_recovery", b"request_recovery", "result", b"result", "send_command", b"send_command", "wait_barrier", b"wait_barrier"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ack_shards", b"ack_shards", "advance_epoch", b"advance_epoch", "deregister_worker", b"deregister_worker", "drop_job", b"drop_job", "error", b"error", "get_assigned_shards", b"get_assigned_shards", "get_latest_checkpoint", b"get_latest_checkpoint", "get_membership", b"get_membership", "heartbeat", b"heartbeat", "list_datasets", b"list_datasets", "list_jobs", b"list_jobs", "list_workers", b"list_workers", "notify_checkpoint", b"notify_checkpoint", "register_dataset", b"register_dataset", "register_worker", b"register_worker", "report_suspicion", b"report_suspicion", "request_recovery", b"request_recovery", "result", b"result", "send_command", b"send_command", "wait_barrier", b"wait_barrier"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_shards", b"ack_shards", "advance_epoch", b"advance_epoch", "deregister_worker", b"deregister_worker", "error", b"error", "get_assigned_shards", b"get_assigned_shards", "get_latest_checkpoint", b"get_latest_checkpoint", "heartbeat", b"heartbeat", "id", b"id", "list_datasets", b"list_datasets", "list_jobs", b"list_jobs", "list_workers", b"list_workers", "notify_checkpoint", b"notify_checkpoint", "register_dataset", b"register_dataset", "register_worker", b"register_worker", "report_suspicion", b"report_suspicion", "request_recovery", b"request_recovery", "result", b"result", "send_command", b"send_command", "wait_barrier", b"wait_barrier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_shards", b"ack_shards", "advance_epoch", b"advance_epoch", "deregister_worker", b"deregister_worker", "drop_job", b"drop_job", "error", b"error", "get_assigned_shards", b"get_assigned_shards", "get_latest_checkpoint", b"get_latest_checkpoint", "get_membership", b"get_membership", "heartbeat", b"heartbeat", "id", b"id", "list_datasets", b"list_datasets", "list_jobs", b"list_jobs", "list_workers", b"list_workers", "notify_checkpoint", b"notify_checkpoint", "register_dataset", b"register_dataset", "register_worker", b"register_worker", "report_suspicion", b"report_suspicion", "request_recovery", b"request_recovery", "result", b"result", "send_command", b"send_command", "wait_barrier", b"wait_barrier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["register_worker", "deregister_worker", "heartbeat", "register_dataset", "get_assigned_shards", "ack_shards", "advance_epoch", "wait_barrier", "notify_checkpoint", "get_latest_checkpoint", "request_recovery", "send_command", "list_jobs", "list_workers", "list_datasets", "report_suspicion", "error"]  # noqa: Y015
+    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["register_worker", "deregister_worker", "heartbeat", "register_dataset", "get_assigned_shards", "ack_shards", "advance_epoch", "wait_barrier", "notify_checkpoint", "get_latest_checkpoint", "request_recovery", "send_command", "list_jobs", "list_workers", "list_datasets", "report_suspicion", "drop_job", "get_membership", "error"]  # noqa: Y015
     _WhichOneofArgType_result: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_result) -> _WhichOneofReturnType_result | None: ...
 

@@ -243,6 +243,13 @@ async function live(call, jobId, session) {
   seen.latest = await call("GetLatestCheckpoint", { job_id: jobId });
   seen.recovery = await call("RequestRecovery", { ...a.name, incarnation: a.incarnation });
 
+  seen.standing = await call("GetMembership", { ...a.name, incarnation: a.incarnation });
+
+  const over = { job_id: `${jobId}-over` };
+  await call("RegisterDataset", { ...over, dataset_id: "images", total_samples: 10, shard_size: 1 });
+  seen.dropped = [await call("DropJob", over), await call("DropJob", over)];
+  seen.refused.jobInUse = await refusal(call("DropJob", { job_id: jobId }));
+
   const order = { job_id: jobId, worker_ids: ["node-a"], kind: "COMMAND_KIND_STOP", reason: "enough", request_id: "r-1" };
   seen.sent = [await call("SendCommand", order), await call("SendCommand", order)];
   seen.commands = (await a.beat()).commands;

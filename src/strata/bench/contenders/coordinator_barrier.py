@@ -1,49 +1,64 @@
-"""Barriers of 100 workers in lock-step, every release durable before it is told.
+"""Barriers of 100 workers in 13 processes, every release durable before it is told.
 
-Once on 13 nodes of 8 workers with a session for each node, and once with a session for each worker.
-
-What is measured is how long a member waits after the last one has arrived.
+Once with a session for each process, as a node has, and once with a session for each worker, as with TCPStore.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from strata.bench.servers import CLIENT_CORE, coordinator, pin
-from strata.bench.timing import quantile
-from strata.coordinator.client import AsyncCoordinatorClient
+from strata.bench.contenders.barrier_rounds import NUM_WORKERS, Times, measure, quantile, until_s
+from strata.bench.servers import coordinator
+from strata.coordinator.client import AsyncCoordinatorClient, AsyncWorker
 
-NUM_WORKERS = 100
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 
-async def measure(address: str, num_rounds: int, *, workers_per_session: int) -> list[float]:
-    job = f"sessions-of-{workers_per_session}"
-    clients = [AsyncCoordinatorClient(address) for _ in range(-(-NUM_WORKERS // workers_per_session))]
+async def meet(
+    address: str,
+    ranks: Sequence[int],
+    wait_for_all: Callable[[], float],
+    num_rounds: int,
+    *,
+    job: str,
+    sessions_each: bool,
+) -> Times:
+    clients = [AsyncCoordinatorClient(address) for _ in (ranks if sessions_each else ranks[:1])]
     await asyncio.gather(*(client.connect() for client in clients))
     workers = [
-        await clients[i // workers_per_session].register_worker(f"worker-{i:03d}", job_id=job)
-        for i in range(NUM_WORKERS)
+        await clients[place % len(clients)].register_worker(f"worker-{rank:03d}", job_id=job)
+        for place, rank in enumerate(ranks)
     ]
-    await asyncio.gather(*(worker.refresh() for worker in workers))
-    waits_s: list[float] = []
-    for number in range(num_rounds + 5):
-        arrived_s, released_s = [0.0] * NUM_WORKERS, [0.0] * NUM_WORKERS
+    await asyncio.gather(*(worker.wait_for_workers(NUM_WORKERS) for worker in workers))
+    start_s = await asyncio.to_thread(wait_for_all)  # and go on beating
 
-        async def meet(rank: int, step: int, arrived_s: list[float], released_s: list[float]) -> None:
-            arrived_s[rank] = time.perf_counter()
-            await workers[rank].barrier("bench", step=step)
-            released_s[rank] = time.perf_counter()
+    async def meet_once(worker: AsyncWorker, step: int) -> tuple[float, float]:
+        arrived_s = time.perf_counter()
+        await worker.barrier("bench", step=step)
+        return arrived_s, time.perf_counter()
 
-        await asyncio.gather(*(meet(rank, number, arrived_s, released_s) for rank in range(NUM_WORKERS)))
-        if number >= 5:  # the first rounds warm up
-            waits_s += [at_s - max(arrived_s) for at_s in released_s]
+    times: Times = []
+    for number in range(num_rounds):
+        await asyncio.sleep(until_s(start_s, number))
+        times.append(list(await asyncio.gather(*(meet_once(worker, number) for worker in workers))))
+    await asyncio.to_thread(wait_for_all)  # who leaves early would take the others' barrier along
     await asyncio.gather(*(client.close() for client in clients))
-    return waits_s
+    return times
+
+
+def node(
+    address: str, sessions_each: bool, ranks: Sequence[int], wait_for_all: Callable[[], float], num_rounds: int
+) -> Times:
+    job = "a-session-each" if sessions_each else "a-session-a-process"
+    return asyncio.run(meet(address, ranks, wait_for_all, num_rounds, job=job, sessions_each=sessions_each))
 
 
 def main() -> None:
@@ -52,12 +67,12 @@ def main() -> None:
         tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".bench-") as directory,
         coordinator(Path(directory)) as (address, _),
     ):
-        pin(CLIENT_CORE)
-        by_node_s = asyncio.run(measure(address, num_rounds, workers_per_session=8))
-        direct_s = asyncio.run(measure(address, num_rounds, workers_per_session=1))
+        by_node_s = measure(functools.partial(node, address, False), num_rounds)
+        direct_s = measure(functools.partial(node, address, True), num_rounds)
     figures = {
         "barrier_100_p50_ms": quantile(by_node_s, 0.5) * 1e3,
         "barrier_100_p99_ms": quantile(by_node_s, 0.99) * 1e3,
+        "barrier_100_direct_p50_ms": quantile(direct_s, 0.5) * 1e3,
         "barrier_100_direct_p99_ms": quantile(direct_s, 0.99) * 1e3,
     }
     print(json.dumps({"figures": figures}))

@@ -1,9 +1,14 @@
-"""A thousand workers that only beat, each over a connection of its own: what the coordinator costs idle."""
+"""A thousand workers that only beat, each over a connection of its own: what the coordinator costs idle.
+
+For a long look set STRATA_BENCH_IDLE_S to the seconds to hold them, say 600: then the growth of the memory, from the
+first minute (or half of the time, if that is less) to the end, is measured as well.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import tempfile
 import time
@@ -13,37 +18,69 @@ import psutil
 
 from strata.bench.servers import CLIENT_CORE, coordinator, cpu_s, pin
 from strata.coordinator.client import AsyncCoordinatorClient
+from strata.errors import ConfigError
 
 NUM_WORKERS = 1_000
+NUM_QUICK_WORKERS = 50
 AT_ONCE = 50
+SETTLE_S = 3.0
+"""Until the registrations' notices have died down."""
+
+LONG_VARIABLE = "STRATA_BENCH_IDLE_S"
+LONGEST_S = 600.0
+FIRST_LOOK_S = 60.0
 
 
-async def measure(address: str, pid: int, seconds: float) -> dict[str, float]:
-    clients = [AsyncCoordinatorClient(address) for _ in range(NUM_WORKERS)]
-    for start in range(0, NUM_WORKERS, AT_ONCE):
+def long_look_s(value: str) -> float | None:
+    """What the variable says; None if nothing."""
+    if not value:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= LONGEST_S:
+        raise ConfigError(f"{LONG_VARIABLE}={value!r} must be seconds, above 0 and up to {LONGEST_S:g}")
+    return seconds
+
+
+async def measure(address: str, pid: int, seconds: float, *, num_workers: int, is_long: bool) -> dict[str, float]:
+    clients = [AsyncCoordinatorClient(address) for _ in range(num_workers)]
+    for start in range(0, num_workers, AT_ONCE):
         some = clients[start : start + AT_ONCE]
         await asyncio.gather(*(client.connect() for client in some))
         await asyncio.gather(*(c.register_worker(f"worker-{start + i:04d}") for i, c in enumerate(some)))
     server = psutil.Process(pid)
-    await asyncio.sleep(3.0)  # until the registrations' notices have died down
+    await asyncio.sleep(SETTLE_S)
     before_s, begun_s = cpu_s(server), time.perf_counter()
-    await asyncio.sleep(seconds)
+    first_look_s = min(FIRST_LOOK_S, seconds / 2)
+    await asyncio.sleep(first_look_s)
+    first_bytes = server.memory_info().rss
+    await asyncio.sleep(seconds - first_look_s)
     used_s, taken_s = cpu_s(server) - before_s, time.perf_counter() - begun_s
+    last_bytes = server.memory_info().rss
     members = await clients[0].list_workers()
-    if len(members.workers) != NUM_WORKERS:
-        raise RuntimeError(f"only {len(members.workers)} of {NUM_WORKERS} workers are alive: {members.reason}")
+    if len(members.workers) != num_workers:
+        raise RuntimeError(f"only {len(members.workers)} of {num_workers} workers are alive: {members.reason}")
     await asyncio.gather(*(client.close() for client in clients))
-    return {"idle_1000_cpu_fraction": used_s / taken_s, "idle_1000_rss_mb": server.memory_info().rss / 1e6}
+    figures = {"idle_1000_cpu_fraction": used_s / taken_s, "idle_1000_rss_mb": last_bytes / 1e6}
+    if is_long:
+        figures["idle_1000_rss_first_minute_mb"] = first_bytes / 1e6
+        figures["idle_1000_rss_growth_mb"] = (last_bytes - first_bytes) / 1e6
+    return figures
 
 
 def main() -> None:
-    seconds = 5.0 if "--quick" in sys.argv else 20.0
+    quick = "--quick" in sys.argv
+    held_s = long_look_s(os.environ.get(LONG_VARIABLE, ""))
+    seconds = held_s or (5.0 if quick else 20.0)
     with (
         tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".bench-") as directory,
         coordinator(Path(directory)) as (address, pid),
     ):
         pin(CLIENT_CORE)
-        figures = asyncio.run(measure(address, pid, seconds))
+        num_workers = NUM_QUICK_WORKERS if quick else NUM_WORKERS
+        figures = asyncio.run(measure(address, pid, seconds, num_workers=num_workers, is_long=held_s is not None))
     print(json.dumps({"figures": figures}))
 
 

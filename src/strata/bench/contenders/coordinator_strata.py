@@ -15,24 +15,25 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from strata.bench.load import count_responses, framed, stream_rate, unary_rate
+from strata.bench.load import OPEN, SESSION, count_responses, framed, stream_rate, unary_rate
 from strata.bench.servers import CLIENT_CORE, coordinator, cpu_s, pin
 from strata.coordinator.client import AsyncCoordinatorClient
 from strata.v1 import calls_pb2, session_pb2, types_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from strata.coordinator.client import AsyncWorker
+    from strata.transport.credentials import ClientSecurity
 
 JOB = "bench"
 DATASET = "rows"
 NUM_WORKERS = 100
+NUM_SHARDS = 200_000
 NUM_STREAMS = 4
 FRAME_SIZE = 64
 WINDOW = 8
 CONCURRENCY = 64
-SESSION = "/strata.v1.Coordinator/Session"
 
 
 def mixed(
@@ -44,16 +45,7 @@ def mixed(
         request = session_pb2.Request(id=number + 1)
         place = number // len(workers) % 100
         if place % 11 == 10:
-            request.ack_shards.CopyFrom(
-                calls_pb2.AckShardsRequest(
-                    job_id=JOB,
-                    worker_id=worker.worker_id,
-                    incarnation=worker.fence,
-                    generation=worker.generation,
-                    dataset_id=DATASET,
-                    indices=[next(shards[worker.worker_id])],
-                )
-            )
+            request.ack_shards.CopyFrom(ack(worker, next(shards[worker.worker_id])))
         elif place == 99:
             request.get_latest_checkpoint.CopyFrom(calls_pb2.GetLatestCheckpointRequest(job_id=JOB))
         else:
@@ -71,31 +63,58 @@ def beat(worker: AsyncWorker, step: int) -> calls_pb2.HeartbeatRequest:
     )
 
 
-async def measure(address: str, pid: int, *, num_calls: int, seconds: float) -> dict[str, float]:
-    async with AsyncCoordinatorClient(address) as client:
-        workers = [await client.register_worker(f"worker-{i:05d}", job_id=JOB) for i in range(NUM_WORKERS)]
-        await client.register_dataset(DATASET, job_id=JOB, total_samples=200_000, shard_size=1)
-        shards: dict[str, Iterator[int]] = {}
-        for worker in workers:
-            shards[worker.worker_id] = iter([s.index for s in await worker.shards(DATASET)])
-        streams = []
-        for number in range(NUM_STREAMS):
-            mine = workers[number::NUM_STREAMS]
-            hello = session_pb2.ClientFrame(hello=session_pb2.Hello(session_id=f"bench-{number}"))
-            frames = framed(mixed(mine, shards, num_calls // NUM_STREAMS), size=FRAME_SIZE)
-            # The greeting rides on the first frame.
-            streams.append([hello.SerializeToString() + frames[0], *frames[1:]])
+def ack(worker: AsyncWorker, index: int) -> calls_pb2.AckShardsRequest:
+    return calls_pb2.AckShardsRequest(
+        job_id=JOB,
+        worker_id=worker.worker_id,
+        incarnation=worker.fence,
+        generation=worker.generation,
+        dataset_id=DATASET,
+        indices=[index],
+    )
+
+
+async def registered(client: AsyncCoordinatorClient) -> tuple[list[AsyncWorker], dict[str, Iterator[int]]]:
+    """The workers, and for each the shards that it has not acknowledged yet."""
+    workers = [await client.register_worker(f"worker-{i:05d}", job_id=JOB) for i in range(NUM_WORKERS)]
+    await client.register_dataset(DATASET, job_id=JOB, total_samples=NUM_SHARDS, shard_size=1)
+    shards = {worker.worker_id: iter([s.index for s in await worker.shards(DATASET)]) for worker in workers}
+    return workers, shards
+
+
+def session_of(number: int, requests: Iterable[session_pb2.Request]) -> list[bytes]:
+    """The frames of one session; the greeting rides on the first."""
+    hello = session_pb2.ClientFrame(hello=session_pb2.Hello(session_id=f"bench-{number}"))
+    first, *others = framed(requests, size=FRAME_SIZE)
+    return [hello.SerializeToString() + first, *others]
+
+
+async def measure(
+    address: str, pid: int, *, num_calls: int, seconds: float, security: ClientSecurity = OPEN
+) -> dict[str, float]:
+    async with AsyncCoordinatorClient(address, security=security) as client:
+        workers, shards = await registered(client)
+        streams = [
+            # In a thread: the workers go on beating meanwhile.
+            await asyncio.to_thread(
+                session_of, number, mixed(workers[number::NUM_STREAMS], shards, num_calls // NUM_STREAMS)
+            )
+            for number in range(NUM_STREAMS)
+        ]
         server = psutil.Process(pid)
         cpu_before_s, start_s = cpu_s(server), time.perf_counter()
-        rate = await stream_rate(address, SESSION, streams, window=WINDOW, count=count_responses)
+        rate = await stream_rate(address, SESSION, streams, window=WINDOW, count=count_responses, security=security)
         taken_s = time.perf_counter() - start_s
         used_s = cpu_s(server) - cpu_before_s
+        # The sessions that spoke for the workers are gone; before that counts against them, they speak for themselves.
+        await asyncio.gather(*(worker.heartbeat() for worker in workers))
         unary = await unary_rate(
             address,
             "/strata.v1.Coordinator/Heartbeat",
             beat(workers[0], step=1).SerializeToString(),
             seconds=seconds,
             concurrency=CONCURRENCY,
+            security=security,
         )
         return {
             "requests_per_s": rate,

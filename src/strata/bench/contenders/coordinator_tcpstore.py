@@ -1,31 +1,33 @@
 """The same barrier on torch's TCPStore: 100 clients with a connection each, the last to come says go. Nothing durable.
 
-Runs in the peers' environment, so it imports nothing of ours.
+Runs in the peers' environment, so it imports nothing of ours but the file beside it that says how to measure.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import json
-import math
 import multiprocessing
 import multiprocessing.synchronize
-import os
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-NUM_WORKERS = 100
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+sys.path.append(str(Path(__file__).parent))
+rounds: Any = importlib.import_module("barrier_rounds")
+
 HOST = "127.0.0.1"
 TIMEOUT = timedelta(seconds=60)
-
-
-def pin(core: int) -> None:
-    if len(os.sched_getaffinity(0)) > 1:
-        os.sched_setaffinity(0, {core})
+SERVER_CORE = 0
+SERVE_S = 240.0
 
 
 def _tcp_store() -> Any:
@@ -33,63 +35,54 @@ def _tcp_store() -> Any:
 
 
 def serve(port: multiprocessing.SimpleQueue[int], leave: multiprocessing.synchronize.Event) -> None:
-    pin(0)
+    rounds.pin(SERVER_CORE)
     store = _tcp_store()(HOST, 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
     port.put(store.port)
-    leave.wait(240)
+    leave.wait(SERVE_S)
 
 
-def measure(port: int, num_rounds: int) -> list[float]:
-    tcp_store = _tcp_store()
-    stores = [
-        tcp_store(HOST, port, is_master=False, wait_for_workers=False, timeout=TIMEOUT) for _ in range(NUM_WORKERS)
-    ]
-    arrived_s = [[0.0] * NUM_WORKERS for _ in range(num_rounds + 5)]
-    released_s = [[0.0] * NUM_WORKERS for _ in range(num_rounds + 5)]
+def node(port: int, ranks: Sequence[int], wait_for_all: Callable[[], float], num_rounds: int) -> Any:
+    """A thread and a connection for each worker; TCPStore's own code waits without Python's lock."""
+    stores = [_tcp_store()(HOST, port, is_master=False, wait_for_workers=False, timeout=TIMEOUT) for _ in ranks]
+    start_s = wait_for_all()
 
-    def member(rank: int) -> None:
-        store = stores[rank]
-        for number in range(num_rounds + 5):
-            arrived_s[number][rank] = time.perf_counter()
-            if store.add(f"barrier-{number}", 1) == NUM_WORKERS:
+    def member(store: Any) -> list[tuple[float, float]]:
+        times = []
+        for number in range(num_rounds):
+            time.sleep(rounds.until_s(start_s, number))
+            arrived_s = time.perf_counter()
+            if store.add(f"barrier-{number}", 1) == rounds.NUM_WORKERS:
                 store.set(f"go-{number}", "1")
             store.wait([f"go-{number}"])
-            released_s[number][rank] = time.perf_counter()
+            times.append((arrived_s, time.perf_counter()))
+        return times
 
-    threads = [threading.Thread(target=member, args=(rank,)) for rank in range(NUM_WORKERS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [
-        at_s - max(arrivals)
-        for arrivals, releases in zip(arrived_s[5:], released_s[5:], strict=True)
-        for at_s in releases
-    ]
+    with ThreadPoolExecutor(len(stores)) as pool:
+        by_worker = list(pool.map(member, stores))
+    wait_for_all()
+    return [list(pairs) for pairs in zip(*by_worker, strict=True)]
 
 
 def main() -> None:
     if importlib.util.find_spec("torch") is None:
         print(json.dumps({"not_installed": "torch"}))
         return
+    _tcp_store()  # imported once, before the others are forked
     num_rounds = 20 if "--quick" in sys.argv else 200
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")
     port: multiprocessing.SimpleQueue[int] = context.SimpleQueue()
     leave = context.Event()
     server = context.Process(target=serve, args=(port, leave))
     server.start()
     try:
-        found = port.get()
-        pin(1)
-        waits_s = sorted(measure(found, num_rounds))
+        waits_s = rounds.measure(functools.partial(node, port.get()), num_rounds)
     finally:
         leave.set()
         server.join(10)
         server.kill()
-    last = len(waits_s) - 1
     figures = {
-        "tcpstore_barrier_100_p50_ms": waits_s[last // 2] * 1e3,
-        "tcpstore_barrier_100_p99_ms": waits_s[math.ceil(last * 0.99)] * 1e3,
+        "tcpstore_barrier_100_p50_ms": rounds.quantile(waits_s, 0.5) * 1e3,
+        "tcpstore_barrier_100_p99_ms": rounds.quantile(waits_s, 0.99) * 1e3,
     }
     print(json.dumps({"figures": figures}))
 

@@ -1,7 +1,8 @@
 """Clients of the coordinator: `CoordinatorClient` for plain code, `AsyncCoordinatorClient` for asyncio."""
 
-from strata.coordinator.client._async import AsyncCoordinatorClient, AsyncWorker
+from strata.coordinator.client._async import AsyncCoordinatorClient
 from strata.coordinator.client._config import ClientConfig
 from strata.coordinator.client._sync import CoordinatorClient, Worker
+from strata.coordinator.client._worker import AsyncWorker
 
 __all__ = ["AsyncCoordinatorClient", "AsyncWorker", "ClientConfig", "CoordinatorClient", "Worker"]

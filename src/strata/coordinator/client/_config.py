@@ -19,10 +19,12 @@ class ClientConfig:
     """Below the coordinator's suspicion, so that a client that lost its connection is back in time."""
     silence_s: float = 3.0
     """With several addresses: who owes an answer and says nothing at all for this long is left for the next."""
+    frames: bool = True
+    """Bare connections where the coordinator offers them (see docs/wire-protocol.md); they cost a tenth of gRPC's."""
     max_calls_per_frame: int = 4_096
     max_message_bytes: int = 16 * 1024 * 1024
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
-            if not getattr(self, name) > 0:
+            if name != "frames" and not getattr(self, name) > 0:
                 raise ConfigError(f"{name}={getattr(self, name)} must be above 0", field=name)

@@ -11,13 +11,14 @@ import contextlib
 import itertools
 import logging
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
 import tenacity
 
 from strata._version import __version__
 from strata.coordinator import wire
+from strata.coordinator.client._streams import TRANSIENT, FramedStream, GrpcStream, StreamEnded
 from strata.errors import (
     ConfigError,
     CoordinatorUnavailable,
@@ -28,9 +29,8 @@ from strata.errors import (
     StrataError,
     Unauthenticated,
 )
-from strata.transport.channels import client_options
+from strata.transport.channels import LONGEST_CONNECT_S, client_options
 from strata.v1 import session_pb2 as pb
-from strata.v1 import types_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,12 +38,10 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from strata.coordinator.client._config import ClientConfig
+    from strata.coordinator.client._streams import Stream
     from strata.transport.credentials import ClientSecurity
 
 log = logging.getLogger(__name__)
-
-Stream = Any
-"""grpc.aio's StreamStreamCall."""
 
 _FINAL: dict[grpc.StatusCode, type[StrataError]] = {
     grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
@@ -58,8 +56,20 @@ _HANDSHAKE = "handshake failed"
 
 _HUNG_UP = "it hangs up: does it want TLS (STRATA_TLS_CA), or a client's certificate (STRATA_TLS_CERT, STRATA_TLS_KEY)?"
 
+_SHORTEST_CONNECT_S = 0.1
+_CONNECT_MARGIN = 4.0
+_DOUBLE_EVERY = 10
+"""After so many attempts in vain, each may take twice as long."""
+
 _ELSEWHERE = {NotLeader.__name__, JournalFenced.__name__}
 """Answers of a coordinator that does not lead any more: the call was not carried out, the next address may do it."""
+
+
+class Place(NamedTuple):
+    """Where a coordinator takes bare connections, and which coordinator it is."""
+
+    told: str
+    instance: str
 
 
 class SessionLink:
@@ -91,6 +101,15 @@ class SessionLink:
         self._task: asyncio.Task[None] | None = None
         self._num_heard = 0
         """Frames."""
+        self._greeted_in_s: float | None = None
+        """How long the last connection took to be made."""
+        self._num_failed = 0
+        """Attempts since then."""
+        self._frames_at: dict[str, Place] = {}
+        """Address → where its bare connections are taken, of those that worked."""
+        self._frames_in_vain: set[Place] = set()
+        self._max_message_bytes = config.max_message_bytes
+        """Ours or the coordinator's, whichever is less."""
         self.num_connections = 0
 
     # -- for the client --------------------------------------------------------------------------------------------
@@ -122,11 +141,16 @@ class SessionLink:
                 answered.set_exception(CoordinatorUnavailable("the client was closed before the answer came"))
 
     async def call(self, field: str, request: Message, *, timeout_s: float) -> Any:
+        answered = self.ask(field, request)
+        late = asyncio.get_running_loop().call_later(timeout_s, self._give_up, answered, timeout_s)
         try:
-            async with asyncio.timeout(timeout_s):
-                return await self.ask(field, request)
-        except TimeoutError:
-            raise self.unavailable(timeout_s) from None
+            return await answered
+        finally:
+            late.cancel()
+
+    def _give_up(self, answered: asyncio.Future[Any], waited_s: float) -> None:
+        if not answered.done():
+            answered.set_exception(self.unavailable(waited_s))
 
     def ask(self, field: str, request: Message) -> asyncio.Future[Any]:
         """Puts a call into the next frame, in the order of asking. Cancel what is given back to give up waiting."""
@@ -135,11 +159,8 @@ class SessionLink:
         number = next(self._ids)
         body: dict[str, Any] = {field: request}
         framed = pb.Request(id=number, **body)
-        most = self._config.max_message_bytes - wire.FRAME_MARGIN_BYTES
-        if framed.ByteSize() > most:
-            raise LimitExceeded(
-                f"the call holds {framed.ByteSize()} bytes, more than max_message_bytes={most}; send less at once"
-            )
+        if framed.ByteSize() > self._most_bytes:
+            raise self._too_large(framed)
         answered: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._unanswered[number] = (framed, answered)
         answered.add_done_callback(lambda _: self._unanswered.pop(number, None))
@@ -147,6 +168,10 @@ class SessionLink:
             self._outgoing.append(framed)
             self._to_send.set()
         return answered
+
+    @property
+    def is_connected(self) -> bool:
+        return self._connected.is_set()
 
     @property
     def num_unanswered(self) -> int:
@@ -169,7 +194,7 @@ class SessionLink:
     async def _stay_connected(self) -> None:
         retrying = tenacity.AsyncRetrying(
             wait=tenacity.wait_random_exponential(multiplier=self._config.backoff_s, max=self._config.max_backoff_s),
-            retry=tenacity.retry_if_exception_type((grpc.aio.AioRpcError, ConfigError)),
+            retry=tenacity.retry_if_exception_type((StreamEnded, ConfigError)),
         )
         while True:
             async for attempt in retrying:
@@ -178,70 +203,152 @@ class SessionLink:
 
     async def _connect_once(self) -> None:
         """Opens a stream and stays on it until it ends."""
-        options = client_options(max_message_bytes=self._config.max_message_bytes)
         address = self._addresses[0]
+        stream: Stream | None = None
         try:
-            opened, metadata = self._security.channel(address, options), self._security.metadata()
+            stream = await self._open_stream(address)
+            self._begin()
+            await self._stay(stream)
         except ConfigError as error:  # a file that is not there; later it may be, in the middle of a rotation
             self._last_failure = str(error)
             if not self._refused.done():
                 self._refused.set_result(error)
             raise
-        async with opened as channel:
-            stream: Stream = channel.stream_stream(
-                f"/{wire.SERVICE}/Session",
-                request_serializer=pb.ClientFrame.SerializeToString,
-                response_deserializer=pb.ServerFrame.FromString,
-            )(metadata=metadata)
-            try:
-                await self._greet(stream)
-                await self._stay(stream)
-            except grpc.aio.AioRpcError as error:
-                was_connected = self._connected.is_set()
-                self._note_failure(error)
-                self._addresses.append(self._addresses.pop(0))  # the next one may be the leader by now
-                if not was_connected:
-                    self._turned_away(error)
-                    raise
-                log.info("lost the coordinator at %s (%s); reconnecting", address, self._last_failure)
-            finally:
-                self._connected.clear()
-                stream.cancel()
+        except StreamEnded as error:
+            was_connected = self._connected.is_set()
+            self._note_failure(error)
+            self._addresses.append(self._addresses.pop(0))  # the next one may be the leader by now
+            if not was_connected:
+                self._num_failed += 1
+                self._turned_away(error)
+                raise
+            log.info("lost the coordinator at %s (%s); reconnecting", address, self._last_failure)
+        finally:
+            self._connected.clear()
+            if stream is not None:
+                await stream.close()
 
-    def _turned_away(self, error: grpc.aio.AioRpcError) -> None:
+    async def _open_stream(self, address: str) -> Stream:
+        """A stream whose coordinator has greeted us: bare where that is offered and comes about, else through gRPC."""
+        config = self._config
+        known = self._frames_at.pop(address, None)
+        if known is not None:
+            bare = await self._open_frames(address, known)
+            if bare is not None:
+                return bare
+        options = client_options(max_message_bytes=config.max_message_bytes, connect_within_s=self._connect_within_s())
+        stream = GrpcStream.open(address, self._security, options)
+        try:
+            welcome = await self._greet(stream)
+            told = welcome.frames if config.frames else ""
+            place = Place(told, welcome.instance)
+            bare = await self._open_frames(address, place) if told and place not in self._frames_in_vain else None
+            if bare is None:
+                return stream
+        except BaseException:
+            await stream.close()
+            raise
+        await stream.close()
+        return bare
+
+    async def _open_frames(self, address: str, place: Place) -> Stream | None:
+        """None: it does not come about, so it has to be gRPC. A refusal is one, whichever way it came.
+
+        Behind a tunnel another coordinator may be at that port of what we take for the same host; it has another name.
+        """
+        try:
+            async with asyncio.timeout(self._connect_within_s()):
+                stream = await FramedStream.open(
+                    address, place.told, self._security, max_message_bytes=self._config.max_message_bytes
+                )
+        except TRANSIENT as error:
+            log.debug("no bare connection to %s (%s): %s", address, place.told, error)
+            self._frames_in_vain.add(place)
+            return None
+        try:
+            async with asyncio.timeout(self._config.silence_s):
+                welcome = await self._greet(stream, token=self._security.current_token())
+            if welcome.instance == place.instance:
+                self._frames_at[address] = place
+                return stream
+        except TimeoutError:
+            pass  # something else is there, and waits for us to speak its language
+        except StreamEnded as error:
+            if error.code is not grpc.StatusCode.UNAVAILABLE or error.kind:
+                raise
+        finally:
+            if address not in self._frames_at:
+                await stream.close()
+        self._frames_in_vain.add(place)
+        return None
+
+    def _connect_within_s(self) -> float:
+        """Somewhat longer than it took before: when a network is back, whoever tries often is back first.
+
+        In time longer, for the way may have become a longer one.
+        """
+        if self._greeted_in_s is None:
+            return LONGEST_CONNECT_S
+        usual_s = max(_CONNECT_MARGIN * self._greeted_in_s, _SHORTEST_CONNECT_S)
+        num_doubled = min(self._num_failed // _DOUBLE_EVERY, 10)
+        return min(usual_s * 2.0**num_doubled, LONGEST_CONNECT_S)
+
+    def _turned_away(self, error: StreamEnded) -> None:
         """A refusal that no patience changes ends the first connection at once."""
         if self._refused.done():
             return
-        kind = _FINAL.get(error.code())
-        details = error.details() or error.code().name
+        kind, details = _FINAL.get(error.code), error.details
         if kind is not None:
             self._refused.set_result(kind(details))
         elif _HANDSHAKE in details:
             self._refused.set_result(CoordinatorUnavailable(_handshake_in_words(details)))
 
-    async def _greet(self, stream: Stream) -> None:
-        hello = pb.Hello(session_id=self._session_id, client=f"strata-python {__version__}")
-        await stream.write(pb.ClientFrame(hello=hello))
+    async def _greet(self, stream: Stream, *, token: str = "") -> pb.Welcome:
+        hello = pb.Hello(session_id=self._session_id, client=f"strata-python {__version__}", token=token)
+        began_s = asyncio.get_running_loop().time()
         try:
             # A paused coordinator takes connections, for its kernel does, and greets nobody.
             async with asyncio.timeout(self._config.silence_s if len(self._addresses) > 1 else None):
-                welcome = await stream.read()
+                await stream.write(pb.ClientFrame(hello=hello))
+                frame = await stream.read()
         except TimeoutError:
             raise _moved(f"no greeting within {self._config.silence_s:g} s") from None
-        if welcome is grpc.aio.EOF:
-            await _raise_status(stream)
+        self._greeted_in_s, self._num_failed = asyncio.get_running_loop().time() - began_s, 0
+        theirs = frame.welcome.max_message_bytes
+        self._max_message_bytes = min(self._config.max_message_bytes, theirs or self._config.max_message_bytes)
+        return frame.welcome
+
+    def _begin(self) -> None:
+        """Everything without an answer is sent again."""
         self.num_connections += 1
-        self._outgoing = [request for request, answered in self._unanswered.values() if not answered.done()]
+        self._outgoing = []
+        for request, answered in list(self._unanswered.values()):
+            if answered.done():
+                continue
+            if request.ByteSize() > self._most_bytes:
+                answered.set_exception(self._too_large(request))
+            else:
+                self._outgoing.append(request)
         self._to_send.set()
         self._connected.set()
         self._on_connect()
 
-    def _note_failure(self, error: grpc.aio.AioRpcError) -> None:
+    @property
+    def _most_bytes(self) -> int:
+        return self._max_message_bytes - wire.FRAME_MARGIN_BYTES
+
+    def _too_large(self, request: pb.Request) -> LimitExceeded:
+        where = "here" if self._max_message_bytes == self._config.max_message_bytes else "at the coordinator"
+        return LimitExceeded(
+            f"the call holds {request.ByteSize()} bytes, more than max_message_bytes={self._max_message_bytes} "
+            f"{where}; send less at once, or raise it on both sides"
+        )
+
+    def _note_failure(self, error: StreamEnded) -> None:
         """Turned away while we still wrote, gRPC does not tell why; what was told before then says more."""
-        details = error.details() or error.code().name
-        if details != _UNTOLD or self._last_failure == _NO_CONNECTION:
-            self._last_failure = details
-            self._found_standby = _is_standby(error)
+        if error.details != _UNTOLD or self._last_failure == _NO_CONNECTION:
+            self._last_failure = error.details
+            self._found_standby = error.kind in _ELSEWHERE
 
     # -- frames ----------------------------------------------------------------------------------------------------
 
@@ -273,7 +380,8 @@ class SessionLink:
     async def _exchange(self, stream: Stream) -> None:
         writer = asyncio.create_task(self._write(stream))
         try:
-            while (frame := await stream.read()) is not grpc.aio.EOF:
+            while True:
+                frame = await stream.read()
                 self._num_heard += 1
                 elsewhere = ""
                 for response in frame.responses:
@@ -285,10 +393,9 @@ class SessionLink:
                     self._hear(notice)
                 if elsewhere:
                     raise _moved(elsewhere)
-            await _raise_status(stream)
         finally:
             writer.cancel()
-            with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            with contextlib.suppress(asyncio.CancelledError, StreamEnded):
                 await writer
 
     async def _write(self, stream: Stream) -> None:
@@ -298,7 +405,7 @@ class SessionLink:
             self._to_send.clear()
             while self._outgoing:
                 batch = self._outgoing[: config.max_calls_per_frame]
-                num = wire.num_fitting(batch, config.max_message_bytes)
+                num = wire.num_fitting(batch, self._max_message_bytes)
                 self._outgoing = self._outgoing[num:]
                 await stream.write(pb.ClientFrame(requests=batch[:num]))
 
@@ -330,18 +437,6 @@ def _handshake_in_words(details: str) -> str:
     return f"no TLS connection comes about; check the authority and, if one is asked for, your certificate ({details})"
 
 
-async def _raise_status(stream: Stream) -> None:
-    """The stream has ended: says why, as an exception."""
-    raise grpc.aio.AioRpcError(
-        await stream.code(), await stream.initial_metadata(), await stream.trailing_metadata(), await stream.details()
-    )
-
-
-def _moved(why: str) -> grpc.aio.AioRpcError:
+def _moved(why: str) -> StreamEnded:
     """As if the stream had ended: the calls without an answer are sent again on the next."""
-    return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), why)
-
-
-def _is_standby(error: grpc.aio.AioRpcError) -> bool:
-    details = (error.trailing_metadata() or {}).get(wire.ERROR_METADATA_KEY)
-    return isinstance(details, bytes) and types_pb2.Error.FromString(details).kind in _ELSEWHERE
+    return StreamEnded(grpc.StatusCode.UNAVAILABLE, why)

@@ -13,7 +13,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from strata.coordinator.client._async import AsyncCoordinatorClient, AsyncWorker
+from strata.coordinator.client._async import AsyncCoordinatorClient
 from strata.coordinator.job import DEFAULT_JOB
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from strata.coordinator import views
     from strata.coordinator.checkpoints import CheckpointProgress
     from strata.coordinator.client._config import ClientConfig
+    from strata.coordinator.client._worker import AsyncWorker
     from strata.coordinator.events import CheckpointKind, CheckpointRecord, CommandName, CommandRecord, ShardEntry
     from strata.coordinator.membership import WorkerStateName
     from strata.coordinator.shards import Shard
@@ -222,8 +223,13 @@ class CoordinatorClient:
     def list_jobs(self) -> list[views.JobInfo]:
         return self._loop.run(self._client.list_jobs())
 
-    def list_workers(self, *, job_id: str = DEFAULT_JOB) -> views.MembershipInfo:
-        return self._loop.run(self._client.list_workers(job_id=job_id))
+    def drop_job(self, job_id: str, *, force: bool = False, generation: int = 0, reason: str = "") -> bool:
+        """Forgets a job that is over; False if it was not there. See `AsyncCoordinatorClient.drop_job`."""
+        return self._loop.run(self._client.drop_job(job_id, force=force, generation=generation, reason=reason))
+
+    def list_workers(self, *, job_id: str = DEFAULT_JOB, page_size: int = 0) -> views.MembershipInfo:
+        """All workers of a job, fetched page by page; 0 is as many at once as the coordinator gives."""
+        return self._loop.run(self._client.list_workers(job_id=job_id, page_size=page_size))
 
     def list_datasets(self, *, job_id: str = DEFAULT_JOB) -> list[views.DatasetInfo]:
         return self._loop.run(self._client.list_datasets(job_id=job_id))
@@ -291,8 +297,8 @@ class Worker:
         """Waits for a new generation, a command, or this worker's end; False if nothing came in time."""
         return self._loop.run(self._worker.wait_changed(timeout_s))
 
-    def refresh(self) -> views.MembershipInfo:
-        """Adopts the newest generation: its number, this worker's rank, the world size."""
+    def refresh(self) -> views.Standing:
+        """Adopts the newest generation: its number, this worker's rank, the world size. Raises if it is out."""
         return self._loop.run(self._worker.refresh())
 
     def wait_for_workers(self, count: int, *, timeout_s: float = 60.0) -> None:

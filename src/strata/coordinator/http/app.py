@@ -22,6 +22,7 @@ from strata.coordinator.events import CheckpointKind  # noqa: TC001 - read at ru
 from strata.coordinator.http import exposition, reading
 from strata.coordinator.http import models as m
 from strata.coordinator.http.asking import ask
+from strata.coordinator.http.pacing import Pace
 from strata.coordinator.membership import WorkerStateName  # noqa: TC001 - read at run time
 from strata.transport.tokens import METADATA_KEY, Role, require
 
@@ -70,8 +71,10 @@ _MEANINGS = {
     403: "The token's role is too low.",
     404: "There is no such job.",
     422: "A parameter is wrong.",
+    429: "More requests a second from this machine than limits.max_http_requests_per_s.",
     503: "The journal cannot be read or written, or another coordinator leads.",
 }
+_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
     code: {"model": m.ErrorBody, "description": words} for code, words in _MEANINGS.items()
 }
@@ -86,14 +89,19 @@ def make_app(engine: Engine, hub: SessionHub, guard: Guard) -> FastAPI:
         redoc_url=None,
     )
 
-    def reader(request: Request) -> None:
+    pace = Pace(engine.config.limits)
+
+    async def paced(request: Request) -> None:
+        pace.admit(request.client.host if request.client else "", engine.metrics.now_s())
+
+    async def reader(request: Request) -> None:
         require(guard.role_of(request.headers.get(METADATA_KEY, "")), Role.READER, request.url.path)
 
     app.include_router(_health(engine))
-    guarded = APIRouter(dependencies=[Depends(reader)], responses=_PROBLEMS)
-    _add_state(guarded, engine, hub)
+    guarded = APIRouter(dependencies=[Depends(paced), Depends(reader)], responses=_PROBLEMS)
+    _add_state(guarded, engine, hub, guard)
     _add_events(guarded, engine)
-    _add_metrics(guarded, engine, hub)
+    _add_metrics(guarded, engine, hub, guard)
     app.include_router(guarded)
     app.add_exception_handler(errors.StrataError, _refuse)
     app.add_exception_handler(RequestValidationError, _refuse_parameter)
@@ -119,7 +127,10 @@ def _health(engine: Engine) -> APIRouter:
 
     @router.get("/api/health", responses={503: {"model": m.Health}}, response_model_exclude_none=True)
     async def health(response: Response) -> m.Health:
-        """200 while calls are carried out; 503 with the reason while the journal cannot be written. Needs no token."""
+        """200 while calls are carried out; 503 with the reason while they are not. Needs no token."""
+        if elsewhere := engine.not_leader():
+            response.status_code = 503
+            return m.Health(status="standby", reason=elsewhere.message)
         if engine.failure is not None:
             response.status_code = 503
             return m.Health(status="refusing", reason=engine.failure.message)
@@ -139,7 +150,7 @@ async def _journal_bytes(engine: Engine) -> int | None:
         return None
 
 
-def _add_state(router: APIRouter, engine: Engine, hub: SessionHub) -> None:
+def _add_state(router: APIRouter, engine: Engine, hub: SessionHub, guard: Guard) -> None:
     @router.get("/api/status")
     async def status() -> m.Status:
         """The whole coordinator at a glance."""
@@ -156,6 +167,7 @@ def _add_state(router: APIRouter, engine: Engine, hub: SessionHub) -> None:
             journal_bytes=await _journal_bytes(engine),
             journal_damage=engine.damage.reason if engine.damage else None,
             journal_failure=engine.failure.message if engine.failure else None,
+            token_file_problem=guard.file_problem() or None,
             num_jobs=num_jobs,
             num_workers=num_workers,
             requests_per_s=engine.metrics.calls_per_s(),
@@ -265,28 +277,40 @@ def _add_events(router: APIRouter, engine: Engine) -> None:
         limit: Limit = 100,
     ) -> m.EventPage:
         """What happened and why, in words, oldest first, as far back as the journal's history goes."""
-        if job is not None:
-            await ask(engine, lambda core, _at: core.job(job).job_id)
+        _require_leader(engine)
         async with room:
-            return await asyncio.to_thread(
+            found = await asyncio.to_thread(
                 reading.events, engine.journal, after=after, limit=limit, job_id=job, kind=kind, worker_id=worker
             )
+        _require_leader(engine)
+        if job is not None and not found.items and not after:  # a job that was dropped has a history, and no more
+            await ask(engine, lambda core, _at: core.job(job).job_id)
+        return found
+
+
+def _require_leader(engine: Engine) -> None:
+    """Who does not lead may have an old journal, or none."""
+    if elsewhere := engine.not_leader():
+        raise elsewhere
 
 
 # -- metrics -------------------------------------------------------------------------------------------------------
 
 
-def _add_metrics(router: APIRouter, engine: Engine, hub: SessionHub) -> None:
+def _add_metrics(router: APIRouter, engine: Engine, hub: SessionHub, guard: Guard) -> None:
     @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:
-        """For Prometheus; docs/metrics.md tells what each means."""
+        """For Prometheus; docs/metrics.md tells what each means. A standby tells of its process, and of no jobs."""
+        leading, file_problem = engine.not_leader() is None, guard.file_problem()
         text = exposition.render(
             engine.metrics,
-            jobs=engine.core.jobs.values(),
+            jobs=engine.core.jobs.values() if leading else (),
             num_sessions=hub.num_sessions,
             num_unannounced=engine.num_unannounced,
             journal_bytes=await _journal_bytes(engine),
             refusing=engine.failure is not None,
+            leading=leading,
+            token_file_ok=None if file_problem is None else not file_problem,
         )
         return Response(text, media_type=exposition.CONTENT_TYPE)
 
@@ -302,8 +326,7 @@ def _told(code: int, kind: str, message: str, field: str = "", headers: dict[str
 async def _refuse(_request: Request, error: Exception) -> Response:
     assert isinstance(error, errors.StrataError)
     code = next(STATUS_OF[kind] for kind in type(error).__mro__ if kind in STATUS_OF)
-    headers = {"WWW-Authenticate": "Bearer"} if code == 401 else None
-    return _told(code, type(error).__name__, error.message, error.field, headers)
+    return _told(code, type(error).__name__, error.message, error.field, _HEADERS.get(code))
 
 
 async def _refuse_parameter(_request: Request, error: Exception) -> Response:

@@ -42,9 +42,12 @@ def render(
     num_unannounced: int,
     journal_bytes: int | None,
     refusing: bool,
+    leading: bool,
+    token_file_ok: bool | None,
 ) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Scrape(metrics, jobs, num_sessions, num_unannounced, journal_bytes, refusing))
+    scrape = _Scrape(metrics, jobs, num_sessions, num_unannounced, journal_bytes, refusing, leading, token_file_ok)
+    registry.register(scrape)
     return generate_latest(registry)
 
 
@@ -56,6 +59,8 @@ class _Scrape(Collector):
     num_unannounced: int
     journal_bytes: int | None
     refusing: bool
+    leading: bool
+    token_file_ok: bool | None
 
     def describe(self) -> Iterable[Metric]:
         return ()  # else the registry would collect once at registration
@@ -63,6 +68,13 @@ class _Scrape(Collector):
     def collect(self) -> Iterator[Metric]:
         yield _gauge("strata_build_info", "The version that runs; always 1.", 1, version=__version__)
         yield _gauge("strata_refusing", "1 while calls are refused because the journal fails.", int(self.refusing))
+        yield _gauge("strata_leading", "1 while this coordinator leads.", int(self.leading))
+        tokens = GaugeMetricFamily(
+            "strata_token_file_ok", "Whether the newest tokens are in force. Absent without file."
+        )
+        if self.token_file_ok is not None:
+            tokens.add_metric((), int(self.token_file_ok))
+        yield tokens
         yield from self._calls()
         yield from self._sessions()
         yield from self._barriers()

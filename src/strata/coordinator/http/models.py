@@ -30,6 +30,7 @@ EventKind = Literal[
     "CommandSent",
     "CommandsAcked",
     "NumbersSkipped",
+    "JobDropped",
 ]
 
 Item = TypeVar("Item", bound=BaseModel)
@@ -58,8 +59,8 @@ class ErrorBody(Model):
 
 
 class Health(Model):
-    status: Literal["ok", "refusing"]
-    reason: str | None = Field(None, description="Why calls are refused.")
+    status: Literal["ok", "refusing", "standby"]
+    reason: str | None = Field(None, description="Why calls are refused, or where the leader is.")
 
 
 class Job(Model):
@@ -89,6 +90,7 @@ class Status(Model):
     journal_bytes: int | None = Field(description="null: the journal could not be asked in time.")
     journal_damage: str | None = Field(description="What was found damaged at start.")
     journal_failure: str | None = Field(description="Why the journal cannot be written now.")
+    token_file_problem: str | None = Field(description="Why the newest file of tokens is not used, but the one before.")
     num_jobs: int
     num_workers: int
     requests_per_s: float = Field(description="Over the last ten seconds.")

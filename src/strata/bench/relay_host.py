@@ -1,0 +1,33 @@
+"""Many relays in one process, each with its own server and session upstream: `relay_host UPSTREAM PREFIX COUNT`.
+
+In earnest every node has its own. A process for each would take minutes to start on a small machine and gigabytes of
+memory, and what a call passes through would be the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+
+from strata.coordinator.relay import RelayConfig, RelayServer
+
+AT_ONCE = 16
+
+
+async def main(upstream: str, prefix: str, count: int) -> None:
+    leave = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, leave.set)
+    hosted = [RelayServer(RelayConfig(upstream=upstream, listen=f"unix:{prefix}-{i}.sock")) for i in range(count)]
+    addresses: list[str] = []
+    for start in range(0, count, AT_ONCE):
+        started = await asyncio.gather(*(relay.start() for relay in hosted[start : start + AT_ONCE]))
+        addresses += [found.grpc for found in started]
+    print(json.dumps({"grpc": ",".join(addresses)}), flush=True)
+    await leave.wait()
+    await asyncio.gather(*(relay.stop() for relay in hosted))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))

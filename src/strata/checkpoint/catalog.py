@@ -1,0 +1,108 @@
+"""What checkpoints there are in a store: their manifests, oldest first, and what is wrong with the others."""
+
+from __future__ import annotations
+
+import json
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from strata.checkpoint import manifest as m
+from strata.errors import CheckpointInvalid, NoCheckpoint, ObjectMissing
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from strata.checkpoint.manifest import Manifest
+    from strata.storage import Store
+
+log = logging.getLogger(__name__)
+
+QUARANTINE = "quarantine.json"
+NUM_AT_ONCE = 8
+
+
+class Catalog:
+    """A committed manifest never changes, so each is read once."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._known: dict[str, Manifest | None] = {}
+        """None: quarantined."""
+        self.problems: dict[str, str] = {}
+        """Id → why it is passed over."""
+
+    def manifests(self) -> list[Manifest]:
+        ids = [name for name in self._store.children() if m.is_safe_name(name)]
+        self._known = {id: known for id, known in self._known.items() if id in set(ids)}
+        self.problems = {id: why for id, why in self.problems.items() if id in set(ids)}
+        new = [id for id in ids if id not in self._known]
+        if len(new) > 1:
+            with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
+                list(pool.map(self._look, new))
+        else:
+            for id in new:
+                self._look(id)
+        found = [manifest for manifest in self._known.values() if manifest is not None]
+        return sorted(found, key=lambda manifest: (manifest.step, manifest.created_at_s, manifest.id))
+
+    def _look(self, id: str) -> None:
+        """An id without a manifest is a save under way, or one that was given up: looked at again next time."""
+        try:
+            manifest = self.read(id)
+        except ObjectMissing:
+            return
+        except CheckpointInvalid as error:
+            if self.problems.get(id) != str(error):
+                log.warning("checkpoint %s is passed over: %s", id, error)
+            self.problems[id] = str(error)
+            return
+        try:
+            reason = json.loads(self._store.get(f"{id}/{QUARANTINE}", max_bytes=1 << 20))["reason"]
+        except ObjectMissing:
+            self._known[id] = manifest
+        except (ValueError, KeyError, TypeError):
+            self._known[id], self.problems[id] = None, "in quarantine"
+        else:
+            self._known[id], self.problems[id] = None, f"in quarantine: {reason}"
+
+    def read(self, id: str) -> Manifest:
+        key = f"{id}/{m.FILE_NAME}"
+        manifest = m.decode(self._store.get(key, max_bytes=m.MAX_MANIFEST_BYTES), file=key)
+        if manifest.id != id:
+            raise CheckpointInvalid(f"{key} is of checkpoint {manifest.id}; was the directory renamed?")
+        return manifest
+
+    def find(self, *, step: int | None = None, id: str | None = None) -> Manifest:
+        """The newest, the newest of a step, or the one of an id.
+
+        Raises:
+            NoCheckpoint: There is none such; the message says what there is.
+        """
+        if id is not None and m.is_safe_name(id):
+            try:
+                return self.read(id)
+            except ObjectMissing:
+                raise NoCheckpoint(f"there is no checkpoint {id!r} in {self._store.url}") from None
+        manifests = self.manifests()
+        found = [x for x in manifests if id is None and (step is None or x.step == step)]
+        if not found:
+            raise NoCheckpoint(self._nothing(manifests, step))
+        return found[-1]
+
+    def _nothing(self, manifests: Sequence[Manifest], step: int | None) -> str:
+        where = self._store.url
+        bad = f"; {len(self.problems)} cannot be read" if self.problems else ""
+        if not manifests:
+            return f"there is no checkpoint in {where}{bad}"
+        steps = ", ".join(str(manifest.step) for manifest in manifests[-5:])
+        return f"there is no checkpoint of step {step} in {where}; the newest are of steps {steps}{bad}"
+
+    def quarantine(self, id: str, reason: str) -> None:
+        """It stays, and is not offered any more."""
+        self._store.put(f"{id}/{QUARANTINE}", json.dumps({"reason": reason}).encode())
+        self._known[id], self.problems[id] = None, f"in quarantine: {reason}"
+
+    def forget(self, id: str) -> None:
+        self._known.pop(id, None)
+        self.problems.pop(id, None)

@@ -1,0 +1,279 @@
+"""The manifest: what a checkpoint consists of, and the only proof that it exists.
+
+    {"strata_checkpoint": 1, "hash": "<xxh3-128 of the next value's bytes>", "manifest": {…}}
+
+It is checked before it is published and again after it is read: nothing about its numbers and names is believed.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import re
+from typing import Any
+
+import msgspec
+from xxhash import xxh3_128_hexdigest
+
+from strata.checkpoint import layout
+from strata.checkpoint.dtypes import BY_NAME
+from strata.errors import CheckpointCorrupt, CheckpointInvalid, CheckpointTooNew
+
+VERSION = 1
+FILE_NAME = "manifest.json"
+MAX_MANIFEST_BYTES = 1 << 30
+MAX_METADATA_BYTES = 1 << 20
+MAX_COMPARISONS = 500_000
+_HEX = re.compile(r"[0-9a-f]{32}")
+_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+
+
+class CheckpointType(enum.Enum):
+    """What of the state is in a checkpoint."""
+
+    FULL = "FULL"
+    INCREMENTAL = "INCREMENTAL"
+    """What differs from its base."""
+    OPTIMIZER_ONLY = "OPTIMIZER_ONLY"
+    MODEL_ONLY = "MODEL_ONLY"
+
+
+class DataFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One safetensors file."""
+
+    path: str
+    """Relative to the checkpoint, or, of a base that is referred to, to its parent: `ID/NAME`."""
+    rank: int
+    size_bytes: int
+    header_bytes: int
+    header_hash: str
+
+
+class Slice(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a part of a tensor lies."""
+
+    file: int
+    """Which of the manifest's files."""
+    offset: int
+    """In bytes, from the start of the file."""
+    start: tuple[int, ...]
+    """Its place in the tensor."""
+    shape: tuple[int, ...]
+    hashes: tuple[str, ...]
+    """xxh3-128 of each `chunk_bytes` of it."""
+
+
+class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    slices: tuple[Slice, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * BY_NAME[self.dtype].itemsize
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    step: int
+    epoch: int
+    type: CheckpointType
+    created_at_s: float
+    num_ranks: int
+    chunk_bytes: int
+    parent: str = ""
+    """The id of the checkpoint that this one refers to."""
+    files: tuple[DataFile, ...]
+    tensors: tuple[TensorEntry, ...]
+    structures: tuple[Any, ...]
+    """See `tree.py`. Ranks with the same structure share one."""
+    structure_of_rank: tuple[int, ...]
+    metadata: dict[str, Any] = {}
+    data_cursor: str = ""
+    """Where the data loader stands; opaque here."""
+    full_bytes: int
+    """Of the whole state."""
+    written_bytes: int
+    """Of it, what this checkpoint holds itself."""
+    why: str = ""
+    """Why it is of this type, if another was asked for."""
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+    @property
+    def model_hash(self) -> str:
+        """Of all contents: the same tensors give the same hash, wherever and however they were saved."""
+        lines = sorted(
+            f"{t.name} {t.dtype} {t.shape} {[(s.start, s.shape, s.hashes) for s in t.slices]}" for t in self.tensors
+        )
+        return xxh3_128_hexdigest("\n".join(lines).encode())
+
+
+class _Envelope(msgspec.Struct):
+    strata_checkpoint: int
+    hash: str
+    manifest: msgspec.Raw
+
+
+_encoder = msgspec.json.Encoder()
+_envelope_decoder = msgspec.json.Decoder(_Envelope)
+_decoder = msgspec.json.Decoder(Manifest)
+
+
+class _Version(msgspec.Struct):
+    strata_checkpoint: int
+
+
+def encode(manifest: Manifest) -> bytes:
+    """
+    Raises:
+        CheckpointInvalid: It would not be accepted when read.
+    """
+    check(manifest, file=FILE_NAME)
+    body = _encoder.encode(manifest)
+    envelope = b'{"strata_checkpoint":%d,"hash":"%s","manifest":%s}\n'
+    data = envelope % (VERSION, xxh3_128_hexdigest(body).encode(), body)
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise CheckpointInvalid(
+            f"the manifest has {len(data)} bytes, more than {MAX_MANIFEST_BYTES}; save fewer tensors"
+        )
+    return data
+
+
+def decode(data: bytes, *, file: str) -> Manifest:
+    """
+    Raises:
+        CheckpointInvalid: It is not a manifest, or one that cannot be true.
+        CheckpointCorrupt: Its bytes are not those that were written.
+        CheckpointTooNew: A newer version wrote it.
+    """
+    try:
+        version = msgspec.json.decode(data, type=_Version).strata_checkpoint
+        if version > VERSION:
+            raise CheckpointTooNew(f"{file} has format {version}, this version reads up to {VERSION}; update strata")
+        if version < VERSION:
+            raise CheckpointInvalid(f"{file} has format {version}, which there never was")
+        envelope = _envelope_decoder.decode(data)
+        body = bytes(envelope.manifest)
+        found = xxh3_128_hexdigest(body)
+        if found != envelope.hash:
+            raise CheckpointCorrupt(f"{file}: its hash is {found}, expected {envelope.hash[:40]!r}")
+        manifest = _decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CheckpointInvalid(f"{file} is not a manifest: {error}") from None
+    check(manifest, file=file)
+    return manifest
+
+
+# -- checks --------------------------------------------------------------------------------------------------------
+
+
+def check(manifest: Manifest, *, file: str) -> None:
+    """
+    Raises:
+        CheckpointInvalid: Names, numbers or places that cannot be; the message names the tensor.
+    """
+    _require(is_safe_name(manifest.id), file, f"the id {manifest.id[:80]!r} is not a plain name")
+    _require(not manifest.parent or is_safe_name(manifest.parent), file, "the parent's id is not a plain name")
+    _require(manifest.step >= 0 and manifest.epoch >= 0, file, "step and epoch cannot be negative")
+    _require(manifest.num_ranks >= 1, file, f"it is of {manifest.num_ranks} ranks")
+    _require(1 <= manifest.chunk_bytes <= 1 << 30, file, f"chunk_bytes is {manifest.chunk_bytes}")
+    _require(len(manifest.structure_of_rank) == manifest.num_ranks, file, "not every rank has a structure")
+    known = range(len(manifest.structures))
+    _require(all(i in known for i in manifest.structure_of_rank), file, "a rank's structure is not there")
+    for data_file in manifest.files:
+        _check_file(data_file, manifest, file)
+    names: set[str] = set()
+    for tensor in manifest.tensors:
+        _require(tensor.name not in names, file, f"tensor {tensor.name!r} is there twice")
+        names.add(tensor.name)
+        _check_tensor(tensor, manifest, file)
+
+
+def is_safe_name(name: str) -> bool:
+    """One path component, of letters that mean nothing to any file system or store."""
+    return _SAFE_NAME.fullmatch(name) is not None
+
+
+def _check_file(data_file: DataFile, manifest: Manifest, file: str) -> None:
+    parts = data_file.path.split("/")
+    _require(
+        len(parts) <= 2 and all(map(is_safe_name, parts)) and (len(parts) == 1 or parts[0] == manifest.parent),
+        file,
+        f"the path {data_file.path[:80]!r} leads out of the checkpoint",
+    )
+    _require(0 <= data_file.rank < manifest.num_ranks, file, f"{data_file.path} is of rank {data_file.rank}")
+    _require(8 <= data_file.header_bytes <= data_file.size_bytes, file, f"{data_file.path} has an impossible size")
+    _require(data_file.header_bytes <= layout.MAX_HEADER_BYTES + 8, file, f"{data_file.path} has too large a header")
+    _require(_HEX.fullmatch(data_file.header_hash) is not None, file, f"{data_file.path} has no hash of its header")
+
+
+def _check_tensor(tensor: TensorEntry, manifest: Manifest, file: str) -> None:
+    what = f"tensor {tensor.name[:200]!r}"
+    dtype = BY_NAME.get(tensor.dtype)
+    if dtype is None:
+        raise CheckpointInvalid(f"{file}: {what} has elements of type {tensor.dtype[:40]!r}, which is not known")
+    _require(all(size >= 0 for size in tensor.shape), file, f"{what} has the shape {tensor.shape}")
+    num_elements = 0
+    for part in tensor.slices:
+        _require(0 <= part.file < len(manifest.files), file, f"{what} lies in file {part.file}, which is not there")
+        within = len(part.start) == len(part.shape) == len(tensor.shape) and all(
+            min(start, size) >= 0 and start + size <= whole
+            for start, size, whole in zip(part.start, part.shape, tensor.shape, strict=True)
+        )
+        _require(within, file, f"a slice of {what} lies outside of it")
+        num_bytes = math.prod(part.shape) * dtype.itemsize
+        data_file = manifest.files[part.file]
+        _require(
+            data_file.header_bytes <= part.offset and part.offset + num_bytes <= data_file.size_bytes,
+            file,
+            f"{what} lies at {part.offset}+{num_bytes} of {data_file.path}, which has {data_file.size_bytes} bytes",
+        )
+        num_chunks = -(-num_bytes // manifest.chunk_bytes)
+        _require(
+            len(part.hashes) == num_chunks and all(map(_HEX.fullmatch, part.hashes)),
+            file,
+            f"{what} has {len(part.hashes)} hashes, {num_chunks} are expected",
+        )
+        num_elements += math.prod(part.shape)
+    _require(
+        num_elements == math.prod(tensor.shape) and _are_disjoint(tensor.slices),
+        file,
+        f"the slices of {what} do not make it up",
+    )
+
+
+def _are_disjoint(slices: tuple[Slice, ...]) -> bool:
+    """In order along the dimension that is cut most often, so that only neighbours are compared; a bound for those who
+    are all neighbours.
+    """
+    if len(slices) < 2:
+        return True
+    if not slices[0].start:
+        return False  # one number, twice
+    axis = max(range(len(slices[0].start)), key=lambda d: len({part.start[d] for part in slices}))
+    num_compared = 0
+    near: list[Slice] = []
+    for one in sorted(slices, key=lambda part: part.start[axis]):
+        near = [other for other in near if other.start[axis] + other.shape[axis] > one.start[axis]]
+        num_compared += len(near)
+        if num_compared > MAX_COMPARISONS or any(_overlap(one, other) for other in near):
+            return False
+        near.append(one)
+    return True
+
+
+def _overlap(one: Slice, other: Slice) -> bool:
+    if not all(one.shape) or not all(other.shape):
+        return False
+    return all(
+        a < b + m and b < a + n for a, n, b, m in zip(one.start, one.shape, other.start, other.shape, strict=True)
+    )
+
+
+def _require(holds: bool, file: str, problem: str) -> None:
+    if not holds:
+        raise CheckpointInvalid(f"{file}: {problem}")

@@ -1,0 +1,42 @@
+"""Bytes that were read, as what they were when they were saved: torch tensors, numpy or JAX arrays, bytes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from strata.checkpoint import tree
+from strata.checkpoint.dtypes import BY_NAME
+from strata.checkpoint.staging import array_over, tensor_over
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from strata.checkpoint.manifest import TensorEntry
+    from strata.checkpoint.staging import Bytes
+    from strata.checkpoint.tree import Kind, Node
+
+
+def rebuild(
+    structure: Node, described: Iterable[TensorEntry], tensors: Mapping[str, Bytes], *, map_location: Any = None
+) -> Any:
+    """`map_location` is where torch tensors go, as in `torch.load`; they stay on the CPU without it."""
+    entries = {tensor.name: tensor for tensor in described}
+
+    def build(name: str, kind: Kind) -> Any:
+        memory, entry = tensors[name], entries[name]
+        dtype, shape = BY_NAME[entry.dtype], entry.shape
+        if kind == "bytes":
+            return memory.tobytes()
+        if kind == "torch":
+            tensor = tensor_over(memory, dtype, shape)
+            return tensor if map_location is None else tensor.to(map_location)
+        array = array_over(memory, dtype, shape)
+        if kind == "scalar":
+            return array[()]
+        if kind == "jax":
+            import jax.numpy as jnp  # noqa: PLC0415 - it was saved from JAX
+
+            return jnp.asarray(array)
+        return array
+
+    return tree.unflatten(structure, build)

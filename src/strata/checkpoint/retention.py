@@ -1,0 +1,101 @@
+"""Which checkpoints to keep. Pure: what there is goes in, what may go comes out, each with the reason.
+
+Policies are composed by union: a checkpoint stays if any of them wants it. Whatever they say, the newest stays, and so
+does every base that a checkpoint which stays refers to.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from strata.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from strata.checkpoint.metadata import CheckpointMetadata
+
+
+class Policy(Protocol):
+    def keep(self, checkpoints: Sequence[CheckpointMetadata]) -> dict[str, str]:
+        """Id → why it stays. The checkpoints come oldest first."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class KeepCount:
+    """The newest so many."""
+
+    count: int
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ConfigError(f"keep_count={self.count} would keep nothing; 1 is the least", field="keep_count")
+
+    def keep(self, checkpoints: Sequence[CheckpointMetadata]) -> dict[str, str]:
+        return {c.id: f"one of the newest {self.count}" for c in checkpoints[-self.count :]}
+
+
+@dataclass(frozen=True, slots=True)
+class KeepEvery:
+    """One every so many steps, for good."""
+
+    steps: int
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ConfigError(f"keep_every={self.steps} is not a number of steps; 1 is the least", field="keep_every")
+
+    def keep(self, checkpoints: Sequence[CheckpointMetadata]) -> dict[str, str]:
+        first_of: dict[int, str] = {}
+        for checkpoint in checkpoints:
+            first_of.setdefault(checkpoint.step // self.steps, checkpoint.id)
+        return {id: f"the first of steps {n * self.steps} and on" for n, id in first_of.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class KeepBest:
+    """The best so many by a number in their metadata; those without it are not kept for it."""
+
+    metric: str
+    mode: Literal["min", "max"] = "min"
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("min", "max"):
+            raise ConfigError(f"mode={self.mode!r} is neither 'min' nor 'max'", field="keep_best")
+        if self.count < 1:
+            raise ConfigError(f"count={self.count} would keep nothing; 1 is the least", field="keep_best")
+
+    def keep(self, checkpoints: Sequence[CheckpointMetadata]) -> dict[str, str]:
+        rated = [(value, c) for c in checkpoints if (value := self._value(c)) is not None]
+        rated.sort(key=lambda pair: pair[0], reverse=self.mode == "max")
+        return {c.id: f"{self.metric}={value:g} is among the best {self.count}" for value, c in rated[: self.count]}
+
+    def _value(self, checkpoint: CheckpointMetadata) -> float | None:
+        value = checkpoint.metadata.get(self.metric)
+        if not isinstance(value, int | float) or isinstance(value, bool) or math.isnan(value):
+            return None
+        return float(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    id: str
+    reason: str
+
+
+def removals(checkpoints: Sequence[CheckpointMetadata], policies: Sequence[Policy]) -> list[Removal]:
+    """What may go, oldest first. Without a policy nothing does."""
+    if not policies or not checkpoints:
+        return []
+    kept: dict[str, str] = {checkpoints[-1].id: "the newest"}
+    for policy in policies:
+        kept |= policy.keep(checkpoints)
+    parents = {c.id: c.parent for c in checkpoints}
+    for id in list(kept):
+        while (id := parents.get(id, "")) and id not in kept:
+            kept[id] = "a base that is needed"
+    return [Removal(c.id, "no policy keeps it") for c in checkpoints if c.id not in kept]

@@ -1,0 +1,128 @@
+"""One save: the handle that the caller holds, and what happens behind it after the snapshot is staged."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from typing import TYPE_CHECKING, Any
+
+from strata.errors import CheckpointAborted
+from strata.storage import Watch
+
+if TYPE_CHECKING:
+    from strata.checkpoint.manifest import CheckpointType
+    from strata.checkpoint.metadata import CheckpointMetadata
+
+
+class Save:
+    """A checkpoint under way. `staged`: the state may change again. `durable`: it survives everything."""
+
+    def __init__(self, metadata: CheckpointMetadata, *, num_bytes: int) -> None:
+        self._metadata = metadata
+        self._num_bytes = num_bytes
+        self._num_done = 0
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._error: BaseException | None = None
+        self.staged = False
+        self.stall_s = 0.0
+        """How long the caller was held up."""
+        self.watch = Watch(self._advance)
+
+    # -- for the caller --------------------------------------------------------------------------------------------
+
+    @property
+    def durable(self) -> bool:
+        return self._ended.is_set() and self._error is None
+
+    @property
+    def done(self) -> bool:
+        """Durable, failed or cancelled."""
+        return self._ended.is_set()
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why it failed; None if it did not, or not yet."""
+        return self._error
+
+    @property
+    def progress(self) -> float:
+        """From 0 to 1."""
+        if self.durable:
+            return 1.0
+        return min(self._num_done / self._num_bytes, 0.999) if self._num_bytes else 0.0
+
+    @property
+    def metadata(self) -> CheckpointMetadata:
+        return self._metadata
+
+    @property
+    def id(self) -> str:
+        return self._metadata.id
+
+    @property
+    def path(self) -> str:
+        return self._metadata.path
+
+    @property
+    def step(self) -> int:
+        return self._metadata.step
+
+    @property
+    def epoch(self) -> int:
+        return self._metadata.epoch
+
+    @property
+    def size_bytes(self) -> int:
+        return self._metadata.size_bytes
+
+    @property
+    def checkpoint_type(self) -> CheckpointType:
+        return self._metadata.checkpoint_type
+
+    @property
+    def model_hash(self) -> str | None:
+        return self._metadata.model_hash
+
+    def wait(self, timeout_s: float | None = None) -> CheckpointMetadata:
+        """Returns when the checkpoint is durable.
+
+        Raises:
+            TimeoutError: It is not, in time; it goes on.
+            CheckpointError, StorageError: Why it never will be. Nothing was committed.
+        """
+        if not self._ended.wait(timeout_s):
+            raise TimeoutError(
+                f"checkpoint {self.id} is not durable after {timeout_s:g} s ({self.progress:.0%} written)"
+            )
+        if self._error is not None:
+            raise self._error
+        return self._metadata
+
+    def cancel(self) -> None:
+        """Gives it up; what was written is removed. Without effect once it is committed."""
+        self.watch.cancel()
+
+    def __repr__(self) -> str:
+        state = "durable" if self.durable else "failed" if self._error else f"{self.progress:.0%}"
+        return f"<checkpoint {self.path}: {state}>"
+
+    # -- for the manager -------------------------------------------------------------------------------------------
+
+    def succeeded(self, metadata: CheckpointMetadata) -> None:
+        self._metadata = metadata
+        self._ended.set()
+
+    def failed(self, error: BaseException) -> None:
+        self._error = error
+        self._ended.set()
+
+    def skipped(self, why: str) -> None:
+        self.failed(CheckpointAborted(f"checkpoint {self.id} was skipped: {why}"))
+
+    def become(self, **changes: Any) -> None:
+        self._metadata = dataclasses.replace(self._metadata, **changes)
+
+    def _advance(self, num_bytes: int) -> None:
+        with self._lock:
+            self._num_done += num_bytes

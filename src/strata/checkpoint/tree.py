@@ -1,0 +1,323 @@
+"""Nested state, taken apart into structure and tensors, and put together again.
+
+The structure is plain JSON: what JSON has stands for itself (None, bools, strings, finite floats, ints of 53 bits), all
+else is an object with one tag:
+
+    {"dict": [[key, node], …]}    in order, keys are nodes, so that an optimizer's int keys stay ints
+    {"odict": …}                  an OrderedDict, as `state_dict()` gives
+    {"list": […]}  {"tuple": […]}
+    {"int": "…"}  {"float": "nan"}  {"complex": [re, im]}
+    {"tensor": NAME, "as": KIND}  KIND: torch, numpy, jax, scalar (of numpy), bytes
+
+A tensor that occurs twice (tied weights) is stored once and comes back as one object; tensors that merely overlap are
+stored each for itself. Nothing is ever executed, and a type that is not listed is refused by name before anything is
+written.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from strata.checkpoint import dtypes
+from strata.errors import CheckpointInvalid, InvalidArgument
+
+if TYPE_CHECKING:
+    import torch
+
+    from strata.checkpoint.dtypes import DType
+
+Node = Any
+"""JSON."""
+Kind = Literal["torch", "numpy", "jax", "scalar", "bytes"]
+MAX_DEPTH = 64
+MAX_NAME_BYTES = 1_024
+_EXACT_INT = 1 << 53
+"""Beyond it, other languages' JSON readers lose digits."""
+_RESERVED = "__metadata__"
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One tensor to be stored."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    kind: Kind
+    source: Any
+    """The tensor, array or bytes itself."""
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    structure: Node
+    leaves: list[Leaf]
+
+
+def flatten(state: Any) -> Flat:
+    """
+    Raises:
+        InvalidArgument: Something in it cannot be stored; the message says where it is and what it is.
+    """
+    flattener = _Flattener()
+    structure = flattener.node(state, ())
+    return Flat(structure, flattener.finished())
+
+
+def unflatten(structure: Node, tensor: Callable[[str, Kind], Any]) -> Any:
+    """`tensor` gives what is stored under a name, as a kind; asked once for each name.
+
+    Raises:
+        CheckpointInvalid: The structure is not one that `flatten` makes.
+    """
+    return _Builder(tensor).build(structure, 0)
+
+
+def names_in(structure: Node) -> list[str]:
+    """The tensors that a structure refers to, each once, in order."""
+    found: dict[str, None] = {}
+    _Builder(lambda name, _kind: found.setdefault(name)).build(structure, 0)
+    return list(found)
+
+
+def select(structure: Node, keep: Callable[[str], bool]) -> Node | None:
+    """The structure without tensors that are not wanted, nor the dicts that only held these. None: nothing is left."""
+    if not isinstance(structure, dict):
+        return structure
+    if "tensor" in structure:
+        return structure if keep(structure["tensor"]) else None
+    for tag in ("dict", "odict"):
+        if tag in structure:
+            kept = [[key, select(value, keep)] for key, value in structure[tag]]
+            kept = [pair for pair in kept if pair[1] is not None or _is_none(structure[tag], pair[0])]
+            return {tag: kept} if kept or not structure[tag] else None
+    for tag in ("list", "tuple"):
+        if tag in structure:
+            return {tag: [select(item, keep) for item in structure[tag]]}
+    return structure
+
+
+def _is_none(pairs: list[list[Node]], key: Node) -> bool:
+    return next(value for k, value in pairs if k == key) is None
+
+
+# -- taking apart --------------------------------------------------------------------------------------------------
+
+Path = tuple[str, ...]
+
+
+class _Flattener:
+    def __init__(self) -> None:
+        self._leaves: dict[str, Leaf] = {}
+        self._by_identity: dict[tuple[Any, ...], str] = {}
+        """What makes two tensors the same memory → the name it is stored under."""
+
+    def node(self, value: Any, path: Path) -> Node:
+        if len(path) > MAX_DEPTH:
+            raise InvalidArgument(f"{_at(path)} is nested deeper than {MAX_DEPTH}; is it part of itself?")
+        if value is None or isinstance(value, bool):
+            return value
+        plain = self._plain(value)
+        if plain is not None:
+            return plain
+        if isinstance(value, Mapping):
+            tag = "odict" if isinstance(value, OrderedDict) else "dict"
+            return {tag: [[self._key(k, path), self.node(v, (*path, str(k)))] for k, v in value.items()]}
+        if isinstance(value, tuple | list):
+            tag = "tuple" if isinstance(value, tuple) else "list"
+            return {tag: [self.node(item, (*path, str(i))) for i, item in enumerate(value)]}
+        if isinstance(value, bytes | bytearray | memoryview):
+            view = memoryview(value)
+            if not view.c_contiguous:
+                view = memoryview(bytes(view))
+            return self._leaf(
+                path, dtypes.BY_NAME["U8"], (view.nbytes,), "bytes", view.cast("B") if view.nbytes else b""
+            )
+        return self._array(value, path)
+
+    def _plain(self, value: Any) -> Node | None:
+        """A scalar, or None if it is none."""
+        kind = type(value)
+        if kind is str:
+            return value
+        if kind is int:
+            return value if -_EXACT_INT < value < _EXACT_INT else {"int": str(value)}
+        if kind is float:
+            return value if math.isfinite(value) else {"float": repr(value)}
+        if kind is complex:
+            return {"complex": [self._plain(value.real), self._plain(value.imag)]}
+        return None
+
+    def _key(self, key: Any, path: Path) -> Node:
+        if key is None or isinstance(key, bool):
+            return key
+        plain = self._plain(key)
+        if plain is not None:
+            return plain
+        if isinstance(key, tuple):
+            return {"tuple": [self._key(part, path) for part in key]}
+        raise InvalidArgument(
+            f"a key of {_at(path)} is a {type(key).__name__}; keys may be strings, numbers or tuples of them"
+        )
+
+    def _array(self, value: Any, path: Path) -> Node:
+        torch_module, numpy, jax = (sys.modules.get(name) for name in ("torch", "numpy", "jax"))
+        if torch_module is not None and isinstance(value, torch_module.Tensor):
+            return self._tensor(value, path)
+        if numpy is not None and isinstance(value, numpy.ndarray):
+            dtype = dtypes.of_numpy(value.dtype, _at(path))
+            data = value.__array_interface__["data"][0], value.shape, value.strides, dtype.name
+            known = self._by_identity.get(data) if value.size else None
+            return (
+                {"tensor": known, "as": "numpy"}
+                if known
+                else self._leaf(path, dtype, value.shape, "numpy", value, identity=data)
+            )
+        if numpy is not None and isinstance(value, numpy.generic):
+            array = numpy.asarray(value)
+            return self._leaf(path, dtypes.of_numpy(array.dtype, _at(path)), (), "scalar", array)
+        if jax is not None and isinstance(value, jax.Array):
+            known = self._by_identity.get((id(value),))
+            if known:
+                return {"tensor": known, "as": "jax"}
+            array = numpy.asarray(value)  # type: ignore[union-attr]  # jax cannot be there without numpy
+            return self._leaf(
+                path, dtypes.of_numpy(array.dtype, _at(path)), array.shape, "jax", array, identity=(id(value),)
+            )
+        raise InvalidArgument(
+            f"{_at(path)} is a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint does not hold; "
+            "save tensors, arrays, bytes, and dicts, lists and tuples of them with plain numbers and strings",
+            field=".".join(path),
+        )
+
+    def _tensor(self, value: torch.Tensor, path: Path) -> Node:
+        if value.is_sparse or value.layout != _strided():
+            raise InvalidArgument(f"{_at(path)} is a sparse tensor; save its indices and values, or to_dense()")
+        if value.is_quantized:
+            raise InvalidArgument(f"{_at(path)} is a quantized tensor; save its int_repr(), scale and zero point")
+        if value.is_meta:
+            raise InvalidArgument(f"{_at(path)} is on the meta device: it has a shape and no contents")
+        tensor = value.detach().resolve_conj().resolve_neg()
+        dtype = dtypes.of_torch(tensor.dtype, _at(path))
+        identity = (tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride())
+        if tensor.numel():
+            known = self._by_identity.get(identity)
+            if known:
+                return {"tensor": known, "as": "torch"}
+        return self._leaf(path, dtype, tuple(tensor.shape), "torch", tensor, identity=identity)
+
+    def _leaf(
+        self,
+        path: Path,
+        dtype: DType,
+        shape: tuple[int, ...],
+        kind: Kind,
+        source: Any,
+        *,
+        identity: tuple[Any, ...] | None = None,
+    ) -> Node:
+        name = self._free_name(path)
+        self._leaves[name] = Leaf(name, dtype, tuple(shape), kind, source)
+        if identity is not None:
+            self._by_identity[identity] = name
+        return {"tensor": name, "as": kind}
+
+    def _free_name(self, path: Path) -> str:
+        name = ".".join(path) or "state"
+        if len(name.encode()) > MAX_NAME_BYTES:
+            raise InvalidArgument(f"the path {name[:80]}… is longer than {MAX_NAME_BYTES} bytes; use shorter keys")
+        candidate, number = name, 2
+        while candidate in self._leaves or candidate == _RESERVED:  # "a.b" may be one key, or two
+            candidate, number = f"{name}#{number}", number + 1
+        return candidate
+
+    def finished(self) -> list[Leaf]:
+        return list(self._leaves.values())
+
+
+def _strided() -> Any:
+    import torch  # noqa: PLC0415 - whoever comes here has a tensor
+
+    return torch.strided
+
+
+def _at(path: Iterable[str]) -> str:
+    return ".".join(path) or "the state"
+
+
+# -- putting together ----------------------------------------------------------------------------------------------
+
+
+class _Builder:
+    def __init__(self, tensor: Callable[[str, Kind], Any]) -> None:
+        self._tensor = tensor
+        self._built: dict[tuple[str, Kind], Any] = {}
+
+    def build(self, node: Node, depth: int) -> Any:
+        if depth > MAX_DEPTH + 2:
+            raise CheckpointInvalid(f"the structure is nested deeper than {MAX_DEPTH}")
+        if node is None or isinstance(node, bool | str | int | float):
+            return node
+        if not isinstance(node, dict):
+            raise CheckpointInvalid(f"the structure holds a bare {type(node).__name__}")
+        if "tensor" in node:
+            return self._leaf(node)
+        if len(node) != 1:
+            raise CheckpointInvalid(f"a node of the structure has the tags {', '.join(sorted(node))}; one is expected")
+        tag, value = next(iter(node.items()))
+        if tag in ("dict", "odict", "list", "tuple") and not isinstance(value, list):
+            raise CheckpointInvalid(f"a {tag} of the structure is not a list")
+        match tag:
+            case "dict" | "odict":
+                return self._mapping(tag, value, depth)
+            case "list":
+                return [self.build(item, depth + 1) for item in value]
+            case "tuple":
+                return tuple(self.build(item, depth + 1) for item in value)
+            case "int" | "float" | "complex":
+                return _number(tag, value)
+            case _:
+                raise CheckpointInvalid(
+                    f"the structure has the tag {tag!r}, which is not known; was it written by a newer version?"
+                )
+
+    def _mapping(self, tag: str, pairs: Sequence[Any], depth: int) -> dict[Any, Any]:
+        if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+            raise CheckpointInvalid("a dict of the structure has an entry that is not a pair")
+        items = [(self.build(key, depth + 1), self.build(value, depth + 1)) for key, value in pairs]
+        try:
+            built = OrderedDict(items) if tag == "odict" else dict(items)
+        except TypeError:
+            raise CheckpointInvalid("a dict of the structure has a key that cannot be one") from None
+        if len(built) != len(items):
+            raise CheckpointInvalid("a dict of the structure has a key twice")
+        return built
+
+    def _leaf(self, node: dict[str, Any]) -> Any:
+        name, kind = node["tensor"], node.get("as")
+        if not isinstance(name, str) or kind not in ("torch", "numpy", "jax", "scalar", "bytes"):
+            raise CheckpointInvalid(f"the structure refers to the tensor {name!r} as {kind!r}, which is not known")
+        if (name, kind) not in self._built:
+            self._built[name, kind] = self._tensor(name, kind)
+        return self._built[name, kind]
+
+
+def _number(tag: str, value: Any) -> Any:
+    try:
+        if tag == "int":
+            return int(value)  # Python itself refuses thousands of digits
+        if tag == "float":
+            return float(value)
+        real, imaginary = (part if isinstance(part, float | int) else float(part["float"]) for part in value)
+        return complex(real, imaginary)
+    except (TypeError, ValueError, KeyError):
+        raise CheckpointInvalid(f"the structure holds an {tag} that is none: {str(value)[:40]!r}") from None

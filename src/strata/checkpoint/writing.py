@@ -1,0 +1,70 @@
+"""A staged snapshot into a store: the file, and beside it the hashes of its chunks."""
+
+from __future__ import annotations
+
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from xxhash import xxh3_128_hexdigest
+
+from strata.checkpoint import manifest as m
+from strata.checkpoint.layout import chunks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from strata.checkpoint.layout import Layout, Place
+    from strata.storage import Store, Watch
+
+HASH_THREADS = 2
+_PER_TASK_BYTES = 16 << 20
+
+
+def file_name(rank: int) -> str:
+    return f"rank-{rank:05d}.safetensors"
+
+
+def write_file(
+    store: Store, directory: str, layout: Layout, data: memoryview, *, rank: int, chunk_bytes: int, watch: Watch
+) -> tuple[m.DataFile, dict[str, tuple[str, ...]]]:
+    """Writes one rank's file; gives its entry in the manifest, and the hashes of each tensor's chunks.
+
+    The hashes are computed while the disk is busy, from the same memory.
+    """
+    with ThreadPoolExecutor(HASH_THREADS, thread_name_prefix="strata-hash") as pool:
+        groups = [pool.submit(_hashes, group, data, chunk_bytes, watch) for group in _groups(layout.places)]
+        store.put_large(f"{directory}/{file_name(rank)}", data, watch=watch)
+        hashes = dict(itertools.chain.from_iterable(group.result() for group in groups))
+    entry = m.DataFile(
+        path=file_name(rank),
+        rank=rank,
+        size_bytes=layout.size_bytes,
+        header_bytes=len(layout.header),
+        header_hash=xxh3_128_hexdigest(layout.header),
+    )
+    return entry, hashes
+
+
+def _groups(places: Sequence[Place]) -> list[list[Place]]:
+    """Of about equal size, so that many small tensors are one task and not many."""
+    groups: list[list[Place]] = [[]]
+    room = _PER_TASK_BYTES
+    for place in places:
+        groups[-1].append(place)
+        room -= place.num_bytes
+        if room <= 0:
+            groups.append([])
+            room = _PER_TASK_BYTES
+    return groups
+
+
+def _hashes(
+    places: Sequence[Place], data: memoryview, chunk_bytes: int, watch: Watch
+) -> list[tuple[str, tuple[str, ...]]]:
+    found = []
+    for place in places:
+        watch.check()
+        pieces = chunks(place.offset, place.num_bytes, chunk_bytes)
+        found.append((place.name, tuple(xxh3_128_hexdigest(data[start:end]) for start, end in pieces)))
+    return found

@@ -1,0 +1,96 @@
+"""`strata jobs`: which jobs a coordinator knows, and the end of one."""
+
+import json
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from strata.coordinator.client import CoordinatorClient
+
+app = typer.Typer(help="List a coordinator's jobs, and drop those that are over.", no_args_is_help=True)
+
+Address = Annotated[str, typer.Option(help="The coordinator: HOST:PORT or unix:PATH.")]
+TimeoutS = Annotated[float, typer.Option(help="How long to wait for an answer.", min=0.1)]
+TokenFile = Annotated[
+    str, typer.Option(help="A file that holds the token alone. Default: STRATA_TOKEN, or STRATA_TOKEN_FILE.")
+]
+TlsCa = Annotated[
+    str, typer.Option(help="The authority of the coordinator's certificate: TLS. Default: STRATA_TLS_CA.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@app.callback()
+def root() -> None:
+    """List a coordinator's jobs, and drop those that are over."""
+
+
+@app.command()
+def ls(
+    address: Address = "localhost:50051",
+    timeout_s: TimeoutS = 5.0,
+    token_file: TokenFile = "",
+    tls_ca: TlsCa = "",
+    as_json: AsJson = False,
+) -> None:
+    """List the jobs, in the order in which they began."""
+    with _connected(address, timeout_s, token_file, tls_ca) as client:
+        jobs = client.list_jobs()
+    if as_json:
+        typer.echo(json.dumps({"jobs": [asdict(job) for job in jobs]}))
+        return
+    table = Table(box=None, pad_edge=False)
+    table.add_column("job")
+    for heading in ("generation", "workers", "datasets", "checkpoint at step"):
+        table.add_column(heading, justify="right")
+    for job in jobs:
+        numbers = (job.generation, job.num_workers, job.num_datasets, job.checkpoint_step)
+        table.add_row(escape(job.job_id), *map(str, numbers))
+    console = Console(highlight=False)
+    console.print(table if jobs else f"no jobs at {escape(address)}")
+
+
+@app.command()
+def drop(
+    job: Annotated[str, typer.Argument(help="The job to forget.")],
+    force: Annotated[
+        bool, typer.Option("--force", help="Also with workers in it; they are out of the job then.")
+    ] = False,
+    reason: Annotated[str, typer.Option(help="Why, for the history.")] = "",
+    address: Address = "localhost:50051",
+    timeout_s: TimeoutS = 5.0,
+    token_file: TokenFile = "",
+    tls_ca: TlsCa = "",
+) -> None:
+    """Forget a job: its datasets and how far they are, its checkpoints' records (not their files), its commands.
+
+    It takes a token of the role admin, where there are tokens. What happened stays in the history.
+    """
+    from strata.errors import UnknownJob  # noqa: PLC0415
+
+    with _connected(address, timeout_s, token_file, tls_ca) as client:
+        found = next((one for one in client.list_jobs() if one.job_id == job), None)
+        if found is None:
+            raise UnknownJob(f"there is no job {job!r} at {address}; `strata jobs ls` lists those that there are")
+        client.drop_job(job, force=force, generation=found.generation, reason=reason)
+    workers = f", with {found.num_workers} workers in it" if found.num_workers else ""
+    typer.echo(f"job {job} was dropped{workers}")
+
+
+@contextmanager
+def _connected(address: str, timeout_s: float, token_file: str, tls_ca: str) -> "Iterator[CoordinatorClient]":
+    from strata.coordinator.client import ClientConfig, CoordinatorClient  # noqa: PLC0415 (grpc is behind it)
+    from strata.transport.credentials import ClientSecurity  # noqa: PLC0415
+
+    security = ClientSecurity(token_file=token_file, ca=tls_ca)
+    config = ClientConfig(connect_timeout_s=timeout_s, call_timeout_s=timeout_s)
+    with CoordinatorClient(address, config=config, security=security) as client:
+        yield client

@@ -1,0 +1,332 @@
+"""A worker of a job, as its own process sees it: what it has adopted, what it says, what it hears."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from strata.coordinator import limits, views, wire
+from strata.coordinator.client._messages import message
+from strata.coordinator.events import number_of
+from strata.errors import (
+    BarrierBroken,
+    CoordinatorUnavailable,
+    InvalidArgument,
+    StaleGeneration,
+    StaleIncarnation,
+    StrataError,
+    UnknownJob,
+    UnknownWorker,
+)
+from strata.v1 import calls_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from strata.coordinator.checkpoints import CheckpointProgress
+    from strata.coordinator.client._async import AsyncCoordinatorClient
+    from strata.coordinator.events import CheckpointKind, CommandRecord
+    from strata.coordinator.membership import WorkerStateName
+    from strata.coordinator.shards import Shard
+
+OUT = (StaleIncarnation, UnknownWorker, UnknownJob)
+"""Answers that mean: this worker is out."""
+BARRIER_MARGIN_S = 5.0
+"""The coordinator ends a barrier in time by itself; the client waits this much longer to hear it."""
+
+
+class AsyncWorker:
+    """A worker of a job, as its own process sees it.
+
+    `generation`, `rank` and `world_size` are what this program has adopted; fenced calls carry that generation. When
+    the membership changes, `latest_generation` moves ahead of it, and fenced calls raise `StaleGeneration`, until the
+    program calls `refresh()`. So nothing is acknowledged under a membership that the program has not seen.
+    """
+
+    def __init__(
+        self, client: AsyncCoordinatorClient, request: pb.RegisterWorkerRequest, response: pb.RegisterWorkerResponse
+    ) -> None:
+        self.job_id = request.job_id
+        self.worker_id = request.worker_id
+        self.instance_id = request.instance_id
+        self.incarnation = number_of(response.incarnation)
+        self._fence = response.incarnation
+        self.generation = response.generation
+        self.rank = response.rank
+        self.world_size = response.world_size
+        self.lease_s = response.lease_s
+        self.heartbeat_s = response.heartbeat_s
+        self.latest_generation = response.generation
+        self.num_workers = response.world_size
+        self.change_reason = ""
+        self.lost: StrataError | None = None
+        """Why this worker is out of the job, if it is."""
+        self.changed = asyncio.Event()
+        """Set when the membership has moved on, or this worker is out, or a command came."""
+        self._client = client
+        self._state: WorkerStateName | None = None
+        self._step: int | None = None
+        self._epoch: int | None = None
+        self._metrics: dict[str, float] = {}
+        self._commands: list[CommandRecord] = []
+        self._last_command_id = 0
+        self._acked_command_id = 0
+        self._rounds: Counter[tuple[str, int]] = Counter()
+
+    @property
+    def fence(self) -> int:
+        """What this process's calls carry on the wire as `incarnation`; nobody else is told."""
+        return self._fence
+
+    # -- heartbeats ------------------------------------------------------------------------------------------------
+
+    def report(
+        self,
+        *,
+        state: WorkerStateName | None = None,
+        step: int | None = None,
+        epoch: int | None = None,
+        **metrics: float,
+    ) -> None:
+        """Notes progress for the next heartbeat; costs nothing, so call it every step."""
+        if state is not None:
+            self._state = wire.check_state(state)
+        if step is not None:
+            self._step = limits.check_count(step, "step")
+        if epoch is not None:
+            self._epoch = limits.check_count(epoch, "epoch")
+        self._metrics.update(metrics)
+
+    def forget_report(self) -> None:
+        """It was refused; a worker must not die of what it reports."""
+        self._state = self._step = self._epoch = None
+        self._metrics = {}
+
+    async def heartbeat(self) -> None:
+        """Sends what was reported now, instead of at the next beat."""
+        metrics, self._metrics = self._metrics, {}
+        request = message(
+            pb.HeartbeatRequest,
+            job_id=self.job_id,
+            worker_id=self.worker_id,
+            incarnation=self._fence,
+            state=wire.encode_state(self._state) if self._state else 0,
+            step=self._step,
+            epoch=self._epoch,
+            metrics=metrics,
+            acked_command_id=self._acked_command_id,
+        )
+        beat: pb.HeartbeatResponse = await self._client.call("heartbeat", request, timeout_s=self.lease_s)
+        self.hear_generation(beat.generation, beat.num_workers, "")
+        if beat.commands:
+            self.hear_commands([wire.decode_command(c) for c in beat.commands])
+
+    def hear_generation(self, generation: int, num_workers: int, reason: str) -> None:
+        if generation > self.latest_generation:
+            self.latest_generation = generation
+            self.num_workers = num_workers
+            self.changed.set()
+        if reason and generation == self.latest_generation:
+            self.change_reason = reason
+
+    def hear_commands(self, commands: Iterable[CommandRecord]) -> None:
+        new = [c for c in commands if c.command_id > self._last_command_id]
+        if new:
+            self._commands += new
+            self._last_command_id = new[-1].command_id
+            self.changed.set()
+
+    def take_commands(self) -> list[CommandRecord]:
+        """The commands that came since the last look; they count as carried out from the next heartbeat on."""
+        taken, self._commands = self._commands, []
+        if taken:
+            self._acked_command_id = taken[-1].command_id
+        return taken
+
+    async def wait_changed(self, timeout_s: float) -> bool:
+        """Waits for a new generation, a command, or this worker's end; False if nothing came in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.changed.wait()
+        except TimeoutError:
+            return False
+        self.changed.clear()
+        return True
+
+    # -- membership ------------------------------------------------------------------------------------------------
+
+    async def refresh(self) -> views.Standing:
+        """Adopts the newest generation: its number, this worker's rank, the world size. Raises if it is out."""
+        request = message(
+            pb.GetMembershipRequest, job_id=self.job_id, worker_id=self.worker_id, incarnation=self._fence
+        )
+        try:
+            mine: pb.GetMembershipResponse = await self._client.call("get_membership", request)
+        except OUT as error:
+            raise self.lost or error from None
+        self.generation, self.rank, self.world_size = mine.generation, mine.rank, mine.world_size
+        self.hear_generation(mine.generation, mine.world_size, mine.reason)
+        return views.Standing(mine.generation, mine.rank, mine.world_size, mine.reason)
+
+    async def wait_for_workers(self, count: int, *, timeout_s: float = 60.0) -> None:
+        """Waits until the job has at least this many workers, and adopts that generation."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    self.changed.clear()
+                    if (await self.refresh()).world_size >= count:
+                        return
+                    await self.changed.wait()
+        except TimeoutError:
+            raise CoordinatorUnavailable(
+                f"{self.num_workers} of {count} workers of job {self.job_id!r} came within {timeout_s:g} s; "
+                "start the others, or ask for fewer",
+                generation=self.latest_generation,
+            ) from None
+
+    async def deregister(self, reason: str = "") -> None:
+        """Leaves the job; the shards move to the others at once."""
+        self._client._forget(self)
+        request = message(
+            pb.DeregisterWorkerRequest,
+            job_id=self.job_id,
+            worker_id=self.worker_id,
+            incarnation=self._fence,
+            reason=reason,
+        )
+        await self._client.call("deregister_worker", request)
+
+    # -- shards ----------------------------------------------------------------------------------------------------
+
+    async def shards(
+        self, dataset_id: str | None = None, *, epoch: int | None = None, include_done: bool = False
+    ) -> list[Shard]:
+        """What is this worker's now; adopts the generation that says so."""
+        while True:  # once, unless the members change between the two calls
+            shards, generation = await self._client.shards_with_generation(
+                self.worker_id, job_id=self.job_id, dataset_id=dataset_id, epoch=epoch, include_done=include_done
+            )
+            if generation != self.generation:
+                await self.refresh()
+            if generation == self.generation:
+                return shards
+
+    async def ack(self, shards: Sequence[Shard]) -> views.Progress:
+        """Says that these shards, of one dataset and epoch, have been trained on."""
+        if not shards:
+            raise InvalidArgument("no shard is named; ack takes at least one", field="shards")
+        first = shards[0]
+        if any((s.dataset_id, s.epoch) != (first.dataset_id, first.epoch) for s in shards):
+            raise InvalidArgument("shards of several datasets or epochs; acknowledge them one by one", field="shards")
+        request = message(
+            pb.AckShardsRequest,
+            **self._identity(),
+            dataset_id=first.dataset_id,
+            epoch=first.epoch,
+            indices=[s.index for s in shards],
+        )
+        response: pb.AckShardsResponse = await self._client.call("ack_shards", request)
+        return views.Progress(response.num_done, response.num_shards)
+
+    # -- barriers and checkpoints ----------------------------------------------------------------------------------
+
+    async def barrier(
+        self,
+        name: str,
+        *,
+        step: int | None = None,
+        members: Sequence[str] = (),
+        timeout_s: float = 300.0,
+        elastic: bool = False,
+    ) -> None:
+        """Waits until all members of the generation are here.
+
+        `step` tells one use of a name from the next; left out, uses are counted. If the membership changes, the
+        barrier breaks (`BarrierBroken`), or, with `elastic`, is entered again in the new generation.
+        """
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
+        while True:
+            try:
+                await self._arrive(name, step, members, deadline_s - loop.time())
+            except (BarrierBroken, StaleGeneration) as error:
+                if not elastic or error.generation == self.generation or loop.time() >= deadline_s:
+                    raise
+                await self.refresh()
+            else:
+                return
+
+    async def _arrive(self, name: str, step: int | None, members: Sequence[str], timeout_s: float) -> None:
+        key = (name, self.generation)
+        number = self._rounds[key] if step is None else step
+        request = message(
+            pb.WaitBarrierRequest,
+            **self._identity(),
+            barrier_id=name,
+            step=number,
+            members=list(members),
+            timeout_s=timeout_s,
+        )
+        await self._client.call("wait_barrier", request, timeout_s=timeout_s + BARRIER_MARGIN_S)
+        if step is None:
+            self._rounds[key] += 1
+
+    async def notify_checkpoint(
+        self,
+        checkpoint_id: str,
+        *,
+        step: int,
+        epoch: int,
+        path: str,
+        kind: CheckpointKind = "FULL",
+        size_bytes: int = 0,
+        hashes: Mapping[str, str] | None = None,
+        model_hash: str = "",
+        metadata: Mapping[str, str] | None = None,
+        data_cursor: bytes = b"",
+    ) -> CheckpointProgress:
+        """Says that this rank's part is durable; the last rank's call commits the checkpoint."""
+        request = message(
+            pb.NotifyCheckpointRequest,
+            **self._identity(),
+            checkpoint_id=checkpoint_id,
+            step=step,
+            epoch=epoch,
+            path=path,
+            type=wire.encode_checkpoint_kind(kind),
+            size_bytes=size_bytes,
+            hashes=dict(hashes or {}),
+            model_hash=model_hash,
+            metadata=dict(metadata or {}),
+            data_cursor=data_cursor,
+        )
+        return wire.decode_progress(await self._client.call("notify_checkpoint", request))
+
+    async def recover(self) -> views.RecoveryPlan:
+        """Where to go on after a failure; adopts the generation that says so."""
+        request = message(
+            pb.RequestRecoveryRequest, job_id=self.job_id, worker_id=self.worker_id, incarnation=self._fence
+        )
+        response: pb.RecoveryResponse = await self._client.call("request_recovery", request)
+        self.generation, self.rank, self.world_size = response.generation, response.rank, response.world_size
+        self.hear_generation(response.generation, response.world_size, response.reason)
+        shards = wire.decode_shards(response.shards) if not response.next_offset else await self.shards()
+        return views.RecoveryPlan(
+            checkpoint=wire.decode_checkpoint(response.checkpoint) if response.HasField("checkpoint") else None,
+            generation=self.generation,
+            rank=self.rank,
+            world_size=self.world_size,
+            shards=shards,
+            reason=response.reason,
+        )
+
+    def _identity(self) -> dict[str, Any]:
+        if self.lost is not None:
+            raise self.lost
+        return {
+            "job_id": self.job_id,
+            "worker_id": self.worker_id,
+            "incarnation": self._fence,
+            "generation": self.generation,
+        }

@@ -1,0 +1,330 @@
+"""A directory as a store.
+
+Large objects are written with O_DIRECT from several threads: the page cache would take a second copy of them in memory,
+and flushing it is slower and far less even. Where O_DIRECT is refused (tmpfs, some network and FUSE file systems) the
+same threads write through the page cache and flush it at the end; `direct` tells which way it was.
+
+What is being written has a temporary name beside its own, which is never listed. A process that is killed leaves it
+behind: `sweep` removes such files, and so does `delete` in the directories that it empties.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import stat
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from strata.errors import ObjectExists, ObjectMissing, StorageDenied, StorageError, StorageFull, StorageUnavailable
+from strata.storage import files
+from strata.storage.base import TEMPORARY, Listed, byte_view, check_key, check_offset
+from strata.storage.files import ALIGNMENT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from strata.storage.base import Watch
+
+PIECE_BYTES = 8 << 20
+NUM_THREADS = 4
+LEFT_AFTER_S = 3_600.0
+"""A temporary file that nobody has written to for so long is nobody's."""
+_MAX_CREATES = 10
+
+
+class LocalStore:
+    def __init__(self, directory: Path | str) -> None:
+        self.root = Path(directory).expanduser().absolute()
+        self.url = str(self.root)
+        self.direct: bool | None = None
+        """Whether the last large object went past the page cache."""
+        self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="strata-disk")
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    def put(self, key: str, data: bytes, *, if_absent: bool = False) -> None:
+        with self._new_file(key, direct=False, if_absent=if_absent) as fd:
+            files.write_all(fd, byte_view(data), 0)
+
+    def put_large(self, key: str, data: memoryview, *, watch: Watch | None = None) -> None:
+        data = byte_view(data)
+        with self._new_file(key, direct=files.is_aligned(data)) as fd:
+            self._write_pieces(fd, data, watch, direct=files.is_direct(fd))
+            os.ftruncate(fd, data.nbytes)  # the last piece was rounded up
+            self.direct = files.is_direct(fd)
+
+    @contextlib.contextmanager
+    def _new_file(self, key: str, *, direct: bool, if_absent: bool = False) -> Iterator[int]:
+        """A descriptor to write to; what was written has its name when the block ends, and is gone when it fails."""
+        path = self._path(key)
+        temporary = path.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")  # never used, in the same directory
+        with _told(path, writing=True):
+            fd = self._create(temporary, direct=direct)
+            try:
+                try:
+                    yield fd
+                    files.sync(fd)
+                finally:
+                    os.close(fd)
+                _publish(temporary, path, if_absent=if_absent)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                self._remove_if_empty(path.parent)
+                raise
+            files.sync_directory(path.parent)
+
+    def _create(self, temporary: Path, *, direct: bool) -> int:
+        for _ in range(_MAX_CREATES):
+            with contextlib.suppress(FileNotFoundError):  # `delete` found the directory empty, just before
+                self._make_directory(temporary.parent)
+                return files.create(temporary, direct=direct)
+        raise StorageUnavailable(f"{temporary.parent} is removed as soon as it is made; what else works in it?")
+
+    def _write_pieces(self, fd: int, data: memoryview, watch: Watch | None, *, direct: bool) -> None:
+        whole = data.nbytes - data.nbytes % ALIGNMENT if direct else data.nbytes
+
+        def write(start: int) -> None:
+            if watch is not None:
+                watch.check()
+            piece = data[start : min(start + PIECE_BYTES, whole)]
+            files.write_all(fd, piece, start)
+            if watch is not None:
+                watch.advance(piece.nbytes)
+
+        self._all(write, range(0, whole, PIECE_BYTES))
+        if whole < data.nbytes:
+            with mmap.mmap(-1, ALIGNMENT) as block:
+                block[: data.nbytes - whole] = data[whole:]
+                with memoryview(block) as view:
+                    files.write_all(fd, view, whole)
+            if watch is not None:
+                watch.advance(data.nbytes - whole)
+        if watch is not None:
+            watch.check()
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def get(self, key: str, *, max_bytes: int) -> bytes:
+        path = self._path(key)
+        with _told(path), path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > max_bytes:
+                raise StorageError(f"{path} has {size} bytes, more than the {max_bytes} expected")
+            return file.read(max_bytes)
+
+    def read_into(self, key: str, offset: int, out: memoryview) -> None:
+        """Past the page cache where `offset` and `out` lie on 4 KiB; the rest through it."""
+        path, out = self._path(key), byte_view(out)
+        check_offset(offset)
+        direct = offset % ALIGNMENT == 0 and out.nbytes >= PIECE_BYTES and files.is_aligned(out)
+        whole = out.nbytes - out.nbytes % ALIGNMENT if direct else 0
+
+        def read(start: int) -> None:
+            files.read_all(fd, out[start : min(start + PIECE_BYTES, whole)], offset + start, path)
+
+        with _told(path), files.opened(path, direct=direct) as fd:  # one descriptor: all of it is of one object
+            _check_is_file(os.fstat(fd), path)
+            self._all(read, range(0, whole, PIECE_BYTES))
+            if whole < out.nbytes:
+                files.go_buffered(fd)
+                files.read_all(fd, out[whole:], offset + whole, path)
+
+    def size(self, key: str) -> int:
+        path = self._path(key)
+        with _told(path):
+            return _check_is_file(path.stat(), path).st_size
+
+    def walk(self, prefix: str = "") -> Iterator[Listed]:
+        top = self._path(prefix) if prefix else self.root
+        found = []
+        with _told(top):
+            for directory, _, names in os.walk(top, onerror=_raise_unless_gone):
+                for name in names:
+                    if name.startswith(TEMPORARY):
+                        continue
+                    path = Path(directory, name)
+                    with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                        status = path.stat()
+                        found.append(Listed(path.relative_to(self.root).as_posix(), status.st_size, status.st_mtime))
+        yield from sorted(found, key=lambda listed: listed.key)
+
+    def children(self, prefix: str = "") -> list[str]:
+        top = self._path(prefix) if prefix else self.root
+        with _told(top):
+            return sorted(name for name in _directories(top) if _holds_objects(top / name))
+
+    # -- removing --------------------------------------------------------------------------------------------------
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Directories that become empty go, too."""
+        parents = set()
+        for key in keys:
+            path = self._path(key)
+            with _told(path):
+                _unlink_file(path)
+            parents.add(path.parent)
+        for parent in sorted(parents, key=lambda path: -len(path.parts)):
+            self._remove_if_empty(parent)
+
+    def sweep(self, older_than_s: float = LEFT_AFTER_S) -> int:
+        """Removes what writers that were killed have left, and empty directories; gives the number of files.
+
+        Only what nobody has touched for `older_than_s`, so that a live writer keeps its file.
+        """
+        num_removed = 0
+        with _told(self.root):
+            for directory, _, _ in os.walk(self.root, topdown=False, onerror=_raise_unless_gone):
+                num_removed += _remove_left(Path(directory), older_than_s)
+                if Path(directory) != self.root and _age_s(Path(directory)) >= older_than_s:
+                    with contextlib.suppress(OSError):
+                        Path(directory).rmdir()
+        return num_removed
+
+    def _remove_if_empty(self, directory: Path) -> None:
+        """Also one that holds nothing but what a dead writer left; never the file of a live one."""
+        while directory != self.root and directory.is_relative_to(self.root):
+            with contextlib.suppress(OSError):
+                if all(name.startswith(TEMPORARY) for name in os.listdir(directory)):  # noqa: PTH208 - names
+                    _remove_left(directory, LEFT_AFTER_S)
+            try:
+                directory.rmdir()
+            except FileNotFoundError:
+                pass
+            except OSError:
+                return  # not empty
+            directory = directory.parent
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+    # -- within ----------------------------------------------------------------------------------------------------
+
+    def _path(self, key: str) -> Path:
+        return self.root / check_key(key)
+
+    def _make_directory(self, directory: Path) -> None:
+        """Each new directory is durable before something is put into it."""
+        missing = []
+        while not directory.exists():
+            missing.append(directory)
+            directory = directory.parent
+        for one in reversed(missing):
+            one.mkdir(exist_ok=True)
+            files.sync_directory(one.parent)
+
+    def _all(self, work: Callable[[int], None], starts: Iterable[int]) -> None:
+        """In the pool; when one fails the others end first, so that nobody writes any more when we raise."""
+        futures = [self._pool.submit(work, start) for start in starts]
+        failed: BaseException | None = None
+        for future in futures:
+            if failed is not None:
+                future.cancel()
+            if not future.cancelled():
+                failed = failed or future.exception()
+        if failed is not None:
+            raise failed
+
+
+def _publish(temporary: Path, path: Path, *, if_absent: bool) -> None:
+    if not if_absent:
+        temporary.rename(path)
+        return
+    try:
+        files.publish_if_absent(temporary, path)
+    except FileExistsError:
+        raise ObjectExists(f"{path} is there already") from None
+
+
+def _check_is_file(status: os.stat_result, path: Path) -> os.stat_result:
+    if not stat.S_ISREG(status.st_mode):
+        raise ObjectMissing(f"{path} is a directory, not an object")
+    return status
+
+
+def _unlink_file(path: Path) -> None:
+    """Unless there is none: also where a directory has its name, or a file that of its directory."""
+    try:
+        path.unlink(missing_ok=True)
+    except (IsADirectoryError, NotADirectoryError):
+        pass
+    except PermissionError:  # what macOS says of a directory
+        if not path.is_dir():
+            raise
+
+
+def _directories(top: Path) -> list[str]:
+    try:
+        with os.scandir(top) as entries:
+            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _holds_objects(directory: Path) -> bool:
+    """And not only what is being written, or empty directories."""
+    below = []
+    try:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    below.append(Path(entry.path))
+                elif not entry.name.startswith(TEMPORARY):
+                    return True
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return any(_holds_objects(one) for one in below)
+
+
+def _age_s(path: Path) -> float:
+    try:
+        return time.time() - path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _remove_left(directory: Path, older_than_s: float) -> int:
+    num_removed = 0
+    for path in directory.glob(f"{TEMPORARY}*"):
+        if _age_s(path) >= older_than_s:
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+                num_removed += 1
+    return num_removed
+
+
+def _raise_unless_gone(error: OSError) -> None:
+    """A directory that cannot be read is not an empty one."""
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error
+
+
+@contextlib.contextmanager
+def _told(path: Path, *, writing: bool = False) -> Iterator[None]:
+    """The system's errors, in our words."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        raise _translated(error, path, writing=writing) from error
+
+
+def _translated(error: OSError, path: Path, *, writing: bool) -> StorageError:
+    said = error.strerror or str(error)
+    if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError | FileExistsError):
+        if not writing:
+            return ObjectMissing(f"{path} is not there")
+        return StorageError(
+            f"{path}: {said}; in a directory, one name cannot be an object and have others below it: choose another key"
+        )
+    if isinstance(error, PermissionError) or error.errno == errno.EROFS:
+        return StorageDenied(f"{path}: {said}; check its owner and rights, and whether it is mounted for writing")
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return StorageFull(f"{path}: {said}; free some space, keep fewer checkpoints, or raise the quota (ulimit -f)")
+    return StorageUnavailable(f"{path}: {said}; look at the system's log (dmesg), and whether the disk is healthy")

@@ -1,0 +1,226 @@
+"""From a URL and `storage_options` to what obstore wants, with everything checked and every wait bounded."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from strata.errors import ConfigError
+from strata.storage.aws_profile import read_profile
+from strata.storage.base import check_key
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+S3, GCS, AZURE = "S3", "Google Cloud Storage", "Azure"
+KINDS = {"s3": S3, "s3a": S3, "gs": GCS, "az": AZURE, "azure": AZURE, "abfs": AZURE, "abfss": AZURE}
+
+_CONFIG = {
+    S3: (
+        *("access_key_id", "secret_access_key", "session_token", "region", "endpoint", "skip_signature"),
+        *("virtual_hosted_style_request", "unsigned_payload", "checksum_algorithm", "conditional_put"),
+        *("server_side_encryption", "sse_kms_key_id", "sse_bucket_key_enabled", "sse_customer_key_base64"),
+        *("role_arn", "role_session_name", "web_identity_token_file", "sts_endpoint", "metadata_endpoint"),
+        *("container_credentials_relative_uri", "container_credentials_full_uri", "container_authorization_token_file"),
+        *("imdsv1_fallback", "request_payer", "s3_express", "disable_tagging", "disable_bulk_delete"),
+    ),
+    GCS: (
+        *("service_account", "service_account_key", "application_credentials", "bearer_token"),
+        *("base_url", "skip_signature"),
+    ),
+    AZURE: (
+        *("account_name", "account_key", "sas_key", "token", "endpoint", "skip_signature", "use_emulator"),
+        *("client_id", "client_secret", "tenant_id", "authority_host", "federated_token_file", "credential_type"),
+        *("msi_endpoint", "msi_resource_id", "object_id", "use_azure_cli", "use_fabric_endpoint", "encryption_key"),
+        "disable_tagging",
+    ),
+}
+_CLIENT = (
+    *("allow_http", "allow_invalid_certificates", "root_certificate", "user_agent", "default_headers"),
+    *("proxy_url", "proxy_ca_certificate", "proxy_excludes", "http1_only", "http2_only", "pool_idle_timeout"),
+    *("pool_max_idle_per_host", "randomize_addresses"),
+)
+_ELSEWHERE = {
+    "key": "access_key_id",
+    "aws_access_key_id": "access_key_id",
+    "secret": "secret_access_key",
+    "aws_secret_access_key": "secret_access_key",
+    "aws_session_token": "session_token",
+    "anon": "skip_signature",
+    "aws_region": "region",
+    "region_name": "region",
+    "endpoint_url": "endpoint",
+    "endpoint_override": "endpoint",
+    "timeout": "timeout_s",
+    "connect_timeout": "connect_timeout_s",
+    "retries": "max_retries",
+    "max_concurrency": "concurrency",
+}
+"""What other libraries call it → what it is called here."""
+_SECRET = ("secret", "token", "key", "sas", "password")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    timeout_s: float = 60.0
+    """For one request, with everything that is sent and received."""
+    connect_timeout_s: float = 5.0
+    max_retries: int = 8
+    retry_timeout_s: float = 120.0
+    """No retry begins later than this after the first try."""
+    concurrency: int = 8
+    """Pieces of one transfer under way at a time."""
+    piece_bytes: int = 8 << 20
+
+    def __post_init__(self) -> None:
+        for name in ("timeout_s", "connect_timeout_s", "retry_timeout_s"):
+            if not 0 < getattr(self, name) <= 3600:
+                raise _refused(name, getattr(self, name), "give seconds, above 0 and up to 3600")
+        if not 0 <= self.max_retries <= 100:
+            raise _refused("max_retries", self.max_retries, "give 0 to 100")
+        if not 1 <= self.concurrency <= 64:
+            raise _refused("concurrency", self.concurrency, "give 1 to 64")
+        if not 5 << 20 <= self.piece_bytes <= 1 << 30:
+            raise _refused("piece_bytes", self.piece_bytes, "give 5 MiB (S3's least) to 1 GiB")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything about one place in an object store. Its text shows no secret."""
+
+    kind: str
+    bucket: str
+    prefix: str | None
+    limits: Limits
+    credentials: str
+    """Where they come from, in words."""
+    config: dict[str, Any] = dataclasses.field(repr=False)
+    client_options: dict[str, Any] = dataclasses.field(repr=False)
+
+    @property
+    def retry_config(self) -> dict[str, Any]:
+        return {
+            "max_retries": self.limits.max_retries,
+            "retry_timeout": timedelta(seconds=self.limits.retry_timeout_s),
+            "backoff": {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=10), "base": 2},
+        }
+
+    def secrets(self) -> list[str]:
+        """What must never be printed."""
+        named = {**os.environ, **{name: value for name, value in self.config.items() if isinstance(value, str)}}
+        clouds = ("AWS_", "AZURE_", "GOOGLE_")
+        return [
+            value
+            for name, value in named.items()
+            if (name in self.config or name.startswith(clouds))
+            and any(word in name.lower() for word in _SECRET)
+            and name.lower().removeprefix("aws_") != "access_key_id"
+            and len(value) >= 4
+        ]
+
+
+def read_settings(url: str, storage_options: Mapping[str, Any], environment: Mapping[str, str]) -> Settings:
+    """
+    Raises:
+        ConfigError: An option that nobody knows or that cannot be; the message says what there is.
+    """
+    kind, bucket, prefix, account = _parse(url)
+    limits = {field.name for field in dataclasses.fields(Limits)}
+    own = {"profile"} if kind == S3 else set()
+    for name in storage_options:
+        if name not in {*_CONFIG[kind], *_CLIENT, *limits, *own}:
+            raise _unknown(name, kind, [*_CONFIG[kind], *_CLIENT, *sorted(limits), *own])
+    given = {name: value for name, value in storage_options.items() if value is not None}
+    config = {name: given[name] for name in _CONFIG[kind] if name in given}
+    if account is not None:
+        config.setdefault("account_name", account)
+    credentials = "storage_options"
+    if kind == S3:
+        config, credentials = _with_aws(config, given.get("profile"), environment)
+    elif not any(any(word in name for word in _SECRET) for name in config):
+        credentials = "the environment, or the identity of this machine"
+    chosen = Limits(**{name: given[name] for name in limits if name in given})
+    client = {name: given[name] for name in _CLIENT if name in given}
+    _check_encrypted(config, client, kind, environment)
+    client |= {
+        "timeout": timedelta(seconds=chosen.timeout_s),
+        "connect_timeout": timedelta(seconds=chosen.connect_timeout_s),
+    }
+    return Settings(
+        kind=kind,
+        bucket=bucket,
+        prefix=prefix,
+        limits=chosen,
+        credentials=credentials,
+        config=config,
+        client_options=client,
+    )
+
+
+def _parse(url: str) -> tuple[str, str, str | None, str | None]:
+    """Kind, bucket, prefix, and for Azure the account if the URL names it."""
+    parts = urlsplit(url)
+    kind = KINDS[parts.scheme]
+    bucket, at, host = parts.netloc.rpartition("@")
+    if parts.query or parts.fragment or (at and (kind != AZURE or ":" in bucket)):
+        # Without the URL: what stands in these places is often a secret.
+        raise ConfigError(
+            f"a {parts.scheme}:// URL has a bucket and a path, no keys and no '?'; pass these as storage_options",
+            field="storage_path",
+        )
+    bucket, account = (bucket, host.partition(".")[0]) if at else (host, None)
+    prefix = unquote(parts.path).strip("/")
+    if not bucket:
+        raise ConfigError(f"{url} names no bucket; write it as {parts.scheme}://BUCKET/PATH", field="storage_path")
+    return kind, bucket, check_key(prefix) if prefix else None, account
+
+
+def _with_aws(
+    config: dict[str, Any], profile: str | None, environment: Mapping[str, str]
+) -> tuple[dict[str, Any], str]:
+    """With the profile's keys, unless something comes before it; and where the keys are from."""
+    if "access_key_id" in config or config.get("skip_signature"):
+        return config, "storage_options"
+    if profile is None:
+        if environment.get("AWS_ACCESS_KEY_ID"):
+            return config, "AWS_ACCESS_KEY_ID"
+        if environment.get("AWS_WEB_IDENTITY_TOKEN_FILE") or "web_identity_token_file" in config:
+            return config, "the web identity token"
+    found = read_profile(profile, environment)
+    if "AWS_REGION" in environment or "AWS_DEFAULT_REGION" in environment:
+        found.pop("region", None)
+    if "AWS_ENDPOINT_URL" in environment or "AWS_ENDPOINT_URL_S3" in environment or "AWS_ENDPOINT" in environment:
+        found.pop("endpoint", None)
+    told = "the profile in ~/.aws" if "access_key_id" in found else "the identity of this machine"
+    return {**found, **config}, told
+
+
+def _check_encrypted(
+    config: Mapping[str, Any], client: Mapping[str, Any], kind: str, environment: Mapping[str, str]
+) -> None:
+    names = {S3: ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"), GCS: ("GOOGLE_BASE_URL",)}
+    variables = names.get(kind, ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"))
+    endpoint = config.get("endpoint") or config.get("base_url")
+    endpoint = endpoint or next((environment[name] for name in variables if environment.get(name)), "")
+    allowed = client.get("allow_http", environment.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true"))
+    if str(endpoint).startswith("http://") and not allowed:
+        raise ConfigError(
+            f"the endpoint {str(endpoint).partition('?')[0]} is not encrypted; use https://, or pass "
+            "storage_options={'allow_http': True} if everybody on the way may read and change your checkpoints",
+            field="storage_options",
+        )
+
+
+def _unknown(name: str, kind: str, known: list[str]) -> ConfigError:
+    near = [_ELSEWHERE[name]] if _ELSEWHERE.get(name) in known else difflib.get_close_matches(name, known, 1)
+    cure = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
+    return ConfigError(f"storage_options for {kind} have no {name!r}; {cure}", field="storage_options")
+
+
+def _refused(name: str, value: object, cure: str) -> ConfigError:
+    return ConfigError(f"storage_options: {name}={value!r} cannot be; {cure}", field="storage_options")

@@ -1,0 +1,370 @@
+"""S3, Google Cloud Storage and Azure as stores, through obstore.
+
+Large objects go up as multipart uploads straight from the caller's memory, and come down as ranges read side by side.
+What is retried: obstore repeats what failed with 5xx, 429 or a broken connection, but only what cannot happen twice by
+that; we repeat the rest, where we can find out what became of the first try. Credentials, in this order:
+`storage_options`; the environment (AWS_*, AZURE_*, GOOGLE_*); for S3 the keys of a profile in ~/.aws (no roles, no
+single sign-on); the identity of the machine, container or pod.
+
+A process that is killed in the middle of an upload leaves parts that no listing shows but that S3 charges for, and so
+does one whose store does not answer any more when it gives up. Give the bucket a lifecycle rule for them
+(AbortIncompleteMultipartUpload); Google Cloud has the same rule, and Azure drops such parts after a week by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import queue
+import re
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    NotSupportedError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+    UnknownConfigurationKeyError,
+)
+from obstore.store import AzureStore, GCSStore, S3Store
+
+from strata.errors import (
+    CheckpointAborted,
+    ConfigError,
+    ObjectExists,
+    ObjectMissing,
+    StorageDenied,
+    StorageError,
+    StorageFull,
+    StorageUnavailable,
+    StrataError,
+)
+from strata.storage.base import Listed, Watch, byte_view, check_key, check_offset
+from strata.storage.object_options import AZURE, GCS, S3, read_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from strata.storage.object_options import Settings
+
+MAX_PARTS = 10_000
+"""Of one upload, on S3."""
+DELETE_AT_ONCE = 1_000
+MAX_READS = 3
+"""Of an object that is replaced while it is being read."""
+MAX_BACKOFF_S = 10.0
+_WRITER = "stratawriter"
+"""Metadata of an object that was put only if absent: which call put it."""
+_CLASSES = {S3: S3Store, GCS: GCSStore, AZURE: AzureStore}
+_FULL = ("QuotaExceeded", "InsufficientStorage", "StorageFull", "507 Insufficient")
+_ASKED_FOR_IDENTITY = re.compile(
+    r"performing \w+ https?://[^/]+/(latest/api/token|latest/meta-data|metadata/identity|computeMetadata|v2/credentials)"
+)
+"""Nothing else was found, so the machine was asked who it is, as it would be in a cloud."""
+_T = TypeVar("_T")
+
+
+class ObjectStore:
+    def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
+        self.url = url.rstrip("/")
+        self._settings = read_settings(url, storage_options, os.environ)
+        self._limits = self._settings.limits
+        self._store = _open(self._settings)
+        self._pool = ThreadPoolExecutor(self._limits.concurrency, thread_name_prefix="strata-object")
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    def put(self, key: str, data: bytes, *, if_absent: bool = False) -> None:
+        path = check_key(key)
+        with self._told(key):
+            if if_absent:
+                self._put_if_absent(path, data)
+            else:
+                self._again(lambda: self._store.put(path, data, use_multipart=False))
+
+    def _put_if_absent(self, path: str, data: bytes) -> None:
+        """Exactly one of all callers succeeds, also when an answer was lost.
+
+        A try that has arrived makes the next one fail, so who finds an object looks whether it is its own.
+        """
+        writer = uuid.uuid4().hex
+
+        def attempt() -> None:
+            try:
+                self._store.put(path, data, mode="create", use_multipart=False, attributes={_WRITER: writer})
+            except AlreadyExistsError:
+                if self._again(lambda: self._writer(path)) != writer:
+                    raise
+
+        self._again(attempt)
+
+    def _writer(self, path: str) -> str | None:
+        try:
+            attributes = self._store.get(path, options={"head": True}).attributes
+        except FileNotFoundError:
+            return None  # removed since
+        return next((value for name, value in attributes.items() if name.lower() == _WRITER), None)
+
+    def put_large(self, key: str, data: memoryview, *, watch: Watch | None = None) -> None:
+        """A cancelled upload is aborted when its requests under way end, so within `timeout_s`."""
+        path, data, watch = check_key(key), byte_view(data), watch or Watch()
+        watch.check()
+        with self._told(key):
+            if data.nbytes <= self._limits.piece_bytes:
+                self._again(lambda: self._store.put(path, data, use_multipart=False))
+                watch.advance(data.nbytes)
+            else:
+                self._put_pieces(path, data, watch)
+
+    def _put_pieces(self, path: str, data: memoryview, watch: Watch) -> None:
+        pieces = _Pieces(data, self._limits.piece_bytes, watch, num_at_once=self._limits.concurrency)
+
+        def upload() -> None:
+            self._store.put(
+                path,
+                iter(pieces),
+                use_multipart=True,
+                chunk_size=pieces.piece_bytes,
+                max_concurrency=self._limits.concurrency,
+            )
+
+        # Not in this thread: what hears of the progress may use obstore, which panics within a call of its own.
+        uploading = self._pool.submit(self._again, upload, while_=lambda: not pieces.begun)
+        uploading.add_done_callback(lambda _: pieces.done.put(0))
+        num_reported = 0
+        try:
+            while num_bytes := pieces.done.get():
+                watch.advance(num_bytes)
+                num_reported += num_bytes
+        except BaseException:
+            pieces.unwanted = True
+            wait([uploading])  # nobody reads the data any more when we raise
+            raise
+        if uploading.exception() is not None:
+            watch.check()  # what the abort met with matters less than that it was cancelled
+        uploading.result()
+        watch.advance(data.nbytes - num_reported)
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def get(self, key: str, *, max_bytes: int) -> bytes:
+        path = check_key(key)
+
+        def read() -> bytes:
+            result = self._store.get(path)
+            size = result.meta["size"]
+            if size > max_bytes:
+                raise StorageError(f"{self.url}/{key} has {size} bytes, more than the {max_bytes} expected")
+            return bytes(result.bytes())
+
+        with self._told(key):
+            return self._again(read)
+
+    def read_into(self, key: str, offset: int, out: memoryview) -> None:
+        path, out = check_key(key), byte_view(out)
+        check_offset(offset)
+        with self._told(key):
+            if not out.nbytes:
+                self._store.head(path)
+                return
+            for _ in range(MAX_READS):
+                if len(self._read_pieces(path, offset, out)) == 1:
+                    return
+        raise StorageError(f"{self.url}/{key} was replaced {MAX_READS} times while it was being read")
+
+    def _read_pieces(self, path: str, offset: int, out: memoryview) -> set[str | None]:
+        """The versions of the object that the pieces are of."""
+
+        def read(start: int) -> str | None:
+            piece = out[start : start + self._limits.piece_bytes]
+            return self._again(lambda: self._read_piece(path, offset + start, piece))
+
+        starts = range(0, out.nbytes, self._limits.piece_bytes)
+        if len(starts) == 1:
+            return {read(0)}
+        futures = [self._pool.submit(read, start) for start in starts]
+        try:
+            return {future.result() for future in futures}
+        finally:  # if one failed: nobody writes into `out` any more when we raise
+            for future in futures:
+                if not future.cancel():
+                    future.exception()
+
+    def _read_piece(self, path: str, start: int, out: memoryview) -> str | None:
+        end = start + out.nbytes
+        try:
+            result = self._store.get(path, options={"range": (start, end)})
+        except BaseError as error:
+            if "416 " in str(error) or "InvalidRange" in str(error):
+                raise StorageError(f"{self.url}/{path} ends before {start}, {end} expected") from None
+            raise
+        found = memoryview(result.bytes())
+        if found.nbytes != out.nbytes:
+            raise StorageError(f"{self.url}/{path} ends at {start + found.nbytes}, before {end}")
+        out[:] = found
+        version: str | None = result.meta["e_tag"]
+        return version
+
+    def size(self, key: str) -> int:
+        path = check_key(key)
+        with self._told(key):
+            size: int = self._again(lambda: self._store.head(path))["size"]
+            return size
+
+    def walk(self, prefix: str = "") -> Iterator[Listed]:
+        path = check_key(prefix) if prefix else None
+        with self._told(prefix):
+            found = self._again(lambda: list(itertools.chain.from_iterable(self._store.list(path))))
+        listed = (Listed(meta["path"], meta["size"], meta["last_modified"].timestamp()) for meta in found)
+        yield from sorted(listed, key=lambda one: one.key)  # not every server sorts as we do
+
+    def children(self, prefix: str = "") -> list[str]:
+        path = check_key(prefix) if prefix else None
+        with self._told(prefix):
+            found = self._again(lambda: self._store.list_with_delimiter(path))["common_prefixes"]
+        return sorted(below.rstrip("/").rpartition("/")[2] for below in found)
+
+    # -- removing --------------------------------------------------------------------------------------------------
+
+    def delete(self, keys: Iterable[str]) -> None:
+        paths = [check_key(key) for key in keys]
+        for start in range(0, len(paths), DELETE_AT_ONCE):
+            batch = paths[start : start + DELETE_AT_ONCE]
+            with self._told(batch[0] if len(batch) == 1 else ""):
+                self._again(lambda batch=batch: self._delete(batch))  # type: ignore[misc]
+
+    def _delete(self, paths: list[str]) -> None:
+        try:
+            self._store.delete(paths)
+        except FileNotFoundError:  # not on S3; and nobody says which, and whether the rest is gone
+            for path in paths:
+                with contextlib.suppress(FileNotFoundError):
+                    self._store.delete(path)
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+    # -- within ----------------------------------------------------------------------------------------------------
+
+    def _again(self, work: Callable[[], _T], *, while_: Callable[[], bool] = lambda: True) -> _T:
+        """Repeats what obstore would not: see the top of this file."""
+        end_s = time.monotonic() + self._limits.retry_timeout_s
+        for attempt in range(self._limits.max_retries):
+            try:
+                return work()
+            except BaseError as error:
+                pause_s = min(0.1 * 2**attempt, MAX_BACKOFF_S)
+                if not (while_() and _may_be_repeated(error)) or time.monotonic() + pause_s > end_s:
+                    raise
+            time.sleep(pause_s)
+        return work()
+
+    @contextlib.contextmanager
+    def _told(self, key: str) -> Iterator[None]:
+        """Obstore's errors, in our words; without theirs behind them, which may quote what must not be printed."""
+        where = f"{self.url}/{key}" if key else self.url
+        try:
+            yield
+        except StrataError:
+            raise
+        except (BaseError, FileNotFoundError, ValueError) as error:
+            raise _translated(error, where, self._settings) from None
+
+
+class _Pieces:
+    """Slices of the data, without a copy, as the upload asks for them."""
+
+    def __init__(self, data: memoryview, piece_bytes: int, watch: Watch, *, num_at_once: int) -> None:
+        least = -(-data.nbytes // MAX_PARTS)
+        self.piece_bytes = max(piece_bytes, -(-least // (1 << 20)) << 20)
+        self.begun = False
+        self.unwanted = False
+        """Set by whoever gives the upload up."""
+        self.done: queue.SimpleQueue[int] = queue.SimpleQueue()
+        """Bytes that have arrived; 0 at the end."""
+        self._data = data
+        self._watch = watch
+        self._num_at_once = num_at_once
+
+    def __iter__(self) -> Iterator[memoryview]:
+        for number, start in enumerate(range(0, self._data.nbytes, self.piece_bytes)):
+            self._watch.check()
+            if self.unwanted:
+                raise CheckpointAborted("the transfer was given up")
+            self.begun = True
+            if number >= self._num_at_once:  # so one more has arrived
+                self.done.put(self.piece_bytes)
+            yield self._data[start : start + self.piece_bytes]
+
+
+def _open(settings: Settings) -> Any:
+    # Of the three classes, each takes its own configuration under the same names.
+    try:
+        return _CLASSES[settings.kind](
+            settings.bucket,
+            prefix=settings.prefix,
+            config=settings.config,
+            client_options=settings.client_options,
+            retry_config=settings.retry_config,
+        )
+    except (UnknownConfigurationKeyError, BaseError, ValueError, TypeError) as error:
+        raise ConfigError(
+            f"{settings.kind} cannot be used with these storage_options: {_said(error, settings)}",
+            field="storage_options",
+        ) from None
+
+
+def _may_be_repeated(error: BaseError) -> bool:
+    """Whether obstore gave up at once, because it does not know what became of the request."""
+    if isinstance(error, AlreadyExistsError):
+        return False
+    text = str(error).partition("\n\nDebug source")[0]
+    unsure = "HTTP error" in text or "409 Conflict" in text or "error decoding response body" in text
+    return unsure and " retries" not in text
+
+
+def _translated(error: Exception, where: str, settings: Settings) -> StorageError:
+    said = _said(error, settings)
+    if isinstance(error, FileNotFoundError):
+        if "NoSuchBucket" in said or "ContainerNotFound" in said:
+            return StorageError(
+                f"{where}: there is no {settings.bucket!r} on {settings.kind}; create it, or correct its name"
+            )
+        return ObjectMissing(f"{where} is not there")
+    if isinstance(error, AlreadyExistsError):
+        return ObjectExists(f"{where} is there already")
+    denied = isinstance(error, PermissionDeniedError | UnauthenticatedError)
+    if denied or _ASKED_FOR_IDENTITY.search(said):
+        return StorageDenied(
+            f"{where}: {'access denied' if denied else 'no credentials'} ({said}); credentials were taken from "
+            f"{settings.credentials}: check that they are right, not expired, and may read, write, list and delete "
+            "there; pass others as storage_options, or set them in the environment"
+        )
+    if isinstance(error, NotSupportedError):
+        return StorageError(f"{where}: the server cannot do this ({said})")
+    reason = re.split(r" in [\d.]+[nµm]?s", said, maxsplit=1)[-1]  # what follows the address
+    if any(word in reason for word in _FULL):
+        return StorageFull(f"{where}: {said}; free some space, keep fewer checkpoints, or raise the quota")
+    if isinstance(error, ValueError):
+        return StorageError(f"{where}: {said}")
+    return StorageUnavailable(
+        f"{where}: {said}; tried for up to {settings.limits.retry_timeout_s:g} s and {settings.limits.max_retries} "
+        "retries: check the endpoint, the region and the network, or raise max_retries, retry_timeout_s or timeout_s "
+        "in storage_options"
+    )
+
+
+def _said(error: Exception, settings: Settings) -> str:
+    """One line of it, without signatures, keys and markup."""
+    text = str(error).partition("\n\nDebug source")[0]
+    if code := re.search(r"<Code>(.*?)</Code>(?:.*?<Message>(.*?)</Message>)?", text, re.DOTALL):
+        text = f"{text[: text.index('<')].rstrip(': ')}: {code[1]}: {code[2] or ''}"
+    text = " ".join(re.sub(r"\?\S*", "", text).split())[:500]
+    for secret in settings.secrets():
+        text = text.replace(secret, "…")
+    return text

@@ -1,0 +1,152 @@
+"""Messages over a bare connection: what gRPC does for a stream, without HTTP/2.
+
+A connection begins with a line that says what it is; then each way messages follow, each after its length in four
+bytes (big-endian). That is all: no multiplexing, no flow control but TCP's own. A message costs a fraction of what it
+costs through gRPC, which is what barriers and heartbeats of a thousand workers need. TLS lies below it, as it does for
+gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from typing import TYPE_CHECKING
+
+from strata.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from strata.transport.addresses import Address
+
+PREFACE = b"strata frames 1\n"
+LENGTH_BYTES = 4
+BUFFER_BYTES = 1 << 20
+"""Written and not yet taken by the peer's machine; beyond it the writer pauses."""
+PEER_GONE_S = 120
+"""A server forgets a machine that has vanished after so long; leases have told before."""
+
+
+class Malformed(ValueError):
+    """What came is not this protocol."""
+
+
+class Splitter:
+    """Cuts what arrives into messages. Never holds more than one message and one piece of the network's."""
+
+    def __init__(self, *, max_bytes: int, preface: bytes = b"") -> None:
+        self._max_bytes = max_bytes
+        self._preface = preface
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """
+        Raises:
+            Malformed: It does not begin as it should, or a message is too long.
+        """
+        buffer = self._buffer
+        buffer += data
+        start = 0
+        try:
+            if self._preface:
+                if not self._took_preface():
+                    return
+                start = len(PREFACE)
+            while len(buffer) - start >= LENGTH_BYTES:
+                length = int.from_bytes(buffer[start : start + LENGTH_BYTES], "big")
+                if length > self._max_bytes:
+                    raise Malformed(
+                        f"a message of {length} bytes, more than limits.max_message_bytes={self._max_bytes}"
+                    )
+                end = start + LENGTH_BYTES + length
+                if len(buffer) < end:
+                    break
+                message = bytes(buffer[start + LENGTH_BYTES : end])
+                start = end
+                yield message
+        finally:
+            del buffer[:start]
+
+    def _took_preface(self) -> bool:
+        """Whether all of it is there."""
+        come = bytes(self._buffer[: len(self._preface)])
+        if not self._preface.startswith(come):
+            raise Malformed("this port speaks strata frames; gRPC is on another")
+        if len(come) < len(self._preface):
+            return False
+        self._preface = b""
+        return True
+
+
+def packed(message: bytes) -> bytes:
+    return len(message).to_bytes(LENGTH_BYTES, "big") + message
+
+
+def tune(transport: asyncio.BaseTransport, *, gone_after_s: float) -> None:
+    """Sends at once, and notices a peer that has vanished within that time, also when there is nothing to send."""
+    sock = transport.get_extra_info("socket")
+    if sock is None or sock.family == socket.AF_UNIX:
+        return
+    with contextlib.suppress(OSError):  # some systems lack some of them
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(gone_after_s * 1_000))
+            pause_s = max(round(gone_after_s / 2), 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, pause_s)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, pause_s)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
+
+
+def server_context(certificate: str, key: str, client_ca: str) -> ssl.SSLContext:
+    """
+    Raises:
+        ConfigError: A file cannot be read, or is not what it should be.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    with _files_named("security.certificate", certificate):
+        context.load_cert_chain(certificate, key)
+    if client_ca:
+        with _files_named("security.client_ca", client_ca):
+            context.load_verify_locations(client_ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def client_context(ca: str, certificate: str, key: str) -> ssl.SSLContext:
+    """
+    Raises:
+        ConfigError: A file cannot be read, or is not what it should be.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    with _files_named("ca", ca):
+        context.load_verify_locations(ca)
+    if certificate:
+        with _files_named("certificate", certificate):
+            context.load_cert_chain(certificate, key or None)
+    return context
+
+
+@contextlib.contextmanager
+def _files_named(field: str, path: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"{field}={path!r} cannot be used ({error}); check the path", field=field) from error
+
+
+async def listen(
+    make: type[asyncio.Protocol] | object, address: Address, context: ssl.SSLContext | None
+) -> tuple[asyncio.Server, str]:
+    """A server, and where it listens: port 0 has become a number."""
+    loop = asyncio.get_running_loop()
+    if address.path:
+        server = await loop.create_unix_server(make, address.path)  # type: ignore[arg-type]  # any factory will do
+        return server, str(address)
+    server = await loop.create_server(make, address.host, address.port, ssl=context, backlog=1_024)  # type: ignore[arg-type]
+    port = server.sockets[0].getsockname()[1]
+    return server, f"{str(address).rpartition(':')[0]}:{port}"

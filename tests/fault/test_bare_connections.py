@@ -1,0 +1,229 @@
+"""Sessions without HTTP/2: what strangers, slow readers and firewalls do to them, each done to a real coordinator."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import ssl
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+from servers import CALM, DEADLINE_S, EAGER_CLIENT, CoordinatorProcess, Nursery, free_port, until
+
+from strata.coordinator.client import ClientConfig, CoordinatorClient
+from strata.coordinator.client._link import Place
+from strata.errors import Unauthenticated
+from strata.transport.certificates import write_set
+from strata.transport.credentials import ClientSecurity
+from strata.transport.frames import PREFACE, packed
+from strata.transport.tokens import write_tokens
+from strata.v1 import calls_pb2 as calls
+from strata.v1 import session_pb2 as pb
+
+MB = 1024 * 1024
+INSECURE = {"insecure": True}
+HELLO = packed(pb.ClientFrame(hello=pb.Hello(session_id="by-hand")).SerializeToString())
+
+
+@pytest.fixture
+def coordinator(nursery: Nursery, tmp_path: Path) -> CoordinatorProcess:
+    process = CoordinatorProcess(nursery, tmp_path, lease=CALM, frames=f"127.0.0.1:{free_port()}")
+    process.start()
+    return process
+
+
+def connected(process: CoordinatorProcess) -> socket.socket:
+    host, _, port = process.settings["frames"].rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=DEADLINE_S)
+
+
+def frames_of(stranger: socket.socket) -> Iterator[pb.ServerFrame]:
+    """Until the coordinator hangs up."""
+    with contextlib.suppress(ConnectionError), stranger.makefile("rb") as stream:
+        while head := stream.read(4):
+            yield pb.ServerFrame.FromString(stream.read(int.from_bytes(head, "big")))
+
+
+def goodbye(stranger: socket.socket) -> tuple[str, str]:
+    *_, last = frames_of(stranger)
+    return next(c.name for c in grpc.StatusCode if c.value[0] == last.goodbye.code), last.goodbye.message
+
+
+@pytest.mark.parametrize(
+    ("sent", "code", "words"),
+    [
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "INVALID_ARGUMENT", "gRPC is on another"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01", "INVALID_ARGUMENT", "gRPC is on another"),
+        (PREFACE + b"\xff\xff\xff\xff", "INVALID_ARGUMENT", "4294967295 bytes, more than"),
+        (PREFACE + packed(b"\xff\xff\xff"), "INVALID_ARGUMENT", "not a strata.v1.ClientFrame"),
+        (PREFACE + packed(b""), "INVALID_ARGUMENT", "hello.session_id"),
+        (
+            PREFACE + packed(pb.ClientFrame(hello=pb.Hello()).SerializeToString()),
+            "INVALID_ARGUMENT",
+            "hello.session_id",
+        ),
+        (PREFACE + HELLO + packed(b"\xff\xff\xff"), "INVALID_ARGUMENT", "not a strata.v1.ClientFrame"),
+    ],
+)
+def test_what_is_no_session_is_told_why_and_ended(
+    coordinator: CoordinatorProcess, sent: bytes, code: str, words: str
+) -> None:
+    with CoordinatorClient(coordinator.address, config=EAGER_CLIENT) as client:
+        worker = client.register_worker("w0")
+        for _ in range(3):
+            with connected(coordinator) as stranger:
+                stranger.sendall(sent)
+                ended_with, why = goodbye(stranger)
+                assert ended_with == code
+                assert words in why
+        worker.heartbeat()
+        assert client.num_connections == 1
+
+
+def test_hundreds_of_strangers_who_say_nothing_or_garbage_disturb_nobody(coordinator: CoordinatorProcess) -> None:
+    rng = random.Random(11)
+    with CoordinatorClient(coordinator.address, config=EAGER_CLIENT) as client, contextlib.ExitStack() as stack:
+        worker = client.register_worker("w0")
+        before = psutil.Process(coordinator.child.pid).memory_info().rss
+        for number in range(300):
+            stranger = stack.enter_context(connected(coordinator))
+            begun = (b"", PREFACE[:7], PREFACE, PREFACE + HELLO[:6], PREFACE + b"\x00\xff\xff\xff" + b"x" * 1000)
+            with contextlib.suppress(ConnectionError):
+                stranger.sendall(rng.choice((*begun, rng.randbytes(rng.randint(1, 5_000)))))
+            if number % 3 == 0:
+                stranger.close()
+        worker.heartbeat()
+        assert [w.worker_id for w in client.list_workers().workers] == ["w0"]
+        assert client.num_connections == 1
+        assert psutil.Process(coordinator.child.pid).memory_info().rss - before < 60 * MB
+
+
+def test_whoever_hangs_up_is_suspect_at_once_also_at_a_barrier(coordinator: CoordinatorProcess) -> None:
+    """A process that is killed closes its connection in good order: the kernel does."""
+    register = calls.RegisterWorkerRequest(worker_id="mortal", instance_id="m")
+    with CoordinatorClient(coordinator.address, config=EAGER_CLIENT) as client, connected(coordinator) as mortal:
+        client.register_worker("other")
+        frames = frames_of(mortal)
+        request = pb.Request(id=1, register_worker=register)
+        mortal.sendall(PREFACE + HELLO + packed(pb.ClientFrame(requests=[request]).SerializeToString()))
+        assert next(frames).welcome.max_message_bytes == 16 * MB
+        joined = next(frame.responses[0] for frame in frames if frame.responses).register_worker
+        barrier = calls.WaitBarrierRequest(
+            worker_id="mortal",
+            incarnation=joined.incarnation,
+            generation=joined.generation,
+            barrier_id="b",
+            timeout_s=60,
+        )
+        request = pb.Request(id=2, wait_barrier=barrier)
+        mortal.sendall(packed(pb.ClientFrame(requests=[request]).SerializeToString()))
+        until(lambda: not any(w.suspect for w in client.list_workers().workers), "both are here")
+        mortal.shutdown(socket.SHUT_WR)
+        until(lambda: any(w.suspect for w in client.list_workers().workers), "it is suspect")
+
+
+def test_one_who_does_not_read_is_dropped_and_takes_no_memory(nursery: Nursery, tmp_path: Path) -> None:
+    limits = {"max_session_backlog": 2_000, "max_calls_per_s": 10_000_000}
+    process = CoordinatorProcess(nursery, tmp_path, lease=CALM, limits=limits, frames=f"127.0.0.1:{free_port()}")
+    process.start()
+    asked = pb.ClientFrame(requests=[pb.Request(id=n, list_workers=calls.ListWorkersRequest()) for n in range(500)])
+    with CoordinatorClient(process.address, config=EAGER_CLIENT) as client, connected(process) as stranger:
+        for number in range(50):
+            client.register_worker(f"w{number}")
+        before = psutil.Process(process.child.pid).memory_info().rss
+        stranger.sendall(PREFACE + HELLO)
+        with contextlib.suppress(OSError):  # it hangs up in the end
+            for _ in range(1_000):
+                stranger.sendall(packed(asked.SerializeToString()))
+        assert client.list_jobs()
+        assert psutil.Process(process.child.pid).memory_info().rss - before < 200 * MB
+
+
+def test_a_client_that_cannot_reach_the_port_goes_through_grpc(nursery: Nursery, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as taken:
+        process = CoordinatorProcess(nursery, tmp_path, lease=CALM, frames="auto")
+        process.start()
+        with CoordinatorClient(process.address, config=EAGER_CLIENT) as client:
+            link = client._client._link
+            assert link is not None
+            assert link._frames_at
+            # As a firewall would have it: told of a port where nobody answers.
+            link._frames_at = {process.address: Place(f":{taken.getsockname()[1]}", "x")}
+            worker = client.register_worker("w0")
+            process.restart()
+            worker.heartbeat()
+            assert worker.lost is None
+
+
+def test_a_coordinator_without_bare_connections_is_served_through_grpc(nursery: Nursery, tmp_path: Path) -> None:
+    process = CoordinatorProcess(nursery, tmp_path, lease=CALM, frames="off")
+    process.start()
+    with CoordinatorClient(process.address, config=EAGER_CLIENT) as client:
+        client.register_worker("w0").heartbeat()
+        assert client._client._link is not None
+        assert not client._client._link._frames_at
+
+
+def test_a_unix_socket_has_one_beside_it(nursery: Nursery, tmp_path: Path) -> None:
+    process = CoordinatorProcess(nursery, tmp_path, lease=CALM, listen=f"unix:{tmp_path}/s")
+    process.start()
+    with CoordinatorClient(f"unix:{tmp_path}/s", config=EAGER_CLIENT) as client:
+        client.register_worker("w0").heartbeat()
+        assert client._client._link is not None
+        (place,) = client._client._link._frames_at.values()
+        assert place.told == f"unix:{tmp_path}/s.frames"
+
+
+def test_another_coordinator_at_the_port_of_a_tunnels_end_is_not_taken_for_the_same(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    """Two coordinators behind tunnels: the first one's port, on what looks like its host, is the second's."""
+    port = free_port()
+    first = CoordinatorProcess(nursery, tmp_path / "1", lease=CALM, frames=f"127.0.0.2:{port}", security=INSECURE)
+    second = CoordinatorProcess(nursery, tmp_path / "2", lease=CALM, frames=f"127.0.0.1:{port}", security=INSECURE)
+    for process in (first, second):
+        process.state.parent.mkdir()
+        process.start()
+    with CoordinatorClient(first.address, config=EAGER_CLIENT) as client:
+        client.register_worker("w0", job_id="of-the-first")
+        assert not client._client._link._frames_at
+        with CoordinatorClient(second.address, config=EAGER_CLIENT) as other:
+            assert other.list_jobs() == []
+
+
+def test_tokens_and_tls_guard_it_as_they_guard_grpc(nursery: Nursery, tmp_path: Path) -> None:
+    write_set(tmp_path, hosts=["localhost", "127.0.0.1"], now=datetime.now(UTC), days=1)
+    write_tokens(tmp_path)
+    security = {
+        "certificate": str(tmp_path / "server.crt"),
+        "key": str(tmp_path / "server.key"),
+        "tokens": str(tmp_path / "tokens"),
+    }
+    process = CoordinatorProcess(nursery, tmp_path, lease=CALM, security=security, frames=f"127.0.0.1:{free_port()}")
+    process.start()
+    trusting = ssl.create_default_context(cafile=str(tmp_path / "ca.crt"))
+    for token, words in (("", "a token is needed"), ("wrong" * 10, "not known here")):
+        hello = pb.Hello(session_id="s", token=token)
+        with trusting.wrap_socket(connected(process), server_hostname="127.0.0.1") as stranger:
+            stranger.sendall(PREFACE + packed(pb.ClientFrame(hello=hello).SerializeToString()))
+            code, why = goodbye(stranger)
+            assert code == "UNAUTHENTICATED"
+            assert words in why
+    with connected(process) as plain:
+        plain.sendall(PREFACE + HELLO)
+        with contextlib.suppress(ConnectionError):
+            assert b"welcome" not in plain.recv(100)
+    mine = ClientSecurity(ca=str(tmp_path / "ca.crt"), token_file=str(tmp_path / "worker.token"))
+    with CoordinatorClient(process.address, security=mine, config=EAGER_CLIENT) as client:
+        client.register_worker("w0").heartbeat()
+        assert client._client._link is not None
+        assert client._client._link._frames_at
+    with pytest.raises(Unauthenticated):
+        CoordinatorClient(
+            process.address, security=ClientSecurity(ca=str(tmp_path / "ca.crt")), config=ClientConfig()
+        ).connect()

@@ -1,0 +1,283 @@
+"""Nodes that are cut off from the coordinator, one way or both, and packets that are late or lost.
+
+Every test has a network of its own (`network.py`): real processes, the kernel's TCP, and a wire that drops packets and
+tells nobody. Whatever happens, each worker ends in one of two states: it goes on as if nothing had been, or it was
+declared dead once and knows it. And every shard is done once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from network import Network
+from servers import DEADLINE_S, Child, CoordinatorProcess, until
+
+from strata.coordinator import events as e
+from strata.coordinator.journal import open_journal
+
+HUB, CUT, SURVIVOR = "hub", "cut", "survivor"
+NUM_SHARDS = 20_000
+SHORT = {"lease_s": 2.0, "heartbeat_s": 0.2, "suspicion_s": 0.5, "tick_s": 0.02}
+"""Who is cut off dies soon, of silence."""
+LONG = {**SHORT, "lease_s": 30.0, "suspicion_s": 1.5}
+"""Longer than any cut here."""
+HANGUP_S = 5.0
+"""Longer than a connection stays without a word."""
+EAGER = {"backoff_s": 0.01, "max_backoff_s": 0.1, "call_timeout_s": 2 * DEADLINE_S}
+
+
+class Job:
+    """A coordinator at the hub of a network, and what its journal says."""
+
+    def __init__(self, network: Network, directory: Path, lease: dict[str, float]) -> None:
+        self.network = network
+        self._directory = directory
+        hub = network.nodes[HUB]
+        listen = f"{hub.host}:50051"
+        self._coordinator = CoordinatorProcess(hub, directory, listen=listen, security={"insecure": True}, lease=lease)
+        self._coordinator.start()
+
+    def worker(self, worker_id: str, *, node: str = "", address: str = "") -> Child:
+        child = self.network.nodes[node or worker_id].fork(
+            "network_children:worker",
+            address=address or self._coordinator.address,
+            worker_id=worker_id,
+            dataset_id="d",
+            config=EAGER,
+        )
+        child.hear()
+        return child
+
+    def relay(self, node: str) -> str:
+        """Its address; only of use at that node."""
+        listen = f"unix:{self._directory}/relay.sock"
+        settings = {"upstream": self._coordinator.address, "listen": listen, "client": EAGER}
+        relay = self.network.nodes[node].fork("relay_children:relay", settings=settings)
+        assert relay.hear()["grpc"] == listen
+        return listen
+
+    def start(self, workers: Iterable[Child], *, num_shards: int = NUM_SHARDS) -> None:
+        """All of them ack, and acks are answered."""
+        first, *others = workers
+        first.ask(do="register", num_shards=num_shards)
+        for worker in (first, *others):
+            worker.ask(do="start")
+        for worker in (first, *others):
+            wait_more(worker)
+
+    def events(self) -> list[e.Event]:
+        journal = open_journal(str(self._coordinator.state), readonly=True)
+        try:
+            return [e.decode(record.payload) for record in journal.read(limit=1_000_000)]
+        finally:
+            journal.close()
+
+    def deaths(self) -> list[tuple[str, str, str]]:
+        """Who, the cause, and in words."""
+        return [(left.worker_id, left.cause, left.reason) for left in self.events() if isinstance(left, e.WorkerLeft)]
+
+    def check_done_once(self, acked: list[int]) -> None:
+        """What was acknowledged is done; nothing is done twice; of what was not asked for, nothing."""
+        done = Counter(i for event in self.events() if isinstance(event, e.ShardsDone) for i in event.indices)
+        assert [index for index, times in done.items() if times > 1] == []
+        assert [index for index, times in Counter(acked).items() if times > 1] == []
+        assert [index for index in acked if not done[index]] == []
+
+
+def look(worker: Child) -> dict[str, Any]:
+    return worker.ask(do="look")
+
+
+def members(worker: Child) -> dict[str, Any]:
+    """As the coordinator tells this worker."""
+    return worker.ask(do="members")
+
+
+def wait_more(worker: Child, num: int = 20) -> None:
+    goal = look(worker)["num_acked"] + num
+    until(lambda: look(worker)["num_acked"] >= goal, f"{num} more acks are answered")
+
+
+def stop(*workers: Child) -> list[int]:
+    """What was acknowledged to them."""
+    return [index for worker in workers for index in worker.ask(do="stop")["acked"]]
+
+
+@pytest.fixture
+def make_job(make_network: Callable[..., Network], tmp_path: Path) -> Callable[..., Job]:
+    return lambda lease: Job(make_network(HUB, CUT, SURVIVOR), tmp_path, lease)
+
+
+def cut_whole(network: Network) -> None:
+    network.cut(CUT, HUB)
+
+
+def cut_words(network: Network) -> None:
+    """It hears, and is not heard."""
+    network.silence(CUT, HUB)
+
+
+def cut_hearing(network: Network) -> None:
+    """It is heard, and hears nothing."""
+    network.silence(HUB, CUT)
+
+
+def until_missed(job: Job, onlooker: Child) -> None:
+    """Some beats are missing."""
+    until(lambda: members(onlooker)["silent_s"][CUT] > 2 * LONG["heartbeat_s"], "it is not heard")
+
+
+def until_hung_up(job: Job, onlooker: Child) -> None:
+    """And whatever else could end a connection in the meantime has had the time to."""
+    until(lambda: members(onlooker)["silent_s"][CUT] > HANGUP_S, "it is not heard for long")
+
+
+def until_noticed(job: Job, _: Child) -> None:
+    """The node has given up its connection, and asks for another."""
+    connects = job.network.num_connects(CUT, HUB)
+    until(lambda: job.network.num_connects(CUT, HUB) > connects, "it looks for the coordinator")
+
+
+@pytest.mark.parametrize("cut", [cut_whole, cut_words])
+def test_who_is_not_heard_for_a_lease_is_dead_once_and_learns_it_when_the_network_is_back(
+    make_job: Callable[..., Job], cut: Callable[[Network], None]
+) -> None:
+    job = make_job(SHORT)
+    lost, survivor = job.worker(CUT), job.worker(SURVIVOR)
+    job.start([lost, survivor])
+    before = members(survivor)
+    cut(job.network)
+    until(lambda: CUT not in members(survivor)["silent_s"], "it is declared dead")
+    wait_more(survivor)
+    assert look(lost)["lost"] == "", "nobody can have told it"
+    until_noticed(job, survivor)
+    job.network.mend(CUT, HUB)
+    until(lambda: look(lost)["lost"] != "", "it learns that it is out")
+    told = look(lost)
+    assert (told["lost"], "silent for" in told["why"]) == ("StaleIncarnation", True)
+    wait_more(survivor)
+    after = members(survivor)
+    assert (after["generation"], list(after["silent_s"])) == (before["generation"] + 1, [SURVIVOR])
+    assert [(who, cause) for who, cause, _ in job.deaths()] == [(CUT, "lease")]
+    job.check_done_once(stop(lost, survivor))
+
+
+def test_who_is_heard_and_hears_nothing_gives_up_its_connection_and_then_its_shards(
+    make_job: Callable[..., Job],
+) -> None:
+    """Never one that holds shards and cannot be told. It is dead of silence, or of a connection that it let go of."""
+    job = make_job(SHORT)
+    lost, survivor = job.worker(CUT), job.worker(SURVIVOR)
+    job.start([lost, survivor])
+    before = members(survivor)
+    cut_hearing(job.network)
+    until(lambda: CUT not in members(survivor)["silent_s"], "it is declared dead")
+    wait_more(survivor)
+    job.network.mend(CUT, HUB)
+    until(lambda: look(lost)["lost"] == "StaleIncarnation", "it learns that it is out")
+    wait_more(survivor)
+    assert members(survivor)["generation"] == before["generation"] + 1
+    ((who, cause, _),) = job.deaths()
+    assert (who, cause in ("lease", "connection")) == (CUT, True)
+    job.check_done_once(stop(lost, survivor))
+
+
+@pytest.mark.parametrize(
+    ("cut", "wait", "num_connections"),
+    [(cut_whole, until_missed, 1), (cut_whole, until_hung_up, 2), (cut_words, until_noticed, 2)],
+)
+def test_a_cut_shorter_than_the_lease_is_nothing_but_a_pause(
+    make_job: Callable[..., Job],
+    cut: Callable[[Network], None],
+    wait: Callable[[Job, Child], None],
+    num_connections: int,
+) -> None:
+    """Calls under way are answered once, be it on the old connection or on a new one."""
+    job = make_job(LONG)
+    late, survivor = job.worker(CUT), job.worker(SURVIVOR)
+    job.start([late, survivor])
+    before = members(survivor)
+    cut(job.network)
+    late.say(do="barrier", name="sync", timeout_s=2 * DEADLINE_S)  # it cannot arrive yet
+    wait(job, survivor)
+    survivor.say(do="barrier", name="sync", timeout_s=2 * DEADLINE_S)
+    assert job.network.num_lost(CUT, HUB) > 0
+    job.network.mend(CUT, HUB)
+    assert [worker.hear()["kind"] for worker in (late, survivor)] == ["", ""]
+    wait_more(late)
+    wait_more(survivor)
+    after = members(survivor)
+    assert (after["generation"], list(after["silent_s"])) == (before["generation"], list(before["silent_s"]))
+    assert look(late)["lost"] == ""
+    assert look(late)["num_connections"] >= num_connections
+    assert job.deaths() == []
+    assert [type(event) for event in job.events()].count(e.BarrierReleased) == 1
+    job.check_done_once(stop(late, survivor))
+
+
+def test_delay_and_loss_kill_nobody_and_every_ack_is_done_once(make_job: Callable[..., Job]) -> None:
+    """0.2 s each way, and every 20th packet is lost. To reconnect takes three round trips, so suspicion must wait."""
+    job = make_job({"suspicion_s": 4.0})
+    job.network.disturb(CUT, HUB, delay_s=0.2, jitter_s=0.05, loss=0.05)
+    survivor = job.worker(SURVIVOR)
+    far = job.worker(CUT)
+    job.start([survivor, far], num_shards=400)
+    wait_more(far, 30)
+    assert job.network.num_lost(CUT, HUB) + job.network.num_lost(HUB, CUT) > 0
+    assert job.deaths() == []
+    assert [look(worker)["lost"] for worker in (far, survivor)] == ["", ""]
+    job.check_done_once(stop(far, survivor))
+
+
+# -- relays ------------------------------------------------------------------------------------------------------------
+
+
+def node_of_three(job: Job) -> tuple[str, list[Child]]:
+    address = job.relay(CUT)
+    return address, [job.worker(worker_id, node=CUT, address=address) for worker_id in ("a", "b", "c")]
+
+
+def test_a_relay_that_is_cut_off_loses_its_workers_in_one_generation_and_may_come_back(
+    make_job: Callable[..., Job],
+) -> None:
+    job = make_job(SHORT)
+    address, lost = node_of_three(job)
+    survivor = job.worker(SURVIVOR)
+    job.start([survivor, *lost])
+    before = members(survivor)
+    job.network.cut(CUT, HUB)
+    until(lambda: list(members(survivor)["silent_s"]) == [SURVIVOR], "its workers are declared dead")
+    wait_more(survivor)
+    assert sorted((who, cause) for who, cause, _ in job.deaths()) == [("a", "lease"), ("b", "lease"), ("c", "lease")]
+    without = members(survivor)["generation"]
+    assert without == before["generation"] + 1, "one failure, one generation"
+    job.network.mend(CUT, HUB)
+    for worker in lost:
+        until(lambda worker=worker: look(worker)["lost"] == "StaleIncarnation", "each learns that it is out")
+    again = job.worker("d", node=CUT, address=address)
+    until(lambda: list(members(again)["silent_s"]) == [SURVIVOR, "d"], "the relay serves as before")
+    assert members(survivor)["generation"] == without + 1
+    assert len(job.deaths()) == len(lost)
+    job.check_done_once(stop(survivor, *lost))
+
+
+def test_a_relay_that_is_cut_off_for_less_than_the_lease_loses_nobody(make_job: Callable[..., Job]) -> None:
+    job = make_job(LONG)
+    _, late = node_of_three(job)
+    survivor = job.worker(SURVIVOR)
+    job.start([survivor, *late])
+    before = members(survivor)
+    cut_whole(job.network)
+    until_noticed(job, survivor)
+    job.network.mend(CUT, HUB)
+    for worker in late:
+        wait_more(worker)
+    after = members(survivor)
+    assert (after["generation"], list(after["silent_s"])) == (before["generation"], list(before["silent_s"]))
+    assert [look(worker)["num_connections"] for worker in late] == [1, 1, 1], "they saw nothing of it"
+    assert job.deaths() == []
+    job.check_done_once(stop(survivor, *late))

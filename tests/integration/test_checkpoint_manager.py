@@ -1,0 +1,454 @@
+"""Saving and loading through the manager, on real files."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+import strata
+from strata.checkpoint import CheckpointManager, CheckpointMetadata, CheckpointType
+from strata.checkpoint import manifest as m
+from strata.clock import ManualClock
+from strata.errors import (
+    CheckpointAborted,
+    CheckpointBusy,
+    CheckpointCorrupt,
+    CheckpointInvalid,
+    CheckpointMissing,
+    CheckpointTooNew,
+    ConfigError,
+    InvalidArgument,
+    NoCheckpoint,
+    StorageFull,
+)
+from strata.storage.base import Watch
+from strata.storage.local import LocalStore
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[CheckpointManager]:
+    with CheckpointManager(str(tmp_path / "checkpoints")) as manager:
+        yield manager
+
+
+def state_of(number: int) -> dict[str, Any]:
+    return {"model": {"w": np.full((64, 64), number, np.float32)}, "step": number}
+
+
+def the_directory(manager: CheckpointManager, step: int) -> Path:
+    return Path(manager.get(step=step).path)
+
+
+def files_below(directory: Path) -> list[str]:
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
+
+
+# -- the way it is used ---------------------------------------------------------------------------------------------
+
+
+def test_a_model_and_its_optimizer_come_back(manager: CheckpointManager) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 2))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    model(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+    saved = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    info = manager.save(
+        {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
+        step=5_000,
+        epoch=10,
+        checkpoint_type=CheckpointType.FULL,
+        metadata={"run": "a1"},
+    )
+    assert info.staged
+    assert info.path.endswith(info.id)
+    optimizer.step()  # training goes on at once
+    metadata = info.wait()
+    assert info.durable
+    assert info.progress == 1.0
+    assert metadata == manager.latest()
+    assert (metadata.step, metadata.epoch, metadata.metadata) == (5_000, 10, {"run": "a1"})
+    fresh = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 2))
+    again = torch.optim.Adam(fresh.parameters())
+    assert manager.restore({"model": fresh, "optimizer": again}) == 5_000
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in fresh.state_dict().items())
+    assert again.param_groups[0]["lr"] == 0.1
+
+
+def test_the_names_are_at_the_top_of_the_package() -> None:
+    assert strata.CheckpointManager is CheckpointManager
+    assert strata.CheckpointType is CheckpointType
+    assert strata.CheckpointMetadata is CheckpointMetadata
+
+
+def test_bytes_come_back_as_bytes(manager: CheckpointManager) -> None:
+    for number, data in enumerate((b"model", bytearray(b"\0" * 100_000), memoryview(b"xyz"), b"")):
+        manager.save(data, step=number, epoch=1).wait()
+        assert manager.load() == bytes(data)
+
+
+def test_other_tools_open_the_data_file_as_it_is(manager: CheckpointManager) -> None:
+    info = manager.save({"model": {"w": torch.arange(6.0).reshape(2, 3)}}, step=1)
+    info.wait()
+    loaded = safetensors.torch.load_file(Path(info.path) / "rank-00000.safetensors")
+    assert torch.equal(loaded["model.w"], torch.arange(6.0).reshape(2, 3))
+
+
+def test_only_what_is_asked_for_is_read(manager: CheckpointManager, tmp_path: Path) -> None:
+    manager.save(
+        {"model": {"a": np.ones(4), "b": np.zeros(1 << 20)}, "optimizer": {"m": np.ones(1 << 20)}}, step=1
+    ).wait()
+    read = []
+    loaded = manager.load(only=["model.a"], on_progress=read.append)
+    assert loaded["model"]["a"].tolist() == [1, 1, 1, 1]
+    assert set(loaded) == {"model"}
+    assert sum(read) < 10_000
+    with pytest.raises(InvalidArgument, match="no tensor that matches"):
+        manager.load(only=["nothing.*"])
+
+
+def test_parts_of_the_state_are_saved_by_type(manager: CheckpointManager) -> None:
+    state = {"model": {"w": np.ones(2)}, "optimizer": {"m": np.zeros(2)}, "step": 3}
+    manager.save(state, step=1, checkpoint_type=CheckpointType.MODEL_ONLY).wait()
+    assert set(manager.load()) == {"model"}
+    manager.save(state, step=2, checkpoint_type="optimizer_only").wait()
+    assert set(manager.load()) == {"optimizer"}
+    assert [c.checkpoint_type.name for c in manager.list()] == ["MODEL_ONLY", "OPTIMIZER_ONLY"]
+    with pytest.raises(InvalidArgument, match="the state has 'w'"):
+        manager.save({"w": np.ones(1)}, step=3, checkpoint_type="MODEL_ONLY")
+
+
+def test_a_state_changed_after_the_save_is_saved_as_it_was(manager: CheckpointManager) -> None:
+    array = np.ones(1 << 20)
+    info = manager.save(array, step=1)
+    array[:] = 2
+    info.wait()
+    assert manager.load().max() == 1
+
+
+def test_what_is_loaded_may_be_changed_and_the_checkpoint_does_not_follow(manager: CheckpointManager) -> None:
+    manager.save({"a": torch.ones(4), "b": np.ones(4)}, step=1).wait()
+    loaded = manager.load()
+    loaded["a"] += 1
+    loaded["b"] += 1
+    assert manager.load()["a"].tolist() == [1, 1, 1, 1]
+
+
+def test_looking_by_step_and_id(manager: CheckpointManager) -> None:
+    infos = [manager.save(state_of(step), step=step) for step in (3, 1, 2)]
+    manager.wait()
+    assert [c.step for c in manager.list()] == [1, 2, 3]
+    assert manager.get(step=2).id == manager.get(id=infos[2].id).id
+    assert manager.load(step=1)["step"] == 1
+    assert manager.load(id=infos[0].id)["step"] == 3
+    with pytest.raises(NoCheckpoint, match=r"step 7 in .*newest are of steps 1, 2, 3"):
+        manager.load(step=7)
+    with pytest.raises(NoCheckpoint, match="no checkpoint 'nobody'"):
+        manager.get(id="nobody")
+
+
+def test_the_seeds_way_of_naming_the_place(tmp_path: Path) -> None:
+    with CheckpointManager(bucket=str(tmp_path / "b"), storage_type="local") as manager:
+        manager.save(b"x", step=1, epoch=2).wait()
+        assert manager.latest() is not None
+    with pytest.raises(ConfigError, match="say where"):
+        CheckpointManager()
+    with pytest.raises(ConfigError, match="ftp"):
+        CheckpointManager("ftp://x/y")
+    with pytest.raises(ConfigError, match="keep_count=0"):
+        CheckpointManager(str(tmp_path), keep_count=0)
+
+
+def test_an_empty_place_says_that_it_is_empty(manager: CheckpointManager) -> None:
+    assert manager.list() == []
+    assert manager.latest() is None
+    with pytest.raises(NoCheckpoint, match="there is no checkpoint in"):
+        manager.load()
+
+
+def test_a_moved_copy_is_as_good_as_the_first(manager: CheckpointManager, tmp_path: Path) -> None:
+    manager.save(state_of(1), step=1).wait()
+    (tmp_path / "checkpoints").rename(tmp_path / "elsewhere")
+    with CheckpointManager(f"file://{tmp_path}/elsewhere") as other:
+        assert other.load()["step"] == 1
+        other.verify()
+
+
+# -- keeping --------------------------------------------------------------------------------------------------------
+
+
+def test_policies_keep_what_any_of_them_wants(tmp_path: Path) -> None:
+    with CheckpointManager(str(tmp_path), keep_count=2, keep_every=4, keep_best=("loss", "min")) as manager:
+        for step in range(10):
+            manager.save(state_of(step), step=step, metadata={"loss": abs(step - 3)})
+        manager.wait()
+        assert [c.step for c in manager.list()] == [0, 3, 4, 8, 9]
+        assert len(files_below(tmp_path)) == 2 * 5, "what went is gone"
+
+
+def test_without_a_policy_nothing_goes(manager: CheckpointManager) -> None:
+    for step in range(5):
+        manager.save(state_of(step), step=step)
+    manager.wait()
+    assert len(manager.list()) == 5
+
+
+def test_deleting(manager: CheckpointManager, tmp_path: Path) -> None:
+    for step in (1, 2):
+        manager.save(state_of(step), step=step).wait()
+    manager.delete(step=1)
+    assert [c.step for c in manager.list()] == [2]
+    assert len(files_below(tmp_path)) == 2
+    with pytest.raises(NoCheckpoint):
+        manager.delete(step=1)
+
+
+# -- one at a time --------------------------------------------------------------------------------------------------
+
+
+class GatedStore(LocalStore):
+    """Its large writes wait until they are let through."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.begun, self.gate = threading.Event(), threading.Event()
+
+    def put_large(self, key: str, data: memoryview, *, watch: Watch | None = None) -> None:
+        self.begun.set()
+        assert self.gate.wait(30)
+        super().put_large(key, data, watch=watch)
+
+
+def test_a_save_while_another_is_written_is_skipped_and_says_so(tmp_path: Path) -> None:
+    store = GatedStore(tmp_path)
+    with CheckpointManager(store=store, when_busy="skip") as manager:
+        first = manager.save(state_of(1), step=1)
+        second = manager.save(state_of(2), step=2)
+        assert second.done
+        assert not second.durable
+        with pytest.raises(CheckpointAborted, match=f"skipped: {first.id}"):
+            second.wait()
+        with pytest.raises(TimeoutError, match=r"not durable after 0\.001 s"):
+            first.wait(0.001)
+        store.gate.set()
+        first.wait()
+        assert [c.step for c in manager.list()] == [1]
+
+
+def test_or_it_is_refused(tmp_path: Path) -> None:
+    store = GatedStore(tmp_path)
+    with CheckpointManager(store=store, when_busy="raise") as manager:
+        manager.save(state_of(1), step=1)
+        with pytest.raises(CheckpointBusy):
+            manager.save(state_of(2), step=2)
+        store.gate.set()
+
+
+def test_a_cancelled_save_leaves_nothing_behind(tmp_path: Path) -> None:
+    store = GatedStore(tmp_path)
+    with CheckpointManager(store=store) as manager:
+        info = manager.save(state_of(1), step=1)
+        assert store.begun.wait(30)
+        info.cancel()
+        store.gate.set()
+        with pytest.raises(CheckpointAborted):
+            info.wait()
+        with pytest.raises(CheckpointAborted):
+            manager.wait()
+        assert files_below(tmp_path) == []
+        manager.save(state_of(2), step=2).wait()
+        assert [c.step for c in manager.list()] == [2]
+
+
+class FailingStore(LocalStore):
+    fails_at = ""
+
+    def put(self, key: str, data: bytes, *, if_absent: bool = False) -> None:
+        self._fail(key)
+        super().put(key, data, if_absent=if_absent)
+
+    def put_large(self, key: str, data: memoryview, *, watch: Watch | None = None) -> None:
+        self._fail(key)
+        super().put_large(key, data, watch=watch)
+
+    def _fail(self, key: str) -> None:
+        if self.fails_at and self.fails_at in key:
+            raise StorageFull(f"{key}: no space left on device")
+
+
+@pytest.mark.parametrize("where", ["safetensors", "manifest"])
+def test_a_save_that_fails_is_told_and_the_one_before_stays_the_latest(tmp_path: Path, where: str) -> None:
+    store = FailingStore(tmp_path)
+    manager = CheckpointManager(store=store, keep_count=1)
+    manager.save(state_of(1), step=1).wait()
+    store.fails_at = where
+    info = manager.save(state_of(2), step=2)
+    with pytest.raises(StorageFull):
+        info.wait()
+    assert not info.durable
+    assert manager.load()["step"] == 1
+    assert len(files_below(tmp_path)) == 2, "nothing is left of it"
+    with pytest.raises(StorageFull):  # also for those who did not wait
+        manager.close()
+
+
+# -- distrust -------------------------------------------------------------------------------------------------------
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x10
+    path.write_bytes(data)
+
+
+def spoil_data(directory: Path) -> None:
+    flip(directory / "rank-00000.safetensors", -1)
+
+
+def spoil_manifest(directory: Path) -> None:
+    flip(directory / m.FILE_NAME, 200)
+
+
+def truncate(directory: Path) -> None:
+    path = directory / "rank-00000.safetensors"
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def empty(directory: Path) -> None:
+    os.truncate(directory / "rank-00000.safetensors", 0)
+
+
+def lose(directory: Path) -> None:
+    (directory / "rank-00000.safetensors").unlink()
+
+
+def make_newer(directory: Path) -> None:
+    path = directory / m.FILE_NAME
+    path.write_bytes(path.read_bytes().replace(b'"strata_checkpoint":1', b'"strata_checkpoint":9'))
+
+
+WAYS = [
+    (spoil_data, CheckpointCorrupt, "tensor 'model.w' in rank-00000.safetensors"),
+    (spoil_manifest, CheckpointInvalid, "manifest.json"),
+    (truncate, CheckpointInvalid, "bytes, expected"),
+    (empty, CheckpointInvalid, "has 0 bytes"),
+    (lose, CheckpointMissing, "no file rank-00000"),
+    (make_newer, CheckpointTooNew, "format 9"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "error", "words"), WAYS)
+def test_what_was_damaged_is_named_and_never_loaded(
+    tmp_path: Path, spoil: Any, error: type[Exception], words: str
+) -> None:
+    with CheckpointManager(str(tmp_path)) as manager:
+        for step in (1, 2):
+            manager.save(state_of(step), step=step).wait()
+        directory = the_directory(manager, 2)
+    spoil(directory)
+    with CheckpointManager(str(tmp_path)) as manager:
+        with pytest.raises(error, match=words):
+            manager.load(id=directory.name)
+        with pytest.raises(error, match=words):
+            manager.verify(id=directory.name)
+        assert manager.load()["step"] == 1, "the newest that can be trusted"
+        assert [c.step for c in manager.list()] == [1]
+        assert list(manager.problems) == [directory.name]
+    assert directory.exists(), "it is kept for whoever wants to look"
+    with CheckpointManager(str(tmp_path)) as manager:
+        assert manager.load()["step"] == 1
+
+
+def test_files_of_two_checkpoints_that_were_swapped_are_noticed(tmp_path: Path) -> None:
+    with CheckpointManager(str(tmp_path)) as manager:
+        for step in (1, 2):
+            manager.save(state_of(step), step=step).wait()
+        one, two = (the_directory(manager, step) / "rank-00000.safetensors" for step in (1, 2))
+        one.rename(tmp_path / "aside")
+        two.rename(one)
+        (tmp_path / "aside").rename(two)
+        for step in (1, 2):
+            with pytest.raises(CheckpointCorrupt):
+                manager.load(step=step)
+        with pytest.raises(NoCheckpoint, match="the hash is"):
+            manager.load()
+
+
+def test_a_renamed_directory_is_not_another_checkpoint(manager: CheckpointManager) -> None:
+    manager.save(state_of(1), step=1).wait()
+    directory = the_directory(manager, 1)
+    directory.rename(directory.with_name("step-000000000009-00"))
+    assert manager.list() == []
+    assert "was the directory renamed" in manager.problems["step-000000000009-00"]
+
+
+def test_a_header_that_was_changed_is_found_by_verify(manager: CheckpointManager) -> None:
+    manager.save(state_of(1), step=1).wait()
+    flip(the_directory(manager, 1) / "rank-00000.safetensors", 3_000)  # in the padding
+    assert manager.load()["step"] == 1, "it is not needed for loading"
+    with pytest.raises(CheckpointCorrupt, match="header"):
+        manager.verify()
+
+
+def test_strangers_in_the_directory_are_passed_over(manager: CheckpointManager, tmp_path: Path) -> None:
+    manager.save(state_of(1), step=1).wait()
+    root = tmp_path / "checkpoints"
+    (root / "notes.txt").write_text("hello")
+    (root / "logs").mkdir()
+    (root / "half").mkdir()
+    (root / "half" / "rank-00000.safetensors").write_bytes(b"half")
+    assert [c.step for c in manager.list()] == [1]
+
+
+def test_two_writers_of_one_step_both_commit_and_the_later_is_found(tmp_path: Path) -> None:
+    clock = ManualClock()
+    with CheckpointManager(str(tmp_path), clock=clock) as one, CheckpointManager(str(tmp_path), clock=clock) as other:
+        one.save({"who": "one"}, step=5).wait()
+        clock.advance(1)
+        other.save({"who": "other"}, step=5).wait()
+        assert one.load() == {"who": "other"}
+        assert len(one.list()) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"step": -1}, "step=-1"),
+        ({"step": 1.5}, "step=1.5"),
+        ({"step": True}, "step=True"),
+        ({"step": 1, "epoch": -2}, "epoch=-2"),
+        ({"step": 1, "checkpoint_type": "HALF"}, "HALF"),
+        ({"step": 1, "metadata": {"x": object()}}, "metadata must be JSON"),
+        ({"step": 1, "metadata": {"x": "y" * 2_000_000}}, "metadata has"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused_before_anything_is_written(
+    manager: CheckpointManager, tmp_path: Path, arguments: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=words):
+        manager.save({"a": 1}, **arguments)
+    assert files_below(tmp_path) == []
+
+
+def test_a_closed_manager_says_so(tmp_path: Path) -> None:
+    manager = CheckpointManager(str(tmp_path))
+    manager.close()
+    manager.close()
+    with pytest.raises(InvalidArgument, match="is closed"):
+        manager.save(b"", step=1)
+
+
+def test_the_manifest_is_plain_json(manager: CheckpointManager) -> None:
+    manager.save(state_of(1), step=1, metadata={"note": "…"}).wait()
+    document = json.loads((the_directory(manager, 1) / m.FILE_NAME).read_text())
+    assert document["strata_checkpoint"] == 1
+    assert document["manifest"]["metadata"] == {"note": "…"}
+    assert [tensor["name"] for tensor in document["manifest"]["tensors"]] == ["model.w"]

@@ -1,0 +1,168 @@
+"""Nothing about a manifest is believed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+import msgspec
+import pytest
+from hypothesis import given, settings
+
+from strata.checkpoint import manifest as m
+from strata.errors import CheckpointCorrupt, CheckpointInvalid, CheckpointTooNew
+
+HASH = "0123456789abcdef" * 2
+
+
+def a_slice(**changes: Any) -> m.Slice:
+    fields: dict[str, Any] = {"file": 0, "offset": 4096, "start": (0, 0), "shape": (2, 3), "hashes": (HASH,)}
+    return m.Slice(**(fields | changes))
+
+
+def a_tensor(*slices: m.Slice, **changes: Any) -> m.TensorEntry:
+    fields: dict[str, Any] = {"name": "w", "dtype": "F32", "shape": (2, 3), "slices": slices or (a_slice(),)}
+    return m.TensorEntry(**(fields | changes))
+
+
+def a_file(**changes: Any) -> m.DataFile:
+    fields: dict[str, Any] = {
+        "path": "rank-00000.safetensors",
+        "rank": 0,
+        "size_bytes": 4096 + 24,
+        "header_bytes": 4096,
+        "header_hash": HASH,
+    }
+    return m.DataFile(**(fields | changes))
+
+
+def a_manifest(**changes: Any) -> m.Manifest:
+    fields: dict[str, Any] = {
+        "id": "step-000000000005-abc",
+        "step": 5,
+        "epoch": 1,
+        "type": m.CheckpointType.FULL,
+        "created_at_s": 1.5,
+        "num_ranks": 1,
+        "chunk_bytes": 1 << 24,
+        "files": (a_file(),),
+        "tensors": (a_tensor(),),
+        "structures": ({"dict": [["w", {"tensor": "w", "as": "torch"}]]},),
+        "structure_of_rank": (0,),
+        "metadata": {"loss": 0.5, "note": "…"},
+        "full_bytes": 4120,
+        "written_bytes": 4120,
+    }
+    return m.Manifest(**(fields | changes))
+
+
+def test_a_manifest_comes_back_as_it_was() -> None:
+    assert m.decode(m.encode(a_manifest()), file="x") == a_manifest()
+
+
+def test_the_same_contents_have_the_same_hash_whatever_the_step() -> None:
+    assert a_manifest().model_hash == a_manifest(step=6, id="other", metadata={}).model_hash
+    assert a_manifest().model_hash != a_manifest(tensors=(a_tensor(a_slice(hashes=("f" * 32,))),)).model_hash
+
+
+halves = (a_slice(start=(0, 0), shape=(1, 3)), a_slice(start=(1, 0), shape=(1, 3), offset=4108))
+
+
+def test_a_tensor_may_lie_in_several_slices() -> None:
+    manifest = a_manifest(tensors=(a_tensor(*halves),))
+    assert m.decode(m.encode(manifest), file="x") == manifest
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"id": "../escape"}, "id"),
+        ({"id": ""}, "id"),
+        ({"parent": "a/b"}, "parent"),
+        ({"step": -1}, "negative"),
+        ({"num_ranks": 0}, "0 ranks"),
+        ({"chunk_bytes": 0}, "chunk_bytes"),
+        ({"structure_of_rank": (0, 0)}, "structure"),
+        ({"structure_of_rank": (1,)}, "structure"),
+        ({"files": (a_file(path="../x"),)}, "leads out"),
+        ({"files": (a_file(path="/etc/passwd"),)}, "leads out"),
+        ({"files": (a_file(path="other/rank-00000.safetensors"),)}, "leads out"),
+        ({"files": (a_file(path="a/../b"),)}, "leads out"),
+        ({"files": (a_file(path=".hidden"),)}, "leads out"),
+        ({"files": (a_file(rank=1),)}, "rank 1"),
+        ({"files": (a_file(header_bytes=1 << 40),)}, "size"),
+        ({"files": (a_file(header_hash="x"),)}, "hash of its header"),
+        ({"tensors": (a_tensor(), a_tensor())}, "twice"),
+        ({"tensors": (a_tensor(dtype="X"),)}, "'X'"),
+        ({"tensors": (a_tensor(shape=(-2, -3)),)}, "shape"),
+        ({"tensors": (a_tensor(a_slice(file=1)),)}, "file 1"),
+        ({"tensors": (a_tensor(a_slice(offset=4097)),)}, "lies at"),
+        ({"tensors": (a_tensor(a_slice(offset=0)),)}, "lies at"),
+        ({"tensors": (a_tensor(a_slice(start=(1, 0))),)}, "outside"),
+        ({"tensors": (a_tensor(a_slice(start=(0,))),)}, "outside"),
+        ({"tensors": (a_tensor(a_slice(start=(0, -1))),)}, "outside"),
+        ({"tensors": (a_tensor(a_slice(hashes=())),)}, "0 hashes"),
+        ({"tensors": (a_tensor(a_slice(hashes=("g" * 32,))),)}, "hashes"),
+        ({"tensors": (a_tensor(halves[0]),)}, "make it up"),
+        ({"tensors": (a_tensor(halves[0], halves[0]),)}, "make it up"),
+    ],
+)
+def test_what_cannot_be_true_is_neither_written_nor_read(changes: dict[str, Any], words: str) -> None:
+    manifest = a_manifest(**changes)
+    with pytest.raises(CheckpointInvalid, match=words):
+        m.encode(manifest)
+    body = msgspec.json.encode(manifest)
+    forged = b'{"strata_checkpoint":1,"hash":"%s","manifest":%s}' % (m.xxh3_128_hexdigest(body).encode(), body)
+    with pytest.raises(CheckpointInvalid, match=words) as caught:
+        m.decode(forged, file="the manifest")
+    assert "the manifest" in str(caught.value)
+
+
+def test_a_newer_format_is_named_as_such() -> None:
+    with pytest.raises(CheckpointTooNew, match="update strata"):
+        m.decode(b'{"strata_checkpoint": 2, "entirely": "different"}', file="x")
+
+
+def test_every_changed_byte_is_noticed() -> None:
+    data = m.encode(a_manifest())
+    for place in range(len(data) - 1):  # the last is a line's end
+        changed = bytearray(data)
+        changed[place] ^= 1
+        with pytest.raises(CheckpointInvalid):
+            m.decode(bytes(changed), file="x")
+
+
+def test_a_changed_body_says_which_hash_was_expected() -> None:
+    data = m.encode(a_manifest()).replace(b'"step":5', b'"step":6')
+    with pytest.raises(CheckpointCorrupt, match="expected"):
+        m.decode(data, file="x")
+
+
+@settings(max_examples=300)
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
+    )
+)
+def test_any_json_is_refused_and_nothing_worse(value: Any) -> None:
+    body = msgspec.json.encode(str(value) if isinstance(value, int) else value)
+    for data in (
+        body,
+        b'{"strata_checkpoint":1,"hash":"%s","manifest":%s}' % (m.xxh3_128_hexdigest(body).encode(), body),
+    ):
+        with pytest.raises(CheckpointInvalid):
+            m.decode(data, file="x")
+
+
+def test_thousands_of_ranks_may_cut_a_tensor_along_any_dimension() -> None:
+    columns = tuple(a_slice(start=(0, i), shape=(2, 1), offset=4096) for i in range(3_000))
+    m.check(a_manifest(tensors=(a_tensor(*columns, shape=(2, 3_000)),)), file="x")
+
+
+def test_slices_that_would_take_hours_to_compare_are_refused() -> None:
+    size = 2_000
+    rows_and_columns = [a_slice(start=(0, 0), shape=(size, 1), hashes=(HASH,)) for _ in range(size)]
+    file = a_file(size_bytes=4096 + 4 * size)
+    tensor = a_tensor(*rows_and_columns, shape=(size, size))
+    with pytest.raises(CheckpointInvalid, match="make it up"):
+        m.check(a_manifest(tensors=(tensor,), files=(file,)), file="x")

@@ -1,0 +1,46 @@
+"""Messages on a bare connection, however the network cuts them."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from strata.transport.frames import PREFACE, Malformed, Splitter, packed
+
+messages = st.lists(st.binary(max_size=50), max_size=8)
+
+
+@given(messages, st.data())
+def test_messages_come_out_as_they_went_in_however_they_are_cut(sent: list[bytes], data: st.DataObject) -> None:
+    stream = PREFACE + b"".join(map(packed, sent))
+    splitter = Splitter(max_bytes=50, preface=PREFACE)
+    come: list[bytes] = []
+    while stream:
+        num = data.draw(st.integers(1, len(stream)))
+        come += splitter.feed(stream[:num])
+        stream = stream[num:]
+    assert come == sent
+
+
+def test_a_message_that_is_too_long_is_refused_before_it_has_come() -> None:
+    splitter = Splitter(max_bytes=10)
+    assert list(splitter.feed(packed(b"x" * 10))) == [b"x" * 10]
+    with pytest.raises(Malformed, match=r"11 bytes, more than limits\.max_message_bytes=10"):
+        list(splitter.feed((11).to_bytes(4, "big")))
+
+
+def test_those_before_it_are_heard() -> None:
+    messages = Splitter(max_bytes=10).feed(packed(b"a") + packed(b"b") + b"\xff" * 4)
+    assert [next(messages), next(messages)] == [b"a", b"b"]
+    with pytest.raises(Malformed):
+        next(messages)
+
+
+@given(st.binary(min_size=1, max_size=40))
+def test_another_protocol_is_known_by_its_first_byte(data: bytes) -> None:
+    splitter = Splitter(max_bytes=10, preface=PREFACE)
+    if PREFACE.startswith(data[: len(PREFACE)]):
+        return
+    with pytest.raises(Malformed, match="gRPC is on another"):
+        list(splitter.feed(data))
