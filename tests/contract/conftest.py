@@ -11,4 +11,4 @@ from postgres import postgres
 
 __all__ = ["postgres"]
 
-pytest.register_assert_rewrite("coordinator_contract", "journal_contract", "leadership_contract")
+pytest.register_assert_rewrite("coordinator_contract", "journal_contract", "leadership_contract", "store_contract")

@@ -278,13 +278,13 @@ class TestSession:
         assert [answers[n].rank for n in range(1, 51)] == list(range(50))
         assert {answer.generation for answer in answers.values()} == {1}
 
-    def test_a_client_that_does_not_read_its_answers_is_dropped(self, stream: Callable[..., Any]) -> None:
+    def test_a_frame_of_more_calls_than_may_wait_ends_the_session(self, stream: Callable[..., Any]) -> None:
         calls = [session_pb2.Request(id=n, list_jobs=pb.ListJobsRequest()) for n in range(1, 102)]
         frame = session_pb2.ClientFrame(hello=session_pb2.Hello(session_id="s1"), requests=calls)
         with pytest.raises(grpc.RpcError) as dropped:
             list(stream(frame))
         assert dropped.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "too many unread answers" in dropped.value.details()
+        assert "max_session_backlog=100 calls without an answer" in dropped.value.details()
         assert next(stream(session_pb2.ClientFrame(hello=session_pb2.Hello(session_id="s1")))).HasField("welcome")
 
     def test_notices_go_to_sessions_with_a_worker_in_the_job_and_to_no_others(self) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import traceback
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from strata.errors import ConfigError, InvalidArgument
+from strata.errors import ConfigError, InvalidArgument, StorageUnavailable
 from strata.storage import open_store
 from strata.storage.object_options import AZURE, GCS, S3, Settings, read_settings
 
@@ -191,6 +192,19 @@ def test_no_secret_stands_in_the_text_of_settings() -> None:
     assert "a-secret-of-mine" not in repr(found)
     assert {"a-secret-of-mine", "another-secret"} <= set(found.secrets())
     assert "AKIA" not in found.secrets()
+
+
+def test_a_signature_in_an_address_is_not_printed() -> None:
+    """Azure's stand in the address of every request."""
+    with socket.socket() as nobody:  # bound, and not listening
+        nobody.bind(("127.0.0.1", 0))
+        endpoint = "http://{}:{}/account".format(*nobody.getsockname())
+        options = {"account_name": "account", "sas_key": "sv=2021-12-02&sig=a-secret-of-mine", "max_retries": 0}
+        store = open_store("az://container/a", {**options, "endpoint": endpoint, "allow_http": True})
+        with pytest.raises(StorageUnavailable, match=r"az://container/a/b: .*check the endpoint") as caught:
+            store.put("b", b"1")
+        store.close()
+    assert "a-secret-of-mine" not in "".join(traceback.format_exception(caught.value))
 
 
 def test_what_obstore_refuses_is_a_wrong_setting() -> None:

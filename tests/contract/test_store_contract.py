@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
-from azure import AzureServer, azure
+from azure_blob import AzureServer, azure
 from s3 import S3Server, s3
 from store_contract import StoreContract
 
@@ -56,6 +60,30 @@ class TestS3Store(StoreContract):
         assert found == sorted(found)
         top = f"{prefix}/" if prefix else ""
         assert [name for name in found if name in expected or any(store.walk(top + name))] == expected
+
+    def test_a_transfer_takes_no_second_copy_of_the_data(self, s3: S3Server) -> None:
+        """256 MiB there and back: what is in flight may be added, which is 8 pieces of 8 MiB."""
+        program = """
+        import json, mmap, sys
+        from pathlib import Path
+        from strata.storage import open_store
+        def peak_mib():
+            return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) >> 10
+        store = open_store(sys.argv[1], json.loads(sys.argv[2]))
+        memory = mmap.mmap(-1, 256 << 20)
+        memory[:] = b"x" * len(memory)
+        Path("/proc/self/clear_refs").write_text("5")  # begins a new peak
+        before = peak_mib()
+        store.put_large("a", memoryview(memory))
+        written = peak_mib()
+        store.read_into("a", 0, memoryview(memory))
+        print(json.dumps([written - before, peak_mib() - before]))
+        """
+        command = [sys.executable, "-c", textwrap.dedent(program), s3.new_url(), json.dumps(s3.options())]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True)
+        written_mib, read_mib = json.loads(done.stdout)
+        assert written_mib < 64
+        assert read_mib < 192
 
 
 class TestAzureStore(StoreContract):

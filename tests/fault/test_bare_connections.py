@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import random
 import socket
+import socketserver
 import ssl
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -60,6 +63,12 @@ def goodbye(stranger: socket.socket) -> tuple[str, str]:
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "INVALID_ARGUMENT", "gRPC is on another"),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01", "INVALID_ARGUMENT", "gRPC is on another"),
         (PREFACE + b"\xff\xff\xff\xff", "INVALID_ARGUMENT", "4294967295 bytes, more than"),
+        (PREFACE + b"\x00\x01\x00\x01", "INVALID_ARGUMENT", "65537 bytes, more than the 65536"),
+        (
+            PREFACE + packed(pb.ClientFrame(hello=pb.Hello(session_id="x" * 129)).SerializeToString()),
+            "RESOURCE_EXHAUSTED",
+            "128",
+        ),
         (PREFACE + packed(b"\xff\xff\xff"), "INVALID_ARGUMENT", "not a strata.v1.ClientFrame"),
         (PREFACE + packed(b""), "INVALID_ARGUMENT", "hello.session_id"),
         (
@@ -227,3 +236,118 @@ def test_tokens_and_tls_guard_it_as_they_guard_grpc(nursery: Nursery, tmp_path: 
         CoordinatorClient(
             process.address, security=ClientSecurity(ca=str(tmp_path / "ca.crt")), config=ClientConfig()
         ).connect()
+
+
+def answering(reply: bytes) -> Callable[[socketserver.StreamRequestHandler], None]:
+    def handle(request: socketserver.StreamRequestHandler) -> None:
+        request.wfile.write(reply)
+        request.rfile.read(1)
+
+    return handle
+
+
+@contextlib.contextmanager
+def stranger_at(port: int, reply: bytes) -> Iterator[None]:
+    """Something else that answers at this port."""
+    handler = type("Handler", (socketserver.StreamRequestHandler,), {"handle": answering(reply)})
+    with socketserver.ThreadingTCPServer(("127.0.0.1", port), handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+REFUSAL = pb.ServerFrame(goodbye=pb.Goodbye(code=grpc.StatusCode.UNAUTHENTICATED.value[0], message="a token is needed"))
+
+
+@pytest.mark.parametrize(
+    "reply", [b"SSH-2.0-OpenSSH_9.2\r\n", packed(REFUSAL.SerializeToString())], ids=["ssh", "refusal"]
+)
+def test_whatever_answers_at_the_port_of_a_tunnels_end_does_not_keep_a_client_from_grpc(
+    nursery: Nursery, tmp_path: Path, reply: bytes
+) -> None:
+    port = free_port()
+    process = CoordinatorProcess(nursery, tmp_path, lease=CALM, frames=f"127.0.0.2:{port}")
+    process.start()
+    with stranger_at(port, reply), CoordinatorClient(process.address, config=EAGER_CLIENT) as client:
+        client.register_worker("w0").heartbeat()
+        assert not client._client._link._frames_at
+
+
+def test_after_a_cut_a_client_is_back_on_a_bare_connection(coordinator: CoordinatorProcess) -> None:
+    with CoordinatorClient(coordinator.address, config=EAGER_CLIENT) as client:
+        worker = client.register_worker("w0")
+        for number in range(2, 5):
+            coordinator.restart()
+            worker.heartbeat()
+            until(lambda number=number: client.num_connections == number, "it is back")
+            assert client._client._link._frames_at, "and not through gRPC"
+            assert not client._client._link._frames_in_vain
+
+
+def test_a_coordinator_leaves_in_time_whoever_is_connected(coordinator: CoordinatorProcess) -> None:
+    """Those who say nothing, those who are in the middle of a frame, those who do not read."""
+    with contextlib.ExitStack() as stack:
+        for sent in (b"", PREFACE, PREFACE + HELLO, PREFACE + HELLO + b"\x00\x00"):
+            stack.enter_context(connected(coordinator)).sendall(sent)
+        start_s = time.monotonic()
+        assert coordinator.child.terminate() == 0
+        assert time.monotonic() - start_s < 8
+
+
+def test_a_thousand_half_frames_of_strangers_take_little_memory(coordinator: CoordinatorProcess) -> None:
+    before = psutil.Process(coordinator.child.pid).memory_info().rss
+    with contextlib.ExitStack() as stack:
+        for _ in range(200):
+            stranger = stack.enter_context(connected(coordinator))
+            with contextlib.suppress(ConnectionError):
+                stranger.sendall(PREFACE + b"\x00\x00\xff\xff" + b"x" * 65_000)
+        with CoordinatorClient(coordinator.address, config=EAGER_CLIENT) as client:
+            assert client.list_jobs() == []
+        assert psutil.Process(coordinator.child.pid).memory_info().rss - before < 80 * MB
+
+
+def test_empty_frames_are_paced_like_calls(nursery: Nursery, tmp_path: Path) -> None:
+    process = CoordinatorProcess(
+        nursery, tmp_path, lease=CALM, limits={"max_calls_per_s": 100}, frames=f"127.0.0.1:{free_port()}"
+    )
+    process.start()
+    with connected(process) as stranger:
+        with contextlib.suppress(ConnectionError):
+            stranger.sendall(PREFACE + HELLO + packed(b"") * 5_000)
+        code, why = goodbye(stranger)
+        assert code == "RESOURCE_EXHAUSTED"
+        assert "max_calls_per_s=100" in why
+
+
+def test_a_session_is_not_taken_over_by_one_who_may_do_less(nursery: Nursery, tmp_path: Path) -> None:
+    write_tokens(tmp_path)
+    process = CoordinatorProcess(
+        nursery, tmp_path, lease=CALM, security={"tokens": str(tmp_path / "tokens")}, frames=f"127.0.0.1:{free_port()}"
+    )
+    process.start()
+    with contextlib.ExitStack() as stack:
+        for role, greeted in (("worker", True), ("reader", False), ("admin", True)):
+            token = (tmp_path / f"{role}.token").read_text().strip()
+            caller = stack.enter_context(connected(process))
+            hello = pb.Hello(session_id="by-hand", token=token)
+            caller.sendall(PREFACE + packed(pb.ClientFrame(hello=hello).SerializeToString()))
+            first = next(frames_of(caller))
+            assert first.HasField("welcome") == greeted
+            if not greeted:
+                assert first.goodbye.error.kind == "PermissionRefused"
+
+
+def test_a_token_is_not_sent_in_the_clear_to_whoever_may_be_at_the_port(nursery: Nursery, tmp_path: Path) -> None:
+    """Through gRPC it goes to the address that the user gave; where the port of it leads to, nobody knows."""
+    write_tokens(tmp_path)
+    process = CoordinatorProcess(nursery, tmp_path, lease=CALM, security={"tokens": str(tmp_path / "tokens")})
+    process.start()
+    mine = ClientSecurity(token_file=str(tmp_path / "worker.token"))
+    with CoordinatorClient(process.address, security=mine, config=EAGER_CLIENT) as client:
+        client.register_worker("w0").heartbeat()
+        assert not client._client._link._frames_at

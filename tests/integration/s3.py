@@ -32,7 +32,7 @@ kill -9 $!
 wait
 rm -rf "$PWD" $0
 """
-"""It ends with us, however we end: the shell hears that from its standard input."""
+"""A server that ends with us, however we end: the shell hears that from its standard input. $0: more to remove."""
 
 
 class S3Server:

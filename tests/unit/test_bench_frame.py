@@ -22,6 +22,7 @@ from strata.bench.frame import (
     Spread,
     aggregate,
     interleave,
+    quotients,
     ratios,
     read_answer,
 )
@@ -70,6 +71,28 @@ def test_a_ratio_is_taken_within_each_round_and_then_summarised() -> None:
 def test_where_more_is_better_the_ratio_turns_around() -> None:
     rate = Figure(key="ours_ms", title="rate", better="higher", peers=("theirs_ms",))
     assert ratios(rate, "theirs_ms", MET[:2]) == Spread(0.5, 0.5, 0.5)
+
+
+def test_a_figure_that_is_one_over_another_is_taken_within_each_round() -> None:
+    figures = [
+        Figure(key="ours_ms", title="ours"),
+        Figure(key="theirs_ms", title="theirs"),
+        Figure(key="vs_theirs", title="theirs over ours", quotient=("theirs_ms", "ours_ms")),
+        Figure(key="vs_nobody", title="nobody over ours", quotient=("theirs_ms", "theirs_ms")),
+    ]
+    samples = [
+        Sample("a", 0, {"ours_ms": 2.0}),
+        Sample("b", 0, {"theirs_ms": 4.0}),
+        Sample("a", 1, {"ours_ms": 1.0}),
+        Sample("b", 1, {"theirs_ms": 8.0}),
+        Sample("a", 2, {"ours_ms": 1.0}),
+        Sample("b", 3, {"theirs_ms": 0.0}),
+    ]
+    found = quotients(figures, samples)
+    assert [(s.round, s.figures) for s in found] == [
+        (0, {"vs_theirs": 2.0, "vs_nobody": 1.0}),
+        (1, {"vs_theirs": 8.0, "vs_nobody": 1.0}),
+    ]
 
 
 def test_there_is_no_ratio_to_a_peer_that_never_ran() -> None:

@@ -36,7 +36,7 @@ def test_folded_they_arrive_with_one_call_as_a_relay_makes_it() -> None:
 def test_a_refusal_ends_a_measurement_instead_of_counting_as_an_answer() -> None:
     refused = session_pb2.Response(id=1, error=types_pb2.Error(message="no such worker"))
     with pytest.raises(RuntimeError, match="no such worker"):
-        checked(session_pb2.ServerFrame(responses=[refused]).SerializeToString())
+        checked(session_pb2.ServerFrame(responses=[refused]))
 
 
 @pytest.mark.parametrize("size", [0, 1, 127, 128, 300, 16_383])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,10 @@ sizes = st.lists(st.tuples(st.sampled_from(dtypes.DTYPES), st.lists(st.integers(
 def test_data_begins_on_4_kib_and_every_tensor_on_its_own_elements(
     shapes: list[tuple[dtypes.DType, list[int]]],
 ) -> None:
-    leaves = [tree.Leaf(f"t{i}", dtype, tuple(shape), "numpy", None) for i, (dtype, shape) in enumerate(shapes)]
+    leaves = [
+        tree.Leaf(f"t{i}", dtype, tuple(shape), "numpy", None, math.prod(shape) * dtype.itemsize)
+        for i, (dtype, shape) in enumerate(shapes)
+    ]
     plan = layout.plan(leaves, {})
     assert len(plan.header) % layout.ALIGNMENT == 0
     at = len(plan.header)

@@ -26,7 +26,7 @@ def test_messages_come_out_as_they_went_in_however_they_are_cut(sent: list[bytes
 def test_a_message_that_is_too_long_is_refused_before_it_has_come() -> None:
     splitter = Splitter(max_bytes=10)
     assert list(splitter.feed(packed(b"x" * 10))) == [b"x" * 10]
-    with pytest.raises(Malformed, match=r"11 bytes, more than limits\.max_message_bytes=10"):
+    with pytest.raises(Malformed, match="11 bytes, more than the 10 allowed"):
         list(splitter.feed((11).to_bytes(4, "big")))
 
 

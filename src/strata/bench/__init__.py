@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from strata.bench.frame import Benchmark
 
 _HOMES = {
+    "checkpoint": "strata.bench.checkpoint",
     "coordinator": "strata.bench.coordinator",
     "shards": "strata.bench.shards",
 }

@@ -6,11 +6,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import grpc
-
-from strata.bench.load import OPTIONS, SESSION
+from strata.bench.load import OPTIONS
+from strata.coordinator.client._streams import FramedStream, GrpcStream, StreamEnded
+from strata.transport.credentials import ClientSecurity
 from strata.v1 import calls_pb2, types_pb2
 from strata.v1 import session_pb2 as pb
 
@@ -22,28 +22,25 @@ WORKERS_PER_NODE = 8
 AT_ONCE = 25
 """Nodes that connect and register together."""
 ANSWER_S = 60.0
+MAX_MESSAGE_BYTES = 16 << 20
 WARM_UP_ROUNDS = 5
 
 
 class Node:
     """One session and the workers that speak through it."""
 
-    def __init__(self, channel: grpc.aio.Channel, worker_ids: Sequence[str]) -> None:
+    def __init__(self, address: str, worker_ids: Sequence[str]) -> None:
         self.worker_ids = list(worker_ids)
         self.fences: list[int] = []
-        self._channel = channel
-        self._stream: Any = None
-        self._writing = asyncio.Lock()
+        self._address = address
+        self._stream: FramedStream | None = None
         self._awaited: asyncio.Future[None] | None = None
         self._num_awaited = 0
         self._came_s: list[float] = []
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
-        self._stream = self._channel.stream_stream(SESSION)()
-        hello = pb.ClientFrame(hello=pb.Hello(session_id=f"of-{self.worker_ids[0]}"))
-        await self._stream.write(hello.SerializeToString())
-        await self._stream.read()
+        stream = self._stream = await opened(self._address, f"of-{self.worker_ids[0]}")
         registrations = [
             pb.Request(
                 id=number,
@@ -51,10 +48,10 @@ class Node:
             )
             for number, name in enumerate(self.worker_ids)
         ]
-        await self._stream.write(pb.ClientFrame(requests=registrations).SerializeToString())
+        await stream.write(pb.ClientFrame(requests=registrations))
         fences: dict[int, int] = {}
         while len(fences) < len(self.worker_ids):
-            for response in checked(await self._stream.read()).responses:
+            for response in checked(await stream.read()).responses:
                 fences[response.id] = response.register_worker.incarnation
         self.fences = [fences[number] for number in range(len(self.worker_ids))]
         self._tasks.append(asyncio.create_task(self._read()))
@@ -71,11 +68,13 @@ class Node:
             for number, (name, fence) in enumerate(zip(self.worker_ids, self.fences, strict=True))
         ]
         frame = pb.ClientFrame(requests=beats).SerializeToString()
+        stream = self._stream
+        assert stream is not None, "it was not opened"
 
         async def forever() -> None:
             await asyncio.sleep(first_s)
             while True:
-                await self._send(frame)
+                await stream.write_bytes(frame)
                 await asyncio.sleep(every_s)
 
         self._tasks.append(asyncio.create_task(forever()))
@@ -84,9 +83,9 @@ class Node:
         """Sends a frame of arrivals: when it was sent, and when each release came."""
         self._came_s, self._num_awaited = [], num_answers
         self._awaited = asyncio.get_running_loop().create_future()
-        async with self._writing:
-            sent_s = time.perf_counter()
-            await self._stream.write(frame)
+        assert self._stream is not None
+        sent_s = time.perf_counter()
+        await self._stream.write_bytes(frame)
         async with asyncio.timeout(ANSWER_S):
             await self._awaited
         return sent_s, self._came_s
@@ -95,17 +94,15 @@ class Node:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._stream.cancel()
-
-    async def _send(self, frame: bytes) -> None:
-        async with self._writing:  # gRPC takes one message of a stream at a time
-            await self._stream.write(frame)
+        if self._stream is not None:
+            await self._stream.close()
 
     async def _read(self) -> None:
+        assert self._stream is not None
         try:
             while True:
                 self._hear(checked(await self._stream.read()), time.perf_counter())
-        except (RuntimeError, grpc.RpcError) as error:
+        except (RuntimeError, StreamEnded) as error:
             if self._awaited is not None and not self._awaited.done():
                 self._awaited.set_exception(error)
             raise
@@ -122,9 +119,8 @@ async def gathered(addresses: Sequence[str], *, heartbeat_s: float = 1.0) -> Asy
     async with contextlib.AsyncExitStack() as stack:
         nodes = []
         for i, address in enumerate(addresses):
-            channel = await stack.enter_async_context(grpc.aio.insecure_channel(address, options=OPTIONS))
             names = [f"worker-{i * WORKERS_PER_NODE + j:04d}" for j in range(WORKERS_PER_NODE)]
-            nodes.append(Node(channel, names))
+            nodes.append(Node(address, names))
         for start in range(0, len(nodes), AT_ONCE):
             some = nodes[start : start + AT_ONCE]
             await asyncio.gather(*(node.open() for node in some))
@@ -176,11 +172,23 @@ async def meet_often(
     return waits_s
 
 
-def checked(message: Any) -> pb.ServerFrame:
+async def opened(address: str, session_id: str) -> FramedStream:
+    """A bare connection, found as our client finds it: gRPC tells where."""
+    hello = pb.ClientFrame(hello=pb.Hello(session_id=session_id))
+    told = GrpcStream.open(address, ClientSecurity(), OPTIONS)
+    try:
+        await told.write(hello)
+        welcome = (await told.read()).welcome
+    finally:
+        await told.close()
+    stream = await FramedStream.open(address, welcome.frames, ClientSecurity(), max_message_bytes=MAX_MESSAGE_BYTES)
+    await stream.write(hello)
+    await stream.read()
+    return stream
+
+
+def checked(frame: pb.ServerFrame) -> pb.ServerFrame:
     """A refusal is no answer."""
-    if message is grpc.aio.EOF:
-        raise RuntimeError("the session was ended by the server")
-    frame = pb.ServerFrame.FromString(message)
     for response in frame.responses:
         if response.HasField("error"):
             raise RuntimeError(f"the server refused a call: {response.error.message}")

@@ -37,6 +37,8 @@ class Figure:
     better: Literal["lower", "higher"] = "lower"
     peers: tuple[str, ...] = ()
     """Keys of the figures of others that this one stands against."""
+    quotient: tuple[str, str] | None = None
+    """It is not measured but is one figure over another, of the same round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +71,8 @@ class Benchmark:
         keys = [figure.key for figure in self.figures]
         if len(set(keys)) != len(keys):
             raise ConfigError(f"benchmark {self.name!r} names a figure twice: {sorted(keys)}")
-        unknown = {peer for figure in self.figures for peer in figure.peers} - set(keys)
+        named = {key for figure in self.figures for key in (*figure.peers, *(figure.quotient or ()))}
+        unknown = named - set(keys)
         if unknown:
             raise ConfigError(f"benchmark {self.name!r} compares with figures that it does not have: {sorted(unknown)}")
 
@@ -181,6 +184,23 @@ def aggregate(samples: Sequence[Sample]) -> dict[str, Spread]:
         for key, value in sample.figures.items():
             values.setdefault(key, []).append(value)
     return {key: spread(found) for key, found in values.items()}
+
+
+def quotients(figures: Sequence[Figure], samples: Sequence[Sample]) -> list[Sample]:
+    """The figures that are one over another, round by round: the two of a round ran under the same weather."""
+    by_round: dict[int, dict[str, float]] = {}
+    for sample in samples:
+        by_round.setdefault(sample.round, {}).update(sample.figures)
+    found = []
+    for number, measured in by_round.items():
+        values = {
+            figure.key: measured[figure.quotient[0]] / measured[figure.quotient[1]]
+            for figure in figures
+            if figure.quotient and figure.quotient[0] in measured and measured.get(figure.quotient[1])
+        }
+        if values:
+            found.append(Sample("quotients", number, values))
+    return found
 
 
 def ratios(figure: Figure, peer: str, samples: Sequence[Sample]) -> Spread | None:

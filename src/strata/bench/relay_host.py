@@ -12,6 +12,7 @@ import signal
 import sys
 
 from strata.coordinator.relay import RelayConfig, RelayServer
+from strata.coordinator.server import settle_memory
 
 AT_ONCE = 16
 
@@ -24,6 +25,7 @@ async def main(upstream: str, prefix: str, count: int) -> None:
     for start in range(0, count, AT_ONCE):
         started = await asyncio.gather(*(relay.start() for relay in hosted[start : start + AT_ONCE]))
         addresses += [found.grpc for found in started]
+    settle_memory()
     print(json.dumps({"grpc": ",".join(addresses)}), flush=True)
     await leave.wait()
     await asyncio.gather(*(relay.stop() for relay in hosted))

@@ -16,7 +16,17 @@ import tempfile
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from strata.bench.frame import Absent, Benchmark, Contender, Failure, Outcome, Sample, interleave, read_answer
+from strata.bench.frame import (
+    Absent,
+    Benchmark,
+    Contender,
+    Failure,
+    Outcome,
+    Sample,
+    interleave,
+    quotients,
+    read_answer,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,7 +64,7 @@ def run_benchmark(
         else:
             dropped[contender.name] = answer
     return Outcome(
-        samples=tuple(samples),
+        samples=(*samples, *quotients(benchmark.figures, samples)),
         absent=tuple(answer for answer in dropped.values() if isinstance(answer, Absent)),
         failures=tuple(answer for answer in dropped.values() if isinstance(answer, Failure)),
     )

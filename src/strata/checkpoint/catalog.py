@@ -103,6 +103,10 @@ class Catalog:
         self._store.put(f"{id}/{QUARANTINE}", json.dumps({"reason": reason}).encode())
         self._known[id], self.problems[id] = None, f"in quarantine: {reason}"
 
+    def add(self, manifest: Manifest) -> None:
+        """One that was just committed, and need not be read."""
+        self._known[manifest.id] = manifest
+
     def forget(self, id: str) -> None:
         self._known.pop(id, None)
         self.problems.pop(id, None)

@@ -64,8 +64,14 @@ _BY_NUMPY = {dtype.numpy.rpartition(".")[2]: dtype for dtype in DTYPES if dtype.
 _BY_TORCH = {dtype.torch: dtype for dtype in DTYPES if dtype.torch}
 
 
+@functools.lru_cache(maxsize=256)
+def _by_numpy(dtype: np.dtype[Any]) -> DType | None:
+    """Numpy makes a dtype's name anew each time."""
+    return _BY_NUMPY.get(dtype.name)
+
+
 def of_numpy(dtype: np.dtype[Any], path: str) -> DType:
-    found = _BY_NUMPY.get(dtype.name)
+    found = _by_numpy(dtype)
     if found is None:
         raise InvalidArgument(
             f"{path} has elements of type {dtype}, which a checkpoint cannot hold; convert it to one of "

@@ -231,9 +231,11 @@ class CheckpointManager:
             data_cursor=data_cursor,
             full_bytes=plan.size_bytes,
             written_bytes=plan.size_bytes,
+            model_hash=m.model_hash(tensors),
         )
         save.watch.check()
         self._store.put(f"{info.id}/{m.FILE_NAME}", m.encode(manifest), if_absent=True)
+        self._catalog.add(manifest)
         return manifest
 
     # -- looking ---------------------------------------------------------------------------------------------------

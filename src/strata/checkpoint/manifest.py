@@ -10,14 +10,17 @@ from __future__ import annotations
 import enum
 import math
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from xxhash import xxh3_128_hexdigest
+from xxhash import xxh3_128, xxh3_128_hexdigest
 
 from strata.checkpoint import layout
 from strata.checkpoint.dtypes import BY_NAME
 from strata.errors import CheckpointCorrupt, CheckpointInvalid, CheckpointTooNew
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 VERSION = 1
 FILE_NAME = "manifest.json"
@@ -96,6 +99,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Of the whole state."""
     written_bytes: int
     """Of it, what this checkpoint holds itself."""
+    model_hash: str
+    """Of the contents, see `model_hash`."""
     why: str = ""
     """Why it is of this type, if another was asked for."""
 
@@ -103,13 +108,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def size_bytes(self) -> int:
         return sum(file.size_bytes for file in self.files)
 
-    @property
-    def model_hash(self) -> str:
-        """Of all contents: the same tensors give the same hash, wherever and however they were saved."""
-        lines = sorted(
-            f"{t.name} {t.dtype} {t.shape} {[(s.start, s.shape, s.hashes) for s in t.slices]}" for t in self.tensors
-        )
-        return xxh3_128_hexdigest("\n".join(lines).encode())
+
+def model_hash(tensors: Iterable[TensorEntry]) -> str:
+    """Of all contents: the same tensors, cut in the same way, give the same hash, at whatever step and place."""
+    digest = xxh3_128()
+    for tensor in sorted(tensors, key=lambda tensor: tensor.name):
+        digest.update(f"{tensor.name}\0{tensor.dtype}\0{tensor.shape}\0".encode())
+        for part in tensor.slices:
+            digest.update(f"{part.start}{part.shape}{''.join(part.hashes)}\0".encode())
+    return digest.hexdigest()
 
 
 class _Envelope(msgspec.Struct):
@@ -212,37 +219,41 @@ def _check_file(data_file: DataFile, manifest: Manifest, file: str) -> None:
 
 
 def _check_tensor(tensor: TensorEntry, manifest: Manifest, file: str) -> None:
-    what = f"tensor {tensor.name[:200]!r}"
+    problem = _problem_of(tensor, manifest)
+    if problem:
+        raise CheckpointInvalid(f"{file}: tensor {tensor.name[:200]!r} {problem}")
+
+
+def _problem_of(tensor: TensorEntry, manifest: Manifest) -> str:
+    """What cannot be true of it; empty if nothing is wrong. There may be many thousands, so words are made last."""
     dtype = BY_NAME.get(tensor.dtype)
     if dtype is None:
-        raise CheckpointInvalid(f"{file}: {what} has elements of type {tensor.dtype[:40]!r}, which is not known")
-    _require(all(size >= 0 for size in tensor.shape), file, f"{what} has the shape {tensor.shape}")
-    num_elements = 0
-    for part in tensor.slices:
-        _require(0 <= part.file < len(manifest.files), file, f"{what} lies in file {part.file}, which is not there")
-        within = len(part.start) == len(part.shape) == len(tensor.shape) and all(
-            min(start, size) >= 0 and start + size <= whole
-            for start, size, whole in zip(part.start, part.shape, tensor.shape, strict=True)
-        )
-        _require(within, file, f"a slice of {what} lies outside of it")
+        return f"has elements of type {tensor.dtype[:40]!r}, which is not known"
+    shape, slices = tensor.shape, tensor.slices
+    if shape and min(shape) < 0:
+        return f"has the shape {shape}"
+    for part in slices:
+        if not 0 <= part.file < len(manifest.files):
+            return f"lies in file {part.file}, which is not there"
+        if (part.shape != shape or any(part.start) or len(part.start) != len(shape)) and not _is_within(part, shape):
+            return "has a slice that lies outside of it"
         num_bytes = math.prod(part.shape) * dtype.itemsize
         data_file = manifest.files[part.file]
-        _require(
-            data_file.header_bytes <= part.offset and part.offset + num_bytes <= data_file.size_bytes,
-            file,
-            f"{what} lies at {part.offset}+{num_bytes} of {data_file.path}, which has {data_file.size_bytes} bytes",
-        )
+        if part.offset < data_file.header_bytes or part.offset + num_bytes > data_file.size_bytes:
+            return f"lies at {part.offset}+{num_bytes} of {data_file.path}, which has {data_file.size_bytes} bytes"
         num_chunks = -(-num_bytes // manifest.chunk_bytes)
-        _require(
-            len(part.hashes) == num_chunks and all(map(_HEX.fullmatch, part.hashes)),
-            file,
-            f"{what} has {len(part.hashes)} hashes, {num_chunks} are expected",
-        )
-        num_elements += math.prod(part.shape)
-    _require(
-        num_elements == math.prod(tensor.shape) and _are_disjoint(tensor.slices),
-        file,
-        f"the slices of {what} do not make it up",
+        if len(part.hashes) != num_chunks or not all(map(_HEX.fullmatch, part.hashes)):
+            return f"has {len(part.hashes)} hashes, {num_chunks} are expected"
+    num_elements = sum(math.prod(part.shape) for part in slices)
+    if num_elements != math.prod(shape) or not _are_disjoint(slices):
+        return "is not made up of its slices"
+    return ""
+
+
+def _is_within(part: Slice, shape: tuple[int, ...]) -> bool:
+    return len(part.start) == len(part.shape) == len(shape) and all(
+        min(start, size) >= 0 and start + size <= whole
+        for start, size, whole in zip(part.start, part.shape, shape, strict=True)
     )
 
 

@@ -21,7 +21,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from strata.checkpoint import dtypes
 from strata.errors import CheckpointInvalid, InvalidArgument
@@ -41,8 +41,7 @@ _EXACT_INT = 1 << 53
 _RESERVED = "__metadata__"
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf:
+class Leaf(NamedTuple):
     """One tensor to be stored."""
 
     name: str
@@ -51,10 +50,7 @@ class Leaf:
     kind: Kind
     source: Any
     """The tensor, array or bytes itself."""
-
-    @property
-    def num_bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
+    num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +116,10 @@ class _Flattener:
         self._leaves: dict[str, Leaf] = {}
         self._by_identity: dict[tuple[Any, ...], str] = {}
         """What makes two tensors the same memory → the name it is stored under."""
+        self._alive: list[Any] = []
+        """What is known by its id and not held by its leaf: a freed id would be given to another."""
+        self._modules = tuple(sys.modules.get(name) for name in ("torch", "numpy", "jax"))
+        """Those that are not loaded have no tensors in the state."""
 
     def node(self, value: Any, path: Path) -> Node:
         if len(path) > MAX_DEPTH:
@@ -170,18 +170,15 @@ class _Flattener:
         )
 
     def _array(self, value: Any, path: Path) -> Node:
-        torch_module, numpy, jax = (sys.modules.get(name) for name in ("torch", "numpy", "jax"))
+        torch_module, numpy, jax = self._modules
         if torch_module is not None and isinstance(value, torch_module.Tensor):
             return self._tensor(value, path)
         if numpy is not None and isinstance(value, numpy.ndarray):
+            known = self._by_identity.get((id(value),))
+            if known:
+                return {"tensor": known, "as": "numpy"}
             dtype = dtypes.of_numpy(value.dtype, _at(path))
-            data = value.__array_interface__["data"][0], value.shape, value.strides, dtype.name
-            known = self._by_identity.get(data) if value.size else None
-            return (
-                {"tensor": known, "as": "numpy"}
-                if known
-                else self._leaf(path, dtype, value.shape, "numpy", value, identity=data)
-            )
+            return self._leaf(path, dtype, value.shape, "numpy", value, identity=(id(value),))
         if numpy is not None and isinstance(value, numpy.generic):
             array = numpy.asarray(value)
             return self._leaf(path, dtypes.of_numpy(array.dtype, _at(path)), (), "scalar", array)
@@ -189,6 +186,7 @@ class _Flattener:
             known = self._by_identity.get((id(value),))
             if known:
                 return {"tensor": known, "as": "jax"}
+            self._alive.append(value)
             array = numpy.asarray(value)  # type: ignore[union-attr]  # jax cannot be there without numpy
             return self._leaf(
                 path, dtypes.of_numpy(array.dtype, _at(path)), array.shape, "jax", array, identity=(id(value),)
@@ -226,7 +224,8 @@ class _Flattener:
         identity: tuple[Any, ...] | None = None,
     ) -> Node:
         name = self._free_name(path)
-        self._leaves[name] = Leaf(name, dtype, tuple(shape), kind, source)
+        shape = tuple(shape)
+        self._leaves[name] = Leaf(name, dtype, shape, kind, source, math.prod(shape) * dtype.itemsize)
         if identity is not None:
             self._by_identity[identity] = name
         return {"tensor": name, "as": kind}

@@ -5,7 +5,20 @@ from typing import Annotated
 import typer
 
 from strata._version import __version__
-from strata.cli import bench, certs, coordinator, demo, doctor, events, exit_codes, jobs, journal, relay, status
+from strata.cli import (
+    bench,
+    certs,
+    checkpoints,
+    coordinator,
+    demo,
+    doctor,
+    events,
+    exit_codes,
+    jobs,
+    journal,
+    relay,
+    status,
+)
 
 app = typer.Typer(
     name="strata",
@@ -39,6 +52,7 @@ app.command("status")(status.status)
 app.add_typer(jobs.app, name="jobs")
 app.command("events")(events.events)
 app.add_typer(journal.app, name="journal")
+app.add_typer(checkpoints.app, name="checkpoints")
 app.command("certs")(certs.certs)
 app.command("bench")(bench.bench)
 app.command("doctor")(doctor.doctor)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 
 from strata.errors import (
+    CheckpointInvalid,
     ConfigError,
     CoordinatorUnavailable,
     InvalidArgument,
@@ -29,7 +30,7 @@ MEANINGS = {
     ExitCode.FAILED: "failed",
     ExitCode.USAGE: "a flag, argument or setting is wrong",
     ExitCode.UNAVAILABLE: "no coordinator answers",
-    ExitCode.STATE_DAMAGED: "the coordinator's state cannot be read back",
+    ExitCode.STATE_DAMAGED: "the coordinator's state, or a checkpoint, cannot be read back",
     ExitCode.STATE_BUSY: "the coordinator's state is in use by another, or cannot be written",
     ExitCode.INTERRUPTED: "interrupted (Ctrl-C)",
 }
@@ -40,6 +41,7 @@ _BY_ERROR: tuple[tuple[type[StrataError], ExitCode], ...] = (
     (InvalidArgument, ExitCode.USAGE),
     (CoordinatorUnavailable, ExitCode.UNAVAILABLE),
     (JournalDamaged, ExitCode.STATE_DAMAGED),
+    (CheckpointInvalid, ExitCode.STATE_DAMAGED),
     (JournalError, ExitCode.STATE_BUSY),
     (StrataError, ExitCode.FAILED),
 )

@@ -357,7 +357,7 @@ class Server(Protocol[A_co]):
     async def stop(self) -> None: ...
 
 
-def _settle() -> None:
+def settle_memory() -> None:
     """Spares the garbage collector the modules and what was read at start, and lets it look at the rest less often.
 
     Left as it is, it takes a fifth of an idle coordinator's time and now and then stops a barrier for 40 ms. Nearly
@@ -381,7 +381,7 @@ async def until_told_to_leave(
         loop.add_signal_handler(number, leave.set)
     server = make()
     addresses = await server.start()
-    _settle()
+    settle_memory()
     leaving = asyncio.create_task(leave.wait())
     try:
         announce(addresses)

@@ -20,7 +20,7 @@ from strata._version import __version__
 from strata.coordinator import limits, wire
 from strata.coordinator.job import DEFAULT_JOB, CommandQueued, GenerationChanged
 from strata.coordinator.metrics import Metrics
-from strata.errors import InvalidArgument, StrataError
+from strata.errors import CoordinatorUnavailable, InvalidArgument, LimitExceeded, PermissionRefused, StrataError
 from strata.transport.tokens import refused
 from strata.v1 import session_pb2 as pb
 
@@ -42,6 +42,7 @@ Answer = tuple[int, str, "Message"]
 WorkerKey = tuple[str, str]
 """Job and worker."""
 NO_HELLO = "the first frame of a session carries hello.session_id"
+MAX_SESSION_ID = 128
 HELLO_WITHIN_S = 10.0
 """Whoever connects and says nothing is not waited for."""
 NO_FRAME = "a frame is not a strata.v1.ClientFrame"
@@ -76,6 +77,10 @@ class Link:
         self._max_frame_bytes = max_frame_bytes
         self._on_news = on_news
 
+    @property
+    def num_unanswered(self) -> int:
+        return self._num_unanswered
+
     def asked(self, num: int) -> None:
         self._num_unanswered += num
 
@@ -109,7 +114,7 @@ class Link:
             self._answers.clear()
             self._notices.clear()
         elif len(self._answers) + len(self._notices) > self._max_backlog:
-            log.warning("session %s does not read its answers; dropped", self.session_id)
+            log.warning("session %.8s… does not read its answers; dropped", self.session_id)
             why = "too many unread answers; read them, or send fewer calls at once"
             self.give_up(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
         else:
@@ -120,14 +125,14 @@ class Link:
         answers, notices = self._answers, self._notices
         if self.given_up or not (answers or notices):
             return None
-        frame = _frame(answers, notices)
-        if frame.ByteSize() <= self._max_frame_bytes:
-            self._answers, self._notices = [], []
-            return frame
-        num_answers = wire.num_fitting(frame.responses, self._max_frame_bytes)
-        num_notices = 0 if answers else wire.num_fitting(notices, self._max_frame_bytes)
+        num_answers = wire.num_fitting([message for *_, message in answers], self._max_frame_bytes)
+        num_notices = wire.num_fitting(notices, self._max_frame_bytes) if num_answers == len(answers) else 0
+        frame = _frame(answers[:num_answers], notices[:num_notices])
+        if num_notices and num_answers and frame.ByteSize() > self._max_frame_bytes:
+            num_notices = 0
+            frame = _frame(answers[:num_answers], ())
         self._answers, self._notices = answers[num_answers:], notices[num_notices:]
-        return _frame(answers[:num_answers], notices[:num_notices])
+        return frame
 
 
 def _frame(answers: Iterable[Answer], notices: Iterable[pb.Notice]) -> pb.ServerFrame:
@@ -177,6 +182,7 @@ class SessionHub:
 
     def leave(self) -> None:
         """Ends all sessions: the coordinator goes. Their clients look for the next one."""
+        self.refusal = lambda: CoordinatorUnavailable("the coordinator is leaving; try the next address of your list")
         for link in self._links.values():
             link.give_up(grpc.StatusCode.UNAVAILABLE, "the coordinator is leaving")
 
@@ -193,12 +199,17 @@ class SessionHub:
         if not hello.session_id:
             raise InvalidArgument(NO_HELLO, field="session_id")
         limits_ = self._backend.limits
-        if hello.session_id not in self._links:  # else it takes its own place
+        if len(hello.session_id) > MAX_SESSION_ID:
+            raise LimitExceeded(f"session_id is longer than {MAX_SESSION_ID} characters", field="session_id")
+        before = self._links.get(hello.session_id)
+        if before is None:
             limits.check_room(len(self._links), limits_.max_sessions, "sessions", "max_sessions", field="session_id")
+        elif role < before.role:
+            raise PermissionRefused("this session is another's; choose a session_id of your own", field="session_id")
         link = Link(
             hello.session_id,
             role=role,
-            bucket=self._door.bucket(),
+            bucket=before.bucket if before else self._door.bucket(),
             max_backlog=limits_.max_session_backlog,
             max_frame_bytes=limits_.max_message_bytes,
             on_news=on_news,
@@ -233,11 +244,21 @@ class SessionHub:
         return self._door.role_of(token)
 
     def take_in(self, link: Link, requests: Sequence[pb.Request]) -> None:
-        """A frame's calls. Rate and clock are looked at once for all of them."""
+        """A frame's calls. Rate and clock are looked at once for all of them; an empty frame counts as one call."""
         came_s = self.metrics.now_s()
+        num_allowed = self._backend.limits.max_session_backlog
+        if link.num_unanswered + len(requests) > num_allowed:
+            why = f"more than limits.max_session_backlog={num_allowed} calls without an answer; wait for some first"
+            link.give_up(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
+            return
+        num_paced = link.bucket.take(max(len(requests), 1), came_s)
+        if not num_paced and not requests:
+            link.give_up(grpc.StatusCode.RESOURCE_EXHAUSTED, self._door.too_fast().message)
+            return
         link.asked(len(requests))
-        num_paced = link.bucket.take(len(requests), came_s)
         for number, request in enumerate(requests):
+            if link.given_up:
+                return
             if number < num_paced:
                 self._call(link, request, came_s)
             else:
@@ -301,8 +322,12 @@ class SessionHub:
         self.metrics.num_sessions_opened += 1
         before = self._links.get(link.session_id)
         self._links[link.session_id] = link
-        for key, fence in before.workers.items() if before else ():
+        if before is None:
+            return
+        for key, fence in before.workers.items():
             self._speaks(link, key, fence)
+        before.workers.clear()
+        before.give_up(grpc.StatusCode.ABORTED, "its client has come back on another connection")
 
     def _speaks(self, link: Link, key: WorkerKey, fence: int) -> None:
         link.workers[key] = fence

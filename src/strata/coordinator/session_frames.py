@@ -4,6 +4,7 @@ them, without a task or a lock."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,6 @@ from strata.transport.addresses import parse_address
 from strata.v1 import session_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from strata.coordinator.config import SecurityConfig
     from strata.coordinator.session import Link, SessionHub
     from strata.transport.addresses import Address
@@ -27,25 +26,38 @@ log = logging.getLogger(__name__)
 
 LINGER_S = 5.0
 """How long a peer has to take our last words."""
+LEAVE_S = 1.0
+HELLO_BYTES = 64 * 1024
+"""The first message may have: until then nobody knows who speaks."""
+MAX_STRANGERS = 1_000
+"""Connections that have not said hello yet; beyond this, new ones are not taken."""
 
 
 class FramedSession(asyncio.Protocol):
     """One connection."""
 
-    def __init__(self, hub: SessionHub, *, max_message_bytes: int) -> None:
+    def __init__(self, hub: SessionHub, company: set[FramedSession], *, max_message_bytes: int) -> None:
+        """`company` are all connections there are."""
         self._hub = hub
-        self._splitter = frames.Splitter(max_bytes=max_message_bytes, preface=frames.PREFACE)
+        self._company = company
+        self._max_message_bytes = max_message_bytes
+        self._splitter = frames.Splitter(max_bytes=min(HELLO_BYTES, max_message_bytes), preface=frames.PREFACE)
         self._transport: asyncio.Transport | None = None
         self._link: Link | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._flush_scheduled = False
         self._is_paused = False
+        self.gone = asyncio.Event()
 
     # -- asyncio's -------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        self._company.add(self)
+        if len(self._company) > MAX_STRANGERS and sum(one.is_strange for one in self._company) > MAX_STRANGERS:
+            transport.abort()
+            return
         frames.tune(transport, gone_after_s=frames.PEER_GONE_S)
         transport.set_write_buffer_limits(high=frames.BUFFER_BYTES)
         self._timer = asyncio.get_running_loop().call_later(HELLO_WITHIN_S, self._no_hello)
@@ -65,17 +77,37 @@ class FramedSession(asyncio.Protocol):
 
     def connection_lost(self, _error: Exception | None) -> None:
         self._transport = None
+        self._company.discard(self)
+        self.gone.set()
         if self._timer is not None:
             self._timer.cancel()
         if self._link is not None:
             self._hub.closed(self._link)
 
     def pause_writing(self) -> None:
+        """Whoever does not take the answers is not heard either."""
         self._is_paused = True
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         self._is_paused = False
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
         self._flush()
+
+    # -- for the server --------------------------------------------------------------------------------------------
+
+    @property
+    def is_strange(self) -> bool:
+        return self._link is None
+
+    def leave(self) -> None:
+        self._end(grpc.StatusCode.UNAVAILABLE, "the coordinator is leaving")
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
 
     # -- ours ------------------------------------------------------------------------------------------------------
 
@@ -102,6 +134,7 @@ class FramedSession(asyncio.Protocol):
             words, details = wire.encode_error_briefly(error)
             self._say_goodbye(pb.Goodbye(code=details.code, message=words, error=details))
             return False
+        self._splitter.max_bytes = self._max_message_bytes
         self._write(self._hub.welcome())
         return True
 
@@ -146,7 +179,8 @@ class FramesServer:
 
     def __init__(self, hub: SessionHub, *, max_message_bytes: int) -> None:
         self._hub = hub
-        self._make: Callable[[], FramedSession] = lambda: FramedSession(hub, max_message_bytes=max_message_bytes)
+        self._company: set[FramedSession] = set()
+        self._max_message_bytes = max_message_bytes
         self._server: asyncio.Server | None = None
         self.address = ""
 
@@ -163,16 +197,30 @@ class FramesServer:
         try:
             self._server, self.address = await frames.listen(self._make, address, context)
         except OSError as error:
+            if wanted == "auto":  # such as a socket's path that is too long with what we add to it
+                log.warning("no sessions without HTTP/2, gRPC serves them all: %s", error)
+                return
             raise ConfigError(
-                f"frames={wanted!r} cannot be bound ({error.strerror}); choose another port, or 'off'", field="frames"
+                f"frames={wanted!r} cannot be bound ({error}); choose another port, or 'off'", field="frames"
             ) from error
         self._hub.frames = self.address if address.path else f":{self.address.rpartition(':')[2]}"
 
+    def _make(self) -> FramedSession:
+        return FramedSession(self._hub, self._company, max_message_bytes=self._max_message_bytes)
+
     async def stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            await self._server.wait_closed()
-            self._server = None
+        """Nobody is waited for longer than it takes to be polite: those who take over wait for us."""
+        if self._server is None:
+            return
+        self._server.close()
+        self._server = None
+        for session in list(self._company):
+            session.leave()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_S):
+                await asyncio.gather(*(session.gone.wait() for session in list(self._company)))
+        for session in list(self._company):
+            session.abort()
 
 
 def _beside(grpc_address: str) -> Address:

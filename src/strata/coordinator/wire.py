@@ -25,8 +25,8 @@ ERROR_METADATA_KEY = "strata-error-bin"
 FRAME_MARGIN_BYTES = 64
 """What a frame adds to one message in it, at the most."""
 _BRIEF_BYTES = 4_096
-_ENTRY_BYTES = 8
-"""Tag and length of one message among the others of a frame."""
+_ENTRY_BYTES = 32
+"""Tag and length of one message among the others of a frame, and, around an answer, its request's id."""
 
 Code = grpc.StatusCode
 

@@ -17,7 +17,7 @@ import os
 import stat
 import time
 import uuid
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -221,14 +221,13 @@ class LocalStore:
     def _all(self, work: Callable[[int], None], starts: Iterable[int]) -> None:
         """In the pool; when one fails the others end first, so that nobody writes any more when we raise."""
         futures = [self._pool.submit(work, start) for start in starts]
-        failed: BaseException | None = None
-        for future in futures:
-            if failed is not None:
+        try:
+            for future in futures:
+                future.result()
+        finally:
+            for future in futures:
                 future.cancel()
-            if not future.cancelled():
-                failed = failed or future.exception()
-        if failed is not None:
-            raise failed
+            wait(futures)
 
 
 def _publish(temporary: Path, path: Path, *, if_absent: bool) -> None:

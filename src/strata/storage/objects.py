@@ -101,7 +101,15 @@ class ObjectStore:
                 if self._again(lambda: self._writer(path)) != writer:
                     raise
 
-        self._again(attempt)
+        try:
+            self._again(attempt)
+        except AlreadyExistsError:
+            raise
+        except BaseError:
+            with contextlib.suppress(BaseError):
+                if self._writer(path) == writer:  # it had arrived, whatever was answered
+                    return
+            raise
 
     def _writer(self, path: str) -> str | None:
         try:
@@ -170,7 +178,7 @@ class ObjectStore:
         check_offset(offset)
         with self._told(key):
             if not out.nbytes:
-                self._store.head(path)
+                self._again(lambda: self._store.head(path))
                 return
             for _ in range(MAX_READS):
                 if len(self._read_pieces(path, offset, out)) == 1:
@@ -192,15 +200,15 @@ class ObjectStore:
             return {future.result() for future in futures}
         finally:  # if one failed: nobody writes into `out` any more when we raise
             for future in futures:
-                if not future.cancel():
-                    future.exception()
+                future.cancel()
+            wait(futures)
 
     def _read_piece(self, path: str, start: int, out: memoryview) -> str | None:
         end = start + out.nbytes
         try:
             result = self._store.get(path, options={"range": (start, end)})
         except BaseError as error:
-            if "416 " in str(error) or "InvalidRange" in str(error):
+            if "status code: 416" in str(error) or "but object was only" in str(error):
                 raise StorageError(f"{self.url}/{path} ends before {start}, {end} expected") from None
             raise
         found = memoryview(result.bytes())
@@ -272,7 +280,9 @@ class ObjectStore:
             yield
         except StrataError:
             raise
-        except (BaseError, FileNotFoundError, ValueError) as error:
+        except (BaseError, FileNotFoundError) as error:
+            if isinstance(error, FileNotFoundError) and error.errno is not None:
+                raise  # the system's, from what hears of the progress
             raise _translated(error, where, self._settings) from None
 
 
@@ -350,8 +360,6 @@ def _translated(error: Exception, where: str, settings: Settings) -> StorageErro
     reason = re.split(r" in [\d.]+[nµm]?s", said, maxsplit=1)[-1]  # what follows the address
     if any(word in reason for word in _FULL):
         return StorageFull(f"{where}: {said}; free some space, keep fewer checkpoints, or raise the quota")
-    if isinstance(error, ValueError):
-        return StorageError(f"{where}: {said}")
     return StorageUnavailable(
         f"{where}: {said}; tried for up to {settings.limits.retry_timeout_s:g} s and {settings.limits.max_retries} "
         "retries: check the endpoint, the region and the network, or raise max_retries, retry_timeout_s or timeout_s "

@@ -64,6 +64,10 @@ class ClientSecurity:
         ca, certificate, key = self._files()
         return client_context(ca, certificate, key) if ca else None
 
+    def may_go_bare(self, told: str) -> bool:
+        """Whether a bare connection is as safe as gRPC: a token is not shown to whoever may be at that port."""
+        return bool(self._files()[0]) or told.startswith("unix:") or not self._token()
+
     def _files(self) -> tuple[str, str, str]:
         """Authority, certificate and key."""
         return (

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strata.errors import ConfigError
@@ -25,6 +26,8 @@ PREFACE = b"strata frames 1\n"
 LENGTH_BYTES = 4
 BUFFER_BYTES = 1 << 20
 """Written and not yet taken by the peer's machine; beyond it the writer pauses."""
+BACKLOG = 1_024
+HANDSHAKE_S = 10.0
 PEER_GONE_S = 120
 """A server forgets a machine that has vanished after so long; leases have told before."""
 
@@ -37,7 +40,8 @@ class Splitter:
     """Cuts what arrives into messages. Never holds more than one message and one piece of the network's."""
 
     def __init__(self, *, max_bytes: int, preface: bytes = b"") -> None:
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
+        """May be raised between two messages."""
         self._preface = preface
         self._buffer = bytearray()
 
@@ -56,10 +60,8 @@ class Splitter:
                 start = len(PREFACE)
             while len(buffer) - start >= LENGTH_BYTES:
                 length = int.from_bytes(buffer[start : start + LENGTH_BYTES], "big")
-                if length > self._max_bytes:
-                    raise Malformed(
-                        f"a message of {length} bytes, more than limits.max_message_bytes={self._max_bytes}"
-                    )
+                if length > self.max_bytes:
+                    raise Malformed(f"a message of {length} bytes, more than the {self.max_bytes} allowed here")
                 end = start + LENGTH_BYTES + length
                 if len(buffer) < end:
                     break
@@ -108,10 +110,10 @@ def server_context(certificate: str, key: str, client_ca: str) -> ssl.SSLContext
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     with _files_named("security.certificate", certificate):
-        context.load_cert_chain(certificate, key)
+        context.load_cert_chain(_at_home(certificate), _at_home(key), password=_NO_PASSWORD)
     if client_ca:
         with _files_named("security.client_ca", client_ca):
-            context.load_verify_locations(client_ca)
+            context.load_verify_locations(_at_home(client_ca))
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 
@@ -124,11 +126,19 @@ def client_context(ca: str, certificate: str, key: str) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     with _files_named("ca", ca):
-        context.load_verify_locations(ca)
+        context.load_verify_locations(_at_home(ca))
     if certificate:
         with _files_named("certificate", certificate):
-            context.load_cert_chain(certificate, key or None)
+            context.load_cert_chain(_at_home(certificate), _at_home(key) if key else None, password=_NO_PASSWORD)
     return context
+
+
+_NO_PASSWORD = ""
+"""Else an encrypted key would be asked for on the terminal, and nothing would serve meanwhile."""
+
+
+def _at_home(path: str) -> Path:
+    return Path(path).expanduser()
 
 
 @contextlib.contextmanager
@@ -147,6 +157,13 @@ async def listen(
     if address.path:
         server = await loop.create_unix_server(make, address.path)  # type: ignore[arg-type]  # any factory will do
         return server, str(address)
-    server = await loop.create_server(make, address.host, address.port, ssl=context, backlog=1_024)  # type: ignore[arg-type]
-    port = server.sockets[0].getsockname()[1]
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_UNSPEC
+    found = await loop.getaddrinfo(address.host, address.port, family=family, type=socket.SOCK_STREAM)
+    family, *_, where = found[0]  # one socket: two would get two ports, and only one can be told
+    listening = socket.create_server(
+        where[:2], family=family, backlog=BACKLOG, dualstack_ipv6=address.host == "::" and socket.has_dualstack_ipv6()
+    )
+    patience = {"ssl_handshake_timeout": HANDSHAKE_S, "ssl_shutdown_timeout": HANDSHAKE_S / 2} if context else {}
+    server = await loop.create_server(make, sock=listening, ssl=context, backlog=BACKLOG, **patience)  # type: ignore[call-overload]
+    port = listening.getsockname()[1]
     return server, f"{str(address).rpartition(':')[0]}:{port}"

@@ -61,6 +61,12 @@ _CONNECT_MARGIN = 4.0
 _DOUBLE_EVERY = 10
 """After so many attempts in vain, each may take twice as long."""
 
+NEW_FRAMES_S = 1.0
+"""How long a bare connection may take, at least, where gRPC has just told of it …"""
+KNOWN_FRAMES_S = 0.25
+"""… and where it worked before: after a lost connection there is half a second until a worker is given up."""
+FRAMES_AGAIN_S = 60.0
+
 _ELSEWHERE = {NotLeader.__name__, JournalFenced.__name__}
 """Answers of a coordinator that does not lead any more: the call was not carried out, the next address may do it."""
 
@@ -107,7 +113,8 @@ class SessionLink:
         """Attempts since then."""
         self._frames_at: dict[str, Place] = {}
         """Address → where its bare connections are taken, of those that worked."""
-        self._frames_in_vain: set[Place] = set()
+        self._frames_in_vain: dict[str, tuple[Place, float]] = {}
+        """Address → where a bare connection did not come about although gRPC did, and until when not to try again."""
         self._max_message_bytes = config.max_message_bytes
         """Ours or the coordinator's, whichever is less."""
         self.num_connections = 0
@@ -230,19 +237,18 @@ class SessionLink:
 
     async def _open_stream(self, address: str) -> Stream:
         """A stream whose coordinator has greeted us: bare where that is offered and comes about, else through gRPC."""
-        config = self._config
         known = self._frames_at.pop(address, None)
         if known is not None:
-            bare = await self._open_frames(address, known)
+            bare = await self._open_frames(address, known, within_s=max(self._connect_within_s(), KNOWN_FRAMES_S))
             if bare is not None:
                 return bare
-        options = client_options(max_message_bytes=config.max_message_bytes, connect_within_s=self._connect_within_s())
+        within_s = self._connect_within_s()
+        options = client_options(max_message_bytes=self._config.max_message_bytes, connect_within_s=within_s)
         stream = GrpcStream.open(address, self._security, options)
         try:
-            welcome = await self._greet(stream)
-            told = welcome.frames if config.frames else ""
-            place = Place(told, welcome.instance)
-            bare = await self._open_frames(address, place) if told and place not in self._frames_in_vain else None
+            began_s = asyncio.get_running_loop().time()
+            welcome = await self._greet(stream, began_s)
+            bare = await self._try_frames(address, Place(welcome.frames, welcome.instance))
             if bare is None:
                 return stream
         except BaseException:
@@ -251,35 +257,41 @@ class SessionLink:
         await stream.close()
         return bare
 
-    async def _open_frames(self, address: str, place: Place) -> Stream | None:
-        """None: it does not come about, so it has to be gRPC. A refusal is one, whichever way it came.
+    async def _try_frames(self, address: str, place: Place) -> Stream | None:
+        """Where gRPC has just told of; not again and again where it does not come about."""
+        if not place.told or not self._config.frames or not self._security.may_go_bare(place.told):
+            return None
+        now_s = asyncio.get_running_loop().time()
+        vain, until_s = self._frames_in_vain.get(address, (None, 0.0))
+        if vain == place and now_s < until_s:
+            return None
+        bare = await self._open_frames(address, place, within_s=max(self._connect_within_s(), NEW_FRAMES_S))
+        if bare is None:
+            self._frames_in_vain[address] = (place, now_s + FRAMES_AGAIN_S)
+        return bare
 
-        Behind a tunnel another coordinator may be at that port of what we take for the same host; it has another name.
+    async def _open_frames(self, address: str, place: Place, *, within_s: float) -> Stream | None:
+        """None: it does not come about, so it has to be gRPC.
+
+        Whoever answers there counts only if it is the coordinator that we were told of: behind a tunnel anything may be
+        at that port of what we take for the same host. A refusal, too, is heard through gRPC a moment later.
         """
+        began_s = asyncio.get_running_loop().time()
+        stream: FramedStream | None = None
         try:
-            async with asyncio.timeout(self._connect_within_s()):
+            async with asyncio.timeout(within_s):
                 stream = await FramedStream.open(
                     address, place.told, self._security, max_message_bytes=self._config.max_message_bytes
                 )
-        except TRANSIENT as error:
-            log.debug("no bare connection to %s (%s): %s", address, place.told, error)
-            self._frames_in_vain.add(place)
-            return None
-        try:
-            async with asyncio.timeout(self._config.silence_s):
-                welcome = await self._greet(stream, token=self._security.current_token())
+                welcome = await self._greet(stream, began_s, token=self._security.current_token())
             if welcome.instance == place.instance:
                 self._frames_at[address] = place
                 return stream
-        except TimeoutError:
-            pass  # something else is there, and waits for us to speak its language
-        except StreamEnded as error:
-            if error.code is not grpc.StatusCode.UNAVAILABLE or error.kind:
-                raise
+        except (*TRANSIENT, StreamEnded) as error:
+            log.debug("no bare connection to %s (%s): %s", address, place.told, error)
         finally:
-            if address not in self._frames_at:
+            if stream is not None and address not in self._frames_at:
                 await stream.close()
-        self._frames_in_vain.add(place)
         return None
 
     def _connect_within_s(self) -> float:
@@ -303,9 +315,8 @@ class SessionLink:
         elif _HANDSHAKE in details:
             self._refused.set_result(CoordinatorUnavailable(_handshake_in_words(details)))
 
-    async def _greet(self, stream: Stream, *, token: str = "") -> pb.Welcome:
+    async def _greet(self, stream: Stream, began_s: float, *, token: str = "") -> pb.Welcome:
         hello = pb.Hello(session_id=self._session_id, client=f"strata-python {__version__}", token=token)
-        began_s = asyncio.get_running_loop().time()
         try:
             # A paused coordinator takes connections, for its kernel does, and greets nobody.
             async with asyncio.timeout(self._config.silence_s if len(self._addresses) > 1 else None):
@@ -355,7 +366,7 @@ class SessionLink:
     async def _stay(self, stream: Stream) -> None:
         """Until the stream ends, or another address is the better one."""
         tasks = [asyncio.create_task(self._exchange(stream))]
-        if len(self._addresses) > 1:
+        if len(self._addresses) > 1 or isinstance(stream, FramedStream):  # gRPC has pings, which a hung process misses
             tasks.append(asyncio.create_task(self._watch_silence()))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

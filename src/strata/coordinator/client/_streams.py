@@ -137,7 +137,7 @@ class FramedStream(asyncio.Protocol):
         else:
             context = security.tls_context()
             _, stream = await loop.create_connection(
-                lambda: cls(max_message_bytes), address.host, address.port, ssl=context
+                lambda: cls(max_message_bytes), address.host, address.port, ssl=context, happy_eyeballs_delay=0.05
             )
         return stream
 
@@ -186,11 +186,15 @@ class FramedStream(asyncio.Protocol):
         return self._come.popleft()
 
     async def write(self, frame: pb.ClientFrame) -> None:
+        await self.write_bytes(frame.SerializeToString())
+
+    async def write_bytes(self, frame: bytes) -> None:
+        """A frame that is serialised already."""
         if self._writer is not None:
             await self._writer
         if self._ended is not None or self._transport is None:
             raise self._ended or StreamEnded(grpc.StatusCode.UNAVAILABLE, "not connected")
-        self._transport.write(frames.packed(frame.SerializeToString()))
+        self._transport.write(frames.packed(frame))
 
     async def close(self) -> None:
         if self._transport is not None:
@@ -209,5 +213,5 @@ class FramedStream(asyncio.Protocol):
             waiting.set_result(None)
 
 
-TRANSIENT = (OSError, ssl.SSLError, TimeoutError)
+TRANSIENT = (OSError, ssl.SSLError, TimeoutError, UnicodeError)
 """Why a bare connection may not come about where gRPC does: a firewall, a certificate, a coordinator that went."""

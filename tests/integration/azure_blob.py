@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from s3 import SCRIPT
 from servers import DEADLINE_S, HERE, free_port, until
 
 AZURITE = HERE / "node" / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
@@ -25,14 +26,6 @@ KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr
 """Of the emulator's one account; it stands in Microsoft's documentation."""
 CONTAINER = "checkpoints"
 VERSION = "2021-12-02"
-SCRIPT = """
-"$@" > log 2>&1 &
-cat
-kill -9 $!
-wait
-rm -rf "$PWD"
-"""
-"""It ends with us, however we end: the shell hears that from its standard input."""
 
 
 class AzureServer:
@@ -47,7 +40,7 @@ class AzureServer:
         flags = ["--blobHost", "127.0.0.1", "--blobPort", str(self.port), "--location", str(self._directory / "data")]
         flags += ["--silent", "--skipApiVersionCheck", "--disableTelemetry"]
         self._keeper = subprocess.Popen(
-            ["/bin/sh", "-c", SCRIPT, "azurite", str(self._node), str(AZURITE), *flags],
+            ["/bin/sh", "-c", SCRIPT, "", str(self._node), str(AZURITE), *flags],
             cwd=self._directory,
             stdin=subprocess.PIPE,
             start_new_session=True,

@@ -1,0 +1,514 @@
+"""`strata checkpoints`, on real directories, as a person or a script meets it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import pty
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+from servers import STRATA
+
+from strata import cli
+from strata.checkpoint import CheckpointManager, catalog, comparing, exporting, inspecting
+from strata.checkpoint import manifest as m
+from strata.cli.exit_codes import ExitCode
+from strata.errors import CheckpointCorrupt, InvalidArgument, NoCheckpoint
+from strata.storage.memory import MemoryStore
+
+HOSTILE = "[red]x[/red]\u001b[31m"
+DATA = "rank-00000.safetensors"
+
+
+@dataclass(frozen=True)
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def checkpoints(*args: str | Path, answer: str = "") -> Done:
+    """What `strata checkpoints` does, in this process: torch is not imported again and again."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        patch.setattr(sys, "stdin", io.StringIO(answer))
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["checkpoints", *map(str, args)])
+    return Done(int(ended.value.code or 0), out.getvalue(), err.getvalue())
+
+
+def as_json(*args: str | Path) -> Any:
+    done = checkpoints(*args, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def state_of(number: int) -> dict[str, Any]:
+    return {
+        "model": {"w": np.full((4, 3), number, np.float32), "same": np.arange(5)},
+        "optimizer": {"m": np.zeros(2)},
+        "lr": 0.1,
+    }
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """With checkpoints of steps 1 and 2."""
+    with CheckpointManager(str(tmp_path / "checkpoints")) as manager:
+        for step in (1, 2):
+            manager.save(state_of(step), step=step, epoch=step * 10, metadata={"loss": 0.5 / step}).wait()
+    return tmp_path / "checkpoints"
+
+
+def directory_of(place: Path, step: int) -> Path:
+    (found,) = place.glob(f"step-{step:012d}-*")
+    return found
+
+
+def spoil(place: Path, step: int) -> str:
+    """Flips a bit of the last tensor; gives the id."""
+    directory = directory_of(place, step)
+    path = directory / DATA
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    return directory.name
+
+
+def given_up(directory: Path, *, hours: float) -> None:
+    at_s = time.time() - hours * 3_600
+    for path in directory.iterdir():
+        os.utime(path, (at_s, at_s))
+
+
+# -- looking -------------------------------------------------------------------------------------------------------
+
+
+def test_ls_lists_the_newest_last(place: Path) -> None:
+    listed = checkpoints("ls", place)
+    heading, one, two = listed.stdout.splitlines()
+
+    assert heading.split() == ["id", "step", "epoch", "type", "size", "tensors", "age", "metadata"]
+    assert one.split()[:4] == [directory_of(place, 1).name, "1", "10", "FULL"]
+    assert two.split()[:4] == [directory_of(place, 2).name, "2", "20", "FULL"]
+    assert two.rstrip().endswith('{"loss": 0.25}')
+    assert (listed.returncode, listed.stderr) == (0, "")
+
+
+def test_ls_speaks_json(place: Path) -> None:
+    listed = as_json("ls", place)
+
+    assert [(c["step"], c["epoch"], c["num_tensors"]) for c in listed["checkpoints"]] == [(1, 10, 3), (2, 20, 3)]
+    assert listed["checkpoints"][1]["metadata"] == {"loss": 0.25}
+    assert listed["passed_over"] == {}
+
+
+def test_ls_says_what_is_passed_over_and_why(place: Path) -> None:
+    directory = directory_of(place, 2)
+    (directory / m.FILE_NAME).write_text("{")
+    listed = checkpoints("ls", place)
+
+    assert f"passed over: {directory.name}: " in listed.stdout
+    assert "is not a manifest" in listed.stdout
+    assert (listed.returncode, listed.stderr) == (0, ""), "told once, and not in the log as well"
+
+
+def test_an_empty_place_is_told_and_is_an_error_only_where_one_is_needed(tmp_path: Path) -> None:
+    listed = checkpoints("ls", tmp_path)
+    assert (listed.returncode, listed.stdout) == (0, f"there is no checkpoint in {tmp_path}\n")
+    assert as_json("ls", tmp_path) == {"checkpoints": [], "passed_over": {}}
+    for command in (
+        ["show"],
+        ["verify"],
+        ["verify", "--all"],
+        ["rm", "--yes", "--step=1"],
+        ["export", "--output=x.pt"],
+    ):
+        refused = checkpoints(command[0], tmp_path, *command[1:])
+        assert (refused.returncode, refused.stdout) == (ExitCode.FAILED, "")
+        assert "there is no checkpoint" in refused.stderr
+    assert checkpoints("repair", tmp_path).stdout == "there is nothing to repair\n"
+
+
+def test_show_tells_the_tensors_without_the_data(place: Path) -> None:
+    (directory_of(place, 2) / DATA).unlink()
+    told = checkpoints("show", place)
+    rows = [line.split() for line in told.stdout.splitlines()]
+
+    assert ["model.w", "4×3", "F32", "48", DATA] in rows
+    assert ["step", "2,", "epoch", "20"] in rows
+    described = as_json("show", place, "--step", "1")
+    assert described["id"] == directory_of(place, 1).name
+    assert {t["name"]: t["shape"] for t in described["tensors"]} == {
+        "model.w": [4, 3],
+        "model.same": [5],
+        "optimizer.m": [2],
+    }
+
+
+def test_show_refuses_two_names_and_a_step_that_is_not_there(place: Path) -> None:
+    assert checkpoints("show", place, "--step", "1", "--id", "x").returncode == ExitCode.USAGE
+    refused = checkpoints("show", place, "--step", "7")
+    assert refused.returncode == ExitCode.FAILED
+    assert "the newest are of steps 1, 2" in refused.stderr
+
+
+def test_hostile_names_reach_no_terminal_as_they_are(tmp_path: Path) -> None:
+    with CheckpointManager(str(tmp_path)) as manager:
+        for step in (1, 2):
+            manager.save({HOSTILE: np.full(2, step)}, step=step, metadata={HOSTILE: "[bold]\u202e"}).wait()
+    spoil(tmp_path, 2)
+    for command in (["ls"], ["show"], ["show", "--step=1"], ["verify"], ["diff", "1", "1"]):
+        told = checkpoints(command[0], tmp_path, *command[1:])
+        assert "\u001b" not in told.stdout + told.stderr
+        assert "\u202e" not in told.stdout + told.stderr
+    assert "[red]x[/red]\\x1b[31m" in checkpoints("show", tmp_path).stdout
+    assert "[red]x[/red]\\x1b[31m" in checkpoints("verify", tmp_path).stdout.replace("\\\\", "\\")
+    assert as_json("show", tmp_path)["tensors"][0]["name"] == HOSTILE
+
+
+# -- verifying -----------------------------------------------------------------------------------------------------
+
+
+def test_verify_finds_a_flipped_bit_and_names_file_and_tensor(place: Path) -> None:
+    assert checkpoints("verify", place, "--all").returncode == 0
+    spoiled = spoil(place, 2)
+    found = checkpoints("verify", place)
+
+    assert found.returncode == ExitCode.STATE_DAMAGED
+    assert f"{spoiled} is damaged: tensor 'model.w' in {DATA}, bytes " in found.stdout
+    assert found.stderr == "", "no bar where there is no terminal"
+    assert checkpoints("verify", place, "--step", "1").returncode == 0
+
+
+def test_verify_all_goes_on_after_a_damaged_one(place: Path) -> None:
+    damaged, unreadable = spoil(place, 1), directory_of(place, 2).name
+    (place / unreadable / m.FILE_NAME).write_text("{}")
+    with CheckpointManager(str(place)) as manager:
+        manager.save(state_of(3), step=3).wait()
+    found = checkpoints("verify", place, "--all", "--json")
+    told = json.loads(found.stdout)
+
+    assert found.returncode == ExitCode.STATE_DAMAGED
+    assert set(told["wrong"]) == {damaged, unreadable}
+    assert told["good"] == [directory_of(place, 3).name]
+
+
+def test_verify_shows_a_bar_on_a_terminal(place: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [STRATA, "checkpoints", "verify", place]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=theirs) as process:
+        os.close(theirs)
+        drawn = b""
+        try:
+            while piece := os.read(ours, 4_096):
+                drawn += piece
+        except OSError:  # the other side has closed
+            pass
+        assert process.wait() == 0
+    os.close(ours)
+    assert b"verifying" in drawn
+
+
+# -- comparing -----------------------------------------------------------------------------------------------------
+
+
+def test_diff_says_what_changed_and_by_how_much(tmp_path: Path) -> None:
+    before = {"a": np.zeros(10, np.float32), "same": np.ones(3), "gone": np.ones(1), "cut": np.ones((2, 2)), "lr": 0.1}
+    after = {"a": np.zeros(10, np.float32), "same": np.ones(3), "new": np.ones(1), "cut": np.ones(4), "lr": 0.2}
+    after["a"][[2, 5]] = [1.5, -2.5]  # type: ignore[index]
+    with CheckpointManager(str(tmp_path)) as manager:
+        manager.save(before, step=1).wait()
+        second = manager.save(after, step=2)
+    rows = [line.split() for line in checkpoints("diff", tmp_path, "1", second.id).stdout.splitlines()]
+
+    assert ["removed", "gone", "1", "F64"] in rows
+    assert ["added", "new", "1", "F64"] in rows
+    assert ["reshaped", "cut", "2×2", "F64", "→", "4", "F64"] in rows
+    assert ["changed", "a", "2", "of", "10", "elements,", "by", "up", "to", "2.5"] in rows
+    assert ["1", "tensors", "are", "the", "same"] in rows
+    told = as_json("diff", tmp_path, "1", "2")
+    assert told["changed"] == {"a": {"num_elements": 10, "num_different": 2, "max_abs": 2.5, "num_not_finite": 0}}
+    assert (told["num_same"], told["same_structure"]) == (1, False)
+    assert as_json("diff", tmp_path, "1", "1")["num_same"] == 4
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        (np.array([1, 2, 3], np.uint8), np.array([1, 255, 0], np.uint8), (2, 253, 0)),
+        (np.array([-(2**63)]), np.array([2**63 - 1]), (1, 2**64 - 1, 0)),
+        (np.array([True, False]), np.array([True, True]), (1, 1, 0)),
+        (np.array([0.0, np.nan, np.inf]), np.array([-0.0, np.nan, 1.0]), (2, 0.0, 1)),
+        (np.array([1 + 1j], np.complex64), np.array([4 + 5j], np.complex64), (1, 5.0, 0)),
+        (torch.tensor([1.0, 2.0], dtype=torch.bfloat16), torch.tensor([1.0, 4.0], dtype=torch.bfloat16), (1, 2.0, 0)),
+        (torch.tensor([1.0]).to(torch.float8_e5m2), torch.tensor([4.0]).to(torch.float8_e5m2), (1, 3.0, 0)),
+        (np.array(7.0), np.array(8.0), (1, 1.0, 0)),
+    ],
+)
+def test_a_difference_is_measured_in_every_kind_of_number(one: Any, other: Any, expected: tuple[int, Any, int]) -> None:
+    store = MemoryStore("differences")
+    with CheckpointManager(store=store) as manager:
+        for step, value in enumerate((one, other)):
+            manager.save({"x": value}, step=step).wait()
+        known = catalog.Catalog(store)
+        by = comparing.measure(store, known.find(step=0), known.find(step=1), ["x"])["x"]
+
+    assert (by.num_different, by.max_abs, by.num_not_finite) == expected
+
+
+class CountingStore(MemoryStore):
+    num_read = 0
+
+    def read_into(self, key: str, offset: int, out: memoryview) -> None:
+        self.num_read += len(out)
+        super().read_into(key, offset, out)
+
+
+def test_of_a_large_tensor_only_the_chunks_that_differ_are_read() -> None:
+    store = CountingStore("chunks")
+    array = np.zeros(10 << 20, np.float32)  # 40 MiB are three chunks
+    with CheckpointManager(store=store) as manager:
+        manager.save({"x": array}, step=0).wait()
+        array[-1] = 3
+        manager.save({"x": array}, step=1).wait()
+        known = catalog.Catalog(store)
+        before, after = known.find(step=0), known.find(step=1)
+        assert comparing.compare(before, after).changed == ("x",)
+        assert store.num_read == 0
+        by = comparing.measure(store, before, after, ["x"])["x"]
+
+    assert (by.num_elements, by.num_different, by.max_abs) == (10 << 20, 1, 3.0)
+    assert store.num_read <= 2 * ((8 << 20) + 4_096)
+
+
+@pytest.mark.parametrize("second", [range(50), range(49, -1, -1)], ids=["same order", "other order"])
+def test_many_small_tensors_are_each_measured_for_themselves(second: range) -> None:
+    store = MemoryStore("small")
+    with CheckpointManager(store=store) as manager:
+        for step, names in enumerate((range(50), second)):
+            manager.save({f"t{n}": np.full(n + 1, n * step, np.int32) for n in names}, step=step).wait()
+        known = catalog.Catalog(store)
+        before, after = known.find(step=0), known.find(step=1)
+        changed = comparing.compare(before, after).changed
+        found = comparing.measure(store, before, after, changed)
+
+    assert {name: (by.num_different, by.max_abs) for name, by in found.items()} == {
+        f"t{n}": (n + 1, n) for n in range(1, 50)
+    }
+
+
+# -- exporting -----------------------------------------------------------------------------------------------------
+
+
+def test_export_writes_what_safetensors_reads(place: Path, tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    done = checkpoints("export", place, "--output", file, "--only", "model.*")
+
+    assert done.returncode == 0, done.stderr
+    assert "2 tensors" in done.stdout
+    loaded = safetensors.numpy.load_file(file)
+    assert set(loaded) == {"model.w", "model.same"}
+    assert loaded["model.w"].tolist() == [[2.0] * 3] * 4
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "model.safetensors"]
+
+
+def test_export_writes_what_torch_reads(tmp_path: Path) -> None:
+    with CheckpointManager(str(tmp_path / "c")) as manager:
+        manager.save({"model": {"w": torch.ones(2)}, "optimizer": {"m": torch.ones(3)}, "step": 7}, step=7).wait()
+    assert checkpoints("export", tmp_path / "c", "--output", tmp_path / "all.pt").returncode == 0
+    loaded = torch.load(tmp_path / "all.pt", weights_only=True)
+    assert (loaded["step"], loaded["optimizer"]["m"].tolist()) == (7, [1, 1, 1])
+    assert checkpoints("export", tmp_path / "c", "--output", tmp_path / "w.pt", "--only", "model.*").returncode == 0
+    assert "optimizer" not in torch.load(tmp_path / "w.pt", weights_only=True)
+
+
+def test_export_leaves_no_file_when_something_is_wrong(place: Path, tmp_path: Path) -> None:
+    spoil(place, 2)
+    file = tmp_path / "x.safetensors"
+    for args, code, words in (
+        ([], ExitCode.STATE_DAMAGED, "tensor 'model.w'"),
+        (["--only", "nothing"], ExitCode.USAGE, "no tensor that matches"),
+        (["--output", tmp_path / "x.bin"], ExitCode.USAGE, "should end in"),
+        (["--output", tmp_path / "absent" / "x.pt"], ExitCode.FAILED, "cannot be written"),
+    ):
+        refused = checkpoints("export", place, "--output", file, *args)
+        assert (refused.returncode, words in refused.stderr) == (code, True), refused.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints"]
+
+
+def test_export_writes_over_a_file_only_if_told(place: Path, tmp_path: Path) -> None:
+    file = tmp_path / "x.safetensors"
+    file.write_text("precious")
+    refused = checkpoints("export", place, "--output", file)
+    assert refused.returncode == ExitCode.USAGE
+    assert file.read_text() == "precious"
+    assert checkpoints("export", place, "--output", file, "--force").returncode == 0
+    assert "model.w" in safetensors.numpy.load_file(file)
+
+
+def test_small_tensors_are_exported_in_groups_and_none_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exporting, "_READ_BYTES", 100)
+    store = MemoryStore("groups")
+    state = {f"t{n}": np.full(n, n, np.int64) for n in range(30)}
+    with CheckpointManager(store=store) as manager:
+        manager.save(state, step=0).wait()
+        assert exporting.export(store, catalog.Catalog(store).find(), tmp_path / "x.safetensors") == 30
+    loaded = safetensors.numpy.load_file(tmp_path / "x.safetensors")
+    assert {name: array.tolist() for name, array in loaded.items()} == {n: a.tolist() for n, a in state.items()}
+
+
+# -- putting right -------------------------------------------------------------------------------------------------
+
+
+def test_rm_asks_first(place: Path) -> None:
+    assert checkpoints("rm", place).returncode == ExitCode.USAGE
+    assert checkpoints("rm", place, "--step", "1", answer="n\n").returncode == 1
+    assert directory_of(place, 1).exists()
+    assert checkpoints("rm", place, "--step", "1", answer="y\n").returncode == 0
+    assert [c["step"] for c in as_json("ls", place)["checkpoints"]] == [2]
+    assert not list(place.glob("step-000000000001-*"))
+
+
+def test_rm_removes_by_id_also_what_cannot_be_read(place: Path) -> None:
+    directory = directory_of(place, 2)
+    (directory / m.FILE_NAME).write_text("{}")
+    assert checkpoints("rm", place, "--id", directory.name, "--yes").returncode == 0
+    assert not directory.exists()
+    for name in (directory.name, "../checkpoints", "."):
+        assert checkpoints("rm", place, "--id", name, "--yes").returncode == ExitCode.FAILED
+    assert directory_of(place, 1).exists()
+
+
+def test_a_base_that_is_needed_stays_also_when_who_needs_it_is_in_quarantine() -> None:
+    store = MemoryStore("bases")
+    with CheckpointManager(store=store) as manager:
+        base = manager.save(state_of(1), step=1)
+        manager.wait()
+        known = catalog.Catalog(store)
+        child = m.msgspec.structs.replace(known.find(), id="child", parent=base.id, step=2)
+        store.put("child/manifest.json", m.encode(child))
+        with pytest.raises(InvalidArgument, match="is the base of child"):
+            inspecting.removable(store, known, step=1)
+        known.quarantine("child", "a test")
+        with pytest.raises(InvalidArgument, match="is the base of child"):
+            inspecting.removable(store, catalog.Catalog(store), id=base.id)
+        inspecting.remove(store, known, inspecting.removable(store, known, id="child"))
+        inspecting.remove(store, known, inspecting.removable(store, known, id=base.id))
+        assert list(store.walk()) == []
+
+
+def test_repair_lifts_only_what_is_as_it_was_written(place: Path) -> None:
+    spoiled = spoil(place, 2)
+    with CheckpointManager(str(place)) as manager:
+        assert manager.load()["model"]["w"].max() == 1  # the newest goes into quarantine
+    told = checkpoints("repair", place)
+    assert f"passed over: {spoiled}: in quarantine: tensor 'model.w'" in told.stdout
+    refused = checkpoints("repair", place, "--lift", spoiled)
+    assert refused.returncode == ExitCode.STATE_DAMAGED
+    assert (place / spoiled / "quarantine.json").exists()
+    spoil(place, 2)  # flips it back
+    assert checkpoints("repair", place, "--lift", spoiled).returncode == 0
+    assert [c["id"] for c in as_json("ls", place)["checkpoints"]][-1] == spoiled
+    assert checkpoints("repair", place, "--lift", spoiled).returncode == ExitCode.USAGE
+
+
+def test_repair_collects_what_was_given_up_and_nothing_else(place: Path) -> None:
+    old, young, others = (place / name for name in (f"step-{7:012d}-{7:016x}", f"step-{8:012d}-{8:016x}", "photos"))
+    for directory in (old, young, others):
+        directory.mkdir()
+        (directory / DATA).write_bytes(b"x")
+    given_up(old, hours=2)
+    given_up(others, hours=2)
+    mixed = place / f"step-{9:012d}-{9:016x}"
+    mixed.mkdir()
+    (mixed / "notes.txt").write_text("mine")
+    given_up(mixed, hours=2)
+    given_up(directory_of(place, 1), hours=2)
+    told = checkpoints("repair", place).stdout
+    assert f"{old.name} (1 files, 1 B) has no manifest: given up, last written 2h ago" in told
+    assert f"{young.name} (1 files, 1 B) has no manifest: perhaps still being written" in told
+    assert checkpoints("repair", place, "--collect", answer="n\n").returncode == 1
+    assert old.exists()
+    assert "1 leftovers are removed" in checkpoints("repair", place, "--collect", "--yes").stdout
+    assert not old.exists()
+    assert all(directory.exists() for directory in (young, others, mixed, directory_of(place, 1)))
+
+
+def test_repair_collects_what_a_killed_process_was_writing(place: Path) -> None:
+    old, young = (place / f"step-{n:012d}-{n:016x}" for n in (7, 8))
+    for directory in (old, young):
+        directory.mkdir()
+        (directory / ".tmp-0123").write_bytes(b"half")
+    given_up(old, hours=2)
+    told = checkpoints("repair", place, "--collect", "--yes").stdout
+    assert f"{old.name} (1 files, 4 B) has no manifest: given up" in told
+    assert f"{young.name} (1 files, 4 B) has no manifest: perhaps still being written" in told
+    assert (old.exists(), young.exists()) == (False, True)
+
+
+def test_a_manifest_that_claims_absurd_numbers_does_not_spoil_the_list(place: Path) -> None:
+    directory = directory_of(place, 2)
+    manifest = m.decode((directory / m.FILE_NAME).read_bytes(), file="")
+    absurd = m.msgspec.structs.replace(manifest, written_bytes=1 << 80, created_at_s=-1e300)
+    (directory / m.FILE_NAME).write_bytes(m.encode(absurd))
+    listed = checkpoints("ls", place)
+    assert listed.returncode == 0
+    assert max(map(len, listed.stdout.splitlines())) < 150
+
+
+def test_a_leftover_that_becomes_a_checkpoint_meanwhile_is_not_collected(place: Path) -> None:
+    with CheckpointManager(str(place)) as manager:
+        store = manager._store
+        directory = directory_of(place, 2)
+        manifest = (directory / m.FILE_NAME).read_bytes()
+        (directory / m.FILE_NAME).unlink()
+        (left,) = inspecting.leftovers(store)
+        (directory / m.FILE_NAME).write_bytes(manifest)
+        assert not inspecting.collect(store, left)
+        assert manager.verify().step == 2
+
+
+def test_storage_options_are_pairs_and_for_object_stores(place: Path) -> None:
+    assert checkpoints("ls", place, "--storage-option", "region").returncode == ExitCode.USAGE
+    refused = checkpoints("ls", place, "--storage-option", "region=x")
+    assert refused.returncode == ExitCode.USAGE
+    assert "a path takes none" in refused.stderr
+
+
+def test_the_help_loads_nothing_heavy() -> None:
+    look = (
+        "import sys\nfrom strata.cli import main\ntry:\n    main(['checkpoints', 'verify', '--help'])\n"
+        "finally:\n    print(*sys.modules)"
+    )
+    told = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=False)
+
+    assert set(told.stdout.splitlines()[-1].split()) & {"numpy", "torch", "obstore"} == set()
+
+
+def test_choosing_takes_a_step_or_an_id(place: Path) -> None:
+    with CheckpointManager(str(place)) as manager:
+        known = catalog.Catalog(manager._store)
+        assert inspecting.choose(known, "1").step == 1
+        assert inspecting.choose(known, directory_of(place, 2).name).step == 2
+        with pytest.raises(NoCheckpoint):
+            inspecting.choose(known, "nobody")
+        spoil(place, 2)
+        with pytest.raises(CheckpointCorrupt, match=r"tensor 'model\.w'"):
+            comparing.measure(manager._store, known.find(step=1), known.find(step=2), ["model.w"])
