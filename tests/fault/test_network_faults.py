@@ -244,7 +244,7 @@ def node_of_three(job: Job) -> tuple[str, list[Child]]:
 def test_a_relay_that_is_cut_off_loses_its_workers_in_one_generation_and_may_come_back(
     make_job: Callable[..., Job],
 ) -> None:
-    job = make_job(SHORT)
+    job = make_job({**SHORT, "lease_s": 3.0, "heartbeat_s": 1.0})  # their last beats lie up to a heartbeat apart
     address, lost = node_of_three(job)
     survivor = job.worker(SURVIVOR)
     job.start([survivor, *lost])

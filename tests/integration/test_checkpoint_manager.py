@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -261,8 +262,7 @@ def test_a_cancelled_save_leaves_nothing_behind(tmp_path: Path) -> None:
         store.gate.set()
         with pytest.raises(CheckpointAborted):
             info.wait()
-        with pytest.raises(CheckpointAborted):
-            manager.wait()
+        manager.wait()
         assert files_below(tmp_path) == []
         manager.save(state_of(2), step=2).wait()
         assert [c.step for c in manager.list()] == [2]
@@ -294,10 +294,83 @@ def test_a_save_that_fails_is_told_and_the_one_before_stays_the_latest(tmp_path:
     with pytest.raises(StorageFull):
         info.wait()
     assert not info.durable
+    manager.wait()
     assert manager.load()["step"] == 1
     assert len(files_below(tmp_path)) == 2, "nothing is left of it"
+    manager.save(state_of(3), step=3)
     with pytest.raises(StorageFull):  # also for those who did not wait
         manager.close()
+
+
+def test_what_a_killed_writer_left_goes_after_an_hour_and_nothing_else_does(tmp_path: Path) -> None:
+    names = ["step-000000000001-" + "a" * 16, "step-000000000002-" + "b" * 16, "mine"]
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rank-00000.safetensors").write_bytes(b"half")
+    (tmp_path / names[1] / ".tmp-0").write_bytes(b"half")
+    with CheckpointManager(str(tmp_path)) as manager:
+        manager.save(state_of(3), step=3)
+        manager.wait()
+        assert all((tmp_path / name).exists() for name in names), "it may be under way"
+        two_hours_ago_s = time.time() - 7_200
+        for path in (path for name in names for path in (tmp_path / name).iterdir()):
+            os.utime(path, (two_hours_ago_s, two_hours_ago_s))
+        manager.save(state_of(4), step=4)
+        manager.wait()
+        assert [(tmp_path / name).exists() for name in names] == [False, False, True]
+
+
+def forged(directory: Path, **changes: Any) -> None:
+    """The manifest with other contents, and the right hash of them."""
+    path = directory / m.FILE_NAME
+    body = json.loads(path.read_text())["manifest"] | changes
+    data = json.dumps(body).encode()
+    path.write_bytes(b'{"strata_checkpoint":1,"hash":"%s","manifest":%s}' % (m.xxh3_128_hexdigest(data).encode(), data))
+
+
+TIB = 1 << 40
+HUGE_FILE = {
+    "path": "rank-00000.safetensors",
+    "rank": 0,
+    "size_bytes": 17 * TIB,
+    "header_bytes": 8,
+    "header_hash": "0" * 32,
+}
+HUGE_SLICE = {"file": 0, "offset": 8, "start": [0], "shape": [16 * TIB], "hashes": ["0" * 32] * (1 << 14)}
+HUGE_TENSOR = {"name": "model.w", "dtype": "U8", "shape": [16 * TIB], "slices": [HUGE_SLICE]}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"structures": [{"dict": [["model"]]}]},
+        {"structures": [{"dict": [["model", {"tensor": 5, "as": "numpy"}]]}]},
+        {"structures": [{"dict": [["model", {"tensor": "model.nobody", "as": "numpy"}]]}]},
+        {"files": [HUGE_FILE], "tensors": [HUGE_TENSOR], "chunk_bytes": 1 << 30},
+    ],
+    ids=["no pair", "no name", "no tensor", "16 TiB"],
+)
+@pytest.mark.parametrize("only", [None, ["model.*"]], ids=["all", "only"])
+def test_a_forged_manifest_is_walked_past(tmp_path: Path, changes: dict[str, Any], only: list[str] | None) -> None:
+    with CheckpointManager(str(tmp_path)) as manager:
+        for step in (1, 2):
+            manager.save(state_of(step), step=step).wait()
+        directory = the_directory(manager, 2)
+    forged(directory, **changes)
+    with CheckpointManager(str(tmp_path)) as manager:
+        assert manager.load(only=only)["model"]["w"].max() == 1
+
+
+def test_files_that_are_far_too_large_are_passed_over(tmp_path: Path) -> None:
+    with CheckpointManager(str(tmp_path)) as manager:
+        for step in (1, 2, 3):
+            manager.save(state_of(step), step=step).wait()
+        two, three = the_directory(manager, 2), the_directory(manager, 3)
+    os.truncate(two / m.FILE_NAME, 2 << 30)
+    (three / "quarantine.json").write_bytes(b"[" * 2_000_000)
+    with CheckpointManager(str(tmp_path)) as manager:
+        assert manager.load()["step"] == 1
+        assert set(manager.problems) == {two.name, three.name}
 
 
 # -- distrust -------------------------------------------------------------------------------------------------------

@@ -81,6 +81,8 @@ def test_a_tensor_may_lie_in_several_slices() -> None:
         ({"id": ""}, "id"),
         ({"parent": "a/b"}, "parent"),
         ({"step": -1}, "negative"),
+        ({"written_bytes": 10**400}, "too large"),
+        ({"created_at_s": -1e308}, "made at"),
         ({"num_ranks": 0}, "0 ranks"),
         ({"chunk_bytes": 0}, "chunk_bytes"),
         ({"structure_of_rank": (0, 0)}, "structure"),

@@ -189,7 +189,7 @@ def test_3_workers_that_die_in_one_tick_are_one_generation(driver: Driver) -> No
     assert driver.workers == ["w2"]
 
 
-def test_workers_that_fall_silent_within_most_of_a_heartbeat_die_together(driver: Driver) -> None:
+def test_workers_that_fall_silent_within_a_heartbeat_die_together(driver: Driver) -> None:
     """As those of a node do that is cut off: each had a last beat of its own."""
     driver.join("w0", "w1", "w2", "well")
     for worker_id in ("w0", "w1", "w2"):
@@ -216,7 +216,7 @@ def test_no_death_waits_longer_than_that(driver: Driver) -> None:
         for left in of(WorkerLeft, driver.after(0.05)[0]):
             died_s[left.worker_id] = driver.now_s
     assert sorted(died_s) == sorted(names)
-    assert all(5.0 <= died_s[name] - silent_s[name] <= 5.0 + 0.8 + 0.1 for name in names)
+    assert all(5.0 <= died_s[name] - silent_s[name] <= 5.0 + 1.0 + 0.1 for name in names)
 
 
 def test_a_single_death_does_not_wait(driver: Driver) -> None:

@@ -70,6 +70,20 @@ BENCHMARK = Benchmark(
         ),
         Figure(key="barrier_100_p50_ms", title="… p50", unit="ms", peers=("tcpstore_barrier_100_p50_ms",)),
         Figure(
+            key="barrier_100_in_memory_p99_ms",
+            title="… with the state in memory, p99",
+            unit="ms",
+            peers=("tcpstore_barrier_100_p99_ms",),
+        ),
+        Figure(
+            key="barrier_100_in_memory_p50_ms",
+            title="… p50",
+            unit="ms",
+            peers=("tcpstore_barrier_100_p50_ms",),
+        ),
+        Figure(key="disk_flush_p50_ms", title="the disk alone: 4 KiB durable, p50", unit="ms"),
+        Figure(key="disk_flush_p99_ms", title="… p99", unit="ms"),
+        Figure(
             key="barrier_100_direct_p99_ms",
             title="barrier of 100, a session a worker, p99",
             unit="ms",

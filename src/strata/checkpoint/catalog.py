@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from strata.checkpoint import manifest as m
-from strata.errors import CheckpointInvalid, NoCheckpoint, ObjectMissing
+from strata.errors import CheckpointInvalid, NoCheckpoint, ObjectMissing, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,7 +52,9 @@ class Catalog:
             manifest = self.read(id)
         except ObjectMissing:
             return
-        except CheckpointInvalid as error:
+        except (CheckpointInvalid, StorageError) as error:
+            if isinstance(error, StorageError) and type(error) is not StorageError:
+                raise  # the store's fault: the newest must not be passed over because of a moment's failure
             if self.problems.get(id) != str(error):
                 log.warning("checkpoint %s is passed over: %s", id, error)
             self.problems[id] = str(error)
@@ -61,8 +63,12 @@ class Catalog:
             reason = json.loads(self._store.get(f"{id}/{QUARANTINE}", max_bytes=1 << 20))["reason"]
         except ObjectMissing:
             self._known[id] = manifest
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             self._known[id], self.problems[id] = None, "in quarantine"
+        except StorageError as error:
+            if type(error) is not StorageError:
+                raise
+            self._known[id], self.problems[id] = None, f"in quarantine: {error}"
         else:
             self._known[id], self.problems[id] = None, f"in quarantine: {reason}"
 
@@ -79,13 +85,15 @@ class Catalog:
         Raises:
             NoCheckpoint: There is none such; the message says what there is.
         """
-        if id is not None and m.is_safe_name(id):
+        if id is not None:
             try:
-                return self.read(id)
+                if m.is_safe_name(id):
+                    return self.read(id)
             except ObjectMissing:
-                raise NoCheckpoint(f"there is no checkpoint {id!r} in {self._store.url}") from None
+                pass
+            raise NoCheckpoint(f"there is no checkpoint {id[:200]!r} in {self._store.url}")
         manifests = self.manifests()
-        found = [x for x in manifests if id is None and (step is None or x.step == step)]
+        found = [x for x in manifests if step is None or x.step == step]
         if not found:
             raise NoCheckpoint(self._nothing(manifests, step))
         return found[-1]

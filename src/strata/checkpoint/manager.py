@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
-from strata.checkpoint import layout, reading, retention, tree, writing
+from strata.checkpoint import inspecting, layout, reading, retention, tree, writing
 from strata.checkpoint import manifest as m
 from strata.checkpoint.catalog import Catalog
 from strata.checkpoint.manifest import CheckpointType, Manifest
@@ -47,8 +47,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 WhenBusy = Literal["wait", "skip", "raise"]
-LEFTOVER_AFTER_S = 3_600.0
-"""A directory without a manifest that nobody wrote into for so long was given up."""
 _SCHEMES = {"s3": "s3", "gcs": "gs", "gs": "gs", "azure": "az", "az": "az"}
 _MODEL_KEYS = ("model", "module", "params")
 _OPTIMIZER_KEYS = ("optimizer", "optimizers", "optim", "opt")
@@ -160,12 +158,12 @@ class CheckpointManager:
         """Returns when no save is under way.
 
         Raises:
-            CheckpointError, StorageError: Why one since the last call has failed.
+            CheckpointError, StorageError: Why one has failed that nobody waited for.
         """
         if not self._closed:
             self._writer.submit(lambda: None).result()  # it has one thread
         failed, self._failed = self._failed, None
-        if failed is not None and failed.error is not None:
+        if failed is not None and failed.error is not None and not failed.was_heard:
             raise failed.error
 
     def _take_turn(self, save: Save) -> bool:
@@ -300,12 +298,14 @@ class CheckpointManager:
 
     def _load(self, manifest: Manifest, only: Iterable[str] | None, map_location: Any, watch: Watch) -> Any:
         structure = manifest.structures[manifest.structure_of_rank[0]]
+        names = tree.names_in(structure)  # also: it is one, which `select` believes
         if only is not None:
             patterns = [only] if isinstance(only, str) else list(only)
             structure = tree.select(structure, lambda name: any(fnmatch.fnmatchcase(name, p) for p in patterns))
             if structure is None:
                 raise InvalidArgument(f"checkpoint {manifest.id} has no tensor that matches {patterns}", field="only")
-        tensors = reading.read_tensors(self._store, manifest, tree.names_in(structure), watch=watch)
+            names = tree.names_in(structure)
+        tensors = reading.read_tensors(self._store, manifest, names, watch=watch)
         return rebuild(structure, manifest.tensors, tensors, map_location=map_location)
 
     def restore(
@@ -355,17 +355,8 @@ class CheckpointManager:
             NoCheckpoint: There is none such.
             InvalidArgument: Another checkpoint refers to it.
         """
-        manifest = self._catalog.find(step=step, id=id)
-        needed_by = [other.id for other in self._catalog.manifests() if other.parent == manifest.id]
-        if needed_by:
-            raise InvalidArgument(f"checkpoint {manifest.id} is the base of {', '.join(needed_by)}; delete these first")
-        self._remove(manifest.id)
-
-    def _remove(self, id: str) -> None:
-        """The manifest goes first: from then on it does not exist, whatever happens to the rest."""
-        self._store.delete([f"{id}/{m.FILE_NAME}"])
-        self._store.delete([listed.key for listed in self._store.walk(id)])
-        self._catalog.forget(id)
+        files = inspecting.removable(self._store, self._catalog, step=step, id=id)
+        inspecting.remove(self._store, self._catalog, files)
 
     def _clear_away(self, id: str) -> None:
         """What a failed save left; if that fails too, it is collected later."""
@@ -380,7 +371,11 @@ class CheckpointManager:
             checkpoints = self.list()
             for removal in retention.removals(checkpoints, self._policies):
                 log.info("checkpoint %s goes: %s", removal.id, removal.reason)
-                self._remove(removal.id)
+                inspecting.remove(self._store, self._catalog, inspecting.files_of(self._store, removal.id))
+            for files in inspecting.leftovers(self._store):
+                if files.is_given_up(now_s=self._clock.wall_s()):
+                    log.info("the leftovers of %s go: nobody wrote into it for an hour", files.id)
+                    inspecting.collect(self._store, files)
         except StrataError as error:
             log.warning("old checkpoints could not be removed; the next save tries again: %s", error)
 

@@ -185,7 +185,11 @@ def check(manifest: Manifest, *, file: str) -> None:
     """
     _require(is_safe_name(manifest.id), file, f"the id {manifest.id[:80]!r} is not a plain name")
     _require(not manifest.parent or is_safe_name(manifest.parent), file, "the parent's id is not a plain name")
-    _require(manifest.step >= 0 and manifest.epoch >= 0, file, "step and epoch cannot be negative")
+    numbers = (manifest.step, manifest.epoch, manifest.full_bytes, manifest.written_bytes)
+    _require(
+        all(0 <= number < 1 << 63 for number in numbers), file, "a step, an epoch or a size is negative or too large"
+    )
+    _require(0 <= manifest.created_at_s < 1 << 40, file, f"it was made at {manifest.created_at_s:g}")
     _require(manifest.num_ranks >= 1, file, f"it is of {manifest.num_ranks} ranks")
     _require(1 <= manifest.chunk_bytes <= 1 << 30, file, f"chunk_bytes is {manifest.chunk_bytes}")
     _require(len(manifest.structure_of_rank) == manifest.num_ranks, file, "not every rank has a structure")

@@ -15,6 +15,7 @@ import numpy as np
 from xxhash import xxh3_128_hexdigest
 
 from strata.checkpoint import layout
+from strata.checkpoint import manifest as m
 from strata.checkpoint.dtypes import BY_NAME
 from strata.checkpoint.layout import ALIGNMENT
 from strata.checkpoint.staging import Bytes, aligned_memory
@@ -55,6 +56,8 @@ def read_tensors(
     """
     entries = {tensor.name: tensor for tensor in manifest.tensors}
     wanted = [_entry(entries, name) for name in dict.fromkeys(names)]
+    for number in sorted({part.file for tensor in wanted for part in tensor.slices}):
+        _check_size(store, manifest, manifest.files[number])  # before memory is taken for what it claims to hold
     parts: dict[tuple[str, int], Bytes] = {}
     with ThreadPoolExecutor(HASH_THREADS, thread_name_prefix="strata-verify") as pool:
         for run in _runs(wanted):
@@ -68,6 +71,9 @@ def verify(store: Store, manifest: Manifest, *, watch: Watch) -> None:
     Raises:
         CheckpointInvalid: Something is not as it was written.
     """
+    expected = m.model_hash(manifest.tensors)
+    if manifest.model_hash != expected:
+        raise CheckpointInvalid(f"checkpoint {manifest.id}: its model_hash is not that of its tensors, {expected}")
     for number, data_file in enumerate(manifest.files):
         _check_size(store, manifest, data_file)
         header = memoryview(aligned_memory(data_file.header_bytes))[: data_file.header_bytes]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from strata.checkpoint import tree
 from strata.checkpoint.dtypes import BY_NAME
 from strata.checkpoint.staging import array_over, tensor_over
+from strata.errors import CheckpointInvalid
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -30,6 +31,8 @@ def rebuild(
         if kind == "torch":
             tensor = tensor_over(memory, dtype, shape)
             return tensor if map_location is None else tensor.to(map_location)
+        if not dtype.numpy:
+            raise CheckpointInvalid(f"tensor {name!r} is of type {dtype.name} and said to be of {kind}, which has none")
         array = array_over(memory, dtype, shape)
         if kind == "scalar":
             return array[()]

@@ -24,6 +24,8 @@ class Save:
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._error: BaseException | None = None
+        self.was_heard = False
+        """Somebody knows how it ended."""
         self.staged = False
         self.stall_s = 0.0
         """How long the caller was held up."""
@@ -95,12 +97,14 @@ class Save:
             raise TimeoutError(
                 f"checkpoint {self.id} is not durable after {timeout_s:g} s ({self.progress:.0%} written)"
             )
+        self.was_heard = True
         if self._error is not None:
             raise self._error
         return self._metadata
 
     def cancel(self) -> None:
         """Gives it up; what was written is removed. Without effect once it is committed."""
+        self.was_heard = True
         self.watch.cancel()
 
     def __repr__(self) -> str:

@@ -33,8 +33,8 @@ MAX_DEPARTED = 1_000
 MAX_REASONS_IN_WORDS = 4
 MAX_SUSPECT_REASON = 200
 """Characters; a rack that dies is told in one line."""
-GATHERING = 0.8
-"""Of a heartbeat: how long a silent worker's death may wait for those who fell silent with it."""
+GATHERING = 1.0
+"""Heartbeats that a silent worker's death may wait for those who fell silent with it: so far apart lie last beats."""
 SKIPPED_NUMBERS = 1_000_000
 MAX_FENCE = 2**63 - 1
 
@@ -145,7 +145,7 @@ class Membership:
 
     def _should_wait(self, dead: Sequence[WorkerLeft], now_s: float) -> bool:
         """Whether others are about to fall silent for a lease, too: the workers of one node, each with a last beat of
-        its own. Waiting for them, not longer than most of a heartbeat, makes one generation of what is one failure.
+        its own. Waiting for them, not longer than a heartbeat, makes one generation of what is one failure.
         """
         if any(left.cause != "lease" for left in dead):
             return False

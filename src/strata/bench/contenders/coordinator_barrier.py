@@ -1,6 +1,7 @@
 """Barriers of 100 workers in 13 processes, every release durable before it is told.
 
-Once with a session for each process, as a node has, and once with a session for each worker, as with TCPStore.
+Once with a session for each process, as a node has, and once with a session for each worker, as with TCPStore; and once
+with a coordinator that keeps its state in memory, as TCPStore does.
 """
 
 from __future__ import annotations
@@ -8,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import os
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from strata.bench.contenders.barrier_rounds import NUM_WORKERS, Times, measure, quantile, until_s
+from strata.bench.contenders.barrier_rounds import NUM_WORKERS, PERIOD_S, Times, measure, quantile, until_s
 from strata.bench.servers import coordinator
 from strata.coordinator.client import AsyncCoordinatorClient, AsyncWorker
 
@@ -61,6 +63,19 @@ def node(
     return asyncio.run(meet(address, ranks, wait_for_all, num_rounds, job=job, sessions_each=sessions_each))
 
 
+def flushed_s(path: Path, num_rounds: int) -> list[float]:
+    """What the disk alone takes to make 4 KiB durable, as often as barriers ask it to: none of them can be quicker."""
+    taken_s = []
+    with path.open("wb", buffering=0) as file:
+        for _ in range(num_rounds):
+            time.sleep(PERIOD_S)
+            start_s = time.perf_counter()
+            file.write(bytes(4_096))
+            os.fdatasync(file.fileno())
+            taken_s.append(time.perf_counter() - start_s)
+    return taken_s
+
+
 def main() -> None:
     num_rounds = 20 if "--quick" in sys.argv else 200
     with (
@@ -69,7 +84,14 @@ def main() -> None:
     ):
         by_node_s = measure(functools.partial(node, address, False), num_rounds)
         direct_s = measure(functools.partial(node, address, True), num_rounds)
+        flushes_s = sorted(flushed_s(Path(directory, "flushed"), num_rounds))
+        with coordinator(Path(directory), "--state", "memory") as (forgetful, _):
+            in_memory_s = measure(functools.partial(node, forgetful, False), num_rounds)
     figures = {
+        "barrier_100_in_memory_p50_ms": quantile(in_memory_s, 0.5) * 1e3,
+        "barrier_100_in_memory_p99_ms": quantile(in_memory_s, 0.99) * 1e3,
+        "disk_flush_p50_ms": quantile(flushes_s, 0.5) * 1e3,
+        "disk_flush_p99_ms": quantile(flushes_s, 0.99) * 1e3,
         "barrier_100_p50_ms": quantile(by_node_s, 0.5) * 1e3,
         "barrier_100_p99_ms": quantile(by_node_s, 0.99) * 1e3,
         "barrier_100_direct_p50_ms": quantile(direct_s, 0.5) * 1e3,
