@@ -127,6 +127,13 @@ def test_parts_of_the_state_are_saved_by_type(manager: CheckpointManager) -> Non
         manager.save({"w": np.ones(1)}, step=3, checkpoint_type="MODEL_ONLY")
 
 
+def test_what_is_saved_as_another_type_than_asked_for_says_why(manager: CheckpointManager) -> None:
+    saved = manager.save(state_of(1), step=1, checkpoint_type=CheckpointType.INCREMENTAL).wait()
+    assert saved.checkpoint_type is CheckpointType.FULL
+    assert "not built yet" in saved.why
+    assert manager.get(step=1).why == saved.why
+
+
 def test_a_state_changed_after_the_save_is_saved_as_it_was(manager: CheckpointManager) -> None:
     array = np.ones(1 << 20)
     info = manager.save(array, step=1)

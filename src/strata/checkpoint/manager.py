@@ -118,7 +118,9 @@ class CheckpointManager:
         """
         start_s = time.perf_counter()
         self._require_open()
-        kind = _kind(checkpoint_type)
+        kind, why = _kind(checkpoint_type), ""
+        if kind is CheckpointType.INCREMENTAL:
+            kind, why = CheckpointType.FULL, "incremental saves are not built yet, so all of it was saved"
         flat = tree.flatten(_part(state, kind))
         name = new_id(_count(step, "step"))
         plan = layout.plan(flat.leaves, {"strata": str(m.VERSION), "id": name, "rank": "0"})
@@ -133,6 +135,7 @@ class CheckpointManager:
                 metadata=_checked_metadata(metadata),
                 created_at_s=self._clock.wall_s(),
                 full_bytes=plan.size_bytes,
+                why=why,
             ),
             num_bytes=plan.size_bytes,
         )
@@ -230,6 +233,7 @@ class CheckpointManager:
             full_bytes=plan.size_bytes,
             written_bytes=plan.size_bytes,
             model_hash=m.model_hash(tensors),
+            why=info.why,
         )
         save.watch.check()
         self._store.put(f"{info.id}/{m.FILE_NAME}", m.encode(manifest), if_absent=True)
