@@ -186,6 +186,8 @@ def test_a_unix_socket_has_one_beside_it(nursery: Nursery, tmp_path: Path) -> No
         assert client._client._link is not None
         (place,) = client._client._link._frames_at.values()
         assert place.told == f"unix:{tmp_path}/s.frames"
+    assert process.child.terminate() == 0
+    assert not (tmp_path / "s.frames").exists()
 
 
 def test_another_coordinator_at_the_port_of_a_tunnels_end_is_not_taken_for_the_same(

@@ -27,6 +27,7 @@ SETTINGS = {
     "shared_buffers": "16MB",
     "max_connections": "100",
     "autovacuum": "off",
+    "dynamic_shared_memory_type": "mmap",  # in its own directory: a server that is killed leaves nothing in /dev/shm
     "log_min_messages": "warning",
 }
 

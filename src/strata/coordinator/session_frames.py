@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
@@ -214,6 +215,8 @@ class FramesServer:
             return
         self._server.close()
         self._server = None
+        if self.address.startswith("unix:"):
+            Path(self.address.removeprefix("unix:")).unlink(missing_ok=True)  # noqa: ASYNC240 - a name, at the very end
         for session in list(self._company):
             session.leave()
         with contextlib.suppress(TimeoutError):
