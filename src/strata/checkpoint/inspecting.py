@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 LEFTOVER_AFTER_S = 3_600.0
 """A directory without a manifest that nobody wrote into for so long was given up."""
 _ID = re.compile(r"step-\d{12,}-[0-9a-f]{16}")
-_OURS = re.compile(r"rank-\d{5}\.safetensors|quarantine\.json|statistics\.json")
+_OURS = re.compile(r"rank-\d{5}(-\d+)?\.safetensors|part-\d{5}\.json|(quarantine|statistics|aborted)\.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def _needed_by(catalog: Catalog, id: str) -> list[str]:
             found[passed_over] = catalog.read(passed_over)
         except (CheckpointInvalid, ObjectMissing):
             continue
-    return sorted(manifest.id for manifest in found.values() if manifest.parent == id)
+    return sorted(manifest.id for manifest in found.values() if id in manifest.bases)
 
 
 def remove(store: Store, catalog: Catalog, files: Files) -> None:

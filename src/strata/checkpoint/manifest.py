@@ -27,6 +27,7 @@ FILE_NAME = "manifest.json"
 MAX_MANIFEST_BYTES = 1 << 30
 MAX_METADATA_BYTES = 1 << 20
 MAX_COMPARISONS = 500_000
+MAX_UNIT_BYTES = 1 << 20
 _HEX = re.compile(r"[0-9a-f]{32}")
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
@@ -52,7 +53,36 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True):
     header_hash: str
 
 
-class Slice(msgspec.Struct, frozen=True, kw_only=True):
+ENCODINGS = ("", "zstd", "xor-zstd")
+"""As it is; each chunk a zstd frame; likewise, of what the bytes differ in from those they replace (exclusive or)."""
+
+
+class Patch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Units of a slice that replace those which lie elsewhere: rows of a table, or blocks of bytes.
+
+    The slice's contents are cut into units of `unit_bytes` (the last one may be shorter). `indices` numbers those that
+    are replaced, rising; `data` has them one after another.
+    """
+
+    file: int
+    """Which of the manifest's files."""
+    unit_bytes: int
+    num_units: int
+    num_bytes: int
+    """Of the data; less than the units' by what the last one of the slice is shorter."""
+    index_bytes: int
+    """Of each index: 4 or 8, little-endian, unsigned."""
+    index_offset: int
+    """In bytes, from the start of the file."""
+    index_hashes: tuple[str, ...]
+    offset: int
+    """Of the data."""
+    hashes: tuple[str, ...]
+    encoding: str = ""
+    frames: tuple[int, ...] = ()
+
+
+class Slice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where a part of a tensor lies."""
 
     file: int
@@ -63,7 +93,13 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
     """Its place in the tensor."""
     shape: tuple[int, ...]
     hashes: tuple[str, ...]
-    """xxh3-128 of each `chunk_bytes` of it."""
+    """xxh3-128 of each `chunk_bytes` of its contents: as they are after decoding and before patching."""
+    encoding: str = ""
+    """One of `ENCODINGS`, but none that refers to something before it."""
+    frames: tuple[int, ...] = ()
+    """With an encoding: how many bytes each chunk has in the file. They lie one after another from `offset` on."""
+    patches: tuple[Patch, ...] = ()
+    """What has changed since, oldest first."""
 
 
 class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +122,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     num_ranks: int
     chunk_bytes: int
     parent: str = ""
-    """The id of the checkpoint that this one refers to."""
+    """The id of the checkpoint that this one was compared with."""
     files: tuple[DataFile, ...]
     tensors: tuple[TensorEntry, ...]
     structures: tuple[Any, ...]
@@ -106,16 +142,26 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def size_bytes(self) -> int:
+        """Of all files that it needs, those of its bases included."""
         return sum(file.size_bytes for file in self.files)
+
+    @property
+    def bases(self) -> tuple[str, ...]:
+        """The ids of the checkpoints whose files this one needs."""
+        return tuple(sorted({file.path.split("/")[0] for file in self.files if "/" in file.path}))
 
 
 def model_hash(tensors: Iterable[TensorEntry]) -> str:
-    """Of all contents: the same tensors, cut in the same way, give the same hash, at whatever step and place."""
+    """Of all contents: the same tensors, cut and patched in the same way, give the same hash, at whatever step and place,
+    and however they are encoded.
+    """
     digest = xxh3_128()
     for tensor in sorted(tensors, key=lambda tensor: tensor.name):
         digest.update(f"{tensor.name}\0{tensor.dtype}\0{tensor.shape}\0".encode())
         for part in tensor.slices:
             digest.update(f"{part.start}{part.shape}{''.join(part.hashes)}\0".encode())
+            for patch in part.patches:
+                digest.update(f"{patch.unit_bytes}{''.join(patch.index_hashes)}{''.join(patch.hashes)}\0".encode())
     return digest.hexdigest()
 
 
@@ -211,8 +257,9 @@ def is_safe_name(name: str) -> bool:
 
 def _check_file(data_file: DataFile, manifest: Manifest, file: str) -> None:
     parts = data_file.path.split("/")
+    is_of_base = len(parts) == 2 and manifest.parent != "" and parts[0] != manifest.id
     _require(
-        len(parts) <= 2 and all(map(is_safe_name, parts)) and (len(parts) == 1 or parts[0] == manifest.parent),
+        (len(parts) == 1 or is_of_base) and all(map(is_safe_name, parts)),
         file,
         f"the path {data_file.path[:80]!r} leads out of the checkpoint",
     )
@@ -237,21 +284,66 @@ def _problem_of(tensor: TensorEntry, manifest: Manifest) -> str:
     if shape and min(shape) < 0:
         return f"has the shape {shape}"
     for part in slices:
-        if not 0 <= part.file < len(manifest.files):
-            return f"lies in file {part.file}, which is not there"
         if (part.shape != shape or any(part.start) or len(part.start) != len(shape)) and not _is_within(part, shape):
             return "has a slice that lies outside of it"
         num_bytes = math.prod(part.shape) * dtype.itemsize
-        data_file = manifest.files[part.file]
-        if part.offset < data_file.header_bytes or part.offset + num_bytes > data_file.size_bytes:
-            return f"lies at {part.offset}+{num_bytes} of {data_file.path}, which has {data_file.size_bytes} bytes"
-        num_chunks = -(-num_bytes // manifest.chunk_bytes)
-        if len(part.hashes) != num_chunks or not all(map(_HEX.fullmatch, part.hashes)):
-            return f"has {len(part.hashes)} hashes, {num_chunks} are expected"
+        problem = (
+            _problem_of_bytes(manifest, part.file, part.offset, num_bytes, part.hashes, part.encoding, part.frames)
+            or ("refers to bytes before it, and there are none" if part.encoding == "xor-zstd" else "")
+            or next(filter(None, (_problem_of_patch(manifest, patch, num_bytes) for patch in part.patches)), "")
+        )
+        if problem:
+            return problem
     num_elements = sum(math.prod(part.shape) for part in slices)
     if num_elements != math.prod(shape) or not _are_disjoint(slices):
         return "is not made up of its slices"
     return ""
+
+
+def _problem_of_bytes(
+    manifest: Manifest,
+    file: int,
+    offset: int,
+    num_bytes: int,
+    hashes: tuple[str, ...],
+    encoding: str = "",
+    frames: tuple[int, ...] = (),
+) -> str:
+    """Of bytes in a file: `num_bytes` is what they have once decoded."""
+    if not 0 <= file < len(manifest.files):
+        return f"lies in file {file}, which is not there"
+    num_chunks = -(-num_bytes // manifest.chunk_bytes)
+    if len(hashes) != num_chunks or not all(map(_HEX.fullmatch, hashes)):
+        return f"has {len(hashes)} hashes, {num_chunks} are expected"
+    if encoding not in ENCODINGS:
+        return f"is encoded as {encoding[:40]!r}, which is not known"
+    if encoding:
+        largest = manifest.chunk_bytes + manifest.chunk_bytes // 128 + 1_024  # what zstd makes of noise
+        if len(frames) != num_chunks or not all(0 < size <= largest for size in frames):
+            return f"has {len(frames)} frames, {num_chunks} of 1 to {largest} bytes are expected"
+        num_bytes = sum(frames)
+    elif frames:
+        return "has frames, but is not encoded"
+    data_file = manifest.files[file]
+    if offset < data_file.header_bytes or offset + num_bytes > data_file.size_bytes:
+        return f"lies at {offset}+{num_bytes} of {data_file.path}, which has {data_file.size_bytes} bytes"
+    return ""
+
+
+def _problem_of_patch(manifest: Manifest, patch: Patch, slice_bytes: int) -> str:
+    unit, count = patch.unit_bytes, patch.num_units
+    if not 1 <= unit <= MAX_UNIT_BYTES or not 1 <= count <= -(-slice_bytes // unit):
+        return f"has a patch of {count} units of {unit} bytes, which it has not"
+    if not 0 <= count * unit - patch.num_bytes < unit:
+        return f"has a patch of {patch.num_bytes} bytes for {count} units of {unit}"
+    if patch.index_bytes not in (4, 8):
+        return f"has a patch whose indices have {patch.index_bytes} bytes"
+    num_index_bytes = count * patch.index_bytes
+    return _problem_of_bytes(
+        manifest, patch.file, patch.index_offset, num_index_bytes, patch.index_hashes
+    ) or _problem_of_bytes(
+        manifest, patch.file, patch.offset, patch.num_bytes, patch.hashes, patch.encoding, patch.frames
+    )
 
 
 def _is_within(part: Slice, shape: tuple[int, ...]) -> bool:

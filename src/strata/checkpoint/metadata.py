@@ -24,7 +24,9 @@ class CheckpointMetadata:
     metadata: dict[str, Any] = field(default_factory=dict)
     """The user's own."""
     parent: str = ""
-    """The id of the base that it refers to."""
+    """The id of the checkpoint that it was compared with; empty if with none."""
+    bases: tuple[str, ...] = ()
+    """The ids of those whose files it needs: they stay as long as it does."""
     created_at_s: float = 0.0
     full_bytes: int = 0
     """Of the whole state; with an incremental checkpoint more than `size_bytes`."""
@@ -44,6 +46,7 @@ def of_manifest(manifest: Manifest, url: str) -> CheckpointMetadata:
         model_hash=manifest.model_hash,
         metadata=dict(manifest.metadata),
         parent=manifest.parent,
+        bases=manifest.bases,
         created_at_s=manifest.created_at_s,
         full_bytes=manifest.full_bytes,
         num_ranks=manifest.num_ranks,

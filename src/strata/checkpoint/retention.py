@@ -94,8 +94,7 @@ def removals(checkpoints: Sequence[CheckpointMetadata], policies: Sequence[Polic
     kept: dict[str, str] = {checkpoints[-1].id: "the newest"}
     for policy in policies:
         kept |= policy.keep(checkpoints)
-    parents = {c.id: c.parent for c in checkpoints}
-    for id in list(kept):
-        while (id := parents.get(id, "")) and id not in kept:
-            kept[id] = "a base that is needed"
+    for checkpoint in checkpoints:
+        if checkpoint.id in kept:
+            kept |= dict.fromkeys(checkpoint.bases, "a base that is needed")
     return [Removal(c.id, "no policy keeps it") for c in checkpoints if c.id not in kept]
