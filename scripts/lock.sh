@@ -8,7 +8,7 @@ torch=torch==2.13.0 # written out: an open range would bring the newest, with gi
 backend=(hatchling editables) # what an editable install without build isolation needs
 dev=("$torch" "${backend[@]}" '.[torch,postgres,cloud,dev]')
 base=("${backend[@]}" .)
-peers=("$torch" grpcio numpy protobuf psutil safetensors uhashring) # what our benchmarks measure us against
+peers=("$torch" grpcio numpy orbax-checkpoint protobuf psutil safetensors uhashring) # what our benchmarks measure us against
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
