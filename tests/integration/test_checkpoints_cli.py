@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
-from servers import STRATA
 
 from strata import cli
-from strata.checkpoint import CheckpointManager, catalog, comparing, exporting, inspecting
+from strata.checkpoint import CheckpointManager, catalog, comparing, exporting, inspecting, statistics
 from strata.checkpoint import manifest as m
 from strata.cli.exit_codes import ExitCode
 from strata.errors import CheckpointCorrupt, InvalidArgument, NoCheckpoint
+from strata.storage import Watch
 from strata.storage.memory import MemoryStore
 
 HOSTILE = "[red]x[/red]\u001b[31m"
@@ -58,6 +58,11 @@ def as_json(*args: str | Path) -> Any:
     return json.loads(done.stdout)
 
 
+def manager_of(place: Path) -> CheckpointManager:
+    """Without a process of its own, which takes a second to start, and without statistics that follow when they may."""
+    return CheckpointManager(str(place), saver="thread", statistics=False)
+
+
 def state_of(number: int) -> dict[str, Any]:
     return {
         "model": {"w": np.full((4, 3), number, np.float32), "same": np.arange(5)},
@@ -69,7 +74,7 @@ def state_of(number: int) -> dict[str, Any]:
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """With checkpoints of steps 1 and 2."""
-    with CheckpointManager(str(tmp_path / "checkpoints")) as manager:
+    with manager_of(tmp_path / "checkpoints") as manager:
         for step in (1, 2):
             manager.save(state_of(step), step=step, epoch=step * 10, metadata={"loss": 0.5 / step}).wait()
     return tmp_path / "checkpoints"
@@ -103,11 +108,31 @@ def test_ls_lists_the_newest_last(place: Path) -> None:
     listed = checkpoints("ls", place)
     heading, one, two = listed.stdout.splitlines()
 
-    assert heading.split() == ["id", "step", "epoch", "type", "size", "tensors", "age", "metadata"]
-    assert one.split()[:4] == [directory_of(place, 1).name, "1", "10", "FULL"]
-    assert two.split()[:4] == [directory_of(place, 2).name, "2", "20", "FULL"]
+    assert heading.split() == ["id", "step", "epoch", "type", "base", "size", "tensors", "age", "metadata"]
+    assert one.split()[:7] == [directory_of(place, 1).name, "1", "10", "FULL", "–", "4.1", "KiB"]
+    assert two.split()[:5] == [directory_of(place, 2).name, "2", "20", "FULL", "–"]
     assert two.rstrip().endswith('{"loss": 0.25}')
     assert (listed.returncode, listed.stderr) == (0, "")
+
+
+def test_ls_and_show_tell_the_base_of_an_incremental_one_and_how_much_of_the_state_it_holds(place: Path) -> None:
+    base = m.decode((directory_of(place, 1) / m.FILE_NAME).read_bytes(), file="")
+    files = tuple(m.msgspec.structs.replace(file, path=f"{base.id}/{file.path}") for file in base.files)
+    for step, parent in ((7, base.id), (8, "gone")):
+        name = f"step-{step:012d}-{step:016x}"
+        delta = m.msgspec.structs.replace(base, id=name, step=step, parent=parent, files=files)
+        delta = m.msgspec.structs.replace(delta, type=m.CheckpointType.INCREMENTAL, written_bytes=300)
+        delta = m.msgspec.structs.replace(delta, full_bytes=5 << 20)
+        (place / name).mkdir()
+        (place / name / m.FILE_NAME).write_bytes(m.encode(delta))
+    rows = [line.split() for line in checkpoints("ls", place).stdout.splitlines()]
+
+    assert rows[3][3:11] == ["INCREMENTAL", "step", "1", "300", "B", "of", "5.0", "MiB"]
+    assert rows[4][3:6] == ["INCREMENTAL", "gone", "300"]
+    listed = as_json("ls", place)["checkpoints"][2]
+    assert (listed["parent"], listed["size_bytes"], listed["full_bytes"]) == (base.id, 300, 5 << 20)
+    told = checkpoints("show", place, "--step", "7").stdout
+    assert f"base      {base.id}\nsize      300 B of 5.0 MiB in 1 files, 3 tensors\n" in told
 
 
 def test_ls_speaks_json(place: Path) -> None:
@@ -161,6 +186,44 @@ def test_show_tells_the_tensors_without_the_data(place: Path) -> None:
     }
 
 
+def test_show_tells_the_statistics_that_are_stored_without_the_data(place: Path) -> None:
+    directory = directory_of(place, 2)
+    with manager_of(place) as manager:
+        manifest = catalog.Catalog(manager._store).find()
+        found = statistics.compute(manager._store, manifest, watch=Watch())
+        statistics.write(manager._store, manifest.id, found)
+    (directory / DATA).unlink()
+    rows = [line.split() for line in checkpoints("show", place).stdout.splitlines()]
+
+    headings = ["tensor", "shape", "dtype", "bytes", "min", "max", "mean", "norm", "nan", "inf", "file"]
+    assert headings in rows
+    assert ["model.w", "4×3", "F32", "48", "2", "2", "2", "6.9282", "0", "0", DATA] in rows
+    assert ["model.same", "5", "I64", "40", "0", "4", "2", "5.47723", "0", "0", DATA] in rows
+    told = {tensor["name"]: tensor["statistics"] for tensor in as_json("show", place)["tensors"]}
+    assert told["model.same"]["max"] == 4
+    assert told["optimizer.m"]["norm"] == 0
+
+
+def test_show_says_that_there_are_no_statistics_and_computes_them_when_told(place: Path) -> None:
+    (directory_of(place, 2) / "statistics.json").unlink(missing_ok=True)
+    told = checkpoints("show", place)
+    assert "no statistics are stored beside it; --statistics computes them by reading the data" in told.stdout
+    assert [tensor["statistics"] for tensor in as_json("show", place)["tensors"]] == [None] * 3
+    rows = [line.split() for line in checkpoints("show", place, "--statistics").stdout.splitlines()]
+    assert ["model.w", "4×3", "F32", "48", "2", "2", "2", "6.9282", "0", "0", DATA] in rows
+    assert not (directory_of(place, 2) / "statistics.json").exists(), "looking changes nothing"
+    spoil(place, 2)
+    assert checkpoints("show", place, "--statistics").returncode == ExitCode.STATE_DAMAGED
+
+
+def test_statistics_that_cannot_be_true_are_passed_over(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (directory_of(place, 2) / "statistics.json").write_text('{"strata_statistics": 1, "checkpoint": "other"}')
+    told = checkpoints("show", place)
+
+    assert (told.returncode, "no statistics are stored" in told.stdout) == (0, True)
+    assert "are passed over: statistics.json holds no statistics" in caplog.text
+
+
 def test_show_refuses_two_names_and_a_step_that_is_not_there(place: Path) -> None:
     assert checkpoints("show", place, "--step", "1", "--id", "x").returncode == ExitCode.USAGE
     refused = checkpoints("show", place, "--step", "7")
@@ -169,7 +232,7 @@ def test_show_refuses_two_names_and_a_step_that_is_not_there(place: Path) -> Non
 
 
 def test_hostile_names_reach_no_terminal_as_they_are(tmp_path: Path) -> None:
-    with CheckpointManager(str(tmp_path)) as manager:
+    with manager_of(tmp_path) as manager:
         for step in (1, 2):
             manager.save({HOSTILE: np.full(2, step)}, step=step, metadata={HOSTILE: "[bold]\u202e"}).wait()
     spoil(tmp_path, 2)
@@ -199,7 +262,7 @@ def test_verify_finds_a_flipped_bit_and_names_file_and_tensor(place: Path) -> No
 def test_verify_all_goes_on_after_a_damaged_one(place: Path) -> None:
     damaged, unreadable = spoil(place, 1), directory_of(place, 2).name
     (place / unreadable / m.FILE_NAME).write_text("{}")
-    with CheckpointManager(str(place)) as manager:
+    with manager_of(place) as manager:
         manager.save(state_of(3), step=3).wait()
     found = checkpoints("verify", place, "--all", "--json")
     told = json.loads(found.stdout)
@@ -209,9 +272,19 @@ def test_verify_all_goes_on_after_a_damaged_one(place: Path) -> None:
     assert told["good"] == [directory_of(place, 3).name]
 
 
-def test_verify_shows_a_bar_on_a_terminal(place: Path) -> None:
+def test_verify_shows_a_bar_on_a_terminal_when_it_takes_long(place: Path) -> None:
+    script = (
+        "import sys, threading\n"
+        "from strata.checkpoint import progress, reading\n"
+        "from strata.cli import main\n"
+        "shown, show, verify = threading.Event(), progress._Counter.show, reading.verify\n"
+        "progress.SHOWN_AFTER_S = 0.0\n"
+        "progress._Counter.show = lambda self: (show(self), shown.set())\n"
+        "reading.verify = lambda *args, **kwargs: (shown.wait(30), verify(*args, **kwargs))\n"
+        "main(['checkpoints', 'verify', sys.argv[1]])\n"
+    )
     ours, theirs = pty.openpty()
-    command = [STRATA, "checkpoints", "verify", place]
+    command = [sys.executable, "-c", script, str(place)]
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=theirs) as process:
         os.close(theirs)
@@ -221,8 +294,9 @@ def test_verify_shows_a_bar_on_a_terminal(place: Path) -> None:
                 drawn += piece
         except OSError:  # the other side has closed
             pass
-        assert process.wait() == 0
+        out, _ = process.communicate()
     os.close(ours)
+    assert (process.returncode, b"is as it was written" in out) == (0, True)
     assert b"verifying" in drawn
 
 
@@ -233,7 +307,7 @@ def test_diff_says_what_changed_and_by_how_much(tmp_path: Path) -> None:
     before = {"a": np.zeros(10, np.float32), "same": np.ones(3), "gone": np.ones(1), "cut": np.ones((2, 2)), "lr": 0.1}
     after = {"a": np.zeros(10, np.float32), "same": np.ones(3), "new": np.ones(1), "cut": np.ones(4), "lr": 0.2}
     after["a"][[2, 5]] = [1.5, -2.5]  # type: ignore[index]
-    with CheckpointManager(str(tmp_path)) as manager:
+    with manager_of(tmp_path) as manager:
         manager.save(before, step=1).wait()
         second = manager.save(after, step=2)
     rows = [line.split() for line in checkpoints("diff", tmp_path, "1", second.id).stdout.splitlines()]
@@ -330,7 +404,7 @@ def test_export_writes_what_safetensors_reads(place: Path, tmp_path: Path) -> No
 
 
 def test_export_writes_what_torch_reads(tmp_path: Path) -> None:
-    with CheckpointManager(str(tmp_path / "c")) as manager:
+    with manager_of(tmp_path / "c") as manager:
         manager.save({"model": {"w": torch.ones(2)}, "optimizer": {"m": torch.ones(3)}, "step": 7}, step=7).wait()
     assert checkpoints("export", tmp_path / "c", "--output", tmp_path / "all.pt").returncode == 0
     loaded = torch.load(tmp_path / "all.pt", weights_only=True)
@@ -396,13 +470,36 @@ def test_rm_removes_by_id_also_what_cannot_be_read(place: Path) -> None:
     assert directory_of(place, 1).exists()
 
 
+def test_compact_writes_an_incremental_one_anew_and_frees_its_base(tmp_path: Path) -> None:
+    table = np.zeros((1_000, 64), np.float32)
+    with manager_of(tmp_path) as manager:
+        base = manager.save({"table": table}, step=1).wait()
+        table[7] = 3
+        delta = manager.save({"table": table}, step=2, checkpoint_type="INCREMENTAL").wait()
+    assert delta.bases == (base.id,)
+    assert checkpoints("rm", tmp_path, "--step", "1", "--yes").returncode == ExitCode.USAGE
+    assert checkpoints("compact", tmp_path).returncode == ExitCode.USAGE
+    done = checkpoints("compact", tmp_path, "--step", "2")
+    (old, new) = as_json("ls", tmp_path)["checkpoints"]
+
+    assert (done.returncode, done.stdout) == (0, f"{new['id']} needs no other, 254.0 KiB\n")
+    assert (old["id"], new["step"], new["bases"]) == (base.id, 2, [])
+    assert not (tmp_path / delta.id).exists()
+    assert checkpoints("rm", tmp_path, "--step", "1", "--yes").returncode == 0
+    with manager_of(tmp_path) as manager:
+        assert np.array_equal(manager.load()["table"], table)
+    again = checkpoints("compact", tmp_path, "--id", new["id"])
+    assert (again.returncode, [c["id"] for c in as_json("ls", tmp_path)["checkpoints"]]) == (0, [new["id"]])
+
+
 def test_a_base_that_is_needed_stays_also_when_who_needs_it_is_in_quarantine() -> None:
     store = MemoryStore("bases")
-    with CheckpointManager(store=store) as manager:
+    with CheckpointManager(store=store, statistics=False) as manager:
         base = manager.save(state_of(1), step=1)
         manager.wait()
         known = catalog.Catalog(store)
-        child = m.msgspec.structs.replace(known.find(), id="child", parent=base.id, step=2)
+        files = tuple(m.msgspec.structs.replace(file, path=f"{base.id}/{file.path}") for file in known.find().files)
+        child = m.msgspec.structs.replace(known.find(), id="child", parent=base.id, step=2, files=files)
         store.put("child/manifest.json", m.encode(child))
         with pytest.raises(InvalidArgument, match="is the base of child"):
             inspecting.removable(store, known, step=1)
@@ -416,7 +513,7 @@ def test_a_base_that_is_needed_stays_also_when_who_needs_it_is_in_quarantine() -
 
 def test_repair_lifts_only_what_is_as_it_was_written(place: Path) -> None:
     spoiled = spoil(place, 2)
-    with CheckpointManager(str(place)) as manager:
+    with manager_of(place) as manager:
         assert manager.load()["model"]["w"].max() == 1  # the newest goes into quarantine
     told = checkpoints("repair", place)
     assert f"passed over: {spoiled}: in quarantine: tensor 'model.w'" in told.stdout
@@ -474,7 +571,7 @@ def test_a_manifest_that_claims_absurd_numbers_does_not_spoil_the_list(place: Pa
 
 
 def test_a_leftover_that_becomes_a_checkpoint_meanwhile_is_not_collected(place: Path) -> None:
-    with CheckpointManager(str(place)) as manager:
+    with manager_of(place) as manager:
         store = manager._store
         directory = directory_of(place, 2)
         manifest = (directory / m.FILE_NAME).read_bytes()
@@ -503,7 +600,7 @@ def test_the_help_loads_nothing_heavy() -> None:
 
 
 def test_choosing_takes_a_step_or_an_id(place: Path) -> None:
-    with CheckpointManager(str(place)) as manager:
+    with manager_of(place) as manager:
         known = catalog.Catalog(manager._store)
         assert inspecting.choose(known, "1").step == 1
         assert inspecting.choose(known, directory_of(place, 2).name).step == 2

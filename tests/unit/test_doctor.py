@@ -9,11 +9,14 @@ import resource
 import socket
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from strata.doctor import Check, Status, examine, is_healthy, machine, software
+from strata.doctor import Check, Status, disks, examine, is_healthy, machine, software
+from strata.storage import files
 
 ROOT = Path(__file__).parents[2]
 
@@ -117,27 +120,164 @@ def test_a_state_directory_that_cannot_be_written_is_essential() -> None:
     assert "--state" in check.cure
 
 
-def test_direct_io_is_really_tried_and_leaves_nothing(tmp_path: Path) -> None:
-    check = machine.direct_io("direct I/O", tmp_path)
+# -- disks ---------------------------------------------------------------------------------------------------------
 
-    assert check.status in (Status.OK, Status.WARNING)
+
+@pytest.mark.parametrize("check", [disks.direct_io, disks.exclusive_names, disks.flushed_names])
+def test_what_a_disk_can_do_is_really_tried_and_leaves_nothing(
+    check: Callable[[str, Path], Check], tmp_path: Path
+) -> None:
+    found = check("the check", tmp_path / "a" / "b")
+
+    assert found.name == "the check"
+    assert found.status in (Status.OK, Status.WARNING)
+    assert str(tmp_path) in found.detail
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_system_that_refuses_direct_io_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("check", [disks.direct_io, disks.exclusive_names, disks.flushed_names])
+def test_a_directory_that_cannot_be_written_is_a_warning(check: Callable[[str, Path], Check]) -> None:
+    found = check("the check", Path("/proc/strata"))
+
+    assert found.status is Status.WARNING
+    assert found.cure == "make the directory writable, with room on the disk"
+
+
+def test_a_file_system_that_refuses_to_open_directly_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real_open = os.open
 
-    def refuse(path: str, flags: int, mode: int = 0o777) -> int:
-        if flags & os.O_DIRECT:
+    def refuse(path: str, flags: int, mode: int = 0o777, **more: Any) -> int:
+        if flags & os.O_DIRECT == os.O_DIRECT:
             raise OSError(errno.EINVAL, "Invalid argument")
-        return real_open(path, flags, mode)
+        return real_open(path, flags, mode, **more)
 
     monkeypatch.setattr(os, "open", refuse)
-    check = machine.direct_io("direct I/O", tmp_path)
+    check = disks.direct_io("direct I/O", tmp_path)
 
     assert check.status is Status.WARNING
-    assert "buffered writes" in check.detail
+    assert "refuses O_DIRECT; saves go through the page cache instead" in check.detail
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_system_that_opens_directly_and_then_cannot_write_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if disks.direct_io("direct I/O", tmp_path).status is not Status.OK:
+        pytest.skip("the file system of the tests refuses O_DIRECT itself")
+    real_write = os.pwrite
+
+    def refuse(fd: int, data: memoryview, offset: int) -> int:
+        if files.is_direct(fd):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real_write(fd, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", refuse)
+
+    assert "refuses writes with O_DIRECT" in disks.direct_io("direct I/O", tmp_path).detail
+
+
+def refuse_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(source: Path, target: Path) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+
+
+def test_without_hard_links_commits_are_renames_and_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert disks.exclusive_names("names", tmp_path).detail == f"hard links in {tmp_path}"
+    refuse_links(monkeypatch)
+    check = disks.exclusive_names("names", tmp_path)
+
+    assert check.status is Status.OK
+    assert "committed by exclusive renames instead" in check.detail
+
+
+def test_without_links_and_exclusive_renames_nothing_can_be_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(temporary: Path, path: Path) -> None:
+        raise OSError(errno.EINVAL, "this file system can put nothing exclusively")
+
+    refuse_links(monkeypatch)
+    monkeypatch.setattr(files, "_rename_if_absent", refuse)
+    check = disks.exclusive_names("names", tmp_path)
+
+    assert (check.status, check.essential) == (Status.MISSING, False)
+    assert "no checkpoint can be committed there" in check.detail
+    assert "object store" in check.cure
+
+
+def test_a_file_system_that_gives_one_name_twice_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "publish_if_absent", lambda temporary, path: temporary.replace(path))
+    check = disks.exclusive_names("names", tmp_path)
+
+    assert check.status is Status.MISSING
+    assert "two writers may overwrite each other" in check.detail
+
+
+def test_a_directory_that_cannot_be_flushed_is_a_warning_that_says_what_may_be_lost(tmp_path: Path) -> None:
+    def refuse(fd: int) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    check = disks.flushed_names("names", tmp_path, sync=refuse)
+
+    assert check.status is Status.WARNING
+    assert "the newest checkpoints may be gone, those before them are not" in check.detail
+
+
+def test_a_disk_that_is_broken_is_not_taken_for_one_that_cannot(tmp_path: Path) -> None:
+    def fail(fd: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    assert "Input/output error" in disks.flushed_names("names", tmp_path, sync=fail).detail
+
+
+# -- memory --------------------------------------------------------------------------------------------------------
+
+
+def test_without_memfd_the_place_of_the_files_and_its_room_are_told(tmp_path: Path) -> None:
+    def refuse() -> int:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    check = machine.staging_memory(refuse, tmp_path)
+
+    assert check.status is Status.WARNING
+    assert check.detail.startswith(f"Operation not permitted; states are staged in files in {tmp_path} instead, ")
+    assert check.detail.endswith("GiB free")
+    assert "cannot be used" in machine.staging_memory(refuse, tmp_path / "absent").detail
+
+
+def test_a_system_without_memfd_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+
+    with pytest.raises(OSError, match="this system has no memfd"):
+        machine.nameless_memory()
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only Linux has it")
+def test_memfd_is_really_tried_and_closed() -> None:
+    fds = []
+
+    def create() -> int:
+        fds.append(machine.nameless_memory())
+        return fds[0]
+
+    assert machine.staging_memory(create, Path("/absent")).status is Status.OK
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fds[0])
+
+
+def test_huge_pages_are_told_as_the_kernel_has_them(tmp_path: Path) -> None:
+    assert machine.huge_pages(tmp_path).status is Status.MISSING
+    (tmp_path / "enabled").write_text("always [madvise] never\n")
+    assert machine.huge_pages(tmp_path).detail == "private memory: madvise"
+    (tmp_path / "shmem_enabled").write_text("always within_size advise [never] deny force\n")
+    assert machine.huge_pages(tmp_path).detail == "private memory: madvise, shared memory: never"
+
+
+# -- ports and devices ---------------------------------------------------------------------------------------------
 
 
 def test_a_port_that_is_taken_is_a_warning_and_a_free_one_is_not() -> None:
@@ -175,3 +315,12 @@ def test_the_whole_examination_names_everything_once(monkeypatch: pytest.MonkeyP
 
     assert len(names) == len(set(names))
     assert {"Python", "extra [torch]", "port 50051", "port 51051", "RDMA", "direct I/O, here"} <= set(names)
+    assert {"staging memory", "huge pages", "exclusive names, here", "flushed names, here"} <= set(names)
+
+
+def test_another_place_for_checkpoints_can_be_examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(software, "import_problem", lambda module: "")
+    checks = {check.name: check for check in examine(tmp_path)}
+
+    assert str(tmp_path) in checks["exclusive names, there"].detail
+    assert str(tmp_path) in checks["direct I/O, there"].detail

@@ -1,11 +1,57 @@
-"""Checkpoints: saved in the background, never half there, readable by everybody."""
+"""Checkpoints: saved in the background, never half there, readable by everybody.
+
+What stands behind a name is loaded when it is first used: the process that writes needs little of it.
+"""
 
 from __future__ import annotations
 
-from strata.checkpoint.manager import CheckpointManager
-from strata.checkpoint.manifest import CheckpointType
-from strata.checkpoint.metadata import CheckpointMetadata
-from strata.checkpoint.retention import KeepBest, KeepCount, KeepEvery
-from strata.checkpoint.saving import Save
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["CheckpointManager", "CheckpointMetadata", "CheckpointType", "KeepBest", "KeepCount", "KeepEvery", "Save"]
+if TYPE_CHECKING:
+    from strata.checkpoint.aio import AsyncCheckpointManager as AsyncCheckpointManager
+    from strata.checkpoint.manager import CheckpointManager as CheckpointManager
+    from strata.checkpoint.manifest import CheckpointType as CheckpointType
+    from strata.checkpoint.metadata import CheckpointMetadata as CheckpointMetadata
+    from strata.checkpoint.progress import Progress as Progress
+    from strata.checkpoint.ranks import Ranks as Ranks
+    from strata.checkpoint.retention import KeepBest as KeepBest
+    from strata.checkpoint.retention import KeepCount as KeepCount
+    from strata.checkpoint.retention import KeepEvery as KeepEvery
+    from strata.checkpoint.saving import Save as Save
+    from strata.checkpoint.sharding import Shard as Shard
+    from strata.checkpoint.strategies import Adaptive as Adaptive
+    from strata.checkpoint.strategies import AnyOf as AnyOf
+    from strata.checkpoint.strategies import EverySeconds as EverySeconds
+    from strata.checkpoint.strategies import EverySteps as EverySteps
+    from strata.checkpoint.strategies import Manual as Manual
+    from strata.checkpoint.tracking import RowTracker as RowTracker
+
+_HOMES = {
+    "aio": ("AsyncCheckpointManager",),
+    "manager": ("CheckpointManager",),
+    "manifest": ("CheckpointType",),
+    "metadata": ("CheckpointMetadata",),
+    "progress": ("Progress",),
+    "ranks": ("Ranks",),
+    "retention": ("KeepBest", "KeepCount", "KeepEvery"),
+    "saving": ("Save",),
+    "sharding": ("Shard",),
+    "strategies": ("Adaptive", "AnyOf", "EverySeconds", "EverySteps", "Manual"),
+    "tracking": ("RowTracker",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [*sorted(_HOME_OF)]  # noqa: PLE0604 - they are strings
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'strata.checkpoint' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"strata.checkpoint.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -8,10 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from strata.checkpoint import manifest as m
+from strata.checkpoint.metadata import CheckpointMetadata, of_manifest
 from strata.errors import CheckpointInvalid, NoCheckpoint, ObjectMissing, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Container, Sequence
 
     from strata.checkpoint.manifest import Manifest
     from strata.storage import Store
@@ -29,22 +30,39 @@ class Catalog:
         self._store = store
         self._known: dict[str, Manifest | None] = {}
         """None: quarantined."""
+        self._noted: dict[str, CheckpointMetadata] = {}
+        """Of those that this process has committed, and need not read to know them."""
         self.problems: dict[str, str] = {}
         """Id → why it is passed over."""
 
     def manifests(self) -> list[Manifest]:
+        """Oldest first."""
+        self._look_at_all_but(())
+        return sorted(self._manifests(), key=lambda found: (found.step, found.created_at_s, found.id))
+
+    def summaries(self) -> list[CheckpointMetadata]:
+        """Likewise, without reading what is known anyway."""
+        self._look_at_all_but(self._noted)
+        read = {found.id: of_manifest(found, self._store.url) for found in self._manifests()}
+        noted = {id: one for id, one in self._noted.items() if id not in self._known}
+        return sorted([*read.values(), *noted.values()], key=lambda one: (one.step, one.created_at_s, one.id))
+
+    def _manifests(self) -> list[Manifest]:
+        return [manifest for manifest in self._known.values() if manifest is not None]
+
+    def _look_at_all_but(self, passed_over: Container[str]) -> None:
         ids = [name for name in self._store.children() if m.is_safe_name(name)]
-        self._known = {id: known for id, known in self._known.items() if id in set(ids)}
-        self.problems = {id: why for id, why in self.problems.items() if id in set(ids)}
-        new = [id for id in ids if id not in self._known]
+        there = set(ids)
+        self._known = {id: known for id, known in self._known.items() if id in there}
+        self._noted = {id: noted for id, noted in self._noted.items() if id in there}
+        self.problems = {id: why for id, why in self.problems.items() if id in there}
+        new = [id for id in ids if id not in self._known and id not in passed_over]
         if len(new) > 1:
             with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
                 list(pool.map(self._look, new))
         else:
             for id in new:
                 self._look(id)
-        found = [manifest for manifest in self._known.values() if manifest is not None]
-        return sorted(found, key=lambda manifest: (manifest.step, manifest.created_at_s, manifest.id))
 
     def _look(self, id: str) -> None:
         """An id without a manifest is a save under way, or one that was given up: looked at again next time."""
@@ -111,10 +129,11 @@ class Catalog:
         self._store.put(f"{id}/{QUARANTINE}", json.dumps({"reason": reason}).encode())
         self._known[id], self.problems[id] = None, f"in quarantine: {reason}"
 
-    def add(self, manifest: Manifest) -> None:
-        """One that was just committed, and need not be read."""
-        self._known[manifest.id] = manifest
+    def note(self, metadata: CheckpointMetadata) -> None:
+        """One that was just committed."""
+        self._noted[metadata.id] = metadata
 
     def forget(self, id: str) -> None:
         self._known.pop(id, None)
+        self._noted.pop(id, None)
         self.problems.pop(id, None)

@@ -1,7 +1,7 @@
 """What differs between two checkpoints.
 
-The manifests tell which tensors do: the hashes of their chunks are compared, no data is read. By how much, the data
-must tell: of a tensor that differs only the chunks with different hashes are read, one pair at a time.
+The manifests tell which tensors do: the hashes of their chunks and patches are compared, no data is read. By how much,
+the data must tell: of a tensor that differs only the chunks with different hashes are read, a few at a time.
 """
 
 from __future__ import annotations
@@ -10,26 +10,27 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 
-from strata.checkpoint import dtypes, layout, reading
+from strata.checkpoint import decoding, dtypes, reading
 from strata.checkpoint.dtypes import BY_NAME
-from strata.checkpoint.manifest import Slice, TensorEntry
+from strata.checkpoint.reading import Rectangle
 from strata.errors import InvalidArgument
 from strata.storage import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from strata.checkpoint.manifest import Manifest
-    from strata.checkpoint.staging import Bytes
+    from strata.checkpoint.buffers import Bytes
+    from strata.checkpoint.manifest import Manifest, Slice, TensorEntry
     from strata.storage import Store
 
 _BLOCK_ELEMENTS = 1 << 20
 """Compared at a time: the arithmetic is done in wider types."""
 _SMALL_BYTES = 1 << 20
 _GROUP_BYTES = 32 << 20
+_WINDOW_BYTES = 64 << 20
+"""Of a large tensor, read at a time from either side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +76,13 @@ def compare(old: Manifest, new: Manifest) -> Comparison:
 
 
 def _hashes(manifest: Manifest, tensor: TensorEntry) -> tuple[Any, ...]:
-    """Tensors that were cut differently seem to differ; `measure` finds that they do not."""
-    return manifest.chunk_bytes, sorted((part.start, part.shape, part.hashes) for part in tensor.slices)
+    """Tensors that were cut or patched differently seem to differ; `measure` finds that they do not."""
+    slices = sorted((part.start, part.shape, part.hashes, _patch_hashes(part)) for part in tensor.slices)
+    return manifest.chunk_bytes, slices
+
+
+def _patch_hashes(part: Slice) -> list[tuple[Any, ...]]:
+    return [(p.unit_bytes, p.index_hashes, p.hashes, p.encoding == decoding.XOR) for p in part.patches]
 
 
 def measure(store: Store, old: Manifest, new: Manifest, names: Iterable[str]) -> dict[str, Difference]:
@@ -141,29 +147,51 @@ def _difference(before: TensorEntry, pairs: Iterable[tuple[Bytes, Bytes]]) -> Di
 def _pairs(
     store: Store, old: Manifest, new: Manifest, before: TensorEntry, after: TensorEntry
 ) -> Iterator[tuple[Bytes, Bytes]]:
-    """The bytes that may differ, from both sides. Chunk by chunk where both were cut alike, else the whole tensor."""
+    """The bytes that may differ, from both sides. Chunk by chunk where both were cut alike, else row by row."""
     size = BY_NAME[before.dtype].itemsize
     cut_alike = len(before.slices) == len(after.slices) == 1 and old.chunk_bytes == new.chunk_bytes
     if not cut_alike or old.chunk_bytes % size:
-        one, other = (
-            reading.read_tensors(store, manifest, [before.name], watch=Watch())[before.name] for manifest in (old, new)
-        )
-        yield one, other
+        yield from _pairs_of_rows(store, old, new, before, after)
         return
-    for number, hashes in enumerate(zip(before.slices[0].hashes, after.slices[0].hashes, strict=True)):
-        if hashes[0] != hashes[1]:
-            yield _chunk(store, old, before, number), _chunk(store, new, after, number)
+    (one,), (other,) = before.slices, after.slices
+    for start, end in _suspects(old.chunk_bytes, before.num_bytes, one, other):
+        yield (
+            reading.read_contents(store, old, before, one, start, end, watch=Watch()),
+            reading.read_contents(store, new, after, other, start, end, watch=Watch()),
+        )
 
 
-def _chunk(store: Store, manifest: Manifest, tensor: TensorEntry, number: int) -> Bytes:
-    """Read and verified as if it were a tensor of its own."""
-    (whole,) = tensor.slices
-    start, end = layout.chunks(whole.offset, tensor.num_bytes, manifest.chunk_bytes)[number]
-    shape = (end - start,)
-    part = Slice(file=whole.file, offset=start, start=(0,), shape=shape, hashes=(whole.hashes[number],))
-    alone = TensorEntry(name=tensor.name, dtype="U8", shape=shape, slices=(part,))
-    only = msgspec.structs.replace(manifest, tensors=(alone,))
-    return reading.read_tensors(store, only, [tensor.name], watch=Watch())[tensor.name]
+def _suspects(chunk_bytes: int, num_bytes: int, one: Slice, other: Slice) -> Iterator[tuple[int, int]]:
+    """Chunks with different hashes, neighbours together; all of them, if the patches differ."""
+    patched_alike = _patch_hashes(one) == _patch_hashes(other)
+    start = end = 0
+    for number, (a, b) in enumerate(zip(one.hashes, other.hashes, strict=True)):
+        if a == b and patched_alike:
+            continue
+        first, last = number * chunk_bytes, min((number + 1) * chunk_bytes, num_bytes)
+        if start < end and (first != end or last - start > _WINDOW_BYTES):
+            yield start, end
+            start = first
+        elif start == end:
+            start = first
+        end = last
+    if start < end:
+        yield start, end
+
+
+def _pairs_of_rows(
+    store: Store, old: Manifest, new: Manifest, before: TensorEntry, after: TensorEntry
+) -> Iterator[tuple[Bytes, Bytes]]:
+    num_rows = before.shape[0] if before.shape else 1
+    step = max(_WINDOW_BYTES * num_rows // max(before.num_bytes, 1), 1)
+    for first in range(0, num_rows, step):
+        rows = (min(step, num_rows - first), *before.shape[1:]) if before.shape else ()
+        start = (first, *(0 for _ in before.shape[1:])) if before.shape else ()
+        wanted = {before.name: Rectangle(start, rows)}
+        yield (
+            reading.read_slices(store, old, wanted, watch=Watch())[before.name],
+            reading.read_slices(store, new, wanted, watch=Watch())[after.name],
+        )
 
 
 def _numbers(data: Bytes, dtype: dtypes.DType) -> np.ndarray[Any, Any] | None:

@@ -11,7 +11,7 @@ is aligned to its own elements all the same. Any safetensors reader opens the fi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from strata.checkpoint.dtypes import DType
-    from strata.checkpoint.tree import Leaf
 
 ALIGNMENT = 4_096
 CHUNK_BYTES = 16 << 20
@@ -56,13 +55,29 @@ class Layout:
     size_bytes: int
 
 
+class Stored(Protocol):
+    """What goes into a file: a leaf, say."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def dtype(self) -> DType: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def num_bytes(self) -> int: ...
+
+
 class _Entry(msgspec.Struct):
     dtype: str
     shape: tuple[int, ...]
     data_offsets: tuple[int, int]
 
 
-def plan(leaves: Sequence[Leaf], metadata: dict[str, str]) -> Layout:
+def plan(leaves: Sequence[Stored], metadata: dict[str, str]) -> Layout:
     ordered = sorted(leaves, key=lambda leaf: -leaf.dtype.itemsize)  # stable: otherwise as they came
     entries: dict[str, object] = {_METADATA: {"format": "pt", **metadata}}
     offset = 0

@@ -2,61 +2,70 @@
 
 from __future__ import annotations
 
-import fnmatch
 import logging
-import secrets
-import sys
 import threading
 import time
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-import msgspec
-
-from strata.checkpoint import inspecting, layout, reading, retention, tree, writing
+from strata.checkpoint import (
+    arguments,
+    compacting,
+    deltas,
+    executing,
+    groups,
+    inspecting,
+    jobs,
+    layout,
+    loading,
+    retention,
+    sharding,
+    tree,
+    verifying,
+)
 from strata.checkpoint import manifest as m
 from strata.checkpoint.catalog import Catalog
-from strata.checkpoint.manifest import CheckpointType, Manifest
+from strata.checkpoint.jobs import Job, JobTensor, Options
+from strata.checkpoint.manifest import CheckpointType
+from strata.checkpoint.merging import Head
 from strata.checkpoint.metadata import CheckpointMetadata, of_manifest
-from strata.checkpoint.rebuilding import rebuild
+from strata.checkpoint.progress import watching
 from strata.checkpoint.saving import Save
 from strata.checkpoint.staging import Staging
+from strata.checkpoint.strategies import Decision, Manual, Pacer
 from strata.clock import SystemClock
-from strata.errors import (
-    CheckpointBusy,
-    CheckpointInvalid,
-    ConfigError,
-    InvalidArgument,
-    NoCheckpoint,
-    StrataError,
-)
+from strata.errors import CheckpointBusy, CheckpointInvalid, ConfigError, InvalidArgument, NoCheckpoint, StrataError
 from strata.storage import Store, Watch, open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
     from types import TracebackType
     from typing import Self
 
-    from strata.checkpoint.layout import Layout
+    from strata.checkpoint.executing import Outcome
+    from strata.checkpoint.groups import Commit, Ranks
+    from strata.checkpoint.loading import Slices
+    from strata.checkpoint.manifest import Manifest
+    from strata.checkpoint.progress import Progress
     from strata.checkpoint.retention import Policy
-    from strata.checkpoint.tree import Flat
+    from strata.checkpoint.strategies import Strategy
+    from strata.checkpoint.tracking import RowTracker
     from strata.clock import Clock
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 WhenBusy = Literal["wait", "skip", "raise"]
-_SCHEMES = {"s3": "s3", "gcs": "gs", "gs": "gs", "azure": "az", "az": "az"}
-_MODEL_KEYS = ("model", "module", "params")
-_OPTIMIZER_KEYS = ("optimizer", "optimizers", "optim", "opt")
+OnProgress = Callable[["Progress"], None]
 
 
 class CheckpointManager:
     """Saves and loads checkpoints in one place.
 
-    `save` copies the state and returns; the rest happens in a thread. Calls may come from several threads; one save is
-    under way at a time.
+    `save` copies the state and returns; the rest happens in a process of its own, which finishes its work even if this
+    one is killed. Calls may come from several threads; one save is under way at a time.
     """
 
     def __init__(
@@ -67,7 +76,17 @@ class CheckpointManager:
         keep_every: int | None = None,
         keep_best: tuple[str, Literal["min", "max"]] | None = None,
         policies: Sequence[Policy] = (),
+        strategy: Strategy | None = None,
         when_busy: WhenBusy = "wait",
+        compression: Literal["zstd"] | None = None,
+        incremental_depth: int = 1,
+        rebase_at: float = 0.5,
+        xor: bool = False,
+        statistics: bool = True,
+        saver: Literal["process", "thread"] | None = None,
+        ranks: Ranks | None = None,
+        commit: Commit | None = None,
+        progress: bool | None = None,
         bucket: str | None = None,
         storage_type: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
@@ -76,23 +95,47 @@ class CheckpointManager:
     ) -> None:
         """`storage_path` is a directory or a URL (`s3://bucket/prefix`); or `bucket` with `storage_type` names it.
 
-        `when_busy` says what `save` does while the last one is still being written: wait for it, skip this one (the
-        handle says so), or raise `CheckpointBusy`.
+        Args:
+            strategy: When `should_save` and `maybe_save` find that it is time.
+            when_busy: What `save` does while the last one is still being written: wait for it, skip this one (the
+                handle says so), or raise `CheckpointBusy`.
+            compression: Stores tensors that shrink by it as zstd frames.
+            incremental_depth: How many deltas may lie upon each other; 1: each is taken from the last full checkpoint.
+            rebase_at: A delta that would hold more than this share of the state is saved in full.
+            xor: Half-precision tensors that have changed all over go into a delta as their compressed difference.
+            saver: Who writes; by default a process, where there can be one.
+            ranks: Which of how many this is, if several save together; see `Ranks`.
+            commit: Who knows when all ranks have written, if a coordinator does.
+            progress: A bar for long waits: always on a terminal, never, or (None) unless somebody listens.
 
         Raises:
             ConfigError: The place or a policy makes no sense.
         """
-        if when_busy not in ("wait", "skip", "raise"):
-            raise ConfigError(f"when_busy={when_busy!r} is not known; use wait, skip or raise", field="when_busy")
-        self._store = store or open_store(_place(storage_path, bucket, storage_type), storage_options)
-        self._policies = _policies(keep_count, keep_every, keep_best, policies)
+        arguments.check_choices(
+            when_busy=when_busy, compression=compression, saver=saver, depth=incremental_depth, rebase_at=rebase_at
+        )
+        if ranks is not None and ranks.size > 1 and when_busy == "skip":
+            raise ConfigError("several ranks save together, so none may skip; use when_busy='wait'", field="when_busy")
+        place = None if store is not None else arguments.place(storage_path, bucket, storage_type)
+        self._store = store or open_store(place or "", storage_options)
+        self._policies = arguments.all_policies(keep_count, keep_every, keep_best, policies)
         self._when_busy = when_busy
+        self._options = Options(
+            compression=compression or "", depth=incremental_depth, rebase_at=rebase_at, xor=xor, statistics=statistics
+        )
+        self._ranks = ranks
+        self._commit = commit
+        self._progress = progress
         self._clock = clock or SystemClock()
+        self._pacer = Pacer(strategy or Manual(), self._clock)
         self._catalog = Catalog(self._store)
-        self._staging = Staging()
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="strata-checkpoint")
+        self._saver = arguments.choose_saver(saver, self._store, place, storage_options)
+        self._staging = Staging(self._saver.memory)
+        self._told = deltas.Told()
+        self._finisher = ThreadPoolExecutor(1, thread_name_prefix="strata-checkpoint")
         self._saving = threading.Lock()
         """Held from the beginning of the copy until the staging memory is free again."""
+        self._num_saves = 0
         self._last: Save | None = None
         self._failed: Save | None = None
         """A save that failed and that nobody has heard of yet."""
@@ -109,8 +152,17 @@ class CheckpointManager:
         checkpoint_type: CheckpointType | str = CheckpointType.FULL,
         metadata: Mapping[str, Any] | None = None,
         data_cursor: str = "",
+        dirty: Mapping[str, Any] | RowTracker | None = None,
+        replicated: Iterable[str] = (),
+        on_progress: OnProgress | None = None,
     ) -> Save:
         """Copies `state` and returns; `.wait()` on what is returned waits until it is durable.
+
+        Args:
+            dirty: For an incremental save: the rows of some tensors that have changed since the last `save`. They are
+                believed; all other tensors are compared.
+            replicated: With several ranks: patterns of tensors that are the same everywhere, so that each is written
+                by one rank only.
 
         Raises:
             InvalidArgument: Something in the state cannot be stored; nothing was written.
@@ -118,44 +170,88 @@ class CheckpointManager:
         """
         start_s = time.perf_counter()
         self._require_open()
-        kind, why = _kind(checkpoint_type), ""
-        if kind is CheckpointType.INCREMENTAL:
-            kind, why = CheckpointType.FULL, "incremental saves are not built yet, so all of it was saved"
-        flat = tree.flatten(_part(state, kind))
-        name = new_id(_count(step, "step"))
-        plan = layout.plan(flat.leaves, {"strata": str(m.VERSION), "id": name, "rank": "0"})
+        kind = arguments.kind_of(checkpoint_type)
+        flat = tree.flatten(arguments.part_of_kind(state, kind))
+        leaves = flat.leaves
+        if self._ranks is not None and replicated:
+            mine = sharding.replicated_share(leaves, replicated, self._ranks.rank, self._ranks.size)
+            leaves = [leaf for leaf in leaves if leaf.name in mine]
+        head = Head(
+            id=self._next_id(arguments.count(step, "step")),
+            step=step,
+            epoch=arguments.count(epoch, "epoch"),
+            type=kind,
+            created_at_s=self._clock.wall_s(),
+            metadata=arguments.checked_metadata(metadata),
+            data_cursor=data_cursor,
+        )
+        plan = layout.plan(leaves, {"strata": str(m.VERSION), "id": head.id, "rank": str(self._rank)})
+        self._told.add(deltas.rows_told(dirty, leaves), leaves)
         save = Save(
-            CheckpointMetadata(
-                id=name,
-                step=step,
-                epoch=_count(epoch, "epoch"),
-                path=f"{self._store.url.rstrip('/')}/{name}",
-                size_bytes=plan.size_bytes,
-                checkpoint_type=kind,
-                metadata=_checked_metadata(metadata),
-                created_at_s=self._clock.wall_s(),
-                full_bytes=plan.size_bytes,
-                why=why,
-            ),
+            self._metadata_of(head, plan.size_bytes),
             num_bytes=plan.size_bytes,
+            on_progress=on_progress,
+            show=self._progress,
         )
         if not self._take_turn(save):
             return save
         try:
-            data = self._staging.fill(plan, flat.leaves)
+            self._saver.claim()
+            changed, why = self._stage(kind, plan, leaves)
+            job = Job(
+                head=head if not why else jobs.with_reason(head, why),
+                ranks=self._ranks,
+                commits=self._commit is None,
+                header=plan.header,
+                size_bytes=plan.size_bytes,
+                tensors=tuple(_job_tensors(plan, leaves)),
+                structure=flat.structure,
+                changed=changed,
+                options=self._options,
+            )
+            future = self._saver.submit(job, save.watch)
             save.staged, save.stall_s = True, time.perf_counter() - start_s
             self._last = save
-            self._writer.submit(self._finish, save, flat, plan, data, data_cursor)
+            self._pacer.began(step, stall_s=save.stall_s)
+            self._finisher.submit(self._finish, save, future)
         except BaseException:
             self._saving.release()
             raise
         return save
 
+    def _stage(
+        self, kind: CheckpointType, plan: layout.Layout, leaves: Sequence[tree.Leaf]
+    ) -> tuple[dict[str, bytes] | None, str]:
+        """What has changed since the snapshot before, if it was compared; or why it was not."""
+        told = self._told.take()
+        self._staging.reserve(plan.size_bytes + jobs.room_for(plan))
+        if kind is CheckpointType.INCREMENTAL and self._staging.has_snapshot_like(plan):
+            return jobs.packed_bits(self._staging.update(plan, leaves, told)), ""
+        had_snapshot = self._staging.has_snapshot
+        self._staging.fill(plan, leaves)
+        if kind is not CheckpointType.INCREMENTAL:
+            return None, ""
+        if had_snapshot:
+            return None, "the last save was of other tensors, so there was nothing to compare with"
+        return None, "it is the first save since the start, so there was nothing to compare with"
+
+    def maybe_save(self, state: Any, *, step: int, **save_arguments: Any) -> Save | None:
+        """Saves if the strategy finds that it is time. `state` may be a function that makes it: called only then."""
+        if not self.should_save(step):
+            return None
+        return self.save(state() if callable(state) else state, step=step, **save_arguments)
+
+    def should_save(self, step: int) -> Decision:
+        """Whether it is time, and why. True in an `if` when it is."""
+        return self._pacer.should_save(arguments.count(step, "step"))
+
     def prepare(self, state: Any) -> None:
         """Makes the memory ready that a save of such a state needs: the first one then stalls no longer than others."""
-        flat = tree.flatten(state)
+        plan = layout.plan(tree.flatten(state).leaves, {})
         with self._saving:
-            self._staging.reserve(layout.plan(flat.leaves, {}).size_bytes + layout.ALIGNMENT)
+            self._saver.claim()
+            self._staging.reserve(plan.size_bytes + layout.ALIGNMENT + jobs.room_for(plan))
+            self._saver.prepare()
 
     def wait(self) -> None:
         """Returns when no save is under way.
@@ -164,10 +260,35 @@ class CheckpointManager:
             CheckpointError, StorageError: Why one has failed that nobody waited for.
         """
         if not self._closed:
-            self._writer.submit(lambda: None).result()  # it has one thread
+            self._finisher.submit(lambda: None).result()  # it has one thread
         failed, self._failed = self._failed, None
         if failed is not None and failed.error is not None and not failed.was_heard:
             raise failed.error
+
+    @property
+    def _rank(self) -> int:
+        return self._ranks.rank if self._ranks is not None else 0
+
+    def _next_id(self, step: int) -> str:
+        if self._ranks is None:
+            return arguments.new_id(step)
+        self._num_saves += 1
+        return groups.checkpoint_id(self._ranks, self._num_saves, step)
+
+    def _metadata_of(self, head: Head, num_bytes: int) -> CheckpointMetadata:
+        """As far as it is known before anything is written."""
+        return CheckpointMetadata(
+            id=head.id,
+            step=head.step,
+            epoch=head.epoch,
+            path=f"{self._store.url.rstrip('/')}/{head.id}",
+            size_bytes=num_bytes,
+            checkpoint_type=head.type,
+            metadata=head.metadata,
+            created_at_s=head.created_at_s,
+            full_bytes=num_bytes,
+            num_ranks=self._ranks.size if self._ranks is not None else 1,
+        )
 
     def _take_turn(self, save: Save) -> bool:
         if self._saving.acquire(blocking=self._when_busy == "wait"):
@@ -178,73 +299,43 @@ class CheckpointManager:
         save.skipped(f"{under_way} is still being written")
         return False
 
-    def _finish(self, save: Save, flat: Flat, plan: Layout, data: memoryview, data_cursor: str) -> None:
+    def _finish(self, save: Save, future: Future[Outcome]) -> None:
+        staged_s = time.perf_counter()
         try:
             try:
-                manifest = self._write(save, flat, plan, data, data_cursor)
+                outcome = future.result()
+                metadata = outcome.metadata or self._commit_together(outcome, save.watch)
             finally:
-                data.release()
                 self._saving.release()
-            save.succeeded(of_manifest(manifest, self._store.url))
+                self._pacer.ended(save.step, write_s=time.perf_counter() - staged_s)
+            self._catalog.note(metadata)
+            save.succeeded(metadata)
         except BaseException as error:  # noqa: BLE001 - the edge of the thread: whoever waits hears it
-            self._clear_away(save.id)
             self._failed = save
             log.error("checkpoint %s was not saved: %s", save.path, error)  # noqa: TRY400 - whoever waits gets it
             save.failed(error)
             return
-        self._tidy()
+        if self._rank == 0:
+            self._tidy()
 
-    def _write(self, save: Save, flat: Flat, plan: Layout, data: memoryview, data_cursor: str) -> Manifest:
-        data_file, hashes = writing.write_file(
-            self._store, save.id, plan, data, rank=0, chunk_bytes=layout.CHUNK_BYTES, watch=save.watch
-        )
-        info = save.metadata
-        tensors = tuple(
-            m.TensorEntry(
-                name=place.name,
-                dtype=place.dtype.name,
-                shape=place.shape,
-                slices=(
-                    m.Slice(
-                        file=0,
-                        offset=place.offset,
-                        start=(0,) * len(place.shape),
-                        shape=place.shape,
-                        hashes=hashes[place.name],
-                    ),
-                ),
+    def _commit_together(self, outcome: Outcome, watch: Watch) -> CheckpointMetadata:
+        """With a coordinator: it knows at once when a rank is not going to come."""
+        assert outcome.part is not None
+        ranks = self._ranks or groups.Ranks()
+        try:
+            manifest = groups.finish(
+                self._store, ranks, outcome.part, outcome.head, commit=self._commit, clock=self._clock, watch=watch
             )
-            for place in plan.places
-        )
-        manifest = Manifest(
-            id=info.id,
-            step=info.step,
-            epoch=info.epoch,
-            type=info.checkpoint_type,
-            created_at_s=info.created_at_s,
-            num_ranks=1,
-            chunk_bytes=layout.CHUNK_BYTES,
-            files=(data_file,),
-            tensors=tensors,
-            structures=(flat.structure,),
-            structure_of_rank=(0,),
-            metadata=info.metadata,
-            data_cursor=data_cursor,
-            full_bytes=plan.size_bytes,
-            written_bytes=plan.size_bytes,
-            model_hash=m.model_hash(tensors),
-            why=info.why,
-        )
-        save.watch.check()
-        self._store.put(f"{info.id}/{m.FILE_NAME}", m.encode(manifest), if_absent=True)
-        self._catalog.add(manifest)
-        return manifest
+        except BaseException:
+            executing.give_up(self._store, ranks, outcome.head.id)
+            raise
+        return of_manifest(manifest, self._store.url)
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
     def list(self) -> Sequence[CheckpointMetadata]:
         """All that are committed, oldest first."""
-        return [of_manifest(manifest, self._store.url) for manifest in self._catalog.manifests()]
+        return self._catalog.summaries()
 
     def get(self, *, step: int | None = None, id: str | None = None) -> CheckpointMetadata:
         """
@@ -254,8 +345,8 @@ class CheckpointManager:
         return of_manifest(self._catalog.find(step=step, id=id), self._store.url)
 
     def latest(self) -> CheckpointMetadata | None:
-        manifests = self._catalog.manifests()
-        return of_manifest(manifests[-1], self._store.url) if manifests else None
+        found = self._catalog.summaries()
+        return found[-1] if found else None
 
     @property
     def problems(self) -> dict[str, str]:
@@ -270,20 +361,39 @@ class CheckpointManager:
         step: int | None = None,
         id: str | None = None,
         only: Iterable[str] | None = None,
+        slices: Slices | None = None,
         map_location: Any = None,
-        on_progress: Callable[[int], None] | None = None,
+        mmap: bool = False,
+        on_progress: OnProgress | None = None,
     ) -> Any:
         """The state as it was saved. Without `step` or `id`, of the newest checkpoint that can be trusted: one that
         cannot is put into quarantine, and the one before it is tried.
 
-        `only` takes patterns of tensor names (`["model.*"]`); nothing else is read.
+        Args:
+            only: Patterns of tensor names (`["model.*"]`); nothing else is read.
+            slices: Of some tensors a part: name → (start, shape). Only what meets it is read.
+            mmap: Maps files of a local directory instead of reading them: pages come when they are touched, and are
+                not verified. What cannot be mapped is read.
 
         Raises:
             NoCheckpoint: There is none.
             CheckpointInvalid: The one that was named cannot be trusted; the message names file and tensor.
         """
-        watch = Watch(on_progress) if on_progress else Watch()
-        return self._trusted(step, id, lambda manifest: self._load(manifest, only, map_location, watch))
+
+        def use(manifest: Manifest) -> Any:
+            structure = loading.structure_for(manifest, self._rank, only)
+            with self._watching(manifest, structure, on_progress) as watch:
+                return loading.load(
+                    self._store, manifest, structure, slices=slices, map_location=map_location, mmap=mmap, watch=watch
+                )
+
+        return self._trusted(step, id, use)
+
+    def _watching(
+        self, manifest: Manifest, structure: Any, on_progress: OnProgress | None = None
+    ) -> AbstractContextManager[Watch]:
+        num_bytes = loading.num_bytes_of(manifest, structure)
+        return watching(f"loading {manifest.id}", num_bytes, on_progress=on_progress, show=self._progress)
 
     def _trusted(self, step: int | None, id: str | None, use: Callable[[Manifest], T]) -> T:
         """Of the one that is named; else of the newest of which `use` finds nothing wrong."""
@@ -300,18 +410,6 @@ class CheckpointManager:
         reasons = "; ".join([*refused, *(f"{id}: {why}" for id, why in self._catalog.problems.items())][:5])
         raise NoCheckpoint(f"there is no checkpoint in {self._store.url}" + (f" ({reasons})" if reasons else ""))
 
-    def _load(self, manifest: Manifest, only: Iterable[str] | None, map_location: Any, watch: Watch) -> Any:
-        structure = manifest.structures[manifest.structure_of_rank[0]]
-        names = tree.names_in(structure)  # also: it is one, which `select` believes
-        if only is not None:
-            patterns = [only] if isinstance(only, str) else list(only)
-            structure = tree.select(structure, lambda name: any(fnmatch.fnmatchcase(name, p) for p in patterns))
-            if structure is None:
-                raise InvalidArgument(f"checkpoint {manifest.id} has no tensor that matches {patterns}", field="only")
-            names = tree.names_in(structure)
-        tensors = reading.read_tensors(self._store, manifest, names, watch=watch)
-        return rebuild(structure, manifest.tensors, tensors, map_location=map_location)
-
     def restore(
         self, into: Mapping[str, Any], *, step: int | None = None, id: str | None = None, strict: bool = True
     ) -> int:
@@ -325,10 +423,16 @@ class CheckpointManager:
         """
         wanted = [pattern for key in into for pattern in (key, f"{key}.*")]
 
-        def load(manifest: Manifest) -> tuple[Manifest, Any]:
-            return manifest, self._load(manifest, None if strict else wanted, None, Watch())
+        held = loading.slices_held_by(into)
 
-        manifest, state = self._trusted(step, id, load)
+        def use(manifest: Manifest) -> tuple[Manifest, Any]:
+            structure = loading.structure_for(manifest, self._rank, None if strict else wanted)
+            names = set(tree.names_in(structure))
+            slices = {name: held[name] for name in held if name in names}
+            with self._watching(manifest, structure) as watch:
+                return manifest, loading.load(self._store, manifest, structure, slices=slices, watch=watch)
+
+        manifest, state = self._trusted(step, id, use)
         missing = [key for key in into if not isinstance(state, Mapping) or key not in state]
         if missing and strict:
             raise InvalidArgument(
@@ -338,7 +442,8 @@ class CheckpointManager:
             )
         for key, target in into.items():
             if key not in missing:
-                _load_into(target, state[key], strict=strict)
+                loading.load_into(target, state[key], strict=strict)
+        self._pacer.restored(manifest.step)
         return manifest.step
 
     # -- checking and removing -------------------------------------------------------------------------------------
@@ -350,7 +455,8 @@ class CheckpointManager:
             CheckpointInvalid: Something differs; the message says what.
         """
         manifest = self._catalog.find(step=step, id=id)
-        reading.verify(self._store, manifest, watch=Watch())
+        with watching(f"verifying {manifest.id}", manifest.size_bytes, show=self._progress) as watch:
+            verifying.verify(self._store, manifest, watch=watch)
         return of_manifest(manifest, self._store.url)
 
     def delete(self, *, step: int | None = None, id: str | None = None) -> None:
@@ -362,12 +468,22 @@ class CheckpointManager:
         files = inspecting.removable(self._store, self._catalog, step=step, id=id)
         inspecting.remove(self._store, self._catalog, files)
 
-    def _clear_away(self, id: str) -> None:
-        """What a failed save left; if that fails too, it is collected later."""
-        try:
-            self._store.delete([listed.key for listed in self._store.walk(id)])
-        except StrataError as error:
-            log.warning("the leftovers of %s stay for now: %s", id, error)
+    def compact(self, *, step: int | None = None, id: str | None = None) -> CheckpointMetadata:
+        """Writes an incremental checkpoint anew, in full, and removes it: its bases are needed no longer. A full one
+        stays as it is.
+
+        Raises:
+            NoCheckpoint: There is none such.
+            CheckpointInvalid: It cannot be trusted; it stays as it is.
+        """
+        manifest = self._catalog.find(step=step, id=id)
+        if not manifest.bases:
+            return of_manifest(manifest, self._store.url)
+        with watching(f"compacting {manifest.id}", manifest.size_bytes, show=self._progress) as watch:
+            whole = of_manifest(compacting.compact(self._store, manifest, watch=watch), self._store.url)
+        self._catalog.note(whole)
+        inspecting.remove(self._store, self._catalog, inspecting.removable(self._store, self._catalog, id=manifest.id))
+        return whole
 
     def _tidy(self) -> None:
         """After a commit, never before: what the policies let go, and what dead writers left."""
@@ -394,10 +510,11 @@ class CheckpointManager:
         if self._closed:
             return
         self._closed = True
-        self._writer.shutdown()
+        self._finisher.shutdown()
         try:
             self.wait()
         finally:
+            self._saver.close()
             self._staging.close()
             self._store.close()
 
@@ -418,92 +535,19 @@ class CheckpointManager:
             raise InvalidArgument("the CheckpointManager is closed; make a new one")
 
 
-def _load_into(target: Any, part: Any, *, strict: bool) -> None:
-    """Only torch's modules know `strict`; optimizers, schedulers and loaders take all or nothing."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(target, torch.nn.Module):
-        target.load_state_dict(part, strict=strict)
-    else:
-        target.load_state_dict(part)
-
-
-def new_id(step: int) -> str:
-    """The step for people and for the order of names; the rest so that no name is ever used twice."""
-    return f"step-{step:012d}-{secrets.token_hex(8)}"
-
-
-def _place(storage_path: str | None, bucket: str | None, storage_type: str | None) -> str:
-    if bucket is None:
-        if storage_path is None:
-            raise ConfigError("say where: storage_path='…', or bucket= and storage_type=", field="storage_path")
-        if storage_type not in (None, "local"):
-            raise ConfigError(
-                "storage_type goes with bucket=; write storage_path as a URL instead", field="storage_type"
-            )
-        return storage_path
-    if storage_type is None or storage_type in ("local", "file"):
-        return bucket if storage_path is None else f"{bucket.rstrip('/')}/{storage_path}"
-    scheme = _SCHEMES.get(storage_type)
-    if scheme is None:
-        raise ConfigError(f"storage_type={storage_type!r} is not known; use one of {', '.join(_SCHEMES)}, local")
-    return "/".join(filter(None, (f"{scheme}://{bucket}", storage_path)))
-
-
-def _policies(
-    keep_count: int | None,
-    keep_every: int | None,
-    keep_best: tuple[str, Literal["min", "max"]] | None,
-    more: Sequence[Policy],
-) -> list[Policy]:
-    found: list[Policy] = list(more)
-    if keep_count is not None:
-        found.append(retention.KeepCount(keep_count))
-    if keep_every is not None:
-        found.append(retention.KeepEvery(keep_every))
-    if keep_best is not None:
-        found.append(retention.KeepBest(*keep_best))
-    return found
-
-
-def _kind(value: CheckpointType | str) -> CheckpointType:
-    try:
-        return value if isinstance(value, CheckpointType) else CheckpointType(value.upper())
-    except (ValueError, AttributeError):
-        names = ", ".join(kind.name for kind in CheckpointType)
-        raise InvalidArgument(f"checkpoint_type={value!r} is not known; use one of {names}") from None
-
-
-def _part(state: Any, kind: CheckpointType) -> Any:
-    """What of the state belongs to a checkpoint of this type."""
-    keys = {CheckpointType.MODEL_ONLY: _MODEL_KEYS, CheckpointType.OPTIMIZER_ONLY: _OPTIMIZER_KEYS}.get(kind)
-    if keys is None or not isinstance(state, Mapping):
-        return state
-    part = {key: value for key, value in state.items() if key in keys}
-    if not part:
-        raise InvalidArgument(
-            f"{kind.name} saves what stands under {' or '.join(map(repr, keys))}; the state has "
-            f"{', '.join(map(repr, list(state)[:10])) or 'nothing'}",
-            field="state",
+def _job_tensors(plan: layout.Layout, leaves: Sequence[tree.Leaf]) -> Iterator[JobTensor]:
+    by_name = {leaf.name: leaf for leaf in leaves}
+    for place in plan.places:
+        leaf = by_name[place.name]
+        sharded = leaf.global_shape is not None
+        yield JobTensor(
+            place.name,
+            place.dtype.name,
+            place.shape,
+            place.offset,
+            place.num_bytes,
+            leaf.tensor,
+            leaf.global_shape if leaf.global_shape is not None else place.shape,
+            leaf.start if leaf.start is not None else (0,) * len(place.shape),
+            sharded,
         )
-    return part
-
-
-def _count(value: Any, field: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 53:
-        raise InvalidArgument(f"{field}={value!r} must be a whole number from 0 on", field=field)
-    return value
-
-
-def _checked_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
-    try:
-        data = msgspec.json.encode(dict(metadata or {}))
-    except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"metadata must be JSON: {error}", field="metadata") from None
-    if len(data) > m.MAX_METADATA_BYTES:
-        raise InvalidArgument(
-            f"metadata has {len(data)} bytes as JSON, more than {m.MAX_METADATA_BYTES}; large things belong into "
-            "the state",
-            field="metadata",
-        )
-    decoded: dict[str, Any] = msgspec.json.decode(data, type=dict[str, Any])
-    return decoded

@@ -152,8 +152,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def model_hash(tensors: Iterable[TensorEntry]) -> str:
-    """Of all contents: the same tensors, cut and patched in the same way, give the same hash, at whatever step and place,
-    and however they are encoded.
+    """Of all contents: the same tensors, cut and patched in the same way, give the same hash, at whatever step and
+    place, and however they are encoded.
     """
     digest = xxh3_128()
     for tensor in sorted(tensors, key=lambda tensor: tensor.name):

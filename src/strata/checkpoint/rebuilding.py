@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from strata.checkpoint import tree
+from strata.checkpoint.buffers import array_over, tensor_over
 from strata.checkpoint.dtypes import BY_NAME
-from strata.checkpoint.staging import array_over, tensor_over
-from strata.errors import CheckpointInvalid
+from strata.errors import CheckpointInvalid, StrataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from strata.checkpoint.buffers import Bytes
+    from strata.checkpoint.dtypes import DType
     from strata.checkpoint.manifest import TensorEntry
-    from strata.checkpoint.staging import Bytes
     from strata.checkpoint.tree import Kind, Node
 
 
@@ -24,22 +25,33 @@ def rebuild(
     entries = {tensor.name: tensor for tensor in described}
 
     def build(name: str, kind: Kind) -> Any:
-        memory, entry = tensors[name], entries[name]
-        dtype, shape = BY_NAME[entry.dtype], entry.shape
-        if kind == "bytes":
-            return memory.tobytes()
-        if kind == "torch":
-            tensor = tensor_over(memory, dtype, shape)
-            return tensor if map_location is None else tensor.to(map_location)
-        if not dtype.numpy:
-            raise CheckpointInvalid(f"tensor {name!r} is of type {dtype.name} and said to be of {kind}, which has none")
-        array = array_over(memory, dtype, shape)
-        if kind == "scalar":
-            return array[()]
-        if kind == "jax":
-            import jax.numpy as jnp  # noqa: PLC0415 - it was saved from JAX
-
-            return jnp.asarray(array)
-        return array
+        entry = entries[name]
+        try:
+            return _as_it_was(tensors[name], BY_NAME[entry.dtype], entry.shape, kind, name, map_location)
+        except (ValueError, OverflowError, RuntimeError) as error:  # an empty one may claim any other sides
+            if isinstance(error, StrataError):
+                raise
+            raise CheckpointInvalid(
+                f"tensor {name[:200]!r} of {entry.dtype} is said to be of {kind}, which cannot have the shape "
+                f"{str(entry.shape)[:200]}: {error}"
+            ) from None
 
     return tree.unflatten(structure, build)
+
+
+def _as_it_was(memory: Bytes, dtype: DType, shape: tuple[int, ...], kind: Kind, name: str, map_location: Any) -> Any:
+    if kind == "bytes":
+        return memory.tobytes()
+    if kind == "torch":
+        tensor = tensor_over(memory, dtype, shape)
+        return tensor if map_location is None else tensor.to(map_location)
+    if not dtype.numpy:
+        raise CheckpointInvalid(f"tensor {name!r} is of type {dtype.name} and said to be of {kind}, which has none")
+    array = array_over(memory, dtype, shape)
+    if kind == "scalar":
+        return array[()]
+    if kind == "jax":
+        import jax.numpy as jnp  # noqa: PLC0415 - it was saved from JAX
+
+        return jnp.asarray(array)
+    return array

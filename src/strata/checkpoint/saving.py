@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+import math
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
+from strata.checkpoint.progress import SHOWN_AFTER_S, Progress, watching
 from strata.errors import CheckpointAborted
 from strata.storage import Watch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from strata.checkpoint.manifest import CheckpointType
     from strata.checkpoint.metadata import CheckpointMetadata
+
+log = logging.getLogger(__name__)
+PAUSE_S = 0.1
 
 
 class Save:
     """A checkpoint under way. `staged`: the state may change again. `durable`: it survives everything."""
 
-    def __init__(self, metadata: CheckpointMetadata, *, num_bytes: int) -> None:
+    def __init__(
+        self,
+        metadata: CheckpointMetadata,
+        *,
+        num_bytes: int,
+        on_progress: Callable[[Progress], None] | None = None,
+        show: bool | None = None,
+    ) -> None:
         self._metadata = metadata
         self._num_bytes = num_bytes
         self._num_done = 0
@@ -29,6 +45,9 @@ class Save:
         self.staged = False
         self.stall_s = 0.0
         """How long the caller was held up."""
+        self._on_progress = on_progress
+        self._show = show
+        self._began_s = time.monotonic()
         self.watch = Watch(self._advance)
 
     # -- for the caller --------------------------------------------------------------------------------------------
@@ -87,13 +106,15 @@ class Save:
         return self._metadata.model_hash
 
     def wait(self, timeout_s: float | None = None) -> CheckpointMetadata:
-        """Returns when the checkpoint is durable.
+        """Returns when the checkpoint is durable. A long wait shows a bar on a terminal, unless somebody listens.
 
         Raises:
             TimeoutError: It is not, in time; it goes on.
             CheckpointError, StorageError: Why it never will be. Nothing was committed.
         """
-        if not self._ended.wait(timeout_s):
+        if not self._ended.wait(SHOWN_AFTER_S if timeout_s is None else min(timeout_s, SHOWN_AFTER_S)):
+            self._wait_with_bar(None if timeout_s is None else timeout_s - SHOWN_AFTER_S)
+        if not self._ended.is_set():
             raise TimeoutError(
                 f"checkpoint {self.id} is not durable after {timeout_s:g} s ({self.progress:.0%} written)"
             )
@@ -101,6 +122,18 @@ class Save:
         if self._error is not None:
             raise self._error
         return self._metadata
+
+    def _wait_with_bar(self, timeout_s: float | None) -> None:
+        deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        show = self._show if self._show is not None else self._on_progress is None
+        num_told = 0
+        with watching(f"saving {self.id}", self._num_bytes, show=show) as watch:
+            while not self._ended.wait(max(min(PAUSE_S, deadline_s - time.monotonic()), 0)):
+                num_done = self._num_done
+                watch.advance(num_done - num_told)
+                num_told = num_done
+                if time.monotonic() >= deadline_s:
+                    return
 
     def cancel(self) -> None:
         """Gives it up; what was written is removed. Without effect once it is committed."""
@@ -130,3 +163,14 @@ class Save:
     def _advance(self, num_bytes: int) -> None:
         with self._lock:
             self._num_done += num_bytes
+            num_done = self._num_done
+        if self._on_progress is not None:
+            rate = num_done / max(time.monotonic() - self._began_s, 1e-9)
+            progress = Progress(
+                words=f"saving {self.id}", done_bytes=num_done, total_bytes=self._num_bytes, bytes_per_s=rate
+            )
+            try:
+                self._on_progress(progress)
+            except Exception:
+                self._on_progress = None
+                log.exception("on_progress raised, and is not called again")

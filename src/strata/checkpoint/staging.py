@@ -1,29 +1,27 @@
-"""Warm memory that snapshots are copied into, laid out as their file will be.
+"""Snapshots are copied into warm memory, laid out as their file will be.
 
 Fresh pages cost more than the copy into them, so the memory is kept from one save to the next and only ever grows. It
 is aligned to pages, so that it can be written as it is. One snapshot at a time: whoever fills it waits until the last
-one has been written.
+one has been written. It stays there, so that the next one can be compared with it.
 """
 
 from __future__ import annotations
 
-import ctypes
-import math
-import mmap
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from strata.checkpoint import dtypes
+from strata.checkpoint import deltas
+from strata.checkpoint.buffers import copy_strided, raw_bytes
 from strata.checkpoint.layout import ALIGNMENT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    import torch
-
-    from strata.checkpoint.layout import Layout
+    from strata.checkpoint.buffers import Bytes
+    from strata.checkpoint.layout import Layout, Place
+    from strata.checkpoint.memory import Memory
     from strata.checkpoint.tree import Leaf
 
 NUM_THREADS = 2
@@ -31,34 +29,32 @@ PIECE_BYTES = 16 << 20
 _SMALL_BYTES = 1 << 20
 """Tensors below this are copied many at a time: handing one to a thread costs more than copying it."""
 
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-
 
 class Staging:
-    def __init__(self) -> None:
-        self._memory: mmap.mmap | None = None
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._places: tuple[Place, ...] = ()
+        """Of the snapshot that is in the memory."""
         self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="strata-stage")
-
-    @property
-    def capacity_bytes(self) -> int:
-        return len(self._memory) if self._memory is not None else 0
 
     def reserve(self, num_bytes: int) -> None:
         """Makes room and touches it, so that the first save is as fast as the others."""
-        if num_bytes <= self.capacity_bytes:
+        had = self._memory.size_bytes
+        if num_bytes <= had:
             return
-        self._memory = None  # before the new one: never two of them at once
-        self._memory = aligned_memory(num_bytes)
-        pages = np.frombuffer(self._memory, np.uint8)
-        step = max(len(pages) // (4 * NUM_THREADS), ALIGNMENT)
+        self._memory.grow(num_bytes)
+        if not self._memory.keeps_contents:
+            had, self._places = 0, ()
+        pages = np.frombuffer(self._memory.view(), np.uint8)[had:]
+        step = max(len(pages) // (4 * NUM_THREADS) // ALIGNMENT * ALIGNMENT, ALIGNMENT)
         starts = range(0, len(pages), step)
         list(self._pool.map(lambda start: pages[start : start + step : ALIGNMENT].fill(0), starts))
 
-    def fill(self, layout: Layout, leaves: Sequence[Leaf]) -> memoryview:
-        """Copies a snapshot in; gives it as the bytes of its file. The caller may change its tensors afterwards."""
+    def fill(self, layout: Layout, leaves: Sequence[Leaf]) -> None:
+        """Copies a snapshot in, as the bytes of its file. The caller may change its tensors afterwards."""
         self.reserve(layout.size_bytes)
-        assert self._memory is not None
-        view = memoryview(self._memory)[: layout.size_bytes]
+        self._places = ()
+        view = self._memory.view()[: layout.size_bytes]
         view[: len(layout.header)] = layout.header
         target = np.frombuffer(view, np.uint8)
         by_name = {leaf.name: leaf for leaf in leaves}
@@ -74,23 +70,33 @@ class Staging:
         tasks += [_copy_many(small[i : i + per_task], target) for i in range(0, len(small), per_task)]
         for done in [self._pool.submit(task) for task in tasks]:
             done.result()
-        return view
+        self._places = layout.places
+
+    @property
+    def has_snapshot(self) -> bool:
+        return bool(self._places)
+
+    def has_snapshot_like(self, layout: Layout) -> bool:
+        """Whether the memory holds a snapshot of the same tensors at the same places."""
+        return bool(layout.places) and self._places == layout.places
+
+    def update(self, layout: Layout, leaves: Sequence[Leaf], told: Mapping[str, deltas.Rows]) -> dict[str, deltas.Bits]:
+        """Copies what differs from the snapshot that is there; says which units of each tensor did."""
+        self._places = ()
+        view = self._memory.view()[: layout.size_bytes]
+        view[: len(layout.header)] = layout.header
+        changed = deltas.stage_changes(self._pool, layout, leaves, np.frombuffer(view, np.uint8), told)
+        self._places = layout.places
+        return changed
 
     def close(self) -> None:
         self._pool.shutdown()
-        self._memory = None
-
-
-def aligned_memory(num_bytes: int) -> mmap.mmap:
-    """Private pages, rounded up to whole ones; large ones where the system has them."""
-    size = max(-(-num_bytes // ALIGNMENT) * ALIGNMENT, ALIGNMENT)
-    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def _copies(leaf: Leaf, target: Bytes) -> list[Callable[[], None]]:
     source = raw_bytes(leaf)
     if source is None:
-        return [lambda: _copy_strided(leaf, target)]
+        return [lambda: copy_strided(leaf, target)]
 
     def copy(start: int, source: Bytes) -> None:
         np.copyto(target[start : start + PIECE_BYTES], source[start : start + PIECE_BYTES])
@@ -110,45 +116,8 @@ def _copy_many(leaves: Sequence[tuple[Leaf, int]], target: Bytes) -> Callable[[]
             piece = target[offset : offset + num_bytes]
             source = raw_bytes(leaf)
             if source is None:
-                _copy_strided(leaf, piece)
+                copy_strided(leaf, piece)
             else:
                 piece[:] = source
 
     return copy
-
-
-def raw_bytes(leaf: Leaf) -> Bytes | None:
-    """The leaf's own memory, if it lies there as it is to be stored."""
-    source = leaf.source
-    if leaf.kind == "bytes":
-        return np.frombuffer(source, np.uint8)
-    if leaf.kind == "torch":
-        if source.device.type != "cpu" or not source.is_contiguous():
-            return None
-        memory = (ctypes.c_uint8 * leaf.num_bytes).from_address(source.data_ptr())
-        return np.frombuffer(memoryview(memory).cast("B"), np.uint8)
-    if not source.flags.c_contiguous or not source.dtype.isnative:
-        return None
-    flat: Bytes = source.reshape(-1).view(np.uint8)
-    return flat
-
-
-def _copy_strided(leaf: Leaf, target: Bytes) -> None:
-    if leaf.kind == "torch":
-        tensor_over(target, leaf.dtype, leaf.shape).copy_(leaf.source)
-    else:
-        np.copyto(array_over(target, leaf.dtype, leaf.shape), leaf.source)
-
-
-def array_over(memory: Bytes, dtype: dtypes.DType, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """The bytes as a numpy array, without a copy."""
-    return memory.view(dtypes.to_numpy(dtype)).reshape(shape)
-
-
-def tensor_over(memory: Bytes, dtype: dtypes.DType, shape: tuple[int, ...]) -> torch.Tensor:
-    """The bytes as a torch tensor, without a copy."""
-    import torch  # noqa: PLC0415 - only who has torch tensors needs torch
-
-    if not math.prod(shape):
-        return torch.empty(shape, dtype=dtypes.to_torch(dtype))
-    return torch.frombuffer(memory.data, dtype=torch.uint8).view(dtypes.to_torch(dtype)).view(shape)

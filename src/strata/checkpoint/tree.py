@@ -10,12 +10,15 @@ else is an object with one tag:
     {"tensor": NAME, "as": KIND}  KIND: torch, numpy, jax, scalar (of numpy), bytes
 
 A tensor that occurs twice (tied weights) is stored once and comes back as one object; tensors that merely overlap are
-stored each for itself. Nothing is ever executed, and a type that is not listed is refused by name before anything is
-written.
+stored each for itself. Of a tensor that lies over several ranks or devices the leaves are the parts that this rank
+writes (see `sharding.py`); the structure refers to the whole.
+
+Nothing is ever executed, and a type that is not listed is refused by name before anything is written.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from collections import OrderedDict
@@ -23,7 +26,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from strata.checkpoint import dtypes
+from strata.checkpoint import dtypes, sharding
+from strata.checkpoint.sharding import Held, Piece, Shard
 from strata.errors import CheckpointInvalid, InvalidArgument
 
 if TYPE_CHECKING:
@@ -42,21 +46,39 @@ _RESERVED = "__metadata__"
 
 
 class Leaf(NamedTuple):
-    """One tensor to be stored."""
+    """One tensor to be stored, or a part of one."""
 
     name: str
+    """In the data file."""
     dtype: DType
     shape: tuple[int, ...]
+    """Of what is stored here."""
     kind: Kind
     source: Any
     """The tensor, array or bytes itself."""
     num_bytes: int
+    global_shape: tuple[int, ...] | None = None
+    """Of the whole tensor, if this may be a part of one."""
+    start: tuple[int, ...] | None = None
+    """Likewise, where in it the part begins."""
+    part_of: str = ""
+    """The whole tensor's name, where it is another: several parts of one tensor are named `name#0`, `name#1`, …"""
+
+    @property
+    def tensor(self) -> str:
+        """The name in the structure and in the manifest."""
+        return self.part_of or self.name
 
 
 @dataclass(frozen=True, slots=True)
 class Flat:
     structure: Node
     leaves: list[Leaf]
+
+    @property
+    def sharded(self) -> tuple[str, ...]:
+        """The tensors of which these leaves may be parts only, each once."""
+        return tuple(dict.fromkeys(leaf.tensor for leaf in self.leaves if leaf.global_shape is not None))
 
 
 def flatten(state: Any) -> Flat:
@@ -83,6 +105,26 @@ def names_in(structure: Node) -> list[str]:
     found: dict[str, None] = {}
     _Builder(lambda name, _kind: found.setdefault(name)).build(structure, 0)
     return list(found)
+
+
+def renamed(structure: Node, names: Mapping[str, str]) -> Node:
+    """The structure with other names for some tensors; what need not change is shared with the old one."""
+    if not isinstance(structure, dict):
+        return structure
+    if "tensor" in structure:
+        name = names.get(structure["tensor"])
+        return structure if name is None else {**structure, "tensor": name}
+    for tag in ("dict", "odict"):
+        if tag in structure:
+            pairs = [[key, renamed(value, names)] for key, value in structure[tag]]
+            is_same = all(new[1] is old[1] for new, old in zip(pairs, structure[tag], strict=True))
+            return structure if is_same else {tag: pairs}
+    for tag in ("list", "tuple"):
+        if tag in structure:
+            items = [renamed(item, names) for item in structure[tag]]
+            is_same = all(new is old for new, old in zip(items, structure[tag], strict=True))
+            return structure if is_same else {tag: items}
+    return structure
 
 
 def select(structure: Node, keep: Callable[[str], bool]) -> Node | None:
@@ -113,7 +155,8 @@ Path = tuple[str, ...]
 
 class _Flattener:
     def __init__(self) -> None:
-        self._leaves: dict[str, Leaf] = {}
+        self._leaves: dict[str, list[Leaf]] = {}
+        """By the tensor's name; none, where another rank writes it. Names must not depend on what this rank holds."""
         self._by_identity: dict[tuple[Any, ...], str] = {}
         """What makes two tensors the same memory → the name it is stored under."""
         self._alive: list[Any] = []
@@ -171,6 +214,8 @@ class _Flattener:
 
     def _array(self, value: Any, path: Path) -> Node:
         torch_module, numpy, jax = self._modules
+        if isinstance(value, Shard):
+            return self._shard(value, path)
         if torch_module is not None and isinstance(value, torch_module.Tensor):
             return self._tensor(value, path)
         if numpy is not None and isinstance(value, numpy.ndarray):
@@ -187,6 +232,9 @@ class _Flattener:
             if known:
                 return {"tensor": known, "as": "jax"}
             self._alive.append(value)
+            held = sharding.of_jax(value)
+            if held is not None:
+                return self._jax_parts(held, value, path)
             array = numpy.asarray(value)  # type: ignore[union-attr]  # jax cannot be there without numpy
             return self._leaf(
                 path, dtypes.of_numpy(array.dtype, _at(path)), array.shape, "jax", array, identity=(id(value),)
@@ -197,14 +245,58 @@ class _Flattener:
             field=".".join(path),
         )
 
+    def _jax_parts(self, held: Held, value: Any, path: Path) -> Node:
+        numpy: Any = self._modules[1]
+        arrays = [Piece(piece.start, numpy.asarray(piece.source)) for piece in held.pieces]
+        dtype = dtypes.of_numpy(numpy.dtype(value.dtype), _at(path))
+        return self._parts(path, dtype, "jax", Held(held.shape, arrays), identity=(id(value),))
+
+    def _shard(self, shard: Shard, path: Path) -> Node:
+        torch_module, numpy, jax = self._modules
+        local, dtype, kind = shard.local, None, "numpy"
+        if torch_module is not None and isinstance(local, torch_module.Tensor) and not _is_dtensor(local):
+            local = self._plain_tensor(local, path)
+            dtype, kind = dtypes.of_torch(local.dtype, _at(path)), "torch"
+            memory: tuple[Any, ...] = sharding.identity(local)
+        elif numpy is not None and isinstance(local, numpy.ndarray):
+            memory = (id(local),)
+        elif jax is not None and isinstance(local, jax.Array) and sharding.of_jax(local) is None:
+            local, kind = numpy.asarray(local), "jax"  # type: ignore[union-attr]  # jax cannot be there without numpy
+            memory = (id(shard.local),)
+        else:
+            raise InvalidArgument(
+                f"{_at(path)} is a Shard of a {type(local).__module__}.{type(local).__qualname__}; it holds a torch "
+                "tensor, a numpy array or a JAX array that lies here alone (others know their places themselves)",
+                field=".".join(path),
+            )
+        self._alive.append(shard)
+        dtype = dtype or dtypes.of_numpy(local.dtype, _at(path))
+        held = Held(shard.shape, [Piece(shard.start, local)])
+        return self._parts(path, dtype, kind, held, identity=(*memory, shard.shape, shard.start))  # type: ignore[arg-type]  # one of two literals
+
+    def _parts(self, path: Path, dtype: DType, kind: Kind, held: Held, *, identity: tuple[Any, ...]) -> Node:
+        """Empty parts are left out, unless all of the tensor is empty."""
+        known = self._by_identity.get(identity)
+        if known:
+            return {"tensor": known, "as": kind}
+        name = self._free_name(path)
+        self._by_identity[identity] = name
+        self._leaves[name] = []
+        for start, source in held.pieces:
+            shape = tuple(source.shape)
+            if math.prod(shape) or not math.prod(held.shape):
+                num_bytes = math.prod(shape) * dtype.itemsize
+                self._leaves[name].append(Leaf(name, dtype, shape, kind, source, num_bytes, held.shape, start))
+        return {"tensor": name, "as": kind}
+
     def _tensor(self, value: torch.Tensor, path: Path) -> Node:
-        if value.is_sparse or value.layout != _strided():
-            raise InvalidArgument(f"{_at(path)} is a sparse tensor; save its indices and values, or to_dense()")
-        if value.is_quantized:
-            raise InvalidArgument(f"{_at(path)} is a quantized tensor; save its int_repr(), scale and zero point")
-        if value.is_meta:
-            raise InvalidArgument(f"{_at(path)} is on the meta device: it has a shape and no contents")
-        tensor = value.detach().resolve_conj().resolve_neg()
+        if _is_dtensor(value):
+            local = self._plain_tensor(_local_part(value), path)
+            self._alive.append(local)
+            held = sharding.of_dtensor(value, local, _at(path))
+            identity = (*sharding.identity(local), held.shape)
+            return self._parts(path, dtypes.of_torch(local.dtype, _at(path)), "torch", held, identity=identity)
+        tensor = self._plain_tensor(value, path)
         dtype = dtypes.of_torch(tensor.dtype, _at(path))
         identity = (tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride())
         if tensor.numel():
@@ -212,6 +304,19 @@ class _Flattener:
             if known:
                 return {"tensor": known, "as": "torch"}
         return self._leaf(path, dtype, tuple(tensor.shape), "torch", tensor, identity=identity)
+
+    def _plain_tensor(self, value: torch.Tensor, path: Path) -> torch.Tensor:
+        if type(value).__name__ == "ShardedTensor":
+            raise InvalidArgument(
+                f"{_at(path)} is a ShardedTensor; let the state dict hold DTensors, or wrap its parts into Shard(…)"
+            )
+        if value.is_sparse or value.layout != _strided():
+            raise InvalidArgument(f"{_at(path)} is a sparse tensor; save its indices and values, or to_dense()")
+        if value.is_quantized:
+            raise InvalidArgument(f"{_at(path)} is a quantized tensor; save its int_repr(), scale and zero point")
+        if value.is_meta:
+            raise InvalidArgument(f"{_at(path)} is on the meta device: it has a shape and no contents")
+        return value.detach().resolve_conj().resolve_neg()
 
     def _leaf(
         self,
@@ -225,7 +330,7 @@ class _Flattener:
     ) -> Node:
         name = self._free_name(path)
         shape = tuple(shape)
-        self._leaves[name] = Leaf(name, dtype, shape, kind, source, math.prod(shape) * dtype.itemsize)
+        self._leaves[name] = [Leaf(name, dtype, shape, kind, source, math.prod(shape) * dtype.itemsize)]
         if identity is not None:
             self._by_identity[identity] = name
         return {"tensor": name, "as": kind}
@@ -240,7 +345,30 @@ class _Flattener:
         return candidate
 
     def finished(self) -> list[Leaf]:
-        return list(self._leaves.values())
+        """Parts get names of their own last, when it is known which are free."""
+        found: list[Leaf] = []
+        taken = {*self._leaves, _RESERVED}
+        for name, leaves in self._leaves.items():
+            if len(leaves) == 1:
+                found += leaves
+                continue
+            numbers = itertools.count()
+            for leaf in leaves:
+                own = next(f"{name}#{number}" for number in numbers if f"{name}#{number}" not in taken)
+                taken.add(own)
+                found.append(leaf._replace(name=own, part_of=name))
+        return found
+
+
+def _is_dtensor(value: torch.Tensor) -> bool:
+    module: Any = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def _local_part(value: Any) -> torch.Tensor:
+    local: Any = value.detach().to_local()
+    done: torch.Tensor = local.wait() if hasattr(local, "wait") else local  # a collective may be under way
+    return done
 
 
 def _strided() -> Any:

@@ -21,23 +21,31 @@ HASH_THREADS = 2
 _PER_TASK_BYTES = 16 << 20
 
 
-def file_name(rank: int) -> str:
-    return f"rank-{rank:05d}.safetensors"
+def file_name(rank: int, number: int = 0) -> str:
+    return f"rank-{rank:05d}-{number}.safetensors" if number else f"rank-{rank:05d}.safetensors"
 
 
 def write_file(
-    store: Store, directory: str, layout: Layout, data: memoryview, *, rank: int, chunk_bytes: int, watch: Watch
+    store: Store,
+    directory: str,
+    layout: Layout,
+    data: memoryview,
+    *,
+    rank: int,
+    number: int = 0,
+    chunk_bytes: int,
+    watch: Watch,
 ) -> tuple[m.DataFile, dict[str, tuple[str, ...]]]:
-    """Writes one rank's file; gives its entry in the manifest, and the hashes of each tensor's chunks.
+    """Writes a file of one rank; gives its entry in the manifest, and the hashes of each tensor's chunks.
 
     The hashes are computed while the disk is busy, from the same memory.
     """
     with ThreadPoolExecutor(HASH_THREADS, thread_name_prefix="strata-hash") as pool:
         groups = [pool.submit(_hashes, group, data, chunk_bytes, watch) for group in _groups(layout.places)]
-        store.put_large(f"{directory}/{file_name(rank)}", data, watch=watch)
+        store.put_large(f"{directory}/{file_name(rank, number)}", data, watch=watch)
         hashes = dict(itertools.chain.from_iterable(group.result() for group in groups))
     entry = m.DataFile(
-        path=file_name(rank),
+        path=file_name(rank, number),
         rank=rank,
         size_bytes=layout.size_bytes,
         header_bytes=len(layout.header),

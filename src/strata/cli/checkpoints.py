@@ -19,15 +19,16 @@ from rich.table import Table
 from strata.cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from strata.checkpoint.catalog import Catalog
     from strata.checkpoint.comparing import Comparison, Difference
     from strata.checkpoint.inspecting import Files
     from strata.checkpoint.manifest import Manifest, TensorEntry
-    from strata.storage import Store, Watch
+    from strata.checkpoint.statistics import Statistics
+    from strata.storage import Store
 
-app = typer.Typer(help="Look at checkpoints, verify, compare, export and remove them.", no_args_is_help=True)
+app = typer.Typer(help="Look at checkpoints, verify, compare, export, compact and remove them.", no_args_is_help=True)
 
 Place = Annotated[str, typer.Argument(metavar="PATH|URL", help="Where they are: a directory, or s3://BUCKET/PREFIX.")]
 Step = Annotated[int | None, typer.Option(help="The newest one of this step.", min=0)]
@@ -46,7 +47,7 @@ _WIDE = 400
 
 @app.callback()
 def root() -> None:
-    """Look at checkpoints, verify, compare, export and remove them."""
+    """Look at checkpoints, verify, compare, export, compact and remove them."""
 
 
 # -- looking -------------------------------------------------------------------------------------------------------
@@ -67,32 +68,51 @@ def ls(place: Place, storage_option: Options = None, as_json: AsJson = False) ->
         return
     console = _console()
     table = Table(box=None, pad_edge=False)
-    for heading in ("id", "step", "epoch", "type", "size", "tensors", "age", "metadata"):
-        right = heading in ("step", "epoch", "size", "tensors", "age")
+    for heading in ("id", "step", "epoch", "type", "base", "size", "tensors", "age", "metadata"):
+        right = heading in ("step", "epoch", "base", "size", "tensors", "age")
         table.add_column(heading, justify="right" if right else "left", overflow="fold")
+    steps = {c.id: f"step {c.step}" for c, _ in rows}
     for c, num_tensors in rows:
-        numbers = (_size(c.size_bytes), str(num_tensors), _duration(now_s - c.created_at_s))
+        base = shown(steps.get(c.parent, c.parent)) or "–"
+        numbers = (_written(c.size_bytes, c.full_bytes), str(num_tensors), _duration(now_s - c.created_at_s))
         metadata = shown(json.dumps(c.metadata, ensure_ascii=False)) if c.metadata else ""
-        table.add_row(shown(c.id), str(c.step), str(c.epoch), c.checkpoint_type.name, *numbers, metadata)
+        table.add_row(shown(c.id), str(c.step), str(c.epoch), c.checkpoint_type.name, base, *numbers, metadata)
     console.print(table if rows else f"there is no checkpoint in {shown(store.url)}")
     _tell_passed_over(console, catalog)
 
 
 @app.command()
 def show(
-    place: Place, step: Step = None, id_: Id = None, storage_option: Options = None, as_json: AsJson = False
+    place: Place,
+    step: Step = None,
+    id_: Id = None,
+    compute: Annotated[
+        bool, typer.Option("--statistics", help="Compute the tensors' statistics from the data, where none are stored.")
+    ] = False,
+    storage_option: Options = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Show what a checkpoint consists of (the newest, if none is named), without reading its data."""
-    from strata.checkpoint.inspecting import files_holding  # noqa: PLC0415 (numpy is behind it)
+    """Show what a checkpoint consists of (the newest, if none is named), without reading its data.
+
+    Of each tensor shape, type, size and file, and its statistics, if they are stored beside it.
+    """
+    from strata.checkpoint import statistics  # noqa: PLC0415 (numpy is behind it)
+    from strata.checkpoint.inspecting import files_holding  # noqa: PLC0415
     from strata.checkpoint.metadata import of_manifest  # noqa: PLC0415
+    from strata.checkpoint.progress import watching  # noqa: PLC0415
 
     with _opened(place, storage_option) as (store, catalog):
         manifest = catalog.find(**_one(step, id_))
         info = of_manifest(manifest, store.url)
+        known = statistics.read(store, manifest)
+        if known is None and compute:
+            with watching("reading", manifest.full_bytes) as watch:
+                known = statistics.compute(store, manifest, watch=watch)
     tensors = [(tensor, files_holding(manifest, tensor)) for tensor in manifest.tensors]
     if as_json:
         described = [
             {"name": t.name, "shape": t.shape, "dtype": t.dtype, "num_bytes": t.num_bytes, "files": files}
+            | {"statistics": statistics.as_plain((known or {}).get(t.name))}
             for t, files in tensors
         ]
         summary = asdict(info) | {"checkpoint_type": info.checkpoint_type.name}
@@ -100,9 +120,22 @@ def show(
         return
     console = _console()
     _summarize(console, manifest, info.path, info.model_hash or "")
-    rows = [(t.name, *_form(t), str(t.num_bytes), ", ".join(files)) for t, files in tensors]
-    _print_columns([("tensor", "shape", "dtype", "bytes", "file"), *rows])
+    headings = ("min", "max", "mean", "norm", "nan", "inf") if known else ()
+    rows = [
+        (t.name, *_form(t), str(t.num_bytes), *(_numbers_of(known.get(t.name)) if known else ()), ", ".join(files))
+        for t, files in tensors
+    ]
+    _print_columns([("tensor", "shape", "dtype", "bytes", *headings, "file"), *rows])
+    if known is None and rows:
+        console.print("\nno statistics are stored beside it; --statistics computes them by reading the data")
     _tell_passed_over(console, catalog)
+
+
+def _numbers_of(one: "Statistics | None") -> tuple[str, ...]:
+    if one is None:
+        return ("–",) * 6
+    numbers = ("–" if number is None else f"{number:.6g}" for number in (one.min, one.max, one.mean, one.norm))
+    return (*numbers, str(one.num_nan), str(one.num_inf))
 
 
 def _summarize(console: Console, manifest: "Manifest", path: str, model_hash: str) -> None:
@@ -112,7 +145,8 @@ def _summarize(console: Console, manifest: "Manifest", path: str, model_hash: st
         "step": f"{manifest.step}, epoch {manifest.epoch}",
         "type": manifest.type.name + (f" ({manifest.why})" if manifest.why else ""),
         "base": manifest.parent,
-        "size": f"{_size(manifest.written_bytes)} in {len(manifest.files)} files, {len(manifest.tensors)} tensors",
+        "size": f"{_written(manifest.written_bytes, manifest.full_bytes)} in {len(manifest.files)} files, "
+        f"{len(manifest.tensors)} tensors",
         "hash": model_hash,
         "metadata": json.dumps(manifest.metadata, ensure_ascii=False) if manifest.metadata else "",
         "data": manifest.data_cursor,
@@ -140,6 +174,7 @@ def verify(
     Those in quarantine are passed over, unless they are named. The exit code is 4 if something is wrong.
     """
     from strata.checkpoint import inspecting, reading  # noqa: PLC0415 (numpy is behind it)
+    from strata.checkpoint.progress import watching  # noqa: PLC0415
     from strata.errors import CheckpointInvalid, NoCheckpoint  # noqa: PLC0415
 
     if all_ and (step is not None or id_ is not None):
@@ -154,7 +189,7 @@ def verify(
                 raise NoCheckpoint(f"there is no checkpoint in {store.url}")
         else:
             manifests = [catalog.find(**_one(step, id_))]
-        with _progress("verifying", sum(manifest.size_bytes for manifest in manifests)) as watch:
+        with watching("verifying", sum(manifest.size_bytes for manifest in manifests)) as watch:
             for manifest in manifests:
                 try:
                     reading.verify(store, manifest, watch=watch)
@@ -240,10 +275,11 @@ def export(
 ) -> None:
     """Write the tensors of a checkpoint (the newest, if none is named) into one file, verified on the way."""
     from strata.checkpoint.exporting import export  # noqa: PLC0415 (numpy is behind it)
+    from strata.checkpoint.progress import watching  # noqa: PLC0415
 
     with _opened(place, storage_option) as (store, catalog):
         manifest = catalog.find(**_one(step, id_))
-        with _progress("exporting", None if only else manifest.full_bytes) as watch:
+        with watching("exporting", None if only else manifest.full_bytes) as watch:
             num_tensors = export(store, manifest, output, only=only or (), force=force, watch=watch)
     _console().print(
         f"{shown(str(output))}: {num_tensors} tensors of {shown(manifest.id)}, {_size(output.stat().st_size)}",
@@ -269,6 +305,21 @@ def rm(place: Place, step: Step = None, id_: Id = None, yes: Yes = False, storag
 
 
 @app.command()
+def compact(place: Place, step: Step = None, id_: Id = None, storage_option: Options = None) -> None:
+    """Write an incremental checkpoint anew, in full, and remove it: then it needs no base. A full one stays as it is.
+
+    The newest one of a step, or the one of an id.
+    """
+    from strata.checkpoint import CheckpointManager  # noqa: PLC0415 (numpy is behind it)
+
+    if step is None and id_ is None:
+        raise typer.BadParameter("say which: --step N or --id ID")
+    with CheckpointManager(place, storage_options=_pairs(storage_option), saver="thread") as manager:
+        whole = manager.compact(**_one(step, id_))
+    _console().print(f"{shown(whole.id)} needs no other, {_size(whole.size_bytes)}", soft_wrap=True)
+
+
+@app.command()
 def repair(
     place: Place,
     lift: Annotated[str | None, typer.Option(metavar="ID", help="Verify it, and take it out of quarantine.")] = None,
@@ -280,12 +331,13 @@ def repair(
 ) -> None:
     """List what is in quarantine or damaged, and what saves left that were never committed; put it right."""
     from strata.checkpoint import inspecting  # noqa: PLC0415 (numpy is behind it)
+    from strata.checkpoint.progress import watching  # noqa: PLC0415
     from strata.clock import SystemClock  # noqa: PLC0415
 
     console = _console()
     with _opened(place, storage_option) as (store, catalog):
         if lift is not None:
-            with _progress("verifying", catalog.find(id=lift).size_bytes) as watch:
+            with watching("verifying", catalog.find(id=lift).size_bytes) as watch:
                 lifted = inspecting.lift(store, catalog, lift, watch=watch)
             console.print(f"{shown(lifted.id)} is as it was written, and out of quarantine", soft_wrap=True)
         catalog.manifests()
@@ -322,14 +374,18 @@ def _opened(place: str, storage_option: list[str] | None) -> "Iterator[tuple[Sto
     from strata.storage import open_store  # noqa: PLC0415
 
     logging.getLogger("strata.checkpoint.catalog").addHandler(logging.NullHandler())  # we show what is passed over
-    pairs = [option.partition("=") for option in storage_option or ()]
-    if not all(key and separator for key, separator, _ in pairs):
-        raise typer.BadParameter("write it as KEY=VALUE", param_hint="--storage-option")
-    store = open_store(place, {key: value for key, _, value in pairs})
+    store = open_store(place, _pairs(storage_option))
     try:
         yield store, Catalog(store)
     finally:
         store.close()
+
+
+def _pairs(storage_option: list[str] | None) -> dict[str, str]:
+    pairs = [option.partition("=") for option in storage_option or ()]
+    if not all(key and separator for key, separator, _ in pairs):
+        raise typer.BadParameter("write it as KEY=VALUE", param_hint="--storage-option")
+    return {key: value for key, _, value in pairs}
 
 
 def _one(step: int | None, id_: str | None) -> dict[str, Any]:
@@ -341,21 +397,6 @@ def _one(step: int | None, id_: str | None) -> dict[str, Any]:
 def _ask(question: str, *, yes: bool) -> None:
     if not yes:
         typer.confirm(_printable(question), abort=True)
-
-
-@contextmanager
-def _progress(words: str, num_bytes: int | None) -> "Iterator[Watch]":
-    """A bar on a terminal, nothing elsewhere."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
-
-    from strata.storage import Watch  # noqa: PLC0415
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(words, total=num_bytes)
-        advance: Callable[[int], None] = lambda done: bar.advance(task, done)  # noqa: E731
-        yield Watch(advance)
 
 
 def _tell_passed_over(console: Console, catalog: "Catalog", *, but: Any = ()) -> None:
@@ -396,6 +437,11 @@ def _form(tensor: "TensorEntry") -> tuple[str, str]:
 
 def _what(files: "Files") -> str:
     return f"{files.id} ({len(files.keys)} files, {_size(files.size_bytes)})"
+
+
+def _written(num_bytes: int, full_bytes: int) -> str:
+    """Also of an incremental checkpoint, which holds only a part of the state."""
+    return _size(num_bytes) if num_bytes >= full_bytes else f"{_size(num_bytes)} of {_size(full_bytes)}"
 
 
 def _size(num_bytes: int) -> str:

@@ -1,4 +1,4 @@
-"""Processors, memory, disks, ports and devices."""
+"""Processors, memory, ports and devices."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ import resource
 import socket
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from strata.doctor.check import Check, Status
+from strata.doctor.disks import BLOCK_BYTES, nearest_existing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 FEW_OPEN_FILES = 4_096
 """A coordinator holds one descriptor for each connected node."""
 SMALL_SHARED_MEMORY_BYTES = 1 << 30
-"""Loaders hand over decoded data here; containers get 64 MiB by default."""
-BLOCK_BYTES = 4_096
-"""What direct I/O must be aligned to."""
+"""Loaders hand over decoded data here; containers get 64 MiB by default. Checkpoints are staged elsewhere."""
 
 
 def processors(quota_file: Path = Path("/sys/fs/cgroup/cpu.max")) -> Check:
@@ -70,7 +73,7 @@ def shared_memory(path: Path) -> Check:
 
 def writable_state(directory: Path) -> Check:
     """Can the coordinator keep its state here, or make the directory for it?"""
-    name, place = "state directory", _nearest_existing(directory)
+    name, place = "state directory", nearest_existing(directory)
     try:
         with tempfile.TemporaryFile(dir=place):
             pass
@@ -85,33 +88,59 @@ def writable_state(directory: Path) -> Check:
     return Check(name=name, status=Status.OK, detail=f"{directory} can be written", essential=True)
 
 
-def direct_io(name: str, directory: Path) -> Check:
-    """Does the file system take an aligned O_DIRECT write? It is tried, because no table of file systems is right."""
-    place = _nearest_existing(directory)
+def staging_memory(create: Callable[[], int], fallback: Path) -> Check:
+    """Is there memory without a name, that two processes share and that goes with them?"""
+    name = "staging memory"
     try:
-        _write_directly(place)
+        _try_memory(create())
     except OSError as error:
-        if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
-            detail = f"the file system of {place} refuses it; checkpoints there use buffered writes"
-            cure = "for speed, keep checkpoints on ext4 or xfs"
-        else:
-            detail, cure = f"{place}: {error.strerror}", "make the directory writable, with room on the disk"
-        return Check(name=name, status=Status.WARNING, detail=detail, cure=cure)
-    return Check(name=name, status=Status.OK, detail=f"works in {place}")
+        return Check(
+            name=name,
+            status=Status.WARNING,
+            detail=f"{error.strerror}; states are staged in files in {fallback} instead, {_free(fallback)}",
+            cure="have as much room there as one rank's state takes",
+        )
+    return Check(name=name, status=Status.OK, detail="memfd; /dev/shm may be small")
 
 
-def _write_directly(directory: Path) -> None:
-    handle, path = tempfile.mkstemp(prefix=".strata-doctor-", dir=directory)
-    os.close(handle)
+def nameless_memory() -> int:
+    """A descriptor of it.
+
+    Raises:
+        OSError: There is none.
+    """
+    if not hasattr(os, "memfd_create"):
+        raise OSError(errno.ENOSYS, "this system has no memfd")
+    return os.memfd_create("strata-doctor", os.MFD_CLOEXEC)
+
+
+def _try_memory(fd: int) -> None:
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_DIRECT)
-        try:
-            with mmap.mmap(-1, BLOCK_BYTES) as block:  # mapped memory starts on a page, so it is aligned
-                os.write(handle, block)
-        finally:
-            os.close(handle)
+        os.ftruncate(fd, BLOCK_BYTES)
+        with mmap.mmap(fd, BLOCK_BYTES) as memory:
+            memory[:1] = b"x"
     finally:
-        Path(path).unlink()
+        os.close(fd)
+
+
+def _free(directory: Path) -> str:
+    try:
+        found = os.statvfs(directory)
+    except OSError as error:
+        return f"which cannot be used: {error.strerror}"
+    return f"{_gib(found.f_bavail * found.f_frsize)} free"
+
+
+def huge_pages(directory: Path) -> Check:
+    """Of 2 MiB instead of 4 KiB: copying a state touches fewer of them. Nothing depends on it."""
+    found = {}
+    for kind, file in (("private", "enabled"), ("shared", "shmem_enabled")):
+        with contextlib.suppress(OSError, IndexError):
+            found[kind] = (directory / file).read_text(encoding="ascii").partition("[")[2].partition("]")[0]
+    if not any(found.values()):
+        return Check(name="huge pages", status=Status.MISSING, detail="none; staging uses pages of 4 KiB")
+    detail = ", ".join(f"{kind} memory: {mode}" for kind, mode in found.items() if mode)
+    return Check(name="huge pages", status=Status.OK, detail=detail)
 
 
 def port(number: int, *, flag: str) -> Check:
@@ -133,10 +162,6 @@ def rdma(devices: Path) -> Check:
     if not found:
         return Check(name="RDMA", status=Status.MISSING, detail="no device; bulk data travels by TCP")
     return Check(name="RDMA", status=Status.OK, detail=", ".join(found))
-
-
-def _nearest_existing(path: Path) -> Path:
-    return next(place for place in (path, *path.parents) if place.is_dir())
 
 
 def _gib(num_bytes: int) -> str:

@@ -31,6 +31,8 @@ class Watch:
 
     on_progress: Callable[[int], None] = lambda _num_bytes: None
     """Hears of bytes as they are done; called in any thread."""
+    on_cancel: Callable[[], None] = lambda: None
+    """Called by `cancel`, for whoever does not look by itself."""
     _cancelled: threading.Event = field(default_factory=threading.Event)
 
     def advance(self, num_bytes: int) -> None:
@@ -38,6 +40,7 @@ class Watch:
 
     def cancel(self) -> None:
         self._cancelled.set()
+        self.on_cancel()
 
     def check(self) -> None:
         """

@@ -1,0 +1,160 @@
+"""What callers hand to a manager, made into what it works with: each mistake has an error that names the cure."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from strata.checkpoint import manifest as m
+from strata.checkpoint import retention
+from strata.checkpoint.manifest import CheckpointType
+from strata.checkpoint.savers import ProcessSaver, ThreadSaver
+from strata.errors import ConfigError, InvalidArgument
+from strata.storage.local import LocalStore
+from strata.storage.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from strata.checkpoint.retention import Policy
+    from strata.checkpoint.savers import Saver
+    from strata.storage import Store
+
+MAX_DEPTH = 16
+_SCHEMES = {"s3": "s3", "gcs": "gs", "gs": "gs", "azure": "az", "az": "az"}
+_MODEL_KEYS = ("model", "module", "params")
+_OPTIMIZER_KEYS = ("optimizer", "optimizers", "optim", "opt")
+
+
+def new_id(step: int) -> str:
+    """The step for people and for the order of names; the rest so that no name is ever used twice."""
+    return f"step-{step:012d}-{secrets.token_hex(8)}"
+
+
+def check_choices(*, when_busy: str, compression: str | None, saver: str | None, depth: int, rebase_at: float) -> None:
+    """
+    Raises:
+        ConfigError: One of them is none that there is.
+    """
+    _one_of("when_busy", when_busy, ("wait", "skip", "raise"))
+    _one_of("compression", compression, (None, "zstd"))
+    _one_of("saver", saver, (None, "process", "thread"))
+    if not 1 <= depth <= MAX_DEPTH:
+        raise ConfigError(f"incremental_depth={depth!r} must be from 1 to {MAX_DEPTH}", field="incremental_depth")
+    if not 0 < rebase_at <= 1:
+        raise ConfigError(f"rebase_at={rebase_at!r} must be a share, above 0 and up to 1", field="rebase_at")
+
+
+def _one_of(field: str, value: object, choices: tuple[str | None, ...]) -> None:
+    if value not in choices:
+        names = " or ".join(str(choice) for choice in choices)
+        raise ConfigError(f"{field}={value!r} is not known; use {names}", field=field)
+
+
+def choose_saver(wanted: str | None, store: Store, url: str | None, storage_options: Mapping[str, Any] | None) -> Saver:
+    """A process, where it can open the same place and be handed memory; else a thread.
+
+    Raises:
+        ConfigError: A process was asked for, and cannot be.
+    """
+    why_not = _why_no_process(store, url, storage_options)
+    if wanted == "process" and why_not:
+        raise ConfigError(f"saver='process' cannot be: {why_not}; use saver='thread'", field="saver")
+    if wanted == "thread" or why_not or url is None:
+        return ThreadSaver(store)
+    return ProcessSaver(store.url if isinstance(store, LocalStore) else url, storage_options)
+
+
+def _why_no_process(store: Store, url: str | None, storage_options: Mapping[str, Any] | None) -> str:
+    if url is None:
+        return "the store was handed in as an object, which another process does not have"
+    if isinstance(store, MemoryStore):
+        return "what lies in this process's memory, another one does not see"
+    if os.name != "posix":
+        return "this system hands no descriptors to processes"
+    try:
+        msgspec.msgpack.encode(dict(storage_options or {}))
+    except (TypeError, OverflowError, ValueError) as error:
+        return f"storage_options holds what cannot be told to another process ({error})"
+    return ""
+
+
+def place(storage_path: str | None, bucket: str | None, storage_type: str | None) -> str:
+    if bucket is None:
+        if storage_path is None:
+            raise ConfigError("say where: storage_path='…', or bucket= and storage_type=", field="storage_path")
+        if storage_type not in (None, "local"):
+            raise ConfigError(
+                "storage_type goes with bucket=; write storage_path as a URL instead", field="storage_type"
+            )
+        return storage_path
+    if storage_type is None or storage_type in ("local", "file"):
+        return bucket if storage_path is None else f"{bucket.rstrip('/')}/{storage_path}"
+    scheme = _SCHEMES.get(storage_type)
+    if scheme is None:
+        raise ConfigError(f"storage_type={storage_type!r} is not known; use one of {', '.join(_SCHEMES)}, local")
+    return "/".join(filter(None, (f"{scheme}://{bucket}", storage_path)))
+
+
+def all_policies(
+    keep_count: int | None,
+    keep_every: int | None,
+    keep_best: tuple[str, Literal["min", "max"]] | None,
+    more: Sequence[Policy],
+) -> list[Policy]:
+    found: list[Policy] = list(more)
+    if keep_count is not None:
+        found.append(retention.KeepCount(keep_count))
+    if keep_every is not None:
+        found.append(retention.KeepEvery(keep_every))
+    if keep_best is not None:
+        found.append(retention.KeepBest(*keep_best))
+    return found
+
+
+def kind_of(value: CheckpointType | str) -> CheckpointType:
+    try:
+        return value if isinstance(value, CheckpointType) else CheckpointType(value.upper())
+    except (ValueError, AttributeError):
+        names = ", ".join(kind.name for kind in CheckpointType)
+        raise InvalidArgument(f"checkpoint_type={value!r} is not known; use one of {names}") from None
+
+
+def part_of_kind(state: Any, kind: CheckpointType) -> Any:
+    """What of the state belongs to a checkpoint of this type."""
+    keys = {CheckpointType.MODEL_ONLY: _MODEL_KEYS, CheckpointType.OPTIMIZER_ONLY: _OPTIMIZER_KEYS}.get(kind)
+    if keys is None or not isinstance(state, Mapping):
+        return state
+    part = {key: value for key, value in state.items() if key in keys}
+    if not part:
+        raise InvalidArgument(
+            f"{kind.name} saves what stands under {' or '.join(map(repr, keys))}; the state has "
+            f"{', '.join(map(repr, list(state)[:10])) or 'nothing'}",
+            field="state",
+        )
+    return part
+
+
+def count(value: Any, field: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 53:
+        raise InvalidArgument(f"{field}={value!r} must be a whole number from 0 on", field=field)
+    return value
+
+
+def checked_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+    try:
+        data = msgspec.json.encode(dict(metadata or {}))
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"metadata must be JSON: {error}", field="metadata") from None
+    if len(data) > m.MAX_METADATA_BYTES:
+        raise InvalidArgument(
+            f"metadata has {len(data)} bytes as JSON, more than {m.MAX_METADATA_BYTES}; large things belong into "
+            "the state",
+            field="metadata",
+        )
+    decoded: dict[str, Any] = msgspec.json.decode(data, type=dict[str, Any])
+    return decoded

@@ -1,0 +1,164 @@
+"""How far a long save or load is: a bar on a terminal, a callback elsewhere.
+
+The bar is drawn on stderr and only where that is a terminal, so no log and no pipe ever holds pieces of one; and only
+once the work has lasted a second, so short work shows nothing at all. The bytes are counted by whichever threads move
+them; whoever listens hears of it at most ten times a second, one call at a time, and never twice of the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections import deque
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from strata.clock import SystemClock
+from strata.storage import Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import TextIO
+
+    from rich.progress import Progress as Bar
+
+    from strata.clock import Clock
+
+log = logging.getLogger(__name__)
+
+SHOWN_AFTER_S = 1.0
+"""Shorter work shows no bar."""
+EVERY_S = 0.1
+_NUM_SAMPLES = 30
+"""The speed is that of the last few seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    words: str
+    """What is being done."""
+    done_bytes: int
+    total_bytes: int | None
+    """None: nobody knows."""
+    bytes_per_s: float
+    """Of the last few seconds."""
+
+    @property
+    def fraction(self) -> float | None:
+        return min(self.done_bytes / self.total_bytes, 1.0) if self.total_bytes else None
+
+
+@contextmanager
+def watching(
+    words: str,
+    num_bytes: int | None,
+    *,
+    on_progress: Callable[[Progress], None] | None = None,
+    show: bool | None = None,
+    clock: Clock | None = None,
+) -> Iterator[Watch]:
+    """A `Watch` for a transfer of `num_bytes`; what it is told is shown, or handed on.
+
+    `show`: a bar on a terminal (True), none (False), or one only where nobody listens (None).
+
+    `on_progress` is called in the threads that do the work. One that raises is logged and not called again: nobody's
+    save fails because it could not be shown.
+    """
+    wanted = show if show is not None else on_progress is None
+    bar = _new_bar(sys.stderr) if wanted and _is_terminal(sys.stderr) else None
+    counter = _Counter(words, num_bytes, on_progress, bar, clock or SystemClock())
+    timer = threading.Timer(SHOWN_AFTER_S, counter.show)
+    timer.name, timer.daemon = "strata-progress", True
+    if bar is not None:
+        timer.start()
+    try:
+        yield Watch(counter.advance)
+        counter.finish()
+    finally:
+        if bar is not None:
+            timer.cancel()
+            timer.join()
+            bar.stop()
+
+
+class _Counter:
+    def __init__(
+        self,
+        words: str,
+        num_bytes: int | None,
+        on_progress: Callable[[Progress], None] | None,
+        bar: Bar | None,
+        clock: Clock,
+    ) -> None:
+        self._words = words
+        self._total = num_bytes
+        self._on_progress = on_progress
+        self._bar = bar
+        self._clock = clock
+        self._lock = threading.RLock()  # whoever listens may move bytes itself
+        self._done = 0
+        self._num_told = -1
+        self._samples = deque([(clock.monotonic_s(), 0)], maxlen=_NUM_SAMPLES)
+        self._task = bar.add_task(words, total=num_bytes) if bar is not None else None
+
+    def advance(self, num_bytes: int) -> None:
+        with self._lock:
+            self._done += num_bytes
+            now_s = self._clock.monotonic_s()
+            if now_s - self._samples[-1][0] >= EVERY_S:
+                self._tell(now_s)
+
+    def show(self) -> None:
+        assert self._bar is not None
+        self._bar.start()
+
+    def finish(self) -> None:
+        with self._lock:
+            if self._done != self._num_told:
+                self._tell(self._clock.monotonic_s())
+
+    def _tell(self, now_s: float) -> None:
+        since_s, before = self._samples[0]
+        self._samples.append((now_s, self._done))
+        self._num_told = self._done
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=self._done)
+        if self._on_progress is None:
+            return
+        speed = (self._done - before) / (now_s - since_s) if now_s > since_s else 0.0
+        event = Progress(words=self._words, done_bytes=self._done, total_bytes=self._total, bytes_per_s=speed)
+        try:
+            self._on_progress(event)
+        except Exception:
+            log.exception("on_progress failed while %s; it is not called again", self._words)
+            self._on_progress = None
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    """Rich may be told to take a pipe for one, so it is not asked."""
+    try:
+        return stream.isatty()
+    except (AttributeError, ValueError):  # there is none, or it is closed
+        return False
+
+
+def _new_bar(stream: TextIO) -> Bar | None:
+    """None where a terminal cannot go back in its line."""
+    from rich.console import Console  # noqa: PLC0415 - only a terminal needs it
+    from rich.progress import (  # noqa: PLC0415
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    console = Console(file=stream)
+    if console.is_dumb_terminal:
+        return None
+    described = TextColumn("{task.description}", markup=False)
+    columns = (described, BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True, refresh_per_second=1 / EVERY_S)

@@ -1,0 +1,305 @@
+"""Who writes a snapshot: a thread of the trainer, or a process of its own that outlives it.
+
+Both have the staging memory, take one job at a time, and answer with a future. After a job its statistics are computed
+from the same memory for as long as nobody claims it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from strata.checkpoint import jobs, statistics
+from strata.checkpoint import saver_messages as messages
+from strata.checkpoint.dtypes import BY_NAME
+from strata.checkpoint.executing import Executor, is_committed
+from strata.checkpoint.memory import Memory, PrivateMemory, SharedMemory
+from strata.errors import BY_KIND, CheckpointAborted, StorageError, StrataError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from strata.checkpoint.executing import Outcome
+    from strata.checkpoint.jobs import Job
+    from strata.checkpoint.statistics import Statistics
+    from strata.storage import Store, Watch
+
+log = logging.getLogger(__name__)
+MAX_TRIES = 2
+"""A second saver for a snapshot whose first one died; who kills that one, too, means it."""
+
+
+class Saver(Protocol):
+    memory: Memory
+
+    def prepare(self) -> None:
+        """Makes it ready for the first job."""
+        ...
+
+    def claim(self) -> None:
+        """Returns when nobody reads the memory any more."""
+        ...
+
+    def submit(self, job: Job, watch: Watch) -> Future[Outcome]:
+        """Hands over the snapshot in the memory. From now on it is the saver's, until the future has ended and the
+        memory has been claimed.
+        """
+        ...
+
+    def close(self) -> None:
+        """Returns when all work is done."""
+        ...
+
+
+class ThreadSaver:
+    def __init__(self, store: Store) -> None:
+        self.memory: Memory = PrivateMemory()
+        self._store = store
+        self._executor = Executor(store)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="strata-saver")
+        self._stop = threading.Event()
+
+    def prepare(self) -> None:
+        pass
+
+    def claim(self) -> None:
+        self._stop.set()
+        self._pool.submit(lambda: None).result()  # it has one thread
+        self._stop.clear()
+
+    def submit(self, job: Job, watch: Watch) -> Future[Outcome]:
+        future: Future[Outcome] = Future()
+        self._pool.submit(self._run, job, watch, future)
+        return future
+
+    def _run(self, job: Job, watch: Watch, future: Future[Outcome]) -> None:
+        try:
+            with self.memory.view()[: job.size_bytes] as view:
+                outcome = self._executor.run(job, view, watch)
+        except BaseException as error:  # noqa: BLE001 - the edge of the thread: whoever waits hears it
+            future.set_exception(error)
+            return
+        future.set_result(outcome)
+        with self.memory.view()[: job.size_bytes] as view:
+            write_statistics(self._store, job, view, self._stop.is_set)
+
+    def close(self) -> None:
+        self._pool.shutdown()
+        self.memory.close()
+
+
+def write_statistics(store: Store, job: Job, memory: memoryview, stop: Callable[[], bool]) -> None:
+    """Beside a committed checkpoint; given up when somebody wants the memory, or the store does not take it."""
+    if not job.options.statistics or (job.ranks is not None and job.ranks.size > 1):
+        return
+    data = np.frombuffer(memory, np.uint8)
+    found: dict[str, Statistics] = {}
+    for tensor in job.tensors:
+        piece = data[tensor.offset : tensor.offset + tensor.num_bytes]
+        one = statistics.of_bytes(piece, BY_NAME[tensor.dtype], stop=stop)
+        if one is None:
+            return
+        found[tensor.name] = one
+    try:
+        statistics.write(store, job.head.id, found)
+        if not is_committed(store, job.head.id):  # removed meanwhile
+            store.delete([f"{job.head.id}/{statistics.FILE_NAME}"])
+    except StrataError as error:
+        log.warning("checkpoint %s has no statistics: %s", job.head.id, error)
+
+
+# -- a process of its own ------------------------------------------------------------------------------------------
+
+
+class ProcessSaver:
+    """The trainer's end. The process is started when the first job is near, and again should it die."""
+
+    def __init__(self, url: str, storage_options: Mapping[str, Any] | None) -> None:
+        self._shared = SharedMemory()
+        self.memory: Memory = self._shared
+        self._place = messages.Open(url=url, storage_options=dict(storage_options or {}))
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._link: Connection | None = None
+        self._pending: _Pending | None = None
+        self._free = threading.Event()
+        """Nobody reads the memory."""
+        self._free.set()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    def prepare(self) -> None:
+        self._start()
+        if self._shared.size_bytes:
+            self._send(messages.Map(num_bytes=self._shared.size_bytes))
+
+    def claim(self) -> None:
+        if not self._free.is_set():
+            with contextlib.suppress(CheckpointAborted):  # dead: the memory is free
+                self._send(messages.Release())
+            self._free.wait()
+
+    def submit(self, job: Job, watch: Watch) -> Future[Outcome]:
+        """The job goes through the memory, behind the snapshot: a message of any size would have to wait for a reader,
+        and what is handed over must be there, should this process end now.
+        """
+        data = jobs.encode(job)
+        if self._shared.size_bytes < job.size_bytes + len(data):
+            self._shared.grow(job.size_bytes + len(data))
+        self._shared.view()[job.size_bytes : job.size_bytes + len(data)] = data
+        run = messages.Run(
+            id=job.head.id, memory_bytes=self._shared.size_bytes, job_offset=job.size_bytes, job_bytes=len(data)
+        )
+        is_alone = job.ranks is None or job.ranks.size == 1
+        pending = _Pending(watch, run, num_tries=MAX_TRIES if is_alone else 1)
+        with self._lock:
+            self._pending = pending
+            self._free.clear()
+        watch.on_cancel = lambda: self._cancel(job.head.id)
+        self._hand_over(pending)
+        return pending.future
+
+    def _hand_over(self, pending: _Pending) -> None:
+        """To a saver that lives. If it dies, the snapshot is still in the memory, and another one begins anew; with
+        several ranks, the others may have given up by then.
+        """
+        error = CheckpointAborted("the saver process cannot be started")
+        while pending.num_tries > 0:
+            pending.num_tries -= 1
+            try:
+                self._start()
+                self._send(pending.run)
+            except CheckpointAborted as failure:
+                error = failure
+            else:
+                return
+        self._pending = None
+        self._free.set()
+        pending.future.set_exception(error)
+
+    def close(self) -> None:
+        with contextlib.suppress(CheckpointAborted):
+            if self._link is not None:
+                self._send(messages.Close())
+        if self._process is not None:
+            self._process.wait()
+        self._shared.close()
+
+    # -- within ----------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if self._process is not None and self._process.poll() is None and self._link is not None:
+            return
+        ours, theirs = socket.socketpair()
+        with theirs:
+            source = str(Path(__file__).parents[2])
+            paths = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-P", "-m", "strata.checkpoint.saver"),
+                    *(str(theirs.fileno()), str(self._shared.fd), str(os.getpid())),
+                ],
+                pass_fds=(theirs.fileno(), self._shared.fd),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": paths},
+                start_new_session=True,  # Ctrl-C is for the trainer; what is staged is written nevertheless
+            )
+        self._link = Connection(ours.detach())
+        self._send(self._place)
+        threading.Thread(
+            target=self._listen, args=(self._link, self._process), name="strata-saver-link", daemon=True
+        ).start()
+
+    def _send(self, message: messages.ToSaver) -> None:
+        link = self._link
+        try:
+            if link is None:
+                raise BrokenPipeError
+            with self._lock:
+                link.send_bytes(messages.encode(message))
+        except OSError:
+            raise CheckpointAborted(f"the saver process has ended{self._how()}") from None
+
+    def _cancel(self, id: str) -> None:
+        with contextlib.suppress(CheckpointAborted):
+            self._send(messages.Cancel(id=id))
+
+    def _listen(self, link: Connection, process: subprocess.Popen[bytes]) -> None:
+        try:
+            while True:
+                self._hear(messages.decode_from_saver(link.recv_bytes(messages.MAX_BYTES)))
+        except (EOFError, OSError):
+            process.wait()
+        finally:
+            link.close()
+        if self._link is link:
+            self._link = None
+            self._ended()
+
+    def _hear(self, message: messages.FromSaver) -> None:
+        pending = self._pending
+        match message:
+            case messages.Progress() if pending is not None:
+                pending.watch.advance(message.num_bytes)
+            case messages.Done() if pending is not None:
+                self._pending = None
+                pending.future.set_result(message.outcome)
+            case messages.Failed() if pending is not None:
+                self._pending = None
+                pending.future.set_exception(_error(message))
+            case messages.Free():
+                self._free.set()
+            case _:
+                log.warning("the saver said %r, which nobody asked for", type(message).__name__)
+
+    def _ended(self) -> None:
+        """The saver is no more."""
+        pending = self._pending
+        if pending is None:
+            self._free.set()
+        elif pending.num_tries > 0:
+            log.warning("the saver process has ended%s; another one writes %s", self._how(), pending.run.id)
+            self._hand_over(pending)
+        else:
+            self._pending = None
+            self._free.set()
+            pending.future.set_exception(CheckpointAborted(f"the saver process has ended{self._how()}"))
+
+    def _how(self) -> str:
+        code = self._process.poll() if self._process is not None else None
+        if code is None:
+            return ""
+        return f" (killed by signal {-code})" if code < 0 else f" (exit code {code})"
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A job that was handed over."""
+
+    watch: Watch
+    run: messages.Run
+    num_tries: int
+    """That are left."""
+    future: Future[Outcome] = field(default_factory=Future)
+
+
+def _error(message: messages.Failed) -> Exception:
+    kind = BY_KIND.get(message.kind)
+    if kind is not None:
+        return kind(message.text)
+    return StorageError(f"{message.kind}: {message.text}")

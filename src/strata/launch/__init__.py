@@ -1,0 +1,1 @@
+"""Putting the parts of Strata to work together in a training process."""

@@ -1,0 +1,96 @@
+"""Trainers that save and meet their end: `python saver_children.py NAME PLACE`. They tell what they did on stdout."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+import numpy as np
+
+import strata
+from strata.checkpoint import staging
+from strata.checkpoint.savers import ProcessSaver
+
+NUM_BYTES = 48 << 20
+
+
+def state_of(number: int) -> dict[str, Any]:
+    data = np.random.default_rng(number).integers(0, 256, NUM_BYTES, np.uint8)
+    return {"w": data.reshape(-1, 256), "number": number}
+
+
+def tell(*words: object) -> None:
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+
+
+def saver_of(manager: strata.CheckpointManager) -> ProcessSaver:
+    saver = manager._saver
+    assert isinstance(saver, ProcessSaver)
+    return saver
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_when_staged(place: str) -> None:
+    manager = strata.CheckpointManager(place)
+    save = manager.save(state_of(1), step=1)
+    tell(save.id, saver_of(manager).pid)
+    die()
+
+
+def killed_while_staging(place: str) -> None:
+    manager = strata.CheckpointManager(place)
+    manager.save(state_of(1), step=1).wait()
+    tell("first", saver_of(manager).pid)
+    copy = np.copyto
+    num_copied = 0
+
+    def copy_and_die(target: Any, source: Any) -> None:
+        nonlocal num_copied
+        num_copied += 1
+        if num_copied == 2:
+            die()
+        copy(target, source)
+
+    staging.np.copyto = copy_and_die
+    manager.save(state_of(2), step=2)
+
+
+def killed_with_a_forked_child_alive(place: str) -> None:
+    """The child has the trainer's end of the socket, so its end is not to be heard there."""
+    manager = strata.CheckpointManager(place)
+    manager.prepare(state_of(1))
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+    manager.save(state_of(1), step=1)
+    tell(child, saver_of(manager).pid)
+    die()
+
+
+def interrupted(place: str) -> None:
+    """Ctrl-C goes to everybody in the foreground."""
+    manager = strata.CheckpointManager(place)
+    manager.prepare(state_of(1))
+    save = manager.save(state_of(1), step=1)
+    try:
+        os.killpg(0, signal.SIGINT)
+        signal.pause()
+    except KeyboardInterrupt:
+        save.wait()
+        tell("durable", saver_of(manager).pid)
+        manager.close()
+
+
+def left_without_closing(place: str) -> None:
+    manager = strata.CheckpointManager(place)
+    manager.save(state_of(1), step=1)
+    tell("left", saver_of(manager).pid)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](sys.argv[2])

@@ -1,0 +1,634 @@
+"""A manager whose store, disk or clock fails: the checkpoint before stays the latest, and the next save works.
+
+The store fails in this process, so the saving is done by a thread of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoint_children import SAVERS, is_same, open_manager, state_of
+from faulty_store import Call, Fault, FaultyStore, When, fails, hangs
+from s3 import S3Server, s3
+from s3_proxy import HANG, LOST_ANSWER, THROTTLED, FaultyProxy
+from s3_proxy import Fault as S3Fault
+from servers import DEADLINE_S, until
+
+from strata.checkpoint import CheckpointManager
+from strata.clock import ManualClock
+from strata.errors import (
+    CheckpointAborted,
+    CheckpointBusy,
+    CheckpointError,
+    CheckpointInvalid,
+    NoCheckpoint,
+    StorageDenied,
+    StorageError,
+    StorageFull,
+    StorageUnavailable,
+)
+from strata.storage.local import LocalStore
+
+__all__ = ["s3"]  # a fixture
+
+MIB = 1 << 20
+A_YEAR_S = 365 * 86_400.0
+TWO_HOURS_S = 7_200.0
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[FaultyStore]:
+    with contextlib.closing(FaultyStore(LocalStore(tmp_path / "store"))) as store:
+        yield store
+
+
+def directories(place: Path) -> list[str]:
+    return sorted(path.name for path in place.iterdir()) if place.is_dir() else []
+
+
+def age(place: Path) -> None:
+    then_s = time.time() - TWO_HOURS_S
+    for path in sorted(place.rglob("*"), reverse=True):
+        os.utime(path, (then_s, then_s))
+
+
+def save(manager: CheckpointManager, step: int) -> str:
+    """Durable, and what is too old is gone."""
+    saved = manager.save(state_of(step), step=step).wait(DEADLINE_S)
+    manager.wait()
+    return saved.id
+
+
+def check(manager: CheckpointManager, *steps: int) -> None:
+    """These are there, whole, and the last of them is found."""
+    listed = manager.list()
+    assert [one.step for one in listed] == [*steps]
+    for one in listed:
+        manager.verify(id=one.id)
+        assert is_same(manager.load(id=one.id), state_of(one.step))
+    assert is_same(manager.load(), state_of(steps[-1]))
+    assert manager.problems == {}
+
+
+# -- every call of a save, one after another ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory: pytest.TempPathFactory) -> list[Call]:
+    """What the second save does, counted from its first call: writing, committing, and removing the first one."""
+    store = FaultyStore(LocalStore(tmp_path_factory.mktemp("whole")))
+    with open_manager(store=store, keep_count=1) as manager:
+        save(manager, 1)
+        num_before = len(store.seen)
+        save(manager, 2)
+        found = [Call(call.number - num_before, call.kind, call.key) for call in store.seen[num_before:]]
+    assert {"put_large", "put", "children", "walk", "delete"} <= {call.kind for call in found}
+    return found
+
+
+def position_of_commit(calls: list[Call]) -> int:
+    return next(call.number for call in calls if call.kind == "put" and call.key.endswith("manifest.json"))
+
+
+@pytest.mark.parametrize(
+    ("error", "when"),
+    [
+        (StorageUnavailable, "before"),
+        (StorageFull, "before"),
+        (StorageDenied, "before"),
+        (StorageUnavailable, "half"),
+        (StorageUnavailable, "after"),
+    ],
+)
+def test_a_save_of_which_any_call_fails_says_why_and_the_next_one_works(
+    tmp_path: Path, calls: list[Call], error: type[StorageError], when: When
+) -> None:
+    commit = position_of_commit(calls)
+    at_first = {thread.ident for thread in threading.enumerate()}
+    for call in calls:
+        if when == "half" and call.kind not in ("put_large", "delete"):
+            continue
+        place = tmp_path / str(call.number)
+        store = FaultyStore(LocalStore(place))
+        with open_manager(store=store, keep_count=1, when_busy="raise") as manager:
+            first = save(manager, 1)
+            store.plan(fails(error, when), number=len(store.seen) + call.number)
+            second = manager.save(state_of(2), step=2)
+            if call.number < commit or (call.number == commit and when != "after"):
+                with pytest.raises(error, match=f"{call.kind} fails, as the test wants it"):
+                    second.wait(DEADLINE_S)
+                assert not second.durable
+                manager.wait()
+                check(manager, 1)
+                assert manager.list()[0].id == first
+                assert directories(place) == [first], "nothing is left of it"
+            else:  # it is committed, also if the answer was lost, and whatever happens to those that are too old
+                second.wait(DEADLINE_S)
+                manager.wait()
+                assert is_same(manager.load(), state_of(2))
+            save(manager, 3)  # the staging memory is free, or it would be refused
+            check(manager, 3)
+            age(place)
+            last = save(manager, 4)
+            check(manager, 4)
+        with open_manager(str(place)) as manager:
+            age(place)
+            another = save(manager, 5)
+        assert directories(place) == sorted([last, another]), call
+    alive = [thread.name for thread in threading.enumerate() if thread.ident not in at_first]
+    assert alive == []
+
+
+@pytest.mark.parametrize("error", [StorageUnavailable, StorageFull])
+def test_a_store_that_is_gone_from_any_call_on_loses_nothing(
+    tmp_path: Path, calls: list[Call], error: type[StorageError]
+) -> None:
+    """So that what was written cannot be removed at once, either."""
+    commit = position_of_commit(calls)
+    for call in calls:
+        place = tmp_path / str(call.number)
+        store = FaultyStore(LocalStore(place))
+        with open_manager(store=store, keep_count=1, when_busy="raise") as manager:
+            save(manager, 1)
+            store.plan(fails(error), number=len(store.seen) + call.number, num=None)
+            second = manager.save(state_of(2), step=2)
+            if call.number <= commit:
+                with pytest.raises(error):
+                    second.wait(DEADLINE_S)
+            else:
+                second.wait(DEADLINE_S)
+            manager.wait()
+            with pytest.raises(error):
+                manager.list()  # and not an empty list
+            with pytest.raises(error):
+                manager.load()  # and not "there is none"
+            store.heal()
+            assert is_same(manager.load(), state_of(1 if call.number <= commit else 2))
+            assert manager.problems == {}
+            save(manager, 3)
+            check(manager, 3)
+        age(place)
+        with open_manager(str(place), keep_count=1) as manager:
+            save(manager, 4)
+            check(manager, 4)
+        assert len(directories(place)) == 1
+
+
+def test_a_commit_whose_answer_was_lost_while_the_store_went_is_whole(store: FaultyStore) -> None:
+    """Nobody can know then whether it is committed: the save has failed for its caller, and what is listed is true."""
+    with open_manager(store=store) as manager:
+        save(manager, 1)
+        store.plan(fails(StorageUnavailable, "after"), "put", key="manifest.json")
+        store.plan(fails(StorageUnavailable), "walk", "delete", "get", num=None)
+        with pytest.raises(StorageUnavailable):
+            manager.save(state_of(2), step=2).wait(DEADLINE_S)
+        store.heal()
+        check(manager, 1, 2)
+        save(manager, 3)
+        check(manager, 1, 2, 3)
+
+
+def test_a_save_that_nobody_waited_for_is_told_by_the_manager_and_only_once(store: FaultyStore) -> None:
+    with open_manager(store=store) as manager:
+        store.plan(fails(StorageFull), "put_large")
+        manager.save(state_of(1), step=1)
+        with pytest.raises(StorageFull):
+            manager.wait()
+        manager.wait()
+        save(manager, 2)
+        check(manager, 2)
+
+
+# -- a store that hangs ------------------------------------------------------------------------------------------------
+
+
+def test_while_a_save_hangs_the_checkpoints_before_it_can_be_used(store: FaultyStore) -> None:
+    release, reached = threading.Event(), threading.Event()
+    with open_manager(store=store, when_busy="raise") as manager:
+        save(manager, 1)
+        store.plan(hangs(release, reached), "put_large")
+        second = manager.save(state_of(2), step=2)
+        assert reached.wait(DEADLINE_S)
+        with pytest.raises(TimeoutError, match=r"not durable after 0\.001 s"):
+            second.wait(0.001)
+        with pytest.raises(CheckpointBusy, match=second.id):
+            manager.save(state_of(3), step=3)
+        check(manager, 1)
+        release.set()
+        second.wait(DEADLINE_S)
+        manager.wait()
+        save(manager, 3)
+        check(manager, 1, 2, 3)
+
+
+@pytest.mark.parametrize(("kind", "when"), [("put_large", "before"), ("put_large", "half"), ("put_large", "after")])
+def test_a_save_that_hangs_and_is_cancelled_leaves_nothing(
+    store: FaultyStore, tmp_path: Path, kind: str, when: When
+) -> None:
+    release, reached = threading.Event(), threading.Event()
+    with open_manager(store=store, when_busy="raise") as manager:
+        first = save(manager, 1)
+        store.plan(hangs(release, reached, when), kind)
+        second = manager.save(state_of(2), step=2)
+        assert reached.wait(DEADLINE_S)
+        second.cancel()
+        release.set()
+        with pytest.raises(CheckpointAborted):
+            second.wait(DEADLINE_S)
+        manager.wait()
+        check(manager, 1)
+        assert directories(tmp_path / "store") == [first]
+        save(manager, 3)
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [StorageUnavailable, StorageDenied])
+def test_a_store_that_fails_while_it_is_read_puts_nothing_into_quarantine(
+    store: FaultyStore, tmp_path: Path, error: type[StorageError]
+) -> None:
+    """A moment's failure must not hide the newest one, nor mark it."""
+    with open_manager(store=store) as manager:
+        save(manager, 1)
+        save(manager, 2)
+    num_calls = 0
+    with open_manager(store=store) as manager:
+        num_before = len(store.seen)
+        manager.load()
+        num_calls = len(store.seen) - num_before
+    for number in range(num_calls):
+        with open_manager(store=store) as manager:  # a fresh one, which knows nothing
+            store.plan(fails(error), number=len(store.seen) + number)
+            with pytest.raises(error):
+                manager.load()
+            check(manager, 1, 2)
+    assert not list(tmp_path.rglob("quarantine.json"))
+
+
+@pytest.mark.xfail(
+    reason="load takes a checkpoint that retention has just removed for a damaged one, quarantines what is not there, "
+    "and finds nothing although a newer one was committed before the old one went",
+    raises=(AssertionError, CheckpointInvalid, NoCheckpoint),
+)
+def test_a_load_during_which_the_checkpoint_is_replaced_by_a_newer_one_gives_the_newer_one(
+    store: FaultyStore, tmp_path: Path
+) -> None:
+    with open_manager(str(tmp_path / "store"), keep_count=1) as writer, open_manager(store=store) as reader:
+        save(writer, 1)
+        store.plan(Fault(lambda _: _run(writer, 2)), "size", key="rank-")
+        assert is_same(reader.load(), state_of(2))
+        check(reader, 2)
+    assert len(directories(tmp_path / "store")) == 1
+
+
+def _run(writer: CheckpointManager, step: int) -> None:
+    save(writer, step)
+
+
+@pytest.mark.xfail(
+    reason="inspecting._unfinished does not expect a directory to go while it looks: the FileNotFoundError ends "
+    "the tidying, and nobody hears of it",
+    raises=AssertionError,
+)
+def test_what_somebody_else_removes_while_leftovers_are_looked_for_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (tmp_path / f"step-00000000000{step}-0123456789abcdef" for step in (1, 2))
+    for left in (first, second):
+        left.mkdir()
+        (left / ".tmp-0").write_bytes(b"half")
+    age(tmp_path)
+    iterdir = Path.iterdir
+
+    def look(path: Path) -> Iterator[Path]:
+        found = list(iterdir(path))
+        if path == first:
+            shutil.rmtree(first)  # by another manager, which was faster
+        return iter(found)
+
+    monkeypatch.setattr(Path, "iterdir", look)
+    with open_manager(str(tmp_path)) as manager:
+        save(manager, 3)
+        check(manager, 3)
+    assert not second.exists()
+
+
+# -- a disk that is full -----------------------------------------------------------------------------------------------
+
+ON_A_FULL_DISK = """
+import os, shutil, sys
+import numpy as np
+sys.path.insert(0, sys.argv[2])
+from checkpoint_children import MIB, is_same, open_manager, state_of
+from strata.errors import StorageFull
+
+place = sys.argv[1]
+
+def free():
+    status = os.statvfs(os.path.dirname(place))
+    return status.f_bavail * status.f_frsize
+
+with open_manager(place, saver=sys.argv[3], keep_count=1, when_busy="raise") as manager:
+    manager.save(state_of(1, num_bytes=9 * MIB), step=1).wait()
+    manager.wait()
+    free_bytes = free()
+    for step in (2, 3, 4):
+        try:
+            manager.save(state_of(step, num_bytes=9 * MIB), step=step).wait()
+        except StorageFull as error:
+            assert "free some space" in str(error), error
+        else:
+            raise AssertionError("there was room")
+        manager.wait()
+        assert free() == free_bytes, (free(), free_bytes)
+        assert [one.step for one in manager.list()] == [1]
+        manager.verify(step=1)
+        assert is_same(manager.load(), state_of(1, num_bytes=9 * MIB))
+    manager.save(state_of(5, num_bytes=MIB), step=5).wait()
+    manager.wait()
+    assert [one.step for one in manager.list()] == [5]
+    manager.save(state_of(6, num_bytes=9 * MIB), step=6).wait()
+    assert is_same(manager.load(), state_of(6, num_bytes=9 * MIB))
+print("passed")
+"""
+
+MOUNTS = {
+    "tmpfs": 'mount -t tmpfs -o size=16m tmpfs "$1/disk"',
+    "ext4": 'truncate -s 17M "$1/image" && mkfs.ext4 -q -O ^has_journal -m 0 "$1/image" '
+    '&& mount -o loop "$1/image" "$1/disk"',
+}
+
+
+@pytest.mark.parametrize("saver", SAVERS)
+@pytest.mark.parametrize("kind", MOUNTS)
+def test_on_a_disk_that_is_full_the_checkpoint_before_stays_and_the_space_comes_back(
+    tmp_path: Path, kind: str, saver: str
+) -> None:
+    """A real one, in a mount namespace of its own; on ext4 past the page cache."""
+    (tmp_path / "disk").mkdir()
+    script = f'{MOUNTS[kind]} && exec "$2" -c "$3" "$1/disk/store" "$4" "$5"'
+    namespace = ["unshare", "--mount"] if os.getuid() == 0 else ["unshare", "--mount", "--map-root-user"]
+    arguments = [str(tmp_path), sys.executable, textwrap.dedent(ON_A_FULL_DISK), str(Path(__file__).parent), saver]
+    done = subprocess.run(
+        [*namespace, "/bin/sh", "-c", script, "sh", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    if "Traceback" not in done.stderr and ("unshare" in done.stderr or "mount" in done.stderr or "mkfs" in done.stderr):
+        may_fail = os.environ.get("CI") == "true" and kind == "tmpfs"  # loop devices are not everywhere
+        (pytest.fail if may_fail else pytest.skip)(f"no mount of one's own: {done.stderr}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "passed\n"
+
+
+# -- clocks ------------------------------------------------------------------------------------------------------------
+
+
+def clock_off_by(seconds: float) -> ManualClock:
+    return ManualClock(wall_s=time.time() + seconds)
+
+
+@pytest.mark.parametrize("off_s", [-A_YEAR_S, A_YEAR_S], ids=["a year behind", "a year ahead"])
+def test_steps_decide_the_order_whatever_the_clocks_of_their_writers_say(tmp_path: Path, off_s: float) -> None:
+    with (
+        open_manager(str(tmp_path), keep_count=3) as one,
+        open_manager(str(tmp_path), keep_count=3, clock=clock_off_by(off_s)) as other,
+    ):
+        for step in range(1, 7):
+            save(one if step % 2 else other, step)
+            check(one, *range(max(1, step - 2), step + 1))
+            check(other, *range(max(1, step - 2), step + 1))
+    assert len(directories(tmp_path)) == 3
+
+
+def test_a_clock_that_is_set_back_between_two_saves_changes_nothing(tmp_path: Path) -> None:
+    clock = clock_off_by(0.0)
+    with open_manager(str(tmp_path), keep_count=2, clock=clock) as manager:
+        save(manager, 1)
+        clock.advance(-A_YEAR_S)
+        save(manager, 2)
+        clock.advance(2 * A_YEAR_S)
+        save(manager, 3)
+        check(manager, 2, 3)
+
+
+@pytest.mark.xfail(
+    reason="of two with one step the clocks decide: what is saved again with a clock that was set back is removed by "
+    "the tidying of its own save, after wait() has called it durable",
+    raises=(AssertionError, CheckpointInvalid, NoCheckpoint),
+)
+def test_what_was_just_committed_is_not_removed_because_an_older_one_of_its_step_claims_to_be_newer(
+    tmp_path: Path,
+) -> None:
+    with open_manager(str(tmp_path), keep_count=1) as one:
+        save(one, 5)
+    with open_manager(str(tmp_path), keep_count=1, clock=clock_off_by(-A_YEAR_S)) as again:
+        saved = save(again, 5)
+        assert saved in [one.id for one in again.list()]
+
+
+@pytest.mark.xfail(
+    reason="who goes on from an earlier step while a later one is still there loses each new checkpoint at once: "
+    "keep_count counts steps only",
+    raises=(AssertionError, CheckpointInvalid, NoCheckpoint),
+)
+def test_what_was_just_committed_is_not_removed_because_a_later_step_was_there_before(tmp_path: Path) -> None:
+    with open_manager(str(tmp_path), keep_count=1) as manager:
+        save(manager, 10)
+        saved = save(manager, 6)  # gone back, and trained again
+        assert saved in [one.id for one in manager.list()]
+
+
+@contextlib.contextmanager
+def a_save_under_way(store: FaultyStore) -> Iterator[threading.Event]:
+    """Its data are written, its manifest is not. It ends, and is checked, when the block does."""
+    release, reached = threading.Event(), threading.Event()
+    with open_manager(store=store) as writer:
+        store.plan(hangs(release, reached), "put", key="manifest.json")
+        handle = writer.save(state_of(5), step=5)
+        assert reached.wait(DEADLINE_S)
+        try:
+            yield reached
+        finally:
+            release.set()
+        with contextlib.suppress(StorageError, CheckpointError):
+            handle.wait(DEADLINE_S)
+        for one in writer.list():
+            writer.verify(id=one.id)
+        if handle.durable:
+            assert is_same(writer.load(id=handle.id), state_of(5))
+
+
+def test_a_save_under_way_is_let_alone(store: FaultyStore) -> None:
+    """Else the tests below prove nothing."""
+    with a_save_under_way(store), open_manager(store.url) as other:
+        save(other, 4)
+        assert len(directories(Path(store.url))) == 2
+
+
+def test_a_clock_that_is_a_year_behind_takes_no_save_under_way_for_a_leftover(store: FaultyStore) -> None:
+    with a_save_under_way(store), open_manager(store.url, clock=clock_off_by(-A_YEAR_S)) as other:
+        save(other, 4)
+        assert len(directories(Path(store.url))) == 2
+
+
+@pytest.mark.xfail(
+    reason="leftovers are told by the tidying manager's clock against the store's times: with a clock that is ahead by "
+    "more than an hour it removes the data of a save under way, which then commits a checkpoint without data",
+    raises=(AssertionError, CheckpointInvalid, NoCheckpoint),
+)
+def test_a_clock_that_is_a_year_ahead_takes_no_save_under_way_for_a_leftover(store: FaultyStore) -> None:
+    with a_save_under_way(store), open_manager(store.url, clock=clock_off_by(A_YEAR_S)) as other:
+        save(other, 4)
+        assert len(directories(Path(store.url))) == 2
+
+
+@pytest.mark.xfail(
+    reason="a save whose data are older than an hour when it commits (a late rank, a slow store) is taken for a "
+    "leftover by others, and commits a checkpoint without data: nobody looks whether they are still there",
+    raises=(AssertionError, CheckpointInvalid, NoCheckpoint),
+)
+def test_a_save_that_takes_longer_than_an_hour_never_commits_what_others_have_removed(store: FaultyStore) -> None:
+    with a_save_under_way(store), open_manager(store.url) as other:
+        age(Path(store.url))
+        save(other, 4)
+
+
+@pytest.mark.parametrize("off_s", [-A_YEAR_S, A_YEAR_S], ids=["a year behind", "a year ahead"])
+def test_leftovers_are_collected_and_nothing_that_was_committed_is(tmp_path: Path, off_s: float) -> None:
+    left = tmp_path / "step-000000000001-0123456789abcdef"
+    left.mkdir()
+    (left / "rank-00000.safetensors").write_bytes(b"half")
+    with open_manager(str(tmp_path)) as manager:
+        save(manager, 2)
+    age(tmp_path)
+    with open_manager(str(tmp_path), clock=clock_off_by(off_s)) as manager:
+        save(manager, 3)
+        check(manager, 2, 3)
+    with open_manager(str(tmp_path)) as manager:
+        save(manager, 4)
+        check(manager, 2, 3, 4)
+    assert not left.exists()
+
+
+# -- S3 ----------------------------------------------------------------------------------------------------------------
+
+NUM_BYTES = 12 * MIB
+"""Three parts of an upload."""
+
+
+@pytest.fixture
+def proxy(s3: S3Server) -> Iterator[FaultyProxy]:
+    with FaultyProxy(s3.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def place(s3: S3Server) -> str:
+    url: str = s3.new_url()
+    return url
+
+
+def through(proxy: FaultyProxy, s3: S3Server, place: str, **more: Any) -> CheckpointManager:
+    options = s3.options(endpoint=proxy.endpoint, piece_bytes=5 * MIB, concurrency=4, max_retries=3)
+    return open_manager(place, storage_options=options | more, keep_count=2)
+
+
+def save_on_s3(manager: CheckpointManager, step: int) -> None:
+    manager.save(state_of(step, num_bytes=NUM_BYTES), step=step).wait(DEADLINE_S)
+    manager.wait()
+
+
+def check_on_s3(s3: S3Server, place: str, *steps: int) -> None:
+    """Past the proxy, by somebody who knows nothing."""
+    with open_manager(place, storage_options=s3.options()) as manager:
+        assert [one.step for one in manager.list()] == [*steps]
+        for step in steps:
+            manager.verify(step=step)
+            assert is_same(manager.load(step=step), state_of(step, num_bytes=NUM_BYTES))
+
+
+@pytest.mark.parametrize(
+    ("fault", "kinds", "num"),
+    [
+        (THROTTLED, (), 3),
+        (S3Fault(sent_bytes=1_000), ("put part",), 2),
+        (S3Fault(status=500, arrives=True), ("complete upload",), 1),
+        (LOST_ANSWER, ("put",), 1),
+        (S3Fault(received_bytes=100_000), ("get",), 1),
+        (HANG, ("put part", "put"), 1),
+    ],
+    ids=["throttled", "half a part", "completed too late", "commit's answer lost", "half an answer", "hangs"],
+)
+def test_a_save_and_a_load_outlast_what_passes_on_s3(
+    s3: S3Server, proxy: FaultyProxy, place: str, fault: S3Fault, kinds: tuple[str, ...], num: int
+) -> None:
+    before = s3.unfinished_uploads()
+    with through(proxy, s3, place, timeout_s=3.0) as manager:
+        save_on_s3(manager, 1)
+        proxy.plan(fault, *kinds, num=num)
+        save_on_s3(manager, 2)
+        proxy.plan(fault, *kinds, num=num)
+        assert is_same(manager.load(), state_of(2, num_bytes=NUM_BYTES))
+        proxy.heal()
+        assert manager.problems == {}
+    check_on_s3(s3, place, 1, 2)
+    until(lambda: s3.unfinished_uploads() == before, "nothing is left of an upload")
+
+
+@pytest.mark.parametrize("kind", ["create upload", "put part", "complete upload", "put"])
+def test_a_save_that_fails_for_good_on_s3_leaves_no_upload_and_the_one_before_is_loaded(
+    s3: S3Server, proxy: FaultyProxy, place: str, kind: str
+) -> None:
+    before = s3.unfinished_uploads()
+    with through(proxy, s3, place) as manager:
+        save_on_s3(manager, 1)
+        proxy.plan(THROTTLED, kind, num=None)
+        with pytest.raises(StorageUnavailable, match=r"SlowDown.*raise max_retries"):
+            save_on_s3(manager, 2)
+        assert is_same(manager.load(), state_of(1, num_bytes=NUM_BYTES))
+        proxy.heal()
+        check_on_s3(s3, place, 1)
+        until(lambda: s3.unfinished_uploads() == before, "nothing is left of the upload")
+        save_on_s3(manager, 3)
+    check_on_s3(s3, place, 1, 3)
+
+
+def test_a_load_from_a_server_that_stays_busy_is_a_clear_error_and_no_verdict_on_the_checkpoint(
+    s3: S3Server, proxy: FaultyProxy, place: str
+) -> None:
+    with through(proxy, s3, place) as manager:
+        save_on_s3(manager, 1)
+        save_on_s3(manager, 2)
+        proxy.plan(THROTTLED, "get", num=None)
+        with pytest.raises(StorageUnavailable, match="SlowDown"):
+            manager.load()
+        proxy.heal()
+        assert is_same(manager.load(), state_of(2, num_bytes=NUM_BYTES))
+    check_on_s3(s3, place, 1, 2)
+
+
+def test_an_empty_place_and_one_that_does_not_answer_are_told_apart(
+    s3: S3Server, proxy: FaultyProxy, place: str
+) -> None:
+    """Else a job would begin anew because its store was busy for a moment."""
+    with through(proxy, s3, place) as manager:
+        with pytest.raises(NoCheckpoint):
+            manager.load()
+        proxy.plan(THROTTLED, num=None)
+        with pytest.raises(StorageUnavailable):
+            manager.load()

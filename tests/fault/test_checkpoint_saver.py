@@ -1,0 +1,258 @@
+"""The process that writes what is staged: it outlives the trainer, and the trainer outlives it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import strata
+from strata.checkpoint import memory
+from strata.checkpoint.savers import ProcessSaver
+from strata.errors import CheckpointAborted, ConfigError, StorageError
+from strata.storage.memory import MemoryStore
+from tests.fault import saver_children
+
+TIMEOUT_S = 60.0
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> str:
+    return str(tmp_path / "checkpoints")
+
+
+def run(name: str, place: str) -> tuple[int, list[str]]:
+    """How a trainer ended, and what it had told."""
+    with subprocess.Popen(
+        [sys.executable, saver_children.__file__, name, place],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        process_group=0,
+    ) as child:
+        assert child.stdout is not None
+        told = child.stdout.readline().decode().split()
+        child.wait(TIMEOUT_S)
+        return child.returncode, told
+
+
+def wait_for_end(pid: int) -> None:
+    """Of a process that is not our child."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        assert select.select([descriptor], [], [], TIMEOUT_S)[0], f"process {pid} goes on"
+    finally:
+        os.close(descriptor)
+
+
+def assert_is_state(loaded: dict[str, Any], number: int) -> None:
+    assert loaded["number"] == number
+    assert loaded["w"].tobytes() == saver_children.state_of(number)["w"].tobytes()
+
+
+def test_what_was_staged_when_the_trainer_was_killed_is_committed(place: str) -> None:
+    code, (saved_id, saver_pid) = run("killed_when_staged", place)
+    assert code == -signal.SIGKILL
+    wait_for_end(int(saver_pid))
+    with strata.CheckpointManager(place) as manager:
+        assert [c.id for c in manager.list()] == [saved_id]
+        manager.verify(id=saved_id)
+        assert_is_state(manager.load(), 1)
+
+
+def test_a_snapshot_that_was_half_copied_is_not_committed(place: str) -> None:
+    code, (_, saver_pid) = run("killed_while_staging", place)
+    assert code == -signal.SIGKILL
+    wait_for_end(int(saver_pid))
+    with strata.CheckpointManager(place) as manager:
+        assert [c.step for c in manager.list()] == [1]
+        assert_is_state(manager.load(), 1)
+
+
+def test_the_saver_leaves_although_a_child_of_the_trainer_lives_on(place: str) -> None:
+    code, (child_pid, saver_pid) = run("killed_with_a_forked_child_alive", place)
+    try:
+        assert code == -signal.SIGKILL
+        wait_for_end(int(saver_pid))
+        with strata.CheckpointManager(place) as manager:
+            assert_is_state(manager.load(), 1)
+    finally:
+        os.kill(int(child_pid), signal.SIGKILL)
+
+
+def test_an_interrupt_from_the_keyboard_does_not_reach_the_saver(place: str) -> None:
+    code, told = run("interrupted", place)
+    assert (code, told[0]) == (0, "durable")
+    wait_for_end(int(told[1]))
+
+
+def test_a_trainer_that_ends_without_closing_has_saved(place: str) -> None:
+    code, (_, saver_pid) = run("left_without_closing", place)
+    assert code == 0
+    wait_for_end(int(saver_pid))
+    with strata.CheckpointManager(place) as manager:
+        assert_is_state(manager.load(), 1)
+
+
+def test_nothing_is_left_in_shared_memory(place: str) -> None:
+    def left() -> set[str]:
+        return {path.name for path in memory.shared_directory().glob("strata-*")}
+
+    before = left()
+    _, (_, saver_pid) = run("killed_when_staged", place)
+    wait_for_end(int(saver_pid))
+    assert left() <= before
+
+
+@contextlib.contextmanager
+def small_manager(place: str) -> Iterator[tuple[strata.CheckpointManager, ProcessSaver]]:
+    with strata.CheckpointManager(place, saver="process") as manager:
+        assert isinstance(manager._saver, ProcessSaver)
+        yield manager, manager._saver
+
+
+def test_when_a_saver_is_killed_another_one_writes_the_snapshot(place: str) -> None:
+    with small_manager(place) as (manager, saver):
+        state = saver_children.state_of(1)
+        manager.prepare(state)
+        first = stop(saver)
+        save = manager.save(state, step=1)
+        os.kill(first, signal.SIGKILL)
+        assert save.wait(TIMEOUT_S).step == 1
+        assert saver.pid != first
+        assert_is_state(manager.load(), 1)
+        assert len(manager.list()) == 1
+
+
+def test_a_snapshot_that_kills_two_savers_is_given_up_and_the_next_is_not(place: str) -> None:
+    with small_manager(place) as (manager, saver):
+        state = saver_children.state_of(1)
+        manager.prepare(state)
+        save = manager.save(state, step=1)
+        killed = set()
+        while not save.done:
+            pid = saver.pid
+            assert pid is not None
+            if pid not in killed:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+                wait_for_end(pid)
+        if save.error is not None:  # unless one of them was faster than us
+            assert isinstance(save.error, CheckpointAborted)
+            assert "killed by signal 9" in str(save.error)
+            save.was_heard = True
+        assert manager.save(state, step=2).wait(TIMEOUT_S).step == 2
+        assert_is_state(manager.load(), 1)
+
+
+def stop(saver: ProcessSaver) -> int:
+    """So that it cannot have written anything."""
+    assert saver.pid is not None
+    os.kill(saver.pid, signal.SIGSTOP)
+    return saver.pid
+
+
+def test_a_killed_saver_takes_the_base_of_deltas_along(place: str) -> None:
+    with small_manager(place) as (manager, saver):
+        state = {"emb": np.zeros((10_000, 64), np.float32)}
+        manager.save(state, step=1).wait()
+        assert saver.pid is not None
+        os.kill(saver.pid, signal.SIGKILL)
+        wait_for_end(saver.pid)
+        state["emb"][5] = 5
+        saved = manager.save(state, step=2, checkpoint_type="INCREMENTAL").wait()
+        assert saved.checkpoint_type.name == "FULL"
+        assert "not there" in saved.why
+        state["emb"][6] = 6
+        saved = manager.save(state, step=3, checkpoint_type="INCREMENTAL").wait()
+        assert saved.checkpoint_type.name == "INCREMENTAL"
+        assert np.array_equal(manager.load()["emb"], state["emb"])
+
+
+def test_deltas_and_growing_states_go_through_the_process(place: str) -> None:
+    with small_manager(place) as (manager, _):
+        for size in (1_000, 100_000, 50):
+            state = {"emb": np.zeros((size, 64), np.float32), "size": size}
+            manager.save(state, step=size).wait()
+            state["emb"][7] = 7
+            saved = manager.save(state, step=size + 1, checkpoint_type="INCREMENTAL", dirty={"emb": [7]}).wait()
+            assert saved.checkpoint_type.name == ("INCREMENTAL" if size > 50 else "FULL")
+            assert np.array_equal(manager.load(id=saved.id)["emb"], state["emb"])
+
+
+def test_a_failure_keeps_its_kind_and_its_words(place: str) -> None:
+    with small_manager(place) as (manager, _):
+        manager.save({"a": 1}, step=1).wait()
+        for path in sorted(Path(place).rglob("*"), reverse=True):
+            path.unlink() if path.is_file() else path.rmdir()
+        Path(place).rmdir()
+        Path(place).write_text("in the way")
+        with pytest.raises(StorageError, match="choose another key"):
+            manager.save({"a": 2}, step=2).wait()
+        Path(place).unlink()
+        manager.save({"a": 3}, step=3).wait()
+        assert manager.load() == {"a": 3}
+
+
+def test_a_cancelled_save_leaves_nothing(place: str) -> None:
+    with small_manager(place) as (manager, saver):
+        state = saver_children.state_of(1)
+        manager.prepare(state)
+        stopped = stop(saver)
+        save = manager.save(state, step=1)
+        save.cancel()
+        os.kill(stopped, signal.SIGCONT)
+        with pytest.raises(CheckpointAborted, match="cancelled"):
+            save.wait(TIMEOUT_S)
+        assert [path for path in Path(place).rglob("*") if path.is_file()] == []
+
+
+def test_progress_is_heard_from_the_process(place: str) -> None:
+    heard = []
+    with small_manager(place) as (manager, _):
+        save = manager.save(saver_children.state_of(1), step=1, on_progress=heard.append)
+        save.wait()
+    assert heard[-1].done_bytes >= saver_children.NUM_BYTES
+    assert save.progress == 1
+
+
+def test_where_there_can_be_no_process_there_is_a_thread(place: str) -> None:
+    with strata.CheckpointManager(store=MemoryStore()) as manager:
+        manager.save({"a": 1}, step=1).wait()
+        assert not isinstance(manager._saver, ProcessSaver)
+    with pytest.raises(ConfigError, match="another process does not have"):
+        strata.CheckpointManager(store=MemoryStore(), saver="process")
+    with strata.CheckpointManager(place) as manager:
+        assert isinstance(manager._saver, ProcessSaver)
+        assert manager._saver.pid is None, "it is not started for nothing"
+
+
+def test_memory_without_a_name_where_there_is_no_memfd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    monkeypatch.setattr(memory, "shared_directory", lambda: tmp_path)
+    Path(tmp_path, "strata-staging-1-dead").touch()
+    held = os.open(tmp_path / "strata-staging-2-alive", os.O_RDWR | os.O_CREAT)
+    memory.fcntl.flock(held, memory.fcntl.LOCK_EX)
+    try:
+        shared = memory.SharedMemory()
+        shared.grow(10_000)
+        shared.view()[:3] = b"abc"
+        shared.grow(100_000)
+        assert bytes(shared.view()[:3]) == b"abc", "it keeps its contents"
+        assert [path.name for path in tmp_path.iterdir()] == ["strata-staging-2-alive"]
+        shared.close()
+    finally:
+        os.close(held)
+    assert memory.reap(tmp_path) == 1

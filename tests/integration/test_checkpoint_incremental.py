@@ -1,0 +1,399 @@
+"""Incremental checkpoints: what is written, what it refers to, and that it loads as the whole state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import strata
+from strata.checkpoint import CheckpointMetadata, RowTracker
+from strata.checkpoint.manifest import CheckpointType
+from strata.errors import ConfigError, InvalidArgument, NoCheckpoint
+
+ROWS, WIDTH = 20_000, 32
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> str:
+    return str(tmp_path / "checkpoints")
+
+
+def manager_at(place: str, **more: Any) -> strata.CheckpointManager:
+    return strata.CheckpointManager(place, **{"saver": "thread", "statistics": False, **more})
+
+
+@pytest.fixture
+def manager(place: str) -> Iterator[strata.CheckpointManager]:
+    with manager_at(place) as manager:
+        yield manager
+
+
+def table(seed: int = 0) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).random((ROWS, WIDTH), np.float32)
+
+
+def delta(manager: strata.CheckpointManager, state: Any, step: int, **more: Any) -> CheckpointMetadata:
+    return manager.save(state, step=step, checkpoint_type="INCREMENTAL", **more).wait()
+
+
+def test_only_the_rows_that_changed_are_written_and_all_of_it_is_loaded(manager: strata.CheckpointManager) -> None:
+    state = {"emb": table(), "bias": np.zeros(300_000), "epoch": 1}
+    base = manager.save(state, step=1).wait()
+    rows = np.random.default_rng(1).choice(ROWS, ROWS // 100, replace=False)
+    state["emb"][rows] += 1
+    state["epoch"] = 2
+    saved = delta(manager, state, 2)
+    assert saved.checkpoint_type is CheckpointType.INCREMENTAL
+    assert (saved.parent, saved.bases, saved.why) == (base.id, (base.id,), "")
+    assert saved.size_bytes < 0.05 * saved.full_bytes
+    loaded = manager.load()
+    assert np.array_equal(loaded["emb"], state["emb"])
+    assert np.array_equal(loaded["bias"], state["bias"])
+    assert loaded["epoch"] == 2
+    assert manager.load(step=1)["emb"].tobytes() == table().tobytes(), "the base is what it was"
+    manager.verify(step=2)
+
+
+def test_the_data_file_has_the_rows_and_their_numbers_for_any_reader(manager: strata.CheckpointManager) -> None:
+    state = {"emb": table()}
+    manager.save(state, step=1).wait()
+    state["emb"][[3, 700]] = 7
+    saved = delta(manager, state, 2)
+    stored = safetensors.numpy.load_file(Path(saved.path) / "rank-00000.safetensors")
+    assert stored["emb"].shape == (2, WIDTH)
+    assert stored["emb#rows"].tolist() == [3, 700]
+
+
+def test_deltas_are_taken_from_the_base_however_many_there_are(manager: strata.CheckpointManager) -> None:
+    state = {"emb": table()}
+    base = manager.save(state, step=0).wait()
+    for step in range(1, 6):
+        state["emb"][step * 10] = step
+        saved = delta(manager, state, step)
+        assert saved.bases == (base.id,)
+        assert np.array_equal(manager.load()["emb"], state["emb"])
+    manager.delete(step=3)
+    assert np.array_equal(manager.load()["emb"], state["emb"]), "no delta needs another"
+
+
+def test_with_more_depth_a_delta_has_only_what_is_new_until_the_chain_is_long_enough(place: str) -> None:
+    with manager_at(place, incremental_depth=3) as manager:
+        state = {"emb": table()}
+        ids = [manager.save(state, step=0).wait().id]
+        bases = []
+        for step in range(1, 6):
+            state["emb"][step * 100 : step * 100 + 100] = step
+            saved = delta(manager, state, step)
+            ids.append(saved.id)
+            bases.append(saved.bases)
+            assert np.array_equal(manager.load()["emb"], state["emb"])
+        assert [len(each) for each in bases] == [1, 2, 3, 1, 2]
+        assert set(bases[2]) == set(ids[:3])
+        sizes = [manager.get(id=each).size_bytes for each in ids]
+        assert sizes[2] < 1.5 * sizes[1], "the second delta has its own rows only"
+        assert sizes[4] > 2.5 * sizes[1], "the fourth begins anew, with the rows of all"
+        with pytest.raises(InvalidArgument, match="is the base of"):
+            manager.delete(id=ids[1])
+
+
+def test_a_delta_that_would_not_pay_is_a_full_checkpoint_and_says_so(manager: strata.CheckpointManager) -> None:
+    state = {"emb": table()}
+    manager.save(state, step=1).wait()
+    state["emb"] += 1
+    saved = delta(manager, state, 2)
+    assert saved.checkpoint_type is CheckpointType.FULL
+    assert "100% of it differ" in saved.why
+    state["emb"][5] = 5
+    again = delta(manager, state, 3)
+    assert again.parent == saved.id, "which is the new base"
+    assert np.array_equal(manager.load()["emb"], state["emb"])
+
+
+def test_deltas_that_outgrow_their_share_begin_anew(place: str) -> None:
+    with manager_at(place, rebase_at=0.1) as manager:
+        state = {"emb": table()}
+        manager.save(state, step=0).wait()
+        types = []
+        for step in range(1, 8):
+            state["emb"][step * 600 : step * 600 + 600] = step  # 3 % each
+            types.append(delta(manager, state, step).checkpoint_type.name)
+            assert np.array_equal(manager.load()["emb"], state["emb"])
+        assert types == ["INCREMENTAL"] * 3 + ["FULL"] + ["INCREMENTAL"] * 3
+
+
+def test_without_anything_to_compare_with_it_is_full(manager: strata.CheckpointManager) -> None:
+    assert "first save since the start" in delta(manager, {"emb": table()}, 1).why
+    assert "of other tensors" in delta(manager, {"emb": table(), "new": np.ones(3)}, 2).why
+    manager.save({"model": {"w": np.ones(9)}, "optimizer": 1}, step=3, checkpoint_type="MODEL_ONLY").wait()
+    assert "of other tensors" in delta(manager, {"emb": table()}, 4).why
+
+
+def test_a_base_that_somebody_removed_is_not_referred_to(place: str, manager: strata.CheckpointManager) -> None:
+    state = {"emb": table()}
+    for between in (0, 1):
+        base = manager.save(state, step=1).wait()
+        for step in range(between):
+            state["emb"][step] = step
+            delta(manager, state, 2)
+        with manager_at(place) as another:
+            for found in reversed(another.list()):
+                another.delete(id=found.id)
+        state["emb"][1] = 1
+        saved = delta(manager, state, 3)
+        assert saved.checkpoint_type is CheckpointType.FULL
+        assert ("before is not there", f"base {base.id} is not there")[between] in saved.why
+    assert np.array_equal(manager.load()["emb"], state["emb"])
+
+
+def test_retention_keeps_a_base_as_long_as_a_delta_needs_it(place: str) -> None:
+    with manager_at(place, keep_count=1) as manager:
+        state = {"emb": table()}
+        base = manager.save(state, step=0).wait()
+        for step in (1, 2):
+            state["emb"][step] = step
+            delta(manager, state, step)
+            manager.wait()
+        assert [c.step for c in manager.list()] == [0, 2]
+        manager.save(state, step=3).wait()
+        manager.wait()
+        assert [c.step for c in manager.list()] == [3]
+        assert not Path(base.path).exists()
+
+
+def test_nothing_has_changed_and_almost_nothing_is_written(manager: strata.CheckpointManager) -> None:
+    state = {"emb": table()}
+    manager.save(state, step=1).wait()
+    saved = delta(manager, state, 2)
+    assert saved.size_bytes <= 4_096
+    assert np.array_equal(manager.load()["emb"], state["emb"])
+
+
+# -- rows that are told --------------------------------------------------------------------------------------------
+
+
+def test_told_rows_are_believed_and_nothing_else_of_the_table_is_looked_at(manager: strata.CheckpointManager) -> None:
+    state = {"model": {"emb.weight": table()}, "head": np.zeros(100_000)}
+    manager.save(state, step=1).wait()
+    state["model"]["emb.weight"][[5, 9, 17]] = 1
+    state["head"][:10] = 1  # nobody tells of it, so it is found
+    delta(manager, state, 2, dirty={"emb.weight": [5, 17]})
+    loaded = manager.load()
+    expected = table()
+    expected[[5, 17]] = 1
+    assert np.array_equal(loaded["model"]["emb.weight"], expected), "row 9 was not told of"
+    assert np.array_equal(loaded["head"], state["head"])
+
+
+@pytest.mark.parametrize(
+    "rows", [torch.tensor([4, 4, 2]), np.array([2, 4]), {2, 4}, np.isin(np.arange(ROWS), [2, 4])], ids=repr
+)
+def test_rows_may_be_told_in_any_form(manager: strata.CheckpointManager, rows: Any) -> None:
+    state = {"emb": table()}
+    manager.save(state, step=1).wait()
+    state["emb"][[2, 4]] = 0
+    delta(manager, state, 2, dirty={"emb": rows})
+    assert np.array_equal(manager.load()["emb"], state["emb"])
+
+
+def test_rows_of_a_save_that_was_skipped_are_not_forgotten(place: str) -> None:
+    with manager_at(place, when_busy="skip") as manager:
+        state = {"emb": table()}
+        manager.save(state, step=1).wait()
+        with manager._saving:  # as long as one is under way
+            state["emb"][10] = 1
+            assert manager.save(state, step=2, checkpoint_type="INCREMENTAL", dirty={"emb": [10]}).error is not None
+        state["emb"][20] = 2
+        delta(manager, state, 3, dirty={"emb": [20]})
+        assert np.array_equal(manager.load()["emb"], state["emb"])
+        with manager._saving:  # likewise
+            state["emb"][30] = 3
+            manager.save(state, step=4, checkpoint_type="INCREMENTAL")  # compared, had it been its turn
+        state["emb"][40] = 4
+        delta(manager, state, 5, dirty={"emb": [40]})
+        assert np.array_equal(manager.load()["emb"], state["emb"])
+
+
+@pytest.mark.parametrize(
+    ("dirty", "problem"),
+    [
+        ({"nothing": [1]}, "is none of the state's tensors"),
+        ({"w": [1]}, "could be any of"),
+        ({"a.w": [ROWS]}, f"names row {ROWS}; the tensor has {ROWS}"),
+        ({"a.w": [-1]}, "names row -1"),
+        ({"a.w": [0.5]}, "not numbers of rows"),
+    ],
+)
+def test_rows_that_are_not_there_are_refused(manager: strata.CheckpointManager, dirty: Any, problem: str) -> None:
+    with pytest.raises(InvalidArgument, match=problem):
+        manager.save({"a": {"w": table()}, "b": {"w": table()}}, step=1, dirty=dirty)
+
+
+def test_a_tracker_knows_the_rows_from_sparse_gradients(manager: strata.CheckpointManager) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Embedding(ROWS, 16, sparse=True), torch.nn.Flatten(0), torch.nn.Linear(64, 1))
+    sparse = torch.optim.SparseAdam([model[0].weight], lr=0.1)
+    dense = torch.optim.Adam(model[2].parameters(), lr=0.1)
+    tracker = RowTracker(model, sparse)
+
+    def train(rows: list[int]) -> None:
+        for optimizer in (sparse, dense):
+            optimizer.zero_grad()
+        model(torch.tensor(rows)).sum().backward()
+        for optimizer in (sparse, dense):
+            optimizer.step()
+
+    def state() -> dict[str, Any]:
+        return {"model": model.state_dict(), "sparse": sparse.state_dict(), "dense": dense.state_dict()}
+
+    train([1, 2, 3, 4])
+    manager.save(state(), step=1, dirty=tracker).wait()
+    train([7, 8, 9, 10])
+    train([7, 100, 200, 300])
+    saved = delta(manager, state(), 2, dirty=tracker)
+    assert saved.checkpoint_type is CheckpointType.INCREMENTAL
+    loaded = manager.load()
+    assert torch.equal(loaded["model"]["0.weight"], model[0].weight)
+    kept = sparse.state[model[0].weight]
+    assert torch.equal(loaded["sparse"]["state"][0]["exp_avg"], kept["exp_avg"])
+    assert torch.equal(loaded["dense"]["state"][0]["exp_avg"], dense.state[model[2].weight]["exp_avg"])
+    stored = safetensors.numpy.load_file(Path(saved.path) / "rank-00000.safetensors")
+    assert stored["model.0.weight#rows"].tolist() == [7, 8, 9, 10, 100, 200, 300]
+    assert stored["sparse.state.0.exp_avg#rows"].tolist() == [7, 8, 9, 10, 100, 200, 300]
+    tracker.close()
+
+
+def test_a_table_with_a_dense_gradient_is_compared(manager: strata.CheckpointManager) -> None:
+    model = torch.nn.Embedding(ROWS, 16)
+    tracker = RowTracker(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    state = {"model": model.state_dict()}
+    manager.save(state, step=1, dirty=tracker).wait()
+    model(torch.tensor([3])).sum().backward()
+    optimizer.step()
+    delta(manager, state, 2, dirty=tracker)
+    assert torch.equal(manager.load()["model"]["weight"], model.weight)
+
+
+# -- encodings -----------------------------------------------------------------------------------------------------
+
+
+def test_half_precision_that_changed_a_little_everywhere_is_stored_as_its_difference(place: str) -> None:
+    with manager_at(place, xor=True) as manager:
+        rng = np.random.default_rng(3)
+        weights = rng.standard_normal((1_000, 1_024), np.float32)
+        manager.save({"w": weights.astype(ml_dtypes.bfloat16)}, step=1).wait()
+        later = (weights * (1 + 1e-3 * rng.standard_normal(weights.shape))).astype(ml_dtypes.bfloat16)
+        saved = delta(manager, {"w": later}, 2)
+        assert saved.checkpoint_type is CheckpointType.INCREMENTAL
+        assert saved.size_bytes < 0.8 * saved.full_bytes
+        assert manager.load()["w"].tobytes() == later.tobytes()
+        manager.verify(step=2)
+    with manager_at(place) as fresh:
+        assert fresh.load()["w"].tobytes() == later.tobytes()
+
+
+def test_compressed_tensors_are_those_that_shrink(place: str) -> None:
+    with manager_at(place, compression="zstd") as manager:
+        state = {
+            "zeros": np.zeros((3_000, 1_000), np.float32),
+            "noise": np.random.default_rng(0).integers(0, 256, 1 << 20, np.uint8),
+            "ids": np.arange(500_000, dtype=np.int64),
+            "none": np.empty((0, 4)),
+            "number": np.float64(3.5),
+        }
+        saved = manager.save(state, step=1).wait()
+        assert saved.size_bytes < 4 << 20
+        loaded = manager.load()
+        for name, value in state.items():
+            assert np.array_equal(loaded[name], value), name
+        manager.verify(step=1)
+        state["ids"][100] = -1
+        assert delta(manager, state, 2).size_bytes < 1 << 16
+        assert np.array_equal(manager.load()["ids"], state["ids"])
+
+
+def test_what_was_saved_compressed_and_as_it_is_has_the_same_hash(tmp_path: Path) -> None:
+    state = {"zeros": np.zeros((300, 1_000), np.float32)}
+    with manager_at(str(tmp_path / "a"), compression="zstd") as one, manager_at(str(tmp_path / "b")) as other:
+        assert one.save(state, step=1).wait().model_hash == other.save(state, step=1).wait().model_hash
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"compression": "gzip"}, "compression='gzip' is not known"),
+        ({"incremental_depth": 0}, "incremental_depth=0 must be from 1"),
+        ({"rebase_at": 0.0}, "must be a share"),
+        ({"saver": "cloud"}, "saver='cloud' is not known"),
+    ],
+)
+def test_choices_that_there_are_not(place: str, arguments: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        strata.CheckpointManager(place, **arguments)
+
+
+# -- compaction ----------------------------------------------------------------------------------------------------
+
+
+def test_a_compacted_checkpoint_needs_its_base_no_longer(manager: strata.CheckpointManager) -> None:
+    state = {"emb": table(), "one": np.float32(1), "none": np.empty(0), "epoch": 3}
+    base = manager.save(state, step=1, metadata={"run": "a"}).wait()
+    state["emb"][7] = 7
+    saved = delta(manager, state, 2, metadata={"run": "b"})
+    whole = manager.compact(step=2)
+    assert (whole.step, whole.metadata, whole.bases) == (2, {"run": "b"}, ())
+    assert whole.checkpoint_type is CheckpointType.FULL
+    assert f"compacted from {saved.id}" in whole.why
+    manager.delete(id=base.id)
+    with pytest.raises(NoCheckpoint):
+        manager.get(id=saved.id)
+    loaded = manager.load()
+    assert np.array_equal(loaded["emb"], state["emb"])
+    assert (loaded["one"], loaded["epoch"], loaded["none"].size) == (1, 3, 0)
+    manager.verify(step=2)
+    assert manager.compact(step=2) == whole, "there is nothing to do"
+
+
+# -- any state, any change -----------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), depth=st.integers(1, 3), compression=st.sampled_from([None, "zstd"]), xor=st.booleans())
+def test_whatever_changes_a_delta_loads_as_the_whole_state(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, depth: int, compression: Any, xor: bool
+) -> None:
+    rng = np.random.default_rng(data.draw(st.integers(0, 1_000)))
+    shapes = data.draw(
+        st.lists(
+            st.sampled_from([(), (0, 3), (7,), (100, 3), (3_000, 16), (50_001,), (2, 40_000), (513, 33)]),
+            min_size=1,
+            max_size=4,
+        )
+    )
+    types = [np.float32, np.int64, np.uint8, ml_dtypes.bfloat16]
+    state: dict[str, Any] = {
+        f"t{i}": rng.integers(0, 100, shape).astype(data.draw(st.sampled_from(types))) for i, shape in enumerate(shapes)
+    }
+    where = str(tmp_path_factory.mktemp("any"))
+    with manager_at(where, incremental_depth=depth, compression=compression, xor=xor) as manager:
+        manager.save(state, step=0).wait()
+        for step in range(1, data.draw(st.integers(2, 5))):
+            for name in data.draw(st.lists(st.sampled_from(sorted(state)), max_size=3)):
+                flat = state[name].reshape(-1) if state[name].ndim else state[name].reshape(1)
+                if flat.size:
+                    count = data.draw(st.integers(1, max(flat.size // 3, 1)))
+                    flat[rng.integers(0, flat.size, count)] += 1
+            delta(manager, state, step)
+            loaded = manager.load(step=step)
+            for name, value in state.items():
+                assert loaded[name].tobytes() == value.tobytes(), (step, name)
+            manager.verify(step=step)

@@ -1,0 +1,794 @@
+"""Checkpoints in every form that the format knows are read bit for bit, and damaged ones are refused by name."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import mmap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import msgspec
+import numpy as np
+import pytest
+import zstandard
+from checkpoint_files import BASE, HEADER_BYTES, ID, OLDER, HandMade
+from hypothesis import given, settings
+from xxhash import xxh3_128_hexdigest
+
+from strata.checkpoint import comparing, decoding, exporting, fetching, mapping, reading, warming
+from strata.checkpoint import manifest as m
+from strata.checkpoint.reading import Rectangle
+from strata.errors import (
+    CheckpointAborted,
+    CheckpointCorrupt,
+    CheckpointInvalid,
+    CheckpointMissing,
+    InvalidArgument,
+    StorageError,
+)
+from strata.storage import Watch
+from strata.storage.local import LocalStore
+from strata.storage.memory import MemoryStore
+
+ENCODINGS = st.sampled_from(["", "zstd"])
+
+
+class CountingStore(MemoryStore):
+    """Remembers which bytes were asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads: list[tuple[str, int, int]] = []
+
+    def read_into(self, key: str, offset: int, out: memoryview) -> None:
+        self.reads.append((key, offset, out.nbytes))
+        super().read_into(key, offset, out)
+
+
+def load(store: Any, manifest: m.Manifest, name: str = "w") -> bytes:
+    return reading.read_tensors(store, manifest, [name], watch=Watch())[name].tobytes()
+
+
+def numbers(shape: tuple[int, ...], dtype: str = "<f4") -> np.ndarray[Any, Any]:
+    return np.arange(int(np.prod(shape)), dtype=dtype).reshape(shape)
+
+
+# -- patches and encodings -----------------------------------------------------------------------------------------
+
+
+@st.composite
+def patched(draw: st.DrawFn) -> tuple[MemoryStore, m.Manifest, bytes, int]:
+    """A base and patches upon it, in files of three checkpoints; what they come to, and the size of an element."""
+    store = MemoryStore()
+    made = HandMade(store, chunk_bytes=draw(st.sampled_from([1, 7, 16, 64, 1 << 20])))
+    files = [made.file(OLDER), made.file(BASE), made.file()]
+    item = draw(st.sampled_from([1, 4, 8]))
+    shape = draw(st.lists(st.integers(1, 6), min_size=0, max_size=3).map(tuple))
+    base = draw(st.binary(min_size=int(np.prod(shape)) * item, max_size=int(np.prod(shape)) * item))
+    contents = bytearray(base)
+    array = np.frombuffer(base, {1: "u1", 4: "<f4", 8: "<f8"}[item]).reshape(shape)
+    kept = made.slice(files[0], "w", array, encoding=draw(ENCODINGS))
+    patches = []
+    for number in range(draw(st.integers(0, 4))):
+        unit = draw(st.integers(1, len(contents) + 3))
+        num_units = -(-len(contents) // unit)
+        chosen = sorted(draw(st.sets(st.integers(0, num_units - 1), min_size=1)))
+        data = draw(st.binary(min_size=len(chosen) * unit, max_size=len(chosen) * unit))
+        patches.append(
+            made.patch(
+                files[min(number, 2)],
+                f"w#{number}",
+                contents,
+                chosen,
+                data,
+                unit_bytes=unit,
+                index_bytes=draw(st.sampled_from([4, 8])),
+                encoding=draw(st.sampled_from(["", "zstd", "xor-zstd"])),
+            )
+        )
+    made.tensor("w", {1: "U8", 4: "F32", 8: "F64"}[item], shape, msgspec.structs.replace(kept, patches=tuple(patches)))
+    return store, made.finish(), bytes(contents), item
+
+
+@settings(max_examples=200)
+@given(patched(), st.data())
+def test_a_base_and_any_patches_equal_what_numpy_makes_of_them(
+    made: tuple[MemoryStore, m.Manifest, bytes, int], data: st.DataObject
+) -> None:
+    store, manifest, expected, item = made
+
+    assert load(store, manifest) == expected
+    reading.verify(store, manifest, watch=Watch())
+    (tensor,) = manifest.tensors
+    wanted = data.draw(rectangle_in(tensor.shape))
+    found = reading.read_slices(store, manifest, {"w": wanted}, watch=Watch())["w"]
+    whole = np.frombuffer(expected, f"V{item}").reshape(tensor.shape)
+    assert found.tobytes() == whole[within(wanted)].tobytes()
+    start = data.draw(st.integers(0, len(expected)))
+    end = data.draw(st.integers(start, len(expected)))
+    part = reading.read_contents(store, manifest, tensor, tensor.slices[0], start, end, watch=Watch())
+    assert part.tobytes() == expected[start:end]
+
+
+def rectangle_in(shape: tuple[int, ...]) -> st.SearchStrategy[Rectangle]:
+    sides = [st.tuples(st.integers(0, n), st.integers(0, n)).map(sorted) for n in shape]
+    return st.tuples(*sides).map(lambda ends: Rectangle(tuple(a for a, _ in ends), tuple(b - a for a, b in ends)))
+
+
+def within(box: Rectangle) -> tuple[slice, ...]:
+    return tuple(slice(at, at + size) for at, size in zip(box.start, box.shape, strict=True))
+
+
+@st.composite
+def cut_up(draw: st.DrawFn) -> tuple[MemoryStore, m.Manifest, np.ndarray[Any, Any], Rectangle]:
+    """A tensor in slices over several ranks' files, some encoded, some patched; and what of it is wanted."""
+    store = MemoryStore()
+    made = HandMade(store, chunk_bytes=draw(st.sampled_from([1, 6, 16, 40, 1 << 20])))
+    files = [made.file(name=f"rank-{rank:05d}.safetensors", rank=rank) for rank in range(3)]
+    shape = draw(st.lists(st.integers(0, 7), min_size=1, max_size=3).map(tuple))
+    truth = numbers(shape, draw(st.sampled_from(["<u2", "<f4", "<i8"]))).copy()
+    ends = [sorted(draw(st.sets(st.integers(0, size), max_size=3)) | {0, size}) for size in shape]
+    slices = []
+    for box in itertools.product(*(itertools.pairwise(sides) if len(sides) > 1 else [(0, 0)] for sides in ends)):
+        place = tuple(slice(a, b) for a, b in box)
+        part = np.ascontiguousarray(truth[place])
+        file = draw(st.sampled_from(files))
+        kept = made.slice(file, "w", part, start=[a for a, _ in box], encoding=draw(ENCODINGS))
+        if part.nbytes and draw(st.booleans()):
+            contents = bytearray(part.tobytes())
+            unit = draw(st.integers(1, len(contents)))
+            chosen = sorted(draw(st.sets(st.integers(0, -(-len(contents) // unit) - 1), min_size=1)))
+            data = draw(st.binary(min_size=len(chosen) * unit, max_size=len(chosen) * unit))
+            encoding = draw(st.sampled_from(["", "zstd", "xor-zstd"]))
+            patch = made.patch(file, "w#p", contents, chosen, data, unit_bytes=unit, encoding=encoding)
+            kept = msgspec.structs.replace(kept, patches=(patch,))
+            truth[place] = np.frombuffer(bytes(contents), truth.dtype).reshape(part.shape)
+        slices.append(kept)
+    made.tensor("w", {"<u2": "U16", "<f4": "F32", "<i8": "I64"}[truth.dtype.str], shape, *slices)
+    return store, made.finish(), truth, draw(rectangle_in(shape))
+
+
+@settings(max_examples=200)
+@given(cut_up())
+def test_any_rectangle_of_a_tensor_cut_in_any_way_equals_numpys_slice(
+    made: tuple[MemoryStore, m.Manifest, np.ndarray[Any, Any], Rectangle],
+) -> None:
+    store, manifest, truth, wanted = made
+
+    assert load(store, manifest) == truth.tobytes()
+    found = reading.read_slices(store, manifest, {"w": wanted}, watch=Watch())["w"]
+    assert found.tobytes() == truth[within(wanted)].tobytes()
+    reading.verify(store, manifest, watch=Watch())
+
+
+def test_pieces_larger_than_any_window_come_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with gigabytes, in small: several runs, windows, batches and pieces."""
+    monkeypatch.setattr(reading, "READ_BYTES", 1 << 12)
+    monkeypatch.setattr(reading, "_STRIDED_BYTES", 1 << 12)
+    monkeypatch.setattr(reading, "_HASH_BYTES", 1 << 11)
+    monkeypatch.setattr(fetching, "WINDOW_BYTES", 1 << 11)
+    monkeypatch.setattr("strata.checkpoint.patching.BATCH_BYTES", 300)
+    store = MemoryStore()
+    made = HandMade(store, chunk_bytes=1_000)
+    file = made.file()
+    rng = np.random.default_rng(3)
+    plain = rng.random((100, 50))
+    contents = bytearray(plain.tobytes())
+    rows = sorted(rng.choice(100, 37, replace=False).tolist())
+    new = rng.bytes(37 * 400)
+    whole = made.slice(file, "w", plain, encoding="zstd")
+    patch = made.patch(file, "w#p", contents, rows, new, unit_bytes=400, encoding="xor-zstd")
+    made.tensor("w", "F64", plain.shape, msgspec.structs.replace(whole, patches=(patch,)))
+    for number in range(20):
+        made.add(f"t{number}", np.full(700, number, np.uint8))
+    manifest = made.finish()
+
+    found = reading.read_tensors(store, manifest, [t.name for t in manifest.tensors], watch=Watch())
+    columns = reading.read_slices(store, manifest, {"w": Rectangle((3, 10), (90, 7))}, watch=Watch())["w"]
+
+    truth = np.frombuffer(bytes(contents), "<f8").reshape(100, 50)
+    assert found["w"].tobytes() == truth.tobytes()
+    assert columns.tobytes() == truth[3:93, 10:17].tobytes()
+    assert all(found[f"t{n}"].tobytes() == bytes([n]) * 700 for n in range(20))
+
+
+# -- what is read --------------------------------------------------------------------------------------------------
+
+
+def test_only_the_chunks_between_the_first_and_the_last_wanted_row_are_read() -> None:
+    store = CountingStore()
+    made = HandMade(store, chunk_bytes=4_000)
+    made.file()
+    made.add("w", numbers((1_000, 100)))  # ten rows to a chunk
+    manifest = made.finish()
+
+    found = reading.read_slices(store, manifest, {"w": Rectangle((105, 0), (10, 100))}, watch=Watch())["w"]
+
+    assert found.tobytes() == numbers((1_000, 100))[105:115].tobytes()
+    assert [(offset - HEADER_BYTES, size) for _, offset, size in store.reads] == [(40_000, 8_000)]
+
+
+def test_slices_that_do_not_meet_the_rectangle_are_not_read_and_may_be_missing() -> None:
+    store = CountingStore()
+    made = HandMade(store, chunk_bytes=1 << 20)
+    files = [made.file(name=f"rank-{rank:05d}.safetensors", rank=rank) for rank in range(4)]
+    truth = numbers((8, 3))
+    parts = [made.slice(file, "w", truth[2 * file : 2 * file + 2], start=(2 * file, 0)) for file in files]
+    made.tensor("w", "F32", (8, 3), *parts)
+    manifest = made.finish()
+    store.delete([f"{ID}/rank-00000.safetensors"])
+
+    found = reading.read_slices(store, manifest, {"w": Rectangle((3, 0), (3, 3))}, watch=Watch())["w"]
+
+    assert found.tobytes() == truth[3:6].tobytes()
+    assert {key for key, _, _ in store.reads} == {f"{ID}/rank-00001.safetensors", f"{ID}/rank-00002.safetensors"}
+
+
+def test_small_encoded_tensors_that_lie_together_are_one_request() -> None:
+    store = CountingStore()
+    made = HandMade(store)
+    made.file()
+    for number in range(50):
+        made.add(f"t{number}", np.full(40, number, np.uint8), encoding="zstd")
+    manifest = made.finish()
+
+    found = reading.read_tensors(store, manifest, [f"t{n}" for n in range(50)], watch=Watch())
+
+    assert all(found[f"t{n}"].tobytes() == bytes([n]) * 40 for n in range(50))
+    assert len(store.reads) == 1
+
+
+def test_a_small_piece_does_not_keep_the_large_chunk_in_memory_that_it_was_read_with() -> None:
+    store = MemoryStore()
+    made = HandMade(store, chunk_bytes=1 << 20)
+    made.file()
+    made.add("w", numbers((1 << 20,), "|u1"))
+    manifest = made.finish()
+
+    piece = reading.read_slices(store, manifest, {"w": Rectangle((5,), (10,))}, watch=Watch())["w"]
+
+    assert memoryview(piece.base).nbytes == 10  # type: ignore[arg-type]
+
+
+def test_a_box_that_is_not_within_its_tensor_is_the_callers_mistake() -> None:
+    store = MemoryStore()
+    made = HandMade(store)
+    made.file()
+    made.add("w", numbers((4, 3)))
+    manifest = made.finish()
+
+    for box in (
+        Rectangle((3, 0), (2, 3)),
+        Rectangle((-1, 0), (1, 3)),
+        Rectangle((0,), (1,)),
+        Rectangle((0, 0), (1, -1)),
+    ):
+        with pytest.raises(InvalidArgument, match="not within it"):
+            reading.read_slices(store, manifest, {"w": box}, watch=Watch())
+
+
+def test_a_cancelled_read_ends() -> None:
+    store = MemoryStore()
+    made = HandMade(store)
+    made.file()
+    made.add("w", numbers((4, 3)))
+    made.add("z", numbers((4, 3)), encoding="zstd")
+    manifest = made.finish()
+    watch = Watch()
+    watch.cancel()
+
+    for name in ("w", "z"):
+        with pytest.raises(CheckpointAborted):
+            reading.read_tensors(store, manifest, [name], watch=watch)
+
+
+def test_progress_counts_the_bytes_that_were_read() -> None:
+    store = MemoryStore()
+    made = HandMade(store)
+    made.file()
+    made.add("w", numbers((40, 3)))
+    manifest = made.finish()
+    seen: list[int] = []
+
+    reading.read_tensors(store, manifest, ["w"], watch=Watch(seen.append))
+
+    assert sum(seen) == 480
+
+
+# -- what is refused -----------------------------------------------------------------------------------------------
+
+
+class Patched:
+    """A tensor of 100 bytes, a patch of its units 1, 4 and 12 (which is short), and a base to it."""
+
+    def __init__(self, **patch: Any) -> None:
+        self.store = MemoryStore()
+        self.made = HandMade(self.store, chunk_bytes=32)
+        base, own = self.made.file(BASE), self.made.file()
+        self.contents = bytearray(range(100))
+        kept = self.made.slice(base, "w", numbers((100,), "|u1"), encoding=patch.pop("base_encoding", ""))
+        arguments = {"indices": [1, 4, 12], "data": b"x" * 20, "unit_bytes": 8, "encoding": ""} | patch
+        self.patch = self.made.patch(own, "w#p", self.contents, **arguments)
+        self.kept = kept
+
+    def manifest(self, **changes: Any) -> m.Manifest:
+        patch = msgspec.structs.replace(self.patch, **changes)
+        self.made.tensors.clear()
+        self.made.tensor("w", "U8", (100,), msgspec.structs.replace(self.kept, patches=(patch,)))
+        return self.made.finish()
+
+    def refuses(self, kind: type[Exception], words: str, manifest: m.Manifest) -> str:
+        """Both ways in: what is loaded, and what is verified. Gives what was said to who loads."""
+        with pytest.raises(kind, match=words):
+            reading.verify(self.store, manifest, watch=Watch())
+        with pytest.raises(kind, match=words) as caught:
+            load(self.store, manifest)
+        return str(caught.value)
+
+    def renumber(self, indices: list[int]) -> dict[str, Any]:
+        """Other indices in the place of the three, with the hash that they should have."""
+        data = np.array(indices, "<u4").tobytes()
+        at = self.patch.index_offset - HEADER_BYTES
+        self.made.files[1].data[at : at + 12] = data
+        return {"index_hashes": self.made.hashes(data)}
+
+
+def test_the_hand_made_one_is_sound() -> None:
+    sound = Patched()
+    manifest = sound.manifest()
+
+    reading.verify(sound.store, manifest, watch=Watch())
+    assert load(sound.store, manifest) == bytes(sound.contents)
+    assert manifest.bases == (BASE,)
+
+
+def test_indices_that_do_not_rise_are_refused() -> None:
+    bad = Patched()
+    assert "'w'" in bad.refuses(CheckpointInvalid, "out of order", bad.manifest(**bad.renumber([1, 1, 12])))
+    bad.refuses(CheckpointInvalid, "out of order", bad.manifest(**bad.renumber([4, 1, 12])))
+
+
+def test_an_index_beyond_the_slice_is_refused() -> None:
+    bad = Patched()
+    bad.refuses(CheckpointInvalid, "numbers unit 13, but there are only 13", bad.manifest(**bad.renumber([1, 4, 13])))
+    bad.refuses(CheckpointInvalid, "4294967295", bad.manifest(**bad.renumber([1, 4, (1 << 32) - 1])))
+
+
+def test_a_patch_whose_data_is_not_that_of_its_units_is_refused() -> None:
+    bad = Patched()  # unit 11 is a whole one: four bytes are missing
+    bad.refuses(CheckpointInvalid, "20 bytes, but its units need 24", bad.manifest(**bad.renumber([1, 4, 11])))
+
+
+@pytest.mark.parametrize("encoding", ["", "zstd", "xor-zstd"])
+def test_a_changed_byte_in_a_patchs_data_is_noticed(encoding: str) -> None:
+    bad = Patched(encoding=encoding)
+    manifest = bad.manifest()
+    bad.made.damage(f"{ID}/rank-00000.safetensors", bad.patch.offset + 9, 0x3F)
+
+    said = bad.refuses(CheckpointCorrupt, "a patch of tensor 'w' in rank-00000.safetensors, bytes", manifest)
+    assert str(bad.patch.offset) in said
+
+
+def test_a_changed_byte_in_a_patchs_indices_is_noticed() -> None:
+    bad = Patched()
+    manifest = bad.manifest()
+    bad.made.damage(f"{ID}/rank-00000.safetensors", bad.patch.index_offset, 2)
+
+    bad.refuses(CheckpointCorrupt, "the indices of a patch of tensor 'w'.*expected", manifest)
+
+
+def test_a_changed_byte_in_the_base_is_noticed() -> None:
+    bad = Patched()
+    manifest = bad.manifest()
+    bad.made.damage(f"{BASE}/rank-00000.safetensors", bad.kept.offset + 50)
+
+    bad.refuses(CheckpointCorrupt, f"tensor 'w' in {BASE}/rank-00000.safetensors, bytes 8224 to 8256", manifest)
+
+
+def test_a_base_that_was_removed_is_named() -> None:
+    bad = Patched()
+    manifest = bad.manifest()
+    bad.store.delete([f"{BASE}/rank-00000.safetensors"])
+
+    said = bad.refuses(CheckpointMissing, f"builds on {BASE}, whose file rank-00000.safetensors is not there", manifest)
+    assert ID in said
+
+
+def test_a_base_that_was_cut_off_is_named_with_both_sizes() -> None:
+    bad = Patched()
+    manifest = bad.manifest()
+    key = f"{BASE}/rank-00000.safetensors"
+    bad.store.put(key, bad.store.get(key, max_bytes=1 << 20)[:-1])
+
+    bad.refuses(CheckpointInvalid, f"of {BASE}.*has {HEADER_BYTES + 99} bytes, expected {HEADER_BYTES + 100}", manifest)
+
+
+def encoded(frame: bytes, *, num_bytes: int = 64) -> tuple[MemoryStore, m.Manifest]:
+    """One chunk of zeros, or what this frame makes of it."""
+    store = MemoryStore()
+    made = HandMade(store, chunk_bytes=num_bytes)
+    file = made.file()
+    offset = made.files[file].add("w", np.frombuffer(frame, np.uint8))
+    hashes = (xxh3_128_hexdigest(bytes(num_bytes)),)
+    kept = m.Slice(
+        file=file, offset=offset, start=(0,), shape=(num_bytes,), hashes=hashes, encoding="zstd", frames=(len(frame),)
+    )
+    made.tensor("w", "U8", (num_bytes,), kept)
+    return store, made.finish()
+
+
+@pytest.mark.parametrize(
+    ("frame", "words"),
+    [
+        (zstandard.compress(bytes(63)), "gives 63 bytes, expected 64"),
+        (zstandard.compress(bytes(65)), "more than the 64 bytes"),
+        (zstandard.compress(bytes(1 << 24)), "more than the 64 bytes"),
+        (zstandard.compress(bytes(64)) + zstandard.compress(bytes(1)), "more than the 64 bytes"),
+        (zstandard.compress(bytes(range(64)))[:-1], "gives .* bytes, expected 64"),
+        (zstandard.compress(b"\1" * 64), "the hash is"),
+        (b"not a frame", "not a zstd frame"),
+        (zstandard.compress(bytes(64))[:5], "gives 0 bytes"),
+        (b"\x50\x2a\x4d\x18\x04\x00\x00\x00skip", "gives 0 bytes"),
+    ],
+    ids=["short", "long", "bomb", "two", "truncated", "other", "noise", "header only", "skippable"],
+)
+def test_a_frame_that_is_not_what_was_written_is_refused(frame: bytes, words: str) -> None:
+    store, manifest = encoded(frame)
+
+    with pytest.raises(CheckpointCorrupt, match=f"tensor 'w' in rank-00000.safetensors.*{words}"):
+        load(store, manifest)
+    with pytest.raises(CheckpointCorrupt, match=words):
+        reading.verify(store, manifest, watch=Watch())
+
+
+def test_a_bomb_never_gets_more_memory_than_the_chunk_has() -> None:
+    out = memoryview(bytearray(64))
+    bomb = zstandard.ZstdCompressor(level=19).compress(bytes(1 << 28))  # without its size, it must be unpacked to know
+
+    assert len(bomb) < 1 << 16
+    assert "more than the 64 bytes" in decoding.decompress(memoryview(bomb), out)
+
+
+def test_a_frame_that_refers_further_back_than_anybody_keeps_is_refused() -> None:
+    parameters = zstandard.ZstdCompressionParameters(window_log=30, write_content_size=False)
+    stream = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    frame = stream.compress(b"x" * 100) + stream.flush()
+
+    assert "not a zstd frame" in decoding.decompress(memoryview(frame), memoryview(bytearray(100)))
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_as_a_frame_are_refused_and_nothing_worse(frame: bytes) -> None:
+    assert decoding.decompress(memoryview(frame), memoryview(bytearray(1_000))) != ""
+
+
+def test_swapped_files_of_ranks_are_told_apart() -> None:
+    store = MemoryStore()
+    made = HandMade(store)
+    files = [made.file(name=f"rank-{rank:05d}.safetensors", rank=rank) for rank in range(2)]
+    parts = [made.slice(file, "w", numbers((2, 3)), start=(2 * file, 0)) for file in files]
+    made.tensor("w", "F32", (4, 3), *parts)
+    manifest = made.finish()
+    keys = [f"{ID}/rank-{rank:05d}.safetensors" for rank in range(2)]
+    contents = [store.get(key, max_bytes=1 << 20) for key in keys]
+    reading.verify(store, manifest, watch=Watch())
+    for key, data in zip(keys, reversed(contents), strict=True):
+        store.put(key, data)
+
+    with pytest.raises(CheckpointCorrupt, match=r"is the file of rank 1 .* expected that of rank 0 .*swapped"):
+        reading.verify(store, manifest, watch=Watch())
+
+
+def test_the_file_of_another_checkpoint_is_told_apart() -> None:
+    store = MemoryStore()
+    manifests = []
+    for owner in (ID, OLDER):
+        made = HandMade(store, owner=owner)
+        made.file()
+        made.add("w", numbers((2, 3)))
+        manifests.append(made.finish())
+    store.put(f"{ID}/rank-00000.safetensors", store.get(f"{OLDER}/rank-00000.safetensors", max_bytes=1 << 20))
+
+    with pytest.raises(CheckpointCorrupt, match=f"of checkpoint '{OLDER}', expected that of rank 0 of {ID}"):
+        reading.verify(store, manifests[0], watch=Watch())
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ({"dtype": "I32", "shape": [2, 3], "data_offsets": [0, 24]}, "header has tensor 'w', I32"),
+        ({"dtype": "F32", "shape": [3, 2], "data_offsets": [0, 24]}, r"\(3, 2\), but the manifest 'w', F32 \(2, 3\)"),
+        ({"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 24]}, "needs 16"),
+        ({"dtype": "F32", "shape": [2, 3], "data_offsets": [8, 32]}, "leaves a gap"),
+    ],
+)
+def test_a_header_that_tells_something_else_than_the_manifest_is_refused(entry: dict[str, Any], words: str) -> None:
+    store = MemoryStore()
+    made = HandMade(store)
+    made.file()
+    made.add("w", numbers((2, 3)))
+    made.files[0].entries["w"] = entry
+
+    with pytest.raises(CheckpointInvalid, match=words):
+        reading.verify(store, made.finish(), watch=Watch())
+
+
+def test_a_header_with_another_name_for_a_tensor_is_refused() -> None:
+    store = MemoryStore()
+    made = HandMade(store)
+    made.file()
+    made.add("w", numbers((2, 3)))
+    made.files[0].entries["other"] = made.files[0].entries.pop("w")
+
+    with pytest.raises(CheckpointInvalid, match=r"header has tensor 'other'.*manifest 'w'"):
+        reading.verify(store, made.finish(), watch=Watch())
+
+
+def test_more_memory_than_there_is_is_refused_in_words() -> None:
+    """A petabyte of zeros is a few kilobytes of frames."""
+    with pytest.raises(CheckpointInvalid, match="not so much memory"):
+        warming.fresh_memory(1 << 55)
+
+
+# -- anything at all -----------------------------------------------------------------------------------------------
+
+
+def sealed(body: Any) -> bytes:
+    data = msgspec.json.encode(body)
+    return b'{"strata_checkpoint":1,"hash":"%s","manifest":%s}' % (xxh3_128_hexdigest(data).encode(), data)
+
+
+def fuzzed() -> tuple[MemoryStore, m.Manifest, HandMade]:
+    """One of everything."""
+    one = Patched(encoding="xor-zstd", base_encoding="zstd")
+    manifest = one.manifest()
+    one.made.add("v", numbers((4, 3)), file=1)
+    one.made.tensors.reverse()
+    manifest = one.made.finish()
+    reading.verify(one.store, manifest, watch=Watch())
+    return one.store, manifest, one.made
+
+
+def places_in(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path] * bool(path) + [place for key, item in inner for place in places_in(item, (*path, key))]
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(1 << 70), 1 << 70)
+    | st.integers(-2, 200)
+    | st.sampled_from([0, 1, 31, 32, 33, 100, 1 << 30, (1 << 63) - 1, 1 << 64, 10**400])
+    | st.floats()
+    | st.text(max_size=4)
+    | st.sampled_from(["zstd", "xor-zstd", "U8", "F32", "C32", "../x", "f" * 32, "w", ID, BASE]),
+    lambda x: st.lists(x, max_size=3) | st.dictionaries(st.text(max_size=3), x, max_size=2),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=400)
+@given(st.data())
+def test_a_manifest_with_anything_in_any_place_is_read_or_refused_and_nothing_worse(data: st.DataObject) -> None:
+    store, manifest, _ = fuzzed()
+    body = json.loads(msgspec.json.encode(manifest))
+    for _ in range(data.draw(st.integers(1, 3))):
+        places = places_in(body)
+        *path, last = places[data.draw(st.integers(0, len(places) - 1))]
+        parent = body
+        for key in path:
+            parent = parent[key]
+        match data.draw(st.sampled_from(["replace", "remove", "repeat"])):
+            case "remove":
+                del parent[last]
+            case "repeat" if isinstance(parent, list):
+                parent.append(parent[last])
+            case _:
+                parent[last] = data.draw(JSON)
+    body["model_hash"] = model_hash_of(body)
+
+    def use() -> None:
+        found = m.decode(sealed(body), file="manifest.json")
+        reading.verify(store, found, watch=Watch())
+        reading.read_tensors(store, found, [tensor.name for tensor in found.tensors], watch=Watch())
+        assert found.id == body["id"]
+
+    assert refusal_of(use) != ""
+
+
+def refusal_of(use: Callable[[], None]) -> str:
+    """What it was refused with, in the only two ways there are; "accepted" if it was not."""
+    try:
+        use()
+    except (CheckpointInvalid, StorageError) as error:
+        return str(error)
+    return "accepted"
+
+
+def model_hash_of(body: Any) -> Any:
+    """As it should be, so that not everything ends there."""
+    try:
+        return m.model_hash(msgspec.convert(body["tensors"], tuple[m.TensorEntry, ...]))
+    except (msgspec.ValidationError, KeyError, UnicodeEncodeError):
+        return "0" * 32
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_a_header_with_anything_in_any_place_is_read_or_refused_and_nothing_worse(data: st.DataObject) -> None:
+    store, _, made = fuzzed()
+    entries = json.loads(json.dumps(made.files[1].entries))
+    places = places_in(entries)
+    *path, last = places[data.draw(st.integers(0, len(places) - 1))]
+    parent = entries
+    for key in path:
+        parent = parent[key]
+    parent[last] = data.draw(JSON)
+    made.files[1].entries = entries
+    said = refusal_of(lambda: reading.verify(store, made.finish(), watch=Watch()))
+    assert said == "accepted" or "rank-00000.safetensors" in said
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_a_header_of_any_bytes_is_refused_and_nothing_worse(data: st.DataObject) -> None:
+    store, manifest, made = fuzzed()
+    header = bytearray(made.files[1].header)
+    for _ in range(data.draw(st.integers(1, 4))):
+        header[data.draw(st.integers(0, 700))] = data.draw(st.integers(0, 255))
+    store.put(f"{ID}/rank-00000.safetensors", bytes(header) + bytes(made.files[1].data))
+    own = msgspec.structs.replace(manifest.files[1], header_hash=xxh3_128_hexdigest(bytes(header)))
+    forged = msgspec.structs.replace(manifest, files=(manifest.files[0], own))
+    said = refusal_of(lambda: reading.verify(store, forged, watch=Watch()))
+    assert said == "accepted" or "rank-00000.safetensors" in said
+
+
+# -- mapping -------------------------------------------------------------------------------------------------------
+
+
+def mapped(tmp_path: Path) -> tuple[LocalStore, m.Manifest]:
+    store = LocalStore(tmp_path)
+    made = HandMade(store)
+    base, own = made.file(BASE), made.file()
+    made.add("plain", numbers((4, 3)), file=own)
+    made.add("of the base", numbers((5,), "<i8"), file=base)
+    made.add("encoded", numbers((4, 3)), file=own, encoding="zstd")
+    halves = [made.slice(own, "sliced", numbers((2, 3)), start=(2 * i, 0)) for i in range(2)]
+    made.tensor("sliced", "F32", (4, 3), *halves)
+    contents = bytearray(numbers((4, 3)).tobytes())
+    kept = made.slice(base, "patched", numbers((4, 3)))
+    patch = made.patch(own, "patched#p", contents, [1], b"x" * 12, unit_bytes=12)
+    made.tensor("patched", "F32", (4, 3), msgspec.structs.replace(kept, patches=(patch,)))
+    made.tensor("empty", "F32", (0, 3), made.slice(own, "empty", numbers((0, 3))))
+    return store, made.finish()
+
+
+def test_what_lies_as_it_is_is_mapped_and_all_else_is_read(tmp_path: Path) -> None:
+    store, manifest = mapped(tmp_path)
+    names = [tensor.name for tensor in manifest.tensors]
+
+    found = mapping.map_tensors(store, manifest, names, watch=Watch())
+
+    read = reading.read_tensors(store, manifest, names, watch=Watch())
+    assert list(found) == names
+    assert {name: data.tobytes() for name, data in found.items()} == {n: d.tobytes() for n, d in read.items()}
+    assert {name for name, data in found.items() if is_mapped(data)} == {"plain", "of the base"}
+
+
+def is_mapped(data: np.ndarray[Any, Any]) -> bool:
+    base: Any = data
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return isinstance(base, memoryview) and isinstance(base.obj, mmap.mmap) if base is not None else False
+
+
+def test_writing_to_a_mapped_tensor_leaves_the_file_as_it_is(tmp_path: Path) -> None:
+    store, manifest = mapped(tmp_path)
+    tensor = mapping.map_tensors(store, manifest, ["plain"], watch=Watch())["plain"]
+    tensor[:] = 255
+
+    assert tensor.tobytes() == b"\xff" * 48
+    reading.verify(store, manifest, watch=Watch())
+
+
+def test_a_mapped_tensor_outlives_its_file(tmp_path: Path) -> None:
+    store, manifest = mapped(tmp_path)
+    tensor = mapping.map_tensors(store, manifest, ["plain"], watch=Watch())["plain"]
+    store.delete([f"{ID}/rank-00000.safetensors"])
+
+    assert tensor.tobytes() == numbers((4, 3)).tobytes()
+
+
+def test_a_file_with_another_size_or_header_is_not_mapped(tmp_path: Path) -> None:
+    store, manifest = mapped(tmp_path)
+    path = tmp_path / ID / "rank-00000.safetensors"
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CheckpointCorrupt, match="a header whose hash is"):
+        mapping.map_tensors(store, manifest, ["plain"], watch=Watch())
+    path.write_bytes(data[:-1])
+    with pytest.raises(CheckpointInvalid, match="bytes, expected"):
+        mapping.map_tensors(store, manifest, ["plain"], watch=Watch())
+    path.unlink()
+    with pytest.raises(CheckpointMissing, match=r"no file rank-00000.safetensors"):
+        mapping.map_tensors(store, manifest, ["plain"], watch=Watch())
+
+
+def test_other_stores_are_read_instead() -> None:
+    store = MemoryStore()
+    made = HandMade(store)
+    made.file()
+    made.add("w", numbers((4, 3)))
+    manifest = made.finish()
+
+    assert mapping.map_tensors(store, manifest, ["w"], watch=Watch())["w"].tobytes() == numbers((4, 3)).tobytes()
+    with pytest.raises(CheckpointInvalid, match="'other', which the checkpoint does not have"):
+        mapping.map_tensors(store, manifest, ["other"], watch=Watch())
+
+
+# -- comparing and exporting ---------------------------------------------------------------------------------------
+
+
+def two_states() -> tuple[MemoryStore, m.Manifest, m.Manifest, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """A base in several chunks, and a checkpoint with two patched rows, a re-encoded and a re-cut tensor."""
+    store = MemoryStore()
+    before = numbers((60, 4))
+    after = before.copy()
+    after[7], after[50, 2] = 0.5, -1
+    base = HandMade(store, owner=BASE)
+    base.file()
+    kept = base.add("w", before).slices[0]
+    base.add("same", before)
+    base.add("cut", before)
+    old = base.finish()
+    new = HandMade(store)
+    theirs, own = new.file(BASE), new.file()
+    new.files[theirs] = base.files[0]
+    contents = bytearray(before.tobytes())
+    data = after[7].tobytes() + after[50].tobytes()
+    patch = new.patch(own, "w#p", contents, [7, 50], data, unit_bytes=16, encoding="xor-zstd")
+    new.tensor("w", "F32", (60, 4), msgspec.structs.replace(kept, patches=(patch,)))
+    new.add("same", before, file=own, encoding="zstd")
+    columns = [new.slice(own, "cut", before[:, i : i + 2], start=(0, i)) for i in (0, 2)]
+    new.tensor("cut", "F32", (60, 4), *columns)
+    return store, old, new.finish(), before, after
+
+
+def test_diff_sees_what_a_patch_has_changed_and_that_encodings_and_cuts_have_not() -> None:
+    store, old, new, before, after = two_states()
+
+    found = comparing.compare(old, new)
+    by = comparing.measure(store, old, new, found.changed)
+
+    assert found.changed == ("w", "cut")
+    assert (by["w"].num_different, by["w"].max_abs) == (5, float(np.abs(after - before).max()))
+    assert by["cut"].num_different == 0
+    assert comparing.compare(new, new).changed == ()
+
+
+def test_diff_reads_no_more_than_a_window_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparing, "_WINDOW_BYTES", 128)
+    store, old, new, before, after = two_states()
+
+    by = comparing.measure(store, old, new, ["w", "cut", "same"])
+
+    assert [by[name].num_different for name in ("w", "cut", "same")] == [5, 0, 0]
+    assert by["w"].max_abs == float(np.abs(after - before).max())
+
+
+def test_export_writes_what_patches_encodings_and_slices_come_to(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.numpy")
+    store, _, new, before, after = two_states()
+
+    num = exporting.export(store, new, tmp_path / "out.safetensors")
+
+    found = safetensors.load_file(tmp_path / "out.safetensors")
+    assert num == 3
+    assert np.array_equal(found["w"], after)
+    assert np.array_equal(found["same"], before)
+    assert np.array_equal(found["cut"], before)
