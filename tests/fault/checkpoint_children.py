@@ -13,7 +13,6 @@ import ctypes
 import gc
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -192,15 +191,20 @@ def orphan() -> None:
         time.sleep(0.001)
 
 
-def save_beside(say: Say, *, place: str, environment: dict[str, str]) -> None:
-    """Saves step 2 by a process that something happens to; if that fails, step 3 by another one."""
+def save_beside(say: Say, *, place: str, environment: dict[str, str], always: bool = False) -> None:
+    """Saves step 2 by a process that something happens to, or (`always`) to every one that is started for it.
+
+    If that fails, step 3 by a sound one.
+    """
     os.environ.update(environment)
     with open_manager(place, saver="process", statistics=False) as manager:
         handle = manager.save(state_of(2), step=2)
-        os.environ.pop(IN_SAVER)  # the next one is sound
+        if not always:
+            os.environ.pop(IN_SAVER)
         try:
             saved = handle.wait()
         except StrataError as error:
+            os.environ.pop(IN_SAVER, None)
             say(event="failed", kind=type(error).__name__, message=str(error)[:500])
             saved = manager.save(state_of(3), step=3).wait()
         say(event="durable", step=saved.step, id=saved.id)
@@ -313,14 +317,24 @@ def family(pid: int) -> list[int]:
     return found
 
 
-def proportional_bytes(pid: int) -> int:
-    """Of a process and all below it; what they share counts once."""
-    total = 0
+def held_bytes(pid: int) -> int:
+    """By a process and all below it; what they share counts once.
+
+    The staging memory is the only memory of theirs that has no file and is shared, so the largest share of it is all of
+    it. To add up what the kernel attributes to each would count it twice when one of them maps it between two looks.
+    """
+    total = shared = 0
     for one in family(pid):
         with contextlib.suppress(OSError):  # it has just ended
-            rollup = Path(f"/proc/{one}/smaps_rollup").read_text()
-            total += next((int(line.split()[1]) * 1_024 for line in rollup.splitlines() if line.startswith("Pss:")), 0)
-    return total
+            told = _kibibytes(Path(f"/proc/{one}/smaps_rollup")) | _kibibytes(Path(f"/proc/{one}/status"))
+            total += told["Pss_Anon"] + told["Pss_File"]
+            shared = max(shared, told["RssShmem"])
+    return (total + shared) * 1_024
+
+
+def _kibibytes(path: Path) -> dict[str, int]:
+    words = (line.split() for line in path.read_text().splitlines())
+    return {line[0].rstrip(":"): int(line[1]) for line in words if len(line) == 3 and line[2] == "kB"}
 
 
 def is_running(pid: int) -> bool:
@@ -334,7 +348,7 @@ def is_running(pid: int) -> bool:
 def holdings() -> dict[str, int]:
     pids = family(os.getpid())
     return {
-        "num_bytes": proportional_bytes(os.getpid()),
+        "num_bytes": held_bytes(os.getpid()),
         "num_fds": sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids),  # noqa: PTH208 - names
         "num_threads": sum(len(os.listdir(f"/proc/{pid}/task")) for pid in pids),  # noqa: PTH208 - names
         "num_processes": len(pids),
@@ -342,8 +356,8 @@ def holdings() -> dict[str, int]:
 
 
 def peak_bytes() -> int:
-    """The most that this process ever held."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1_024
+    """The most that this process ever held; `getrusage` would also tell what its parent held when it was forked."""
+    return _kibibytes(Path("/proc/self/status"))["VmHWM"] * 1_024
 
 
 # -- the parent ----------------------------------------------------------------------------------------------------
@@ -466,12 +480,12 @@ class Peak:
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._over = threading.Event()
-        self.at_first_bytes = self.bytes = proportional_bytes(pid)
+        self.at_first_bytes = self.bytes = held_bytes(pid)
         self._thread = threading.Thread(target=self._look, daemon=True)
 
     def _look(self) -> None:
         while not self._over.wait(0.002):
-            self.bytes = max(self.bytes, proportional_bytes(self._pid))
+            self.bytes = max(self.bytes, held_bytes(self._pid))
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -31,7 +31,6 @@ from strata.errors import (
     CheckpointAborted,
     CheckpointBusy,
     CheckpointError,
-    CheckpointInvalid,
     NoCheckpoint,
     StorageDenied,
     StorageError,
@@ -277,11 +276,6 @@ def test_a_store_that_fails_while_it_is_read_puts_nothing_into_quarantine(
     assert not list(tmp_path.rglob("quarantine.json"))
 
 
-@pytest.mark.xfail(
-    reason="load takes a checkpoint that retention has just removed for a damaged one, quarantines what is not there, "
-    "and finds nothing although a newer one was committed before the old one went",
-    raises=(AssertionError, CheckpointInvalid, NoCheckpoint),
-)
 def test_a_load_during_which_the_checkpoint_is_replaced_by_a_newer_one_gives_the_newer_one(
     store: FaultyStore, tmp_path: Path
 ) -> None:
@@ -297,11 +291,6 @@ def _run(writer: CheckpointManager, step: int) -> None:
     save(writer, step)
 
 
-@pytest.mark.xfail(
-    reason="inspecting._unfinished does not expect a directory to go while it looks: the FileNotFoundError ends "
-    "the tidying, and nobody hears of it",
-    raises=AssertionError,
-)
 def test_what_somebody_else_removes_while_leftovers_are_looked_for_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -426,11 +415,6 @@ def test_a_clock_that_is_set_back_between_two_saves_changes_nothing(tmp_path: Pa
         check(manager, 2, 3)
 
 
-@pytest.mark.xfail(
-    reason="of two with one step the clocks decide: what is saved again with a clock that was set back is removed by "
-    "the tidying of its own save, after wait() has called it durable",
-    raises=(AssertionError, CheckpointInvalid, NoCheckpoint),
-)
 def test_what_was_just_committed_is_not_removed_because_an_older_one_of_its_step_claims_to_be_newer(
     tmp_path: Path,
 ) -> None:
@@ -441,11 +425,6 @@ def test_what_was_just_committed_is_not_removed_because_an_older_one_of_its_step
         assert saved in [one.id for one in again.list()]
 
 
-@pytest.mark.xfail(
-    reason="who goes on from an earlier step while a later one is still there loses each new checkpoint at once: "
-    "keep_count counts steps only",
-    raises=(AssertionError, CheckpointInvalid, NoCheckpoint),
-)
 def test_what_was_just_committed_is_not_removed_because_a_later_step_was_there_before(tmp_path: Path) -> None:
     with open_manager(str(tmp_path), keep_count=1) as manager:
         save(manager, 10)
@@ -486,22 +465,12 @@ def test_a_clock_that_is_a_year_behind_takes_no_save_under_way_for_a_leftover(st
         assert len(directories(Path(store.url))) == 2
 
 
-@pytest.mark.xfail(
-    reason="leftovers are told by the tidying manager's clock against the store's times: with a clock that is ahead by "
-    "more than an hour it removes the data of a save under way, which then commits a checkpoint without data",
-    raises=(AssertionError, CheckpointInvalid, NoCheckpoint),
-)
 def test_a_clock_that_is_a_year_ahead_takes_no_save_under_way_for_a_leftover(store: FaultyStore) -> None:
     with a_save_under_way(store), open_manager(store.url, clock=clock_off_by(A_YEAR_S)) as other:
         save(other, 4)
         assert len(directories(Path(store.url))) == 2
 
 
-@pytest.mark.xfail(
-    reason="a save whose data are older than an hour when it commits (a late rank, a slow store) is taken for a "
-    "leftover by others, and commits a checkpoint without data: nobody looks whether they are still there",
-    raises=(AssertionError, CheckpointInvalid, NoCheckpoint),
-)
 def test_a_save_that_takes_longer_than_an_hour_never_commits_what_others_have_removed(store: FaultyStore) -> None:
     with a_save_under_way(store), open_manager(store.url) as other:
         age(Path(store.url))

@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ from strata.errors import NoCheckpoint
 from strata.storage.base import TEMPORARY
 
 __all__ = ["s3"]  # a fixture
+
+pytestmark = pytest.mark.timeout(180)  # hundreds of processes, on a machine that may be busy
 
 NUM_BYTES = 40_000
 TWO_HOURS_S = 7_200.0
@@ -158,6 +161,22 @@ def test_a_process_that_is_killed_at_any_call_loses_nothing_that_was_reported(
     assert wrong == [], f"{len(wrong)} of {len(numbers)}"
 
 
+@pytest.mark.usefixtures("no_power_cuts")
+@pytest.mark.parametrize("when", ["before", "half", "after"])
+def test_nor_does_one_that_is_killed_while_it_writes_statistics(tmp_path: Path, parent: Parent, when: When) -> None:
+    """They are written whenever nothing else is to do, so the numbers of the calls are not the same each time."""
+    whole = parent.run(save_three, place=str(tmp_path / "whole"), level="calls", statistics=True)
+    assert whole.exit_code == 0, parent.log()
+    numbers = [n for n, (name, path) in enumerate(whole.calls) if name == "rename" and "statistics" in path]
+    assert len(numbers) == len(STEPS)
+    for number in range(numbers[1] - 3, numbers[1] + 2):
+        place = tmp_path / str(number)
+        arguments = {"level": "calls", "number": number, "when": when, "statistics": True}
+        ended = parent.run(save_three, place=str(place), **arguments)
+        assert ended.exit_code == -signal.SIGKILL, parent.log()
+        check_recovers(place, ended.durable)
+
+
 def test_a_manifest_has_its_name_only_when_what_it_names_would_survive_a_power_cut(
     calls: list[tuple[str, str]],
 ) -> None:
@@ -194,10 +213,6 @@ def test_of_what_is_removed_the_manifest_goes_first(calls: list[tuple[str, str]]
     assert all(names[0] == "manifest.json" for names in by_directory.values())
 
 
-@pytest.mark.xfail(
-    reason="nobody calls LocalStore.sweep: what a dead writer left beside a committed manifest stays for good",
-    raises=AssertionError,
-)
 def test_the_second_name_of_a_manifest_goes_too_when_it_is_old(
     tmp_path: Path, parent: Parent, calls: list[tuple[str, str]]
 ) -> None:
@@ -232,6 +247,10 @@ def saver_calls(parent: Parent, tmp_path_factory: pytest.TempPathFactory) -> lis
     return found[: found.index("link") + 3]
 
 
+def has_ended(pid: int) -> bool:
+    return not is_running(pid)
+
+
 def notes_of(customs: Path) -> list[str]:
     """The saver's number, then its calls."""
     return (customs / "notes").read_text().splitlines()
@@ -246,22 +265,57 @@ def sampled(calls: list[str], when: When) -> list[int]:
 
 @pytest.mark.usefixtures("no_power_cuts")
 @pytest.mark.parametrize("when", ["before", "half", "after"])
-def test_when_the_saver_is_killed_its_save_fails_and_the_next_one_has_a_new_saver(
+def test_when_the_saver_is_killed_another_one_writes_what_was_staged(
     tmp_path: Path, parent: Parent, saver_calls: list[str], when: When
 ) -> None:
     for number in sampled(saver_calls, when):
-        place = tmp_path / str(number)
-        with open_manager(str(place)) as manager:
-            first = manager.save(state_of(1), step=1).wait().id
-        customs = tmp_path / f"customs-{number}"
+        place, customs = tmp_path / str(number), tmp_path / f"customs-{number}"
+        first = save_first(place)
         environment = environment_of_savers(customs, number=number, when=when)
         ended = parent.run(save_beside, place=str(place), environment=environment)
         assert ended.exit_code == 0, parent.log()
         assert len(notes_of(customs)) >= number + 2, "it died there"
-        assert len(ended.failed) == 1
-        assert "CheckpointAborted: the saver process has ended (killed by signal 9)" in ended.failed[0]
-        assert list(ended.durable.values()) == [3]
+        assert list(ended.durable.values()) == [2]
         check_recovers(place, {first: 1, **ended.durable})
+
+
+@pytest.mark.usefixtures("no_power_cuts")
+def test_when_every_saver_is_killed_the_save_fails_and_the_next_one_works(
+    tmp_path: Path, parent: Parent, saver_calls: list[str]
+) -> None:
+    place = tmp_path / "place"
+    first = save_first(place)
+    environment = environment_of_savers(tmp_path / "customs", number=saver_calls.index("rename"), when="before")
+    ended = parent.run(save_beside, place=str(place), environment=environment, always=True)
+    assert ended.exit_code == 0, parent.log()
+    assert len(ended.failed) == 1
+    assert "CheckpointAborted: the saver process has ended (killed by signal 9)" in ended.failed[0]
+    assert list(ended.durable.values()) == [3]
+    with open_manager(str(place)) as manager:
+        check_listed(manager, {first: 1, **ended.durable})
+        assert [one.step for one in manager.list()] == [1, 3]
+
+
+@pytest.mark.usefixtures("no_power_cuts")
+def test_what_a_killed_saver_was_writing_goes_when_it_is_old(
+    tmp_path: Path, parent: Parent, saver_calls: list[str]
+) -> None:
+    place = tmp_path / "place"
+    save_first(place)
+    environment = environment_of_savers(tmp_path / "customs", number=saver_calls.index("rename"), when="before")
+    ended = parent.run(save_beside, place=str(place), environment=environment)
+    if list(ended.durable.values()) != [2]:
+        pytest.fail(parent.log())
+    age(place)
+    with open_manager(str(place)) as manager:
+        manager.save(state_of(9), step=9).wait()
+        manager.wait()
+    assert [(place / one).stat().st_size for one in temporaries(place)] == []
+
+
+def save_first(place: Path) -> str:
+    with open_manager(str(place)) as manager:
+        return manager.save(state_of(1), step=1).wait().id
 
 
 @pytest.mark.usefixtures("no_power_cuts")
@@ -271,13 +325,13 @@ def test_when_the_trainer_is_killed_what_was_staged_becomes_durable(
 ) -> None:
     for number in sampled(saver_calls, when):
         place, customs = tmp_path / str(number), tmp_path / f"customs-{number}"
+        first = save_first(place)
+        environment = environment_of_savers(customs, number=number, when=when, victim="trainer")
+        ended = parent.run(save_beside, place=str(place), environment=environment)
+        assert ended.exit_code == -signal.SIGKILL, parent.log()
+        saver = int(notes_of(customs)[0])
+        until(partial(has_ended, saver), "the saver has done its work and left")
         with open_manager(str(place)) as manager:
-            first = manager.save(state_of(1), step=1).wait().id
-            environment = environment_of_savers(customs, number=number, when=when, victim="trainer")
-            ended = parent.run(save_beside, place=str(place), environment=environment)
-            assert ended.exit_code == -signal.SIGKILL, parent.log()
-            saver = int(notes_of(customs)[0])
-            until(lambda saver=saver: not is_running(saver), "the saver has done its work and left")
             assert [one.step for one in manager.list()] == [1, 2]
             check_listed(manager, {first: 1})
         assert temporaries(place) == []
@@ -321,8 +375,9 @@ def test_the_same_on_s3(s3: S3Server, parent: Parent) -> None:
             place = s3.new_url()
             ended = parent.run(save_three, place=place, number=number, when=when, **arguments)
             assert ended.exit_code == -signal.SIGKILL, parent.log()
-            assert list(ended.durable.values()) == ([1] if kind.startswith("put") else [1, 2])
-            with CheckpointManager(place, storage_options=options) as manager:
+            assert 1 in ended.durable.values()
+            assert 2 not in ended.durable.values() or kind == "delete"
+            with open_manager(place, storage_options=options) as manager:
                 check_listed(manager, ended.durable, num_bytes=num_bytes)
                 manager.save(state_of(9, num_bytes=num_bytes), step=9).wait()
                 assert manager.load()["step"] == 9

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import saver_children
 
 import strata
 from strata.checkpoint import memory
 from strata.checkpoint.savers import ProcessSaver
 from strata.errors import CheckpointAborted, ConfigError, StorageError
 from strata.storage.memory import MemoryStore
-from tests.fault import saver_children
 
 TIMEOUT_S = 60.0
 
@@ -117,7 +117,7 @@ def test_nothing_is_left_in_shared_memory(place: str) -> None:
 
 @contextlib.contextmanager
 def small_manager(place: str) -> Iterator[tuple[strata.CheckpointManager, ProcessSaver]]:
-    with strata.CheckpointManager(place, saver="process") as manager:
+    with strata.CheckpointManager(place, saver="process", statistics=False) as manager:
         assert isinstance(manager._saver, ProcessSaver)
         yield manager, manager._saver
 

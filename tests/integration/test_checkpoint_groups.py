@@ -184,6 +184,11 @@ def test_all_ranks_find_the_same_id_and_another_start_another() -> None:
         assert groups.checkpoint_id(Ranks(size=4, session=session), number, step) not in ids
 
 
+def test_one_rank_alone_never_uses_a_name_twice_whatever_its_session() -> None:
+    alone = Ranks(session="always the same")
+    assert groups.checkpoint_id(alone, 0, 5) != groups.checkpoint_id(alone, 0, 5)
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

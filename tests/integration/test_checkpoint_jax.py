@@ -234,7 +234,10 @@ with CheckpointManager(sys.argv[1]) as manager:
     save_pytree(manager, tree, step=0).wait()
     like = {name: jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=grid) for name in tree}
     found = load_pytree(manager, like=like)
+    with jax.default_device(jax.devices()[2]):
+        free = load_pytree(manager, like={name: jax.ShapeDtypeStruct((8, 8), jnp.float32) for name in tree})
 for name, array in found.items():
+    assert free[name].devices() == {jax.devices()[2]}, name
     assert array.sharding == grid, name
     assert (array == w).all(), name
     assert {shard.data.shape for shard in array.addressable_shards} == {(4, 4)}, name
@@ -270,6 +273,15 @@ def test_jax_alone_does_not_import_torch(tmp_path: Path) -> None:
     ran = in_child(NO_TORCH, str(tmp_path))
 
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "False\n", "")
+
+
+def test_what_was_saved_from_jax_can_be_had_as_numpy(manager: CheckpointManager) -> None:
+    save_pytree(manager, {"w": jnp.arange(3)}, step=0).wait()
+
+    found = load_pytree(manager, like={"w": np.zeros(3, np.int32)})["w"]
+
+    found += 1  # it is one's own
+    assert found.tolist() == [1, 2, 3]
 
 
 # -- what does not fit ----------------------------------------------------------------------------------------------

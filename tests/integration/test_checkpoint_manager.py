@@ -39,7 +39,7 @@ class CheckpointManager(strata.CheckpointManager):
     """Without a process, which would take longer to start than most tests take; `test_checkpoint_saver.py` has it."""
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
-        super().__init__(*arguments, **{"saver": "thread", **more})
+        super().__init__(*arguments, **{"saver": "thread", "statistics": False, **more})
 
 
 @pytest.fixture

@@ -277,9 +277,9 @@ def test_verify_shows_a_bar_on_a_terminal_when_it_takes_long(place: Path) -> Non
         "import sys, threading\n"
         "from strata.checkpoint import progress, reading\n"
         "from strata.cli import main\n"
-        "shown, show, verify = threading.Event(), progress._Counter.show, reading.verify\n"
+        "shown, show, verify = threading.Event(), progress.Counter.show, reading.verify\n"
         "progress.SHOWN_AFTER_S = 0.0\n"
-        "progress._Counter.show = lambda self: (show(self), shown.set())\n"
+        "progress.Counter.show = lambda self: (show(self), shown.set())\n"
         "reading.verify = lambda *args, **kwargs: (shown.wait(30), verify(*args, **kwargs))\n"
         "main(['checkpoints', 'verify', sys.argv[1]])\n"
     )

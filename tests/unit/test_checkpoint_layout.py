@@ -16,6 +16,7 @@ import torch
 from hypothesis import given
 
 from strata.checkpoint import dtypes, layout, tree
+from strata.checkpoint.memory import PrivateMemory
 from strata.checkpoint.staging import Staging
 from strata.errors import CheckpointInvalid
 
@@ -23,9 +24,11 @@ from strata.errors import CheckpointInvalid
 def file_of(state: Any) -> tuple[layout.Layout, bytes]:
     flat = tree.flatten(state)
     plan = layout.plan(flat.leaves, {"strata": "1"})
-    staging = Staging()
+    memory = PrivateMemory()
+    staging = Staging(memory)
     try:
-        return plan, bytes(staging.fill(plan, flat.leaves))
+        staging.fill(plan, flat.leaves)
+        return plan, bytes(memory.view()[: plan.size_bytes])
     finally:
         staging.close()
 

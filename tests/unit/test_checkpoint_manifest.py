@@ -66,6 +66,43 @@ def test_the_same_contents_have_the_same_hash_whatever_the_step() -> None:
     assert a_manifest().model_hash != a_manifest(tensors=(a_tensor(a_slice(hashes=("f" * 32,))),)).model_hash
 
 
+def a_patch(**changes: Any) -> m.Patch:
+    """Of units 0 and 2 of the three that 24 bytes have, if a unit has ten."""
+    fields: dict[str, Any] = {
+        "file": 0,
+        "unit_bytes": 10,
+        "num_units": 2,
+        "num_bytes": 14,
+        "index_bytes": 4,
+        "index_offset": 4096,
+        "index_hashes": (HASH,),
+        "offset": 4104,
+        "hashes": (HASH,),
+    }
+    return m.Patch(**(fields | changes))
+
+
+def patched(**changes: Any) -> dict[str, Any]:
+    return {"tensors": (a_tensor(a_slice(patches=(a_patch(**changes),))),)}
+
+
+def encoded(**changes: Any) -> dict[str, Any]:
+    return {"tensors": (a_tensor(a_slice(**({"encoding": "zstd", "frames": (20,)} | changes))),)}
+
+
+def test_patches_encodings_and_files_of_bases_come_back_as_they_were() -> None:
+    files = (a_file(), a_file(path="step-000000000004-base/rank-00000.safetensors"))
+    for changes in (patched(), patched(file=1, encoding="xor-zstd", frames=(16,)), encoded()):
+        manifest = a_manifest(files=files, parent="step-000000000004-base", **changes)
+        assert m.decode(m.encode(manifest), file="x") == manifest
+        assert manifest.bases == ("step-000000000004-base",)
+
+
+def test_how_contents_are_encoded_does_not_change_their_hash_and_a_patch_does() -> None:
+    assert a_manifest(**encoded()).model_hash == a_manifest().model_hash
+    assert a_manifest(**patched()).model_hash != a_manifest().model_hash
+
+
 halves = (a_slice(start=(0, 0), shape=(1, 3)), a_slice(start=(1, 0), shape=(1, 3), offset=4108))
 
 
@@ -108,6 +145,29 @@ def test_a_tensor_may_lie_in_several_slices() -> None:
         ({"tensors": (a_tensor(a_slice(hashes=("g" * 32,))),)}, "hashes"),
         ({"tensors": (a_tensor(halves[0]),)}, "made up of"),
         ({"tensors": (a_tensor(halves[0], halves[0]),)}, "made up of"),
+        ({"files": (a_file(path="step-000000000005-abc/x"),), "parent": "base"}, "leads out"),
+        ({"files": (a_file(path="base/a/b"),), "parent": "base"}, "leads out"),
+        (encoded(encoding="lz4"), "'lz4', which is not known"),
+        (encoded(encoding=""), "has frames, but is not encoded"),
+        (encoded(encoding="xor-zstd"), "bytes before it"),
+        (encoded(frames=()), "0 frames"),
+        (encoded(frames=(0,)), "1 frames, 1 of 1 to"),
+        (encoded(frames=(25,)), "lies at"),
+        (encoded(frames=(1 << 30,)), "1 of 1 to"),
+        (patched(file=1), "file 1"),
+        (patched(unit_bytes=0), "units of 0 bytes"),
+        (patched(unit_bytes=(1 << 20) + 1), "which it has not"),
+        (patched(num_units=0), "0 units"),
+        (patched(num_units=4), "4 units"),
+        (patched(num_bytes=10), "10 bytes for 2 units"),
+        (patched(num_bytes=21), "21 bytes for 2 units"),
+        (patched(index_bytes=2), "indices have 2 bytes"),
+        (patched(index_offset=4120), "lies at"),
+        (patched(index_offset=0), "lies at"),
+        (patched(index_hashes=()), "0 hashes"),
+        (patched(offset=4110), "lies at"),
+        (patched(hashes=(HASH, HASH)), "2 hashes"),
+        (patched(encoding="zstd"), "0 frames"),
     ],
 )
 def test_what_cannot_be_true_is_neither_written_nor_read(changes: dict[str, Any], words: str) -> None:

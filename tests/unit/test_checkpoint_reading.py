@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import mmap
+import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -251,6 +253,58 @@ def test_a_small_piece_does_not_keep_the_large_chunk_in_memory_that_it_was_read_
     piece = reading.read_slices(store, manifest, {"w": Rectangle((5,), (10,))}, watch=Watch())["w"]
 
     assert memoryview(piece.base).nbytes == 10  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("form", ["plain", "encoded", "columns", "patched", "patched columns"])
+def test_a_read_takes_the_memory_of_what_it_gives_and_a_constant(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with gigabytes, in small: windows of 4 KiB, a tensor of a megabyte."""
+    constants = {(fetching, "WINDOW_BYTES"): 1 << 12, (reading, "_STRIDED_BYTES"): 1 << 13}
+    for (module, name), value in (constants | {(reading, "READ_BYTES"): 1 << 13}).items():
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr("strata.checkpoint.patching.BATCH_BYTES", 1 << 12)
+    store = MemoryStore()
+    made = HandMade(store, chunk_bytes=1 << 12)
+    file = made.file()
+    truth = np.random.default_rng(5).integers(0, 3, (1 << 10, 1 << 10), np.uint8)
+    columns = [truth[:, at : at + 256] for at in range(0, 1 << 10, 256)] if "columns" in form else [truth]
+    slices = []
+    for number, part in enumerate(columns):
+        kept = made.slice(file, "w", part, start=(0, 256 * number), encoding="zstd" * (form != "plain"))
+        contents = bytearray(np.ascontiguousarray(part).tobytes())
+        rows = list(range(0, 1 << 10, 3))
+        patch = made.patch(file, "w#p", contents, rows, bytes(len(rows) * part.shape[1]), unit_bytes=part.shape[1])
+        slices.append(msgspec.structs.replace(kept, patches=(patch,) if "patched" in form else ()))
+    made.tensor("w", "U8", truth.shape, *slices)
+    manifest = made.finish()
+    taken = Taken()
+    monkeypatch.setattr(fetching, "fresh_memory", taken.memory)
+    monkeypatch.setattr(reading, "fresh_memory", taken.memory)
+
+    found = reading.read_tensors(store, manifest, ["w"], watch=Watch())["w"]
+
+    if "patched" in form:
+        truth[::3] = 0
+    assert found.tobytes() == truth.tobytes()
+    assert taken.peak_bytes < (1 << 20) + 35 * (1 << 12)
+
+
+class Taken:
+    """Counts the memory that is in use."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()  # memory may be freed while some is taken
+        self.num_bytes = self.peak_bytes = 0
+
+    def memory(self, num_bytes: int) -> memoryview:
+        array = np.empty(num_bytes, np.uint8)
+        self.add(num_bytes)
+        weakref.finalize(array, self.add, -num_bytes)
+        return array.data
+
+    def add(self, num_bytes: int) -> None:
+        with self.lock:
+            self.num_bytes += num_bytes
+            self.peak_bytes = max(self.peak_bytes, self.num_bytes)
 
 
 def test_a_box_that_is_not_within_its_tensor_is_the_callers_mistake() -> None:
@@ -531,6 +585,23 @@ def test_more_memory_than_there_is_is_refused_in_words() -> None:
     """A petabyte of zeros is a few kilobytes of frames."""
     with pytest.raises(CheckpointInvalid, match="not so much memory"):
         warming.fresh_memory(1 << 55)
+
+
+def warmed(step_s: float, *, num_steps: int) -> warming.Warmer:
+    """As if each step of clearing took so long."""
+    ticks = itertools.count()
+    warmer = warming.Warmer(lambda: next(ticks) // 2 * 1_000 + next(halves) * step_s)
+    halves = itertools.cycle((0, 1))
+    memory = warming.fresh_memory(num_steps * (4 << 20) + 5)
+    warmer.warm(memory)
+    assert not any(memory[:: 1 << 16])
+    return warmer
+
+
+def test_large_pages_are_given_up_where_they_take_longer_than_small_ones() -> None:
+    assert warmed(0.01, num_steps=6).gave_up
+    assert not warmed(0.01, num_steps=2).gave_up
+    assert not warmed(0.0004, num_steps=6).gave_up
 
 
 # -- anything at all -----------------------------------------------------------------------------------------------

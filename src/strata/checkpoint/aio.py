@@ -43,7 +43,6 @@ class AsyncSave:
         """The handle for threads."""
         self._in_thread = in_thread
         self._ended: Future[None] | None = None
-        self._cancelled = False
 
     async def wait(self, timeout_s: float | None = None) -> CheckpointMetadata:
         """Returns when the checkpoint is durable.
@@ -70,15 +69,11 @@ class AsyncSave:
 
     def cancel(self) -> None:
         """Gives it up; what was written is removed. Without effect once it is committed."""
-        self._cancelled = True
         self.save.cancel()
 
     def _until_ended(self) -> None:
         """How it ended is heard by whoever awaits it, and not by the thread: its `await` may be cancelled meanwhile."""
-        was_heard = self.save.was_heard
-        with contextlib.suppress(BaseException):
-            self.save.wait()
-        self.save.was_heard = was_heard or self._cancelled
+        self.save.until_ended()
 
     @property
     def staged(self) -> bool:

@@ -40,6 +40,9 @@ class Catalog:
         self._look_at_all_but(())
         return sorted(self._manifests(), key=lambda found: (found.step, found.created_at_s, found.id))
 
+    def newest_but(self, passed_over: Container[str]) -> Manifest | None:
+        return next((found for found in reversed(self.manifests()) if found.id not in passed_over), None)
+
     def summaries(self) -> list[CheckpointMetadata]:
         """Likewise, without reading what is known anyway."""
         self._look_at_all_but(self._noted)

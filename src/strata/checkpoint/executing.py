@@ -152,6 +152,7 @@ def give_up(store: Store, ranks: Ranks, id: str) -> None:
         groups.discard(store, ranks, id)
         return
     try:
+        store.delete([f"{id}/{m.FILE_NAME}"])  # first: if it is there after all, nobody may find it without its files
         store.delete([listed.key for listed in store.walk(id)])
     except StrataError as error:
         log.warning("the leftovers of %s stay for now: %s", id, error)

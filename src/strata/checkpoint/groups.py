@@ -259,6 +259,7 @@ def conclude(
             manifest = await_verdict(store, ranks, head.id, clock=clock, wait=wait, watch=watch, is_agreed=is_agreed)
     if ranks.is_leader:  # from here on it may be committed, whatever is heard of it: no abort
         put_manifest(store, head.id, data)
+        _require_files(store, manifest)
         if ranks.size > 1:
             _clear_messages(store, ranks, head.id)
     if commit is not None:
@@ -429,6 +430,31 @@ def put_manifest(store: Store, id: str, data: bytes) -> None:
         if isinstance(error, ObjectExists):
             raise _used_before(id, 0) from None
         raise
+
+
+def _require_files(store: Store, manifest: Manifest) -> None:
+    """Who takes more than an hour may have been taken for dead, and its files for leftovers: then it is not committed.
+
+    A collector puts `aborted.json` before it looks for a manifest, and removes it last; we put the manifest before we
+    look for that. So one of us sees the other.
+
+    Raises:
+        CheckpointAborted: Some of the files are gone; so is the manifest.
+    """
+    try:
+        sizes = {listed.key: listed.size_bytes for listed in store.walk(manifest.id)}
+    except StorageError as error:
+        log.warning("checkpoint %s is committed; its files could not be listed again: %s", manifest.id, error)
+        return
+    own = {f"{manifest.id}/{file.path}": file.size_bytes for file in manifest.files if "/" not in file.path}
+    gone = [key for key, size in own.items() if sizes.get(key) != size]
+    if not gone and f"{manifest.id}/{ABORTED}" not in sizes:
+        return
+    store.delete([f"{manifest.id}/{m.FILE_NAME}"])
+    raise CheckpointAborted(
+        f"checkpoint {manifest.id} took so long that somebody has removed its files as leftovers "
+        f"({', '.join(gone[:3]) or 'is about to'}); nothing is committed"
+    )
 
 
 def _clear_messages(store: Store, ranks: Ranks, id: str) -> None:

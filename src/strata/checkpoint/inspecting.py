@@ -7,6 +7,7 @@ loses nothing.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING
 from strata.checkpoint import manifest as m
 from strata.checkpoint import reading
 from strata.checkpoint.catalog import QUARANTINE
-from strata.errors import CheckpointInvalid, InvalidArgument, NoCheckpoint, ObjectMissing
+from strata.checkpoint.groups import ABORTED
+from strata.errors import CheckpointInvalid, InvalidArgument, NoCheckpoint, ObjectExists, ObjectMissing
 from strata.storage import Watch
 from strata.storage.base import TEMPORARY
 from strata.storage.local import LocalStore
@@ -29,7 +31,9 @@ if TYPE_CHECKING:
 LEFTOVER_AFTER_S = 3_600.0
 """A directory without a manifest that nobody wrote into for so long was given up."""
 _ID = re.compile(r"step-\d{12,}-[0-9a-f]{16}")
-_OURS = re.compile(r"rank-\d{5}(-\d+)?\.safetensors|part-\d{5}\.json|(quarantine|statistics|aborted)\.json")
+_OURS = re.compile(
+    r"rank-\d{5}(-\d+)?\.safetensors|(part|claim|failed)-\d{5}\.json|(quarantine|statistics|aborted)\.json"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +70,10 @@ def choose(catalog: Catalog, name: str) -> Manifest:
 
 
 def files_holding(manifest: Manifest, tensor: TensorEntry) -> list[str]:
-    """The names of the files that a tensor lies in, each once."""
-    return list(dict.fromkeys(manifest.files[part.file].path for part in tensor.slices))
+    """The names of the files that a tensor lies in, each once; those of its patches after its own."""
+    numbers = [part.file for part in tensor.slices]
+    numbers += [patch.file for part in tensor.slices for patch in part.patches]
+    return list(dict.fromkeys(manifest.files[number].path for number in numbers))
 
 
 # -- quarantine ----------------------------------------------------------------------------------------------------
@@ -156,21 +162,37 @@ def _unfinished(store: Store) -> Iterator[Files]:
     for directory in store.root.iterdir():
         if _ID.fullmatch(directory.name) is None or directory.is_symlink() or not directory.is_dir():
             continue
-        paths = list(directory.iterdir())
-        if all(path.name.startswith(TEMPORARY) for path in paths):
-            sizes = [path.stat() for path in paths]
-            # To delete what is not there clears its directory of what dead writers left, and of nothing else.
-            keys = (f"{directory.name}/{m.FILE_NAME}",)
-            modified_at_s = max((one.st_mtime for one in sizes), default=directory.stat().st_mtime)
-            yield Files(directory.name, keys, sum(one.st_size for one in sizes), modified_at_s)
+        with contextlib.suppress(FileNotFoundError):  # somebody else has removed it meanwhile
+            paths = list(directory.iterdir())
+            if all(path.name.startswith(TEMPORARY) for path in paths):
+                sizes = [path.stat() for path in paths]
+                # To delete what is not there clears its directory of what dead writers left, and of nothing else.
+                keys = (f"{directory.name}/{m.FILE_NAME}",)
+                modified_at_s = max((one.st_mtime for one in sizes), default=directory.stat().st_mtime)
+                yield Files(directory.name, keys, sum(one.st_size for one in sizes), modified_at_s)
 
 
 def collect(store: Store, files: Files) -> bool:
-    """Removes a leftover, unless it has become a checkpoint meanwhile."""
+    """Removes a leftover, unless it has become a checkpoint meanwhile. Its writer may live: see
+    `groups._require_files`, which looks for what we put first and remove last.
+    """
+    mark = f"{files.id}/{ABORTED}"
+    with contextlib.suppress(ObjectExists):
+        store.put(mark, b'{"rank": -1, "reason": "nobody wrote for an hour"}\n', if_absent=True)
     if _is_there(store, f"{files.id}/{m.FILE_NAME}"):
+        store.delete([mark])
         return False
-    store.delete(files.keys)
+    store.delete([key for key in files.keys if key != mark])
+    store.delete([mark])
     return True
+
+
+def sweep(store: Store) -> None:
+    """What killed writers were writing, beside what others have committed. Only in directories of checkpoints."""
+    if isinstance(store, LocalStore):
+        for id in store.children():
+            if _ID.fullmatch(id) is not None:
+                store.sweep(prefix=id)
 
 
 def _is_there(store: Store, key: str) -> bool:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from strata.checkpoint import (
@@ -35,7 +37,15 @@ from strata.checkpoint.saving import Save
 from strata.checkpoint.staging import Staging
 from strata.checkpoint.strategies import Decision, Manual, Pacer
 from strata.clock import SystemClock
-from strata.errors import CheckpointBusy, CheckpointInvalid, ConfigError, InvalidArgument, NoCheckpoint, StrataError
+from strata.errors import (
+    CheckpointAborted,
+    CheckpointBusy,
+    CheckpointInvalid,
+    ConfigError,
+    InvalidArgument,
+    NoCheckpoint,
+    StrataError,
+)
 from strata.storage import Store, Watch, open_store
 
 if TYPE_CHECKING:
@@ -57,6 +67,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+MAX_GONE = 100
+"""So many times a load begins anew because what it was reading has been removed."""
 WhenBusy = Literal["wait", "skip", "raise"]
 OnProgress = Callable[["Progress"], None]
 
@@ -135,7 +147,8 @@ class CheckpointManager:
         self._finisher = ThreadPoolExecutor(1, thread_name_prefix="strata-checkpoint")
         self._saving = threading.Lock()
         """Held from the beginning of the copy until the staging memory is free again."""
-        self._num_saves = 0
+        self._saves_of_step: Counter[int] = Counter()
+        """How many have been asked for: with several ranks, this makes their names."""
         self._last: Save | None = None
         self._failed: Save | None = None
         """A save that failed and that nobody has heard of yet."""
@@ -170,54 +183,60 @@ class CheckpointManager:
         """
         start_s = time.perf_counter()
         self._require_open()
-        kind = arguments.kind_of(checkpoint_type)
-        flat = tree.flatten(arguments.part_of_kind(state, kind))
-        leaves = flat.leaves
-        if self._ranks is not None and replicated:
-            mine = sharding.replicated_share(leaves, replicated, self._ranks.rank, self._ranks.size)
-            leaves = [leaf for leaf in leaves if leaf.name in mine]
-        head = Head(
-            id=self._next_id(arguments.count(step, "step")),
-            step=step,
-            epoch=arguments.count(epoch, "epoch"),
-            type=kind,
-            created_at_s=self._clock.wall_s(),
-            metadata=arguments.checked_metadata(metadata),
-            data_cursor=data_cursor,
-        )
-        plan = layout.plan(leaves, {"strata": str(m.VERSION), "id": head.id, "rank": str(self._rank)})
-        self._told.add(deltas.rows_told(dirty, leaves), leaves)
-        save = Save(
-            self._metadata_of(head, plan.size_bytes),
-            num_bytes=plan.size_bytes,
-            on_progress=on_progress,
-            show=self._progress,
-        )
-        if not self._take_turn(save):
-            return save
-        try:
-            self._saver.claim()
-            changed, why = self._stage(kind, plan, leaves)
-            job = Job(
-                head=head if not why else jobs.with_reason(head, why),
-                ranks=self._ranks,
-                commits=self._commit is None,
-                header=plan.header,
-                size_bytes=plan.size_bytes,
-                tensors=tuple(_job_tensors(plan, leaves)),
-                structure=flat.structure,
-                changed=changed,
-                options=self._options,
+        id = self._next_id(arguments.count(step, "step"))
+        with self._telling(id):
+            kind = arguments.kind_of(checkpoint_type)
+            head = Head(
+                id=id,
+                step=step,
+                epoch=arguments.count(epoch, "epoch"),
+                type=kind,
+                created_at_s=self._clock.wall_s(),
+                metadata=arguments.checked_metadata(metadata),
+                data_cursor=data_cursor,
             )
-            future = self._saver.submit(job, save.watch)
-            save.staged, save.stall_s = True, time.perf_counter() - start_s
-            self._last = save
-            self._pacer.began(step, stall_s=save.stall_s)
-            self._finisher.submit(self._finish, save, future)
-        except BaseException:
-            self._saving.release()
-            raise
+            flat = tree.flatten(arguments.part_of_kind(state, kind))
+            leaves = self._own_leaves(flat, replicated)
+            plan = layout.plan(leaves, {"strata": str(m.VERSION), "id": id, "rank": str(self._rank)})
+            self._told.add(deltas.rows_told(dirty, leaves), leaves)
+            save = Save(
+                self._metadata_of(head, plan.size_bytes),
+                num_bytes=plan.size_bytes,
+                on_progress=on_progress,
+                show=self._progress,
+            )
+            if not self._take_turn(save):
+                return save
+            try:
+                self._saver.claim()
+                changed, why = self._stage(kind, plan, leaves)
+                job = Job(
+                    head=jobs.with_reason(head, why),
+                    ranks=self._ranks,
+                    commits=self._commit is None,
+                    header=plan.header,
+                    size_bytes=plan.size_bytes,
+                    tensors=tuple(_job_tensors(plan, leaves)),
+                    structure=flat.structure,
+                    changed=changed,
+                    options=self._options,
+                )
+                future = self._saver.submit(job, save.watch)
+                save.staged, save.stall_s = True, time.perf_counter() - start_s
+                self._last = save
+                self._pacer.began(step, stall_s=save.stall_s)
+                self._finisher.submit(self._finish, save, future)
+            except BaseException:
+                self._saving.release()
+                raise
         return save
+
+    def _own_leaves(self, flat: tree.Flat, replicated: Iterable[str]) -> list[tree.Leaf]:
+        """What this rank writes of the state."""
+        if self._ranks is None or not replicated:
+            return flat.leaves
+        mine = sharding.replicated_share(flat.leaves, replicated, self._ranks.rank, self._ranks.size)
+        return [leaf for leaf in flat.leaves if leaf.name in mine]
 
     def _stage(
         self, kind: CheckpointType, plan: layout.Layout, leaves: Sequence[tree.Leaf]
@@ -270,10 +289,15 @@ class CheckpointManager:
         return self._ranks.rank if self._ranks is not None else 0
 
     def _next_id(self, step: int) -> str:
+        """Before anything can fail: all ranks must count the same."""
         if self._ranks is None:
             return arguments.new_id(step)
-        self._num_saves += 1
-        return groups.checkpoint_id(self._ranks, self._num_saves, step)
+        self._saves_of_step[step] += 1
+        return groups.checkpoint_id(self._ranks, self._saves_of_step[step], step)
+
+    def _telling(self, id: str) -> AbstractContextManager[None]:
+        """Whatever fails is told to the other ranks, so that they need not wait for this one."""
+        return groups.telling(self._store, self._ranks, id) if self._ranks is not None else nullcontext()
 
     def _metadata_of(self, head: Head, num_bytes: int) -> CheckpointMetadata:
         """As far as it is known before anything is written."""
@@ -303,8 +327,7 @@ class CheckpointManager:
         staged_s = time.perf_counter()
         try:
             try:
-                outcome = future.result()
-                metadata = outcome.metadata or self._commit_together(outcome, save.watch)
+                metadata = self._outcome(save, future)
             finally:
                 self._saving.release()
                 self._pacer.ended(save.step, write_s=time.perf_counter() - staged_s)
@@ -316,7 +339,16 @@ class CheckpointManager:
             save.failed(error)
             return
         if self._rank == 0:
-            self._tidy()
+            self._tidy(metadata.id)
+
+    def _outcome(self, save: Save, future: Future[Outcome]) -> CheckpointMetadata:
+        try:
+            outcome = future.result()
+        except CheckpointAborted:
+            if not executing.is_committed(self._store, save.id):
+                raise
+            return of_manifest(self._catalog.read(save.id), self._store.url)  # the saver died when all was done
+        return outcome.metadata or self._commit_together(outcome, save.watch)
 
     def _commit_together(self, outcome: Outcome, watch: Watch) -> CheckpointMetadata:
         """With a coordinator: it knows at once when a rank is not going to come."""
@@ -399,15 +431,20 @@ class CheckpointManager:
         """Of the one that is named; else of the newest of which `use` finds nothing wrong."""
         if step is not None or id is not None:
             return use(self._catalog.find(step=step, id=id))
-        refused = []
-        for manifest in reversed(self._catalog.manifests()):
+        refused: dict[str, str] = {}
+        num_gone = 0
+        while (manifest := self._catalog.newest_but(refused)) is not None:
             try:
                 return use(manifest)
             except CheckpointInvalid as error:
+                if num_gone < MAX_GONE and not executing.is_committed(self._store, manifest.id):
+                    num_gone += 1  # somebody's retention was at work, so there is a newer one
+                    self._catalog.forget(manifest.id)
+                    continue
                 log.warning("checkpoint %s cannot be trusted, the one before it is tried: %s", manifest.id, error)
-                refused.append(f"{manifest.id}: {error}")
+                refused[manifest.id] = str(error)
                 self._catalog.quarantine(manifest.id, str(error))
-        reasons = "; ".join([*refused, *(f"{id}: {why}" for id, why in self._catalog.problems.items())][:5])
+        reasons = "; ".join([f"{id}: {why}" for id, why in {**self._catalog.problems, **refused}.items()][:5])
         raise NoCheckpoint(f"there is no checkpoint in {self._store.url}" + (f" ({reasons})" if reasons else ""))
 
     def restore(
@@ -485,18 +522,20 @@ class CheckpointManager:
         inspecting.remove(self._store, self._catalog, inspecting.removable(self._store, self._catalog, id=manifest.id))
         return whole
 
-    def _tidy(self) -> None:
+    def _tidy(self, just_saved: str) -> None:
         """After a commit, never before: what the policies let go, and what dead writers left."""
         try:
-            checkpoints = self.list()
-            for removal in retention.removals(checkpoints, self._policies):
+            for removal in retention.removals(self.list(), self._policies, just_saved=just_saved):
                 log.info("checkpoint %s goes: %s", removal.id, removal.reason)
                 inspecting.remove(self._store, self._catalog, inspecting.files_of(self._store, removal.id))
+            now_s = inspecting.files_of(
+                self._store, just_saved
+            ).modified_at_s  # by the store's clock, as all the others
             for files in inspecting.leftovers(self._store):
-                if files.is_given_up(now_s=self._clock.wall_s()):
-                    log.info("the leftovers of %s go: nobody wrote into it for an hour", files.id)
-                    inspecting.collect(self._store, files)
-        except StrataError as error:
+                if files.is_given_up(now_s=now_s) and inspecting.collect(self._store, files):
+                    log.info("the leftovers of %s are gone: nobody wrote into it for an hour", files.id)
+            inspecting.sweep(self._store)
+        except (StrataError, OSError) as error:
             log.warning("old checkpoints could not be removed; the next save tries again: %s", error)
 
     # -- life ------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from xxhash import xxh3_128, xxh3_128_hexdigest
 
 from strata.checkpoint import layout
 from strata.checkpoint.dtypes import BY_NAME
+from strata.checkpoint.sharding import is_grid
 from strata.errors import CheckpointCorrupt, CheckpointInvalid, CheckpointTooNew
 
 if TYPE_CHECKING:
@@ -295,7 +296,7 @@ def _problem_of(tensor: TensorEntry, manifest: Manifest) -> str:
         if problem:
             return problem
     num_elements = sum(math.prod(part.shape) for part in slices)
-    if num_elements != math.prod(shape) or not _are_disjoint(slices):
+    if num_elements != math.prod(shape) or not _are_disjoint(shape, slices):
         return "is not made up of its slices"
     return ""
 
@@ -353,7 +354,7 @@ def _is_within(part: Slice, shape: tuple[int, ...]) -> bool:
     )
 
 
-def _are_disjoint(slices: tuple[Slice, ...]) -> bool:
+def _are_disjoint(shape: tuple[int, ...], slices: tuple[Slice, ...]) -> bool:
     """In order along the dimension that is cut most often, so that only neighbours are compared; a bound for those who
     are all neighbours.
     """
@@ -361,6 +362,8 @@ def _are_disjoint(slices: tuple[Slice, ...]) -> bool:
         return True
     if not slices[0].start:
         return False  # one number, twice
+    if is_grid(shape, [(part.start, part.shape) for part in slices]):
+        return True
     axis = max(range(len(slices[0].start)), key=lambda d: len({part.start[d] for part in slices}))
     num_compared = 0
     near: list[Slice] = []

@@ -68,7 +68,7 @@ def watching(
     """
     wanted = show if show is not None else on_progress is None
     bar = _new_bar(sys.stderr) if wanted and _is_terminal(sys.stderr) else None
-    counter = _Counter(words, num_bytes, on_progress, bar, clock or SystemClock())
+    counter = Counter(words, num_bytes, on_progress, bar, clock)
     timer = threading.Timer(SHOWN_AFTER_S, counter.show)
     timer.name, timer.daemon = "strata-progress", True
     if bar is not None:
@@ -83,25 +83,27 @@ def watching(
             bar.stop()
 
 
-class _Counter:
+class Counter:
+    """Counts bytes from any thread, and tells of them now and then."""
+
     def __init__(
         self,
         words: str,
         num_bytes: int | None,
         on_progress: Callable[[Progress], None] | None,
-        bar: Bar | None,
-        clock: Clock,
+        bar: Bar | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self._words = words
         self._total = num_bytes
         self._on_progress = on_progress
         self._bar = bar
-        self._clock = clock
+        self._clock = clock or SystemClock()
         self._lock = threading.RLock()  # whoever listens may move bytes itself
         self._done = 0
         self._num_told = -1
-        self._samples = deque([(clock.monotonic_s(), 0)], maxlen=_NUM_SAMPLES)
-        self._task = bar.add_task(words, total=num_bytes) if bar is not None else None
+        self._samples = deque([(self._clock.monotonic_s(), 0)], maxlen=_NUM_SAMPLES)
+        self._task = bar.add_task(words, total=num_bytes, speed="") if bar is not None else None
 
     def advance(self, num_bytes: int) -> None:
         with self._lock:
@@ -123,11 +125,11 @@ class _Counter:
         since_s, before = self._samples[0]
         self._samples.append((now_s, self._done))
         self._num_told = self._done
+        speed = (self._done - before) / (now_s - since_s) if now_s > since_s else 0.0
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=self._done)
+            self._bar.update(self._task, completed=self._done, speed=f"{speed / (1 << 20):,.0f} MiB/s")
         if self._on_progress is None:
             return
-        speed = (self._done - before) / (now_s - since_s) if now_s > since_s else 0.0
         event = Progress(words=self._words, done_bytes=self._done, total_bytes=self._total, bytes_per_s=speed)
         try:
             self._on_progress(event)
@@ -147,18 +149,11 @@ def _is_terminal(stream: TextIO) -> bool:
 def _new_bar(stream: TextIO) -> Bar | None:
     """None where a terminal cannot go back in its line."""
     from rich.console import Console  # noqa: PLC0415 - only a terminal needs it
-    from rich.progress import (  # noqa: PLC0415
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
 
     console = Console(file=stream)
     if console.is_dumb_terminal:
         return None
-    described = TextColumn("{task.description}", markup=False)
-    columns = (described, BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn())
+    words, speed = TextColumn("{task.description}", markup=False), TextColumn("{task.fields[speed]}")
+    columns = (words, BarColumn(), DownloadColumn(binary_units=True), speed, TimeRemainingColumn())
     return Progress(*columns, console=console, transient=True, refresh_per_second=1 / EVERY_S)

@@ -40,10 +40,11 @@ READ_BYTES = 32 << 20
 """Read at a time; two of them are under way, while what came before is hashed."""
 NUM_READS = 2
 HASH_THREADS = 2
+WARM_THREADS = 2
 ASSEMBLY_THREADS = 4
 _HASH_BYTES = 8 << 20
 """Small chunks are hashed many at a time: handing one to a thread costs more than hashing it."""
-_STRIDED_BYTES = 64 << 20
+_STRIDED_BYTES = 32 << 20
 _MAX_DIMENSIONS = 64
 """As numpy has it."""
 _SLACK_BYTES = 64 << 20
@@ -235,7 +236,11 @@ def _run(near: Sequence[_Direct], end: int) -> _Run:
 def _fill_runs(source: Source, runs: Sequence[_Run], memory: Sequence[memoryview]) -> None:
     """Reading, hashing what was read, and warming the memory of what is read next go on at the same time."""
     warmer = Warmer()
-    with _pool(1, "warm") as warming, _pool(NUM_READS, "read") as reading, _pool(HASH_THREADS, "hash") as hashing:
+    with (
+        _pool(WARM_THREADS, "warm") as warming,
+        _pool(NUM_READS, "read") as reading,
+        _pool(HASH_THREADS, "hash") as hashing,
+    ):
 
         def fill(file: int, start: int, piece: memoryview, warm: Future[None]) -> None:
             warm.result()
@@ -314,7 +319,7 @@ def _assemble(source: Source, manifest: Manifest, wanted: Sequence[_Wanted], mem
             _land(source, stored, number, raw, one, cut, np.frombuffer(memory[name], np.uint8))
 
     warmer = Warmer()
-    with _pool(1, "warm") as warming, _pool(ASSEMBLY_THREADS, "read") as pool:
+    with _pool(WARM_THREADS, "warm") as warming, _pool(ASSEMBLY_THREADS, "read") as pool:
         warm = {name: warming.submit(warmer.warm, view) for name, view in memory.items() if view.nbytes >= LARGE_BYTES}
         for landed in [pool.submit(land, window) for window in fetching.windows(chunks)]:
             landed.result()

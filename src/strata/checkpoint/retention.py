@@ -87,11 +87,15 @@ class Removal:
     reason: str
 
 
-def removals(checkpoints: Sequence[CheckpointMetadata], policies: Sequence[Policy]) -> list[Removal]:
-    """What may go, oldest first. Without a policy nothing does."""
+def removals(
+    checkpoints: Sequence[CheckpointMetadata], policies: Sequence[Policy], *, just_saved: str = ""
+) -> list[Removal]:
+    """What may go, oldest first. Without a policy nothing does; what was just saved never does, whatever its step: who
+    goes on from an earlier one has not saved it for nothing.
+    """
     if not policies or not checkpoints:
         return []
-    kept: dict[str, str] = {checkpoints[-1].id: "the newest"}
+    kept: dict[str, str] = {checkpoints[-1].id: "the newest", just_saved: "just saved"}
     for policy in policies:
         kept |= policy.keep(checkpoints)
     for checkpoint in checkpoints:

@@ -130,7 +130,9 @@ class ProcessSaver:
         self._shared = SharedMemory()
         self.memory: Memory = self._shared
         self._place = messages.Open(url=url, storage_options=dict(storage_options or {}))
-        self._lock = threading.Lock()
+        self._sending = threading.Lock()
+        self._handing_over = threading.RLock()
+        """Held by whoever starts a saver, or finds one dead."""
         self._process: subprocess.Popen[bytes] | None = None
         self._link: Connection | None = None
         self._pending: _Pending | None = None
@@ -166,9 +168,8 @@ class ProcessSaver:
         )
         is_alone = job.ranks is None or job.ranks.size == 1
         pending = _Pending(watch, run, num_tries=MAX_TRIES if is_alone else 1)
-        with self._lock:
-            self._pending = pending
-            self._free.clear()
+        self._pending = pending
+        self._free.clear()
         watch.on_cancel = lambda: self._cancel(job.head.id)
         self._hand_over(pending)
         return pending.future
@@ -177,19 +178,20 @@ class ProcessSaver:
         """To a saver that lives. If it dies, the snapshot is still in the memory, and another one begins anew; with
         several ranks, the others may have given up by then.
         """
-        error = CheckpointAborted("the saver process cannot be started")
-        while pending.num_tries > 0:
-            pending.num_tries -= 1
-            try:
-                self._start()
-                self._send(pending.run)
-            except CheckpointAborted as failure:
-                error = failure
-            else:
-                return
-        self._pending = None
-        self._free.set()
-        pending.future.set_exception(error)
+        with self._handing_over:
+            while pending.num_tries > 0:
+                pending.num_tries -= 1
+                try:
+                    self._start()
+                    self._send(pending.run)
+                except CheckpointAborted as error:
+                    log.warning("%s", error)
+                    self._link = None  # whatever is heard there is of a saver that we have given up
+                else:
+                    return
+            self._pending = None
+            self._free.set()
+        pending.future.set_exception(CheckpointAborted(f"the saver process has ended{self._how()}"))
 
     def close(self) -> None:
         with contextlib.suppress(CheckpointAborted):
@@ -230,7 +232,7 @@ class ProcessSaver:
         try:
             if link is None:
                 raise BrokenPipeError
-            with self._lock:
+            with self._sending:
                 link.send_bytes(messages.encode(message))
         except OSError:
             raise CheckpointAborted(f"the saver process has ended{self._how()}") from None
@@ -247,9 +249,16 @@ class ProcessSaver:
             process.wait()
         finally:
             link.close()
-        if self._link is link:
-            self._link = None
-            self._ended()
+        with self._handing_over:
+            if self._link is not link:
+                return
+            self._link, pending = None, self._pending
+            if pending is None:
+                self._free.set()
+                return
+            if pending.num_tries > 0:
+                log.warning("the saver process has ended%s; another one writes %s", self._how(), pending.run.id)
+            self._hand_over(pending)
 
     def _hear(self, message: messages.FromSaver) -> None:
         pending = self._pending
@@ -266,19 +275,6 @@ class ProcessSaver:
                 self._free.set()
             case _:
                 log.warning("the saver said %r, which nobody asked for", type(message).__name__)
-
-    def _ended(self) -> None:
-        """The saver is no more."""
-        pending = self._pending
-        if pending is None:
-            self._free.set()
-        elif pending.num_tries > 0:
-            log.warning("the saver process has ended%s; another one writes %s", self._how(), pending.run.id)
-            self._hand_over(pending)
-        else:
-            self._pending = None
-            self._free.set()
-            pending.future.set_exception(CheckpointAborted(f"the saver process has ended{self._how()}"))
 
     def _how(self) -> str:
         code = self._process.poll() if self._process is not None else None

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from strata.checkpoint.progress import SHOWN_AFTER_S, Progress, watching
+from strata.checkpoint.progress import SHOWN_AFTER_S, Counter, watching
 from strata.errors import CheckpointAborted
 from strata.storage import Watch
 
@@ -18,8 +17,8 @@ if TYPE_CHECKING:
 
     from strata.checkpoint.manifest import CheckpointType
     from strata.checkpoint.metadata import CheckpointMetadata
+    from strata.checkpoint.progress import Progress
 
-log = logging.getLogger(__name__)
 PAUSE_S = 0.1
 
 
@@ -45,9 +44,8 @@ class Save:
         self.staged = False
         self.stall_s = 0.0
         """How long the caller was held up."""
-        self._on_progress = on_progress
-        self._show = show
-        self._began_s = time.monotonic()
+        self._listener = Counter(f"saving {metadata.id}", num_bytes, on_progress)
+        self._shows_bar = show if show is not None else on_progress is None
         self.watch = Watch(self._advance)
 
     # -- for the caller --------------------------------------------------------------------------------------------
@@ -105,6 +103,10 @@ class Save:
     def model_hash(self) -> str | None:
         return self._metadata.model_hash
 
+    def until_ended(self, timeout_s: float | None = None) -> bool:
+        """Whether it has ended by then, well or not; nobody has heard how."""
+        return self._ended.wait(timeout_s)
+
     def wait(self, timeout_s: float | None = None) -> CheckpointMetadata:
         """Returns when the checkpoint is durable. A long wait shows a bar on a terminal, unless somebody listens.
 
@@ -125,9 +127,8 @@ class Save:
 
     def _wait_with_bar(self, timeout_s: float | None) -> None:
         deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        show = self._show if self._show is not None else self._on_progress is None
         num_told = 0
-        with watching(f"saving {self.id}", self._num_bytes, show=show) as watch:
+        with watching(f"saving {self.id}", self._num_bytes, show=self._shows_bar) as watch:
             while not self._ended.wait(max(min(PAUSE_S, deadline_s - time.monotonic()), 0)):
                 num_done = self._num_done
                 watch.advance(num_done - num_told)
@@ -148,6 +149,7 @@ class Save:
 
     def succeeded(self, metadata: CheckpointMetadata) -> None:
         self._metadata = metadata
+        self._listener.finish()
         self._ended.set()
 
     def failed(self, error: BaseException) -> None:
@@ -163,14 +165,4 @@ class Save:
     def _advance(self, num_bytes: int) -> None:
         with self._lock:
             self._num_done += num_bytes
-            num_done = self._num_done
-        if self._on_progress is not None:
-            rate = num_done / max(time.monotonic() - self._began_s, 1e-9)
-            progress = Progress(
-                words=f"saving {self.id}", done_bytes=num_done, total_bytes=self._num_bytes, bytes_per_s=rate
-            )
-            try:
-                self._on_progress(progress)
-            except Exception:
-                self._on_progress = None
-                log.exception("on_progress raised, and is not called again")
+        self._listener.advance(num_bytes)

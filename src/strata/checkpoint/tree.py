@@ -161,8 +161,12 @@ class _Flattener:
         """What makes two tensors the same memory → the name it is stored under."""
         self._alive: list[Any] = []
         """What is known by its id and not held by its leaf: a freed id would be given to another."""
-        self._modules = tuple(sys.modules.get(name) for name in ("torch", "numpy", "jax"))
+        self._modules: tuple[Any, ...] = tuple(sys.modules.get(name) for name in ("torch", "numpy", "jax"))
         """Those that are not loaded have no tensors in the state."""
+        torch_module = self._modules[0]
+        self._plain_types = (torch_module.Tensor, torch_module.nn.Parameter) if torch_module is not None else ()
+        """Nearly all tensors are of these, and need not be asked what else they are."""
+        self._torch_dtypes: dict[torch.dtype, DType] = {}
 
     def node(self, value: Any, path: Path) -> Node:
         if len(path) > MAX_DEPTH:
@@ -214,10 +218,10 @@ class _Flattener:
 
     def _array(self, value: Any, path: Path) -> Node:
         torch_module, numpy, jax = self._modules
-        if isinstance(value, Shard):
-            return self._shard(value, path)
         if torch_module is not None and isinstance(value, torch_module.Tensor):
             return self._tensor(value, path)
+        if isinstance(value, Shard):
+            return self._shard(value, path)
         if numpy is not None and isinstance(value, numpy.ndarray):
             known = self._by_identity.get((id(value),))
             if known:
@@ -235,7 +239,7 @@ class _Flattener:
             held = sharding.of_jax(value)
             if held is not None:
                 return self._jax_parts(held, value, path)
-            array = numpy.asarray(value)  # type: ignore[union-attr]  # jax cannot be there without numpy
+            array = numpy.asarray(value)
             return self._leaf(
                 path, dtypes.of_numpy(array.dtype, _at(path)), array.shape, "jax", array, identity=(id(value),)
             )
@@ -256,12 +260,12 @@ class _Flattener:
         local, dtype, kind = shard.local, None, "numpy"
         if torch_module is not None and isinstance(local, torch_module.Tensor) and not _is_dtensor(local):
             local = self._plain_tensor(local, path)
-            dtype, kind = dtypes.of_torch(local.dtype, _at(path)), "torch"
+            dtype, kind = self._torch_dtype(local, path), "torch"
             memory: tuple[Any, ...] = sharding.identity(local)
         elif numpy is not None and isinstance(local, numpy.ndarray):
             memory = (id(local),)
         elif jax is not None and isinstance(local, jax.Array) and sharding.of_jax(local) is None:
-            local, kind = numpy.asarray(local), "jax"  # type: ignore[union-attr]  # jax cannot be there without numpy
+            local, kind = numpy.asarray(local), "jax"
             memory = (id(shard.local),)
         else:
             raise InvalidArgument(
@@ -290,14 +294,14 @@ class _Flattener:
         return {"tensor": name, "as": kind}
 
     def _tensor(self, value: torch.Tensor, path: Path) -> Node:
-        if _is_dtensor(value):
+        if type(value) not in self._plain_types and _is_dtensor(value):
             local = self._plain_tensor(_local_part(value), path)
             self._alive.append(local)
             held = sharding.of_dtensor(value, local, _at(path))
             identity = (*sharding.identity(local), held.shape)
-            return self._parts(path, dtypes.of_torch(local.dtype, _at(path)), "torch", held, identity=identity)
+            return self._parts(path, self._torch_dtype(local, path), "torch", held, identity=identity)
         tensor = self._plain_tensor(value, path)
-        dtype = dtypes.of_torch(tensor.dtype, _at(path))
+        dtype = self._torch_dtype(tensor, path)
         identity = (tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride())
         if tensor.numel():
             known = self._by_identity.get(identity)
@@ -306,17 +310,23 @@ class _Flattener:
         return self._leaf(path, dtype, tuple(tensor.shape), "torch", tensor, identity=identity)
 
     def _plain_tensor(self, value: torch.Tensor, path: Path) -> torch.Tensor:
-        if type(value).__name__ == "ShardedTensor":
+        if type(value) not in self._plain_types and type(value).__name__ == "ShardedTensor":
             raise InvalidArgument(
                 f"{_at(path)} is a ShardedTensor; let the state dict hold DTensors, or wrap its parts into Shard(…)"
             )
-        if value.is_sparse or value.layout != _strided():
+        if value.is_sparse or value.layout != self._modules[0].strided:
             raise InvalidArgument(f"{_at(path)} is a sparse tensor; save its indices and values, or to_dense()")
         if value.is_quantized:
             raise InvalidArgument(f"{_at(path)} is a quantized tensor; save its int_repr(), scale and zero point")
         if value.is_meta:
             raise InvalidArgument(f"{_at(path)} is on the meta device: it has a shape and no contents")
         return value.detach().resolve_conj().resolve_neg()
+
+    def _torch_dtype(self, tensor: torch.Tensor, path: Path) -> DType:
+        found = self._torch_dtypes.get(tensor.dtype)
+        if found is None:
+            found = self._torch_dtypes[tensor.dtype] = dtypes.of_torch(tensor.dtype, _at(path))
+        return found
 
     def _leaf(
         self,
@@ -369,12 +379,6 @@ def _local_part(value: Any) -> torch.Tensor:
     local: Any = value.detach().to_local()
     done: torch.Tensor = local.wait() if hasattr(local, "wait") else local  # a collective may be under way
     return done
-
-
-def _strided() -> Any:
-    import torch  # noqa: PLC0415 - whoever comes here has a tensor
-
-    return torch.strided
 
 
 def _at(path: Iterable[str]) -> str:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,13 +16,14 @@ _ESSENTIAL_MARK = "[bold red]✗[/]"
 
 
 def doctor(
+    path: Annotated[Path | None, typer.Option("--path", help="The directory that checkpoints go to.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Look at this machine: Python, extras, disks, ports, limits, RDMA.
 
     Fails only if something is missing that nothing works without.
     """
-    checks = examine()
+    checks = examine(path)
     if as_json:
         typer.echo(json.dumps({"ok": is_healthy(checks), "checks": [dataclasses.asdict(check) for check in checks]}))
     else:

@@ -172,14 +172,16 @@ class LocalStore:
         for parent in sorted(parents, key=lambda path: -len(path.parts)):
             self._remove_if_empty(parent)
 
-    def sweep(self, older_than_s: float = LEFT_AFTER_S) -> int:
-        """Removes what writers that were killed have left, and empty directories; gives the number of files.
+    def sweep(self, older_than_s: float = LEFT_AFTER_S, *, prefix: str = "") -> int:
+        """Removes what writers that were killed have left below `prefix`, and empty directories; gives the number of
+        files.
 
         Only what nobody has touched for `older_than_s`, so that a live writer keeps its file.
         """
         num_removed = 0
-        with _told(self.root):
-            for directory, _, _ in os.walk(self.root, topdown=False, onerror=_raise_unless_gone):
+        top = self._path(prefix) if prefix else self.root
+        with _told(top):
+            for directory, _, _ in os.walk(top, topdown=False, onerror=_raise_unless_gone):
                 num_removed += _remove_left(Path(directory), older_than_s)
                 if Path(directory) != self.root and _age_s(Path(directory)) >= older_than_s:
                     with contextlib.suppress(OSError):

@@ -146,6 +146,8 @@ def read_settings(url: str, storage_options: Mapping[str, Any], environment: Map
         credentials = "the environment, or the identity of this machine"
     chosen = Limits(**{name: given[name] for name in limits if name in given})
     client = {name: given[name] for name in _CLIENT if name in given}
+    if environment.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true"):
+        client.setdefault("allow_http", True)  # what is passed here takes the place of all that obstore would look up
     _check_encrypted(config, client, kind, environment)
     client |= {
         "timeout": timedelta(seconds=chosen.timeout_s),
@@ -207,8 +209,7 @@ def _check_encrypted(
     variables = names.get(kind, ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"))
     endpoint = config.get("endpoint") or config.get("base_url")
     endpoint = endpoint or next((environment[name] for name in variables if environment.get(name)), "")
-    allowed = client.get("allow_http", environment.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true"))
-    if str(endpoint).startswith("http://") and not allowed:
+    if str(endpoint).startswith("http://") and not client.get("allow_http"):
         raise ConfigError(
             f"the endpoint {str(endpoint).partition('?')[0]} is not encrypted; use https://, or pass "
             "storage_options={'allow_http': True} if everybody on the way may read and change your checkpoints",

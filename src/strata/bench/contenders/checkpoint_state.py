@@ -15,20 +15,33 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-NUM_TENSORS = 16
 REPETITIONS = 3
+SEED = 7
+
+
+def setting(name: str, default: float, *, quick: float | None = None) -> float:
+    """What `strata bench --set` or the environment says; a size that is named holds for a quick run, too."""
+    said = os.environ.get(f"STRATA_BENCH_{name}")
+    if said:
+        return float(said)
+    return quick if quick is not None and "--quick" in sys.argv else default
+
+
+def num_tensors() -> int:
+    return int(setting("TENSORS", 16))
 
 
 def size_bytes() -> int:
-    share = 1 / 16 if "--quick" in sys.argv else float(os.environ.get("STRATA_BENCH_GIB", "1"))
-    return int(share * (1 << 30)) // (4 * NUM_TENSORS) * 4 * NUM_TENSORS
+    each = int(setting("GIB", 1, quick=1 / 16) * (1 << 30)) // (4 * num_tensors())
+    return each * 4 * num_tensors()
 
 
-def state(num_tensors: int = NUM_TENSORS) -> dict[str, np.ndarray]:
+def state(count: int | None = None) -> dict[str, np.ndarray]:
     """Random, so that nothing along the way can compress it."""
-    rng = np.random.default_rng(7)
-    each = size_bytes() // (4 * num_tensors)
-    return {f"layer.{i:05d}": rng.random(each, np.float32) for i in range(num_tensors)}
+    rng = np.random.default_rng(SEED)
+    num = count or num_tensors()
+    each = max(size_bytes() // (4 * num), 1)
+    return {f"layer.{i:05d}": rng.random(each, np.float32) for i in range(num)}
 
 
 def directory() -> tempfile.TemporaryDirectory[str]:

@@ -41,6 +41,7 @@ def merged(
     files = list(dict.fromkeys(told.file for _, told in written))
     number = {file: i for i, file in enumerate(files)}
     entries: dict[str, m.TensorEntry] = {}
+    owners: dict[str, str] = {}
     nodes: dict[str, Node] = {}
     for name, told in written:
         nodes[name] = told.node if told.entry is None else {"tensor": name, "as": "torch"}
@@ -48,6 +49,11 @@ def merged(
             entry = msgspec.structs.replace(
                 entry, slices=(msgspec.structs.replace(entry.slices[0], file=number[told.file]),)
             )
+            if owners.setdefault(entry.name, name) != name:
+                raise InvalidArgument(
+                    f"{name!r} and {owners[entry.name]!r} both have a tensor {entry.name!r}; give one another key",
+                    field=name,
+                )
             known = entries.get(entry.name)
             entries[entry.name] = entry if known is None else _joined(known, entry)
     _untangle(entries, nodes)

@@ -11,6 +11,7 @@ Keys of `jax.random.key` are stored as their numbers and the name of their imple
 
 from __future__ import annotations
 
+import contextlib
 import numbers
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -55,7 +56,9 @@ def load_pytree(
         NoCheckpoint: There is none.
         InvalidArgument: It does not fit `like`; the message says which leaf, what is there and what was expected.
     """
-    return from_state(manager.load(step=step, id=id), like=like, strict=strict)
+    with _on_the_host():
+        state = manager.load(step=step, id=id)
+    return from_state(state, like=like, strict=strict)
 
 
 def to_state(pytree: Any) -> Any:
@@ -194,7 +197,7 @@ def _placed(value: Any, target: Any, name: str) -> Any:
     if isinstance(target, jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic):
         _require_fits(value, target.shape, target.dtype, name)
         if isinstance(target, np.ndarray):
-            return np.asarray(value)
+            return np.array(value) if isinstance(value, jax.Array) else value
         if isinstance(target, np.generic):
             return np.asarray(value)[()]
         return _require_kept(_on_devices(value, target), name, target.dtype)
@@ -225,11 +228,22 @@ def _unfit(name: str, found: str, expected: str) -> InvalidArgument:
     )
 
 
+def _on_the_host() -> contextlib.AbstractContextManager[Any]:
+    """What is read goes from the host to its devices at once: the first one may have no room for all of it."""
+    try:
+        host = jax.local_devices(backend="cpu")[0]
+    except RuntimeError:  # JAX was told to know no CPU
+        return contextlib.nullcontext()
+    context: contextlib.AbstractContextManager[Any] = jax.default_device(host)
+    return context
+
+
 def _on_devices(value: Any, target: Any) -> jax.Array:
     """A target without a sharding, or an array that JAX may move as it likes, is put where JAX would put it."""
-    if getattr(target, "sharding", None) is None or not getattr(target, "committed", True):
-        return jnp.asarray(value)
-    placed: jax.Array = jax.device_put(value, target.sharding)
+    if isinstance(value, jax.Array) and not _is_key(value):
+        value = np.asarray(value)  # else it would stay where it was read to
+    is_free = getattr(target, "sharding", None) is None or not getattr(target, "committed", True)
+    placed: jax.Array = jax.device_put(value, None if is_free else target.sharding)
     return placed
 
 
@@ -245,7 +259,7 @@ def _key_placed(value: Any, target: Any, name: str) -> jax.Array:
         raise _unfit(name, f"a {type(value).__name__}", f"a key of {target.dtype}")
     impl, data = value[KEY_IMPL], value[KEY_DATA]
     try:
-        key = jax.random.wrap_key_data(jnp.asarray(data), impl=impl)
+        key = jax.random.wrap_key_data(jax.device_put(np.asarray(data)), impl=impl)
     except (TypeError, ValueError) as error:
         raise _unfit(name, f"no key of the implementation {impl!r} ({error})", f"a key of {target.dtype}") from None
     if key.dtype != target.dtype or key.shape != tuple(target.shape):
