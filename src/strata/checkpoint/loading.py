@@ -119,10 +119,10 @@ def _local_rectangle(value: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(start), tuple(shape)
 
 
-def load_into(target: Any, part: Any, *, strict: bool) -> None:
+def load_into(target: Any, part: Any, *, strict: bool, is_distributed: bool = False) -> None:
     """Only torch's modules know `strict`; optimizers, schedulers and loaders take all or nothing."""
     torch = sys.modules.get("torch")
-    if "torch.distributed.tensor" in sys.modules:
+    if is_distributed and hasattr(target, "state_dict"):
         part = _distributed(part, target.state_dict())
     if torch is not None and isinstance(target, torch.nn.Module):
         target.load_state_dict(part, strict=strict)

@@ -479,7 +479,7 @@ class CheckpointManager:
             )
         for key, target in into.items():
             if key not in missing:
-                loading.load_into(target, state[key], strict=strict)
+                loading.load_into(target, state[key], strict=strict, is_distributed=bool(held))
         self._pacer.restored(manifest.step)
         return manifest.step
 
