@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,15 @@ def test_quick_is_told_to_the_contender(modules: Path) -> None:
     quick = Contender(name="quick", module="tiny_quick")
     assert run_benchmark(benchmark(quick), rounds=1, quick=True).samples[0].figures == {"one_ms": 1.0}
     assert run_benchmark(benchmark(quick), rounds=1).samples[0].figures == {"one_ms": 0.0}
+
+
+def test_the_environment_of_a_benchmark_is_its_contenders(modules: Path) -> None:
+    (modules / "tiny_size.py").write_text(
+        "import json, os\nprint(json.dumps({'figures': {'one_ms': float(os.environ['STRATA_TEST_SIZE'])}}))\n"
+    )
+    sized = replace(benchmark(Contender(name="size", module="tiny_size")), environment={"STRATA_TEST_SIZE": "7"})
+    assert run_benchmark(sized, rounds=1).samples[0].figures == {"one_ms": 7.0}
+    assert "STRATA_TEST_SIZE" not in os.environ
 
 
 def test_without_their_environment_peers_are_absent_and_nothing_fails(modules: Path) -> None:

@@ -19,6 +19,7 @@ from strata.bench.frame import (
     Figure,
     Outcome,
     Sample,
+    Setting,
     Spread,
     aggregate,
     interleave,
@@ -189,6 +190,47 @@ def test_the_number_of_rounds_is_the_benchmarks_unless_one_is_given() -> None:
     assert TINY.num_rounds(7, quick=True) == 7
     with pytest.raises(InvalidArgument, match="rounds=0"):
         TINY.num_rounds(0, quick=False)
+
+
+SIZED = Benchmark(
+    name="sized",
+    title="Sized",
+    contenders=(A,),
+    figures=(THEIRS,),
+    settings=(
+        Setting(name="gib", title="GiB, 1 unless told", at_least=0.5, whole=False),
+        Setting(name="num_parts", title="parts, 4 unless told", at_least=1),
+    ),
+)
+
+
+def test_a_setting_becomes_a_variable_that_contenders_find() -> None:
+    assert SIZED.with_settings(()).environment == {}
+    found = SIZED.with_settings(["gib=0.5", "num_parts=2", "num_parts=3"])
+    assert found.environment == {"STRATA_BENCH_GIB": "0.5", "STRATA_BENCH_NUM_PARTS": "3"}
+    assert SIZED.environment == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("size=1", "no setting 'size' .* gib: GiB, 1 unless told; num_parts: parts, 4 unless told"),
+        ("gib", "gib=: GiB, 1 unless told; give a number of at least 0.5"),
+        ("gib=0.4", "at least 0.5"),
+        ("gib=nan", "at least 0.5"),
+        ("gib=inf", "at least 0.5"),
+        ("num_parts=1.5", "a whole number of at least 1"),
+        ("num_parts=0", "a whole number of at least 1"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_with_what_can(given: str, words: str) -> None:
+    with pytest.raises(InvalidArgument, match=words):
+        SIZED.with_settings([given])
+
+
+def test_a_benchmark_without_settings_says_so() -> None:
+    with pytest.raises(InvalidArgument, match="there are: none"):
+        TINY.with_settings(["gib=1"])
 
 
 def test_every_registered_benchmark_loads_under_its_name() -> None:

@@ -43,13 +43,22 @@ def get(name: str) -> Benchmark:
 
 
 def main(
-    name: str, *, rounds: int | None = None, as_json: bool = False, quick: bool = False, only: Sequence[str] = ()
+    name: str,
+    *,
+    rounds: int | None = None,
+    as_json: bool = False,
+    quick: bool = False,
+    only: Sequence[str] = (),
+    settings: Sequence[str] = (),
 ) -> int:
-    """Run a benchmark, show its figures, and return the exit code: 1 if a contender failed."""
+    """Run a benchmark, show its figures, and return the exit code: 1 if a contender failed.
+
+    Settings are given as NAME=VALUE; see the `settings` of the benchmark.
+    """
     from strata.bench.report import show  # noqa: PLC0415  rich and psutil are needed only here
     from strata.bench.run import run_with_progress  # noqa: PLC0415
 
-    benchmark = get(name).narrowed(only)
+    benchmark = get(name).narrowed(only).with_settings(settings)
     outcome = run_with_progress(benchmark, rounds=rounds, quick=quick)
     show(benchmark, outcome, as_json=as_json)
     return 1 if outcome.failures else 0

@@ -5,7 +5,7 @@ A contender is a Python module that measures, then prints one line of JSON, its 
     {"figures": {"assign_10k_ms": 1.7}, "versions": {"uhashring": "2.4"}}      versions only where ours do not tell
     {"not_installed": "uhashring"}                                             the peer is not there; no error
 
-It is given `--quick` when figures matter less than an answer soon.
+It is given `--quick` when figures matter less than an answer soon, and finds settings in its environment.
 """
 
 from __future__ import annotations
@@ -57,6 +57,38 @@ class Contender:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A size or a shape that the user may choose: `--set NAME=VALUE`, or the variable in the environment."""
+
+    name: str
+    title: str
+    """What it is, with its default."""
+    at_least: float
+    whole: bool = True
+
+    @property
+    def variable(self) -> str:
+        """Where contenders find it."""
+        return f"STRATA_BENCH_{self.name.upper()}"
+
+    def checked(self, value: str) -> str:
+        """
+        Raises:
+            InvalidArgument: It is no number, or too small a one.
+        """
+        kind = "a whole number" if self.whole else "a number"
+        try:
+            found = int(value) if self.whole else float(value)
+        except ValueError:
+            found = math.nan
+        if not self.at_least <= found < math.inf:
+            raise InvalidArgument(
+                f"--set {self.name}={value}: {self.title}; give {kind} of at least {self.at_least:g}", field="set"
+            )
+        return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Benchmark:
     name: str
     title: str
@@ -66,6 +98,9 @@ class Benchmark:
     quick_rounds: int = 2
     notes: tuple[str, ...] = ()
     """What a reader must know to read the figures right."""
+    settings: tuple[Setting, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """What contenders find in theirs, besides ours."""
 
     def __post_init__(self) -> None:
         keys = [figure.key for figure in self.figures]
@@ -86,6 +121,25 @@ class Benchmark:
                 field="only",
             )
         return replace(self, contenders=tuple(c for c in self.contenders if not only or c.name in only))
+
+    def with_settings(self, given: Sequence[str]) -> Benchmark:
+        """The same with other sizes, each given as NAME=VALUE.
+
+        Raises:
+            InvalidArgument: There is no such setting, or its value cannot be; the message says what there is.
+        """
+        by_name = {setting.name: setting for setting in self.settings}
+        environment = dict(self.environment)
+        for one in given:
+            name, _, value = one.partition("=")
+            if name not in by_name:
+                known = "; ".join(f"{setting.name}: {setting.title}" for setting in self.settings) or "none"
+                raise InvalidArgument(
+                    f"benchmark {self.name!r} has no setting {name!r} (of --set {one}); there are: {known}",
+                    field="set",
+                )
+            environment[by_name[name].variable] = by_name[name].checked(value)
+        return replace(self, environment=environment)
 
     def num_rounds(self, rounds: int | None, *, quick: bool) -> int:
         if rounds is None:

@@ -29,7 +29,7 @@ from strata.bench.frame import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 PEERS_VENV_VARIABLE = "STRATA_PEERS_VENV"
 PEERS_VENV = ".venv-peers"
@@ -58,7 +58,14 @@ def run_benchmark(
             on_start(number, contender)
         if contender.name in dropped:
             continue
-        answer = _run_once(contender, number, peers_python=peers_python, quick=quick, known=known)
+        answer = _run_once(
+            contender,
+            number,
+            peers_python=peers_python,
+            quick=quick,
+            known=known,
+            environment=benchmark.environment,
+        )
         if isinstance(answer, Sample):
             samples.append(answer)
         else:
@@ -99,14 +106,20 @@ def find_peers_python() -> Path | None:
 
 
 def _run_once(
-    contender: Contender, number: int, *, peers_python: Path | None, quick: bool, known: frozenset[str]
+    contender: Contender,
+    number: int,
+    *,
+    peers_python: Path | None,
+    quick: bool,
+    known: frozenset[str],
+    environment: Mapping[str, str],
 ) -> Sample | Absent | Failure:
     if contender.venv == "peers" and peers_python is None:
         return Absent(contender.name, "the peers' environment is not there; make it with `make bench-setup`")
     command = [*_command(contender, peers_python), *(["--quick"] if quick else [])]
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         # Files and not pipes: a grandchild that lives on can neither block us nor fill our memory.
-        code = _wait(command, stdout, stderr, timeout_s=contender.timeout_s)
+        code = _wait(command, stdout, stderr, timeout_s=contender.timeout_s, environment=environment)
         if code == 0:
             answer = read_answer(_tail(stdout), contender=contender.name, round_=number, known=known)
             if not isinstance(answer, Failure):
@@ -132,9 +145,23 @@ def _command(contender: Contender, peers_python: Path | None) -> list[str]:
     return [str(peers_python), "-P", spec.origin]
 
 
-def _wait(command: list[str], stdout: IO[bytes], stderr: IO[bytes], *, timeout_s: float) -> int | None:
+def _wait(
+    command: list[str],
+    stdout: IO[bytes],
+    stderr: IO[bytes],
+    *,
+    timeout_s: float,
+    environment: Mapping[str, str],
+) -> int | None:
     """The exit code, or None if the deadline passed. Nothing that was started is left behind."""
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True)
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        start_new_session=True,
+        env={**os.environ, **environment},
+    )
     try:
         return process.wait(timeout_s)
     except subprocess.TimeoutExpired:

@@ -16,6 +16,7 @@ from strata.checkpoint.manifest import CheckpointType
 from strata.checkpoint.merging import Head  # noqa: TC001 - msgspec looks it up
 from strata.checkpoint.metadata import CheckpointMetadata, of_manifest
 from strata.checkpoint.parts import RankPart  # noqa: TC001 - likewise
+from strata.checkpoint.pausing import paused_collector
 from strata.errors import ObjectMissing, StrataError
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class Executor:
         try:
             if ranks.size > 1:
                 groups.claim(self._store, ranks, id)
-            with groups.telling(self._store, ranks, id):
+            with groups.telling(self._store, ranks, id), paused_collector():
                 self._settle(job)
                 part, why = self._write(job, memory, watch)
             self._written = part

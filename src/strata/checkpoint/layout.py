@@ -11,7 +11,7 @@ is aligned to its own elements all the same. Any safetensors reader opens the fi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
@@ -30,8 +30,7 @@ MAX_HEADER_BYTES = 100_000_000
 _METADATA = "__metadata__"
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """One tensor in a file."""
 
     name: str

@@ -32,6 +32,7 @@ from strata.checkpoint.jobs import Job, JobTensor, Options
 from strata.checkpoint.manifest import CheckpointType
 from strata.checkpoint.merging import Head
 from strata.checkpoint.metadata import CheckpointMetadata, of_manifest
+from strata.checkpoint.pausing import paused_collector
 from strata.checkpoint.progress import watching
 from strata.checkpoint.saving import Save
 from strata.checkpoint.staging import Staging
@@ -195,9 +196,10 @@ class CheckpointManager:
                 metadata=arguments.checked_metadata(metadata),
                 data_cursor=data_cursor,
             )
-            flat = tree.flatten(arguments.part_of_kind(state, kind))
-            leaves = self._own_leaves(flat, replicated)
-            plan = layout.plan(leaves, {"strata": str(m.VERSION), "id": id, "rank": str(self._rank)})
+            with paused_collector():
+                flat = tree.flatten(arguments.part_of_kind(state, kind))
+                leaves = self._own_leaves(flat, replicated)
+                plan = layout.plan(leaves, {"strata": str(m.VERSION), "id": id, "rank": str(self._rank)})
             self._told.add(deltas.rows_told(dirty, leaves), leaves)
             save = Save(
                 self._metadata_of(head, plan.size_bytes),
@@ -205,31 +207,37 @@ class CheckpointManager:
                 on_progress=on_progress,
                 show=self._progress,
             )
-            if not self._take_turn(save):
-                return save
-            try:
-                self._saver.claim()
-                changed, why = self._stage(kind, plan, leaves)
-                job = Job(
-                    head=jobs.with_reason(head, why),
-                    ranks=self._ranks,
-                    commits=self._commit is None,
-                    header=plan.header,
-                    size_bytes=plan.size_bytes,
-                    tensors=tuple(_job_tensors(plan, leaves)),
-                    structure=flat.structure,
-                    changed=changed,
-                    options=self._options,
-                )
-                future = self._saver.submit(job, save.watch)
-                save.staged, save.stall_s = True, time.perf_counter() - start_s
-                self._last = save
-                self._pacer.began(step, stall_s=save.stall_s)
-                self._finisher.submit(self._finish, save, future)
-            except BaseException:
-                self._saving.release()
-                raise
+            if self._take_turn(save):
+                try:
+                    future = self._hand_over(save, head, flat.structure, plan, leaves)
+                    save.staged, save.stall_s = True, time.perf_counter() - start_s
+                    self._last = save
+                    self._pacer.began(step, stall_s=save.stall_s)
+                    self._finisher.submit(self._finish, save, future)
+                except BaseException:
+                    self._saving.release()
+                    raise
         return save
+
+    def _hand_over(
+        self, save: Save, head: Head, structure: Any, plan: layout.Layout, leaves: Sequence[tree.Leaf]
+    ) -> Future[Outcome]:
+        """Copies the state; from then on it is the saver's."""
+        self._saver.claim()
+        with paused_collector():
+            changed, why = self._stage(head.type, plan, leaves)
+            job = Job(
+                head=jobs.with_reason(head, why),
+                ranks=self._ranks,
+                commits=self._commit is None,
+                header=plan.header,
+                size_bytes=plan.size_bytes,
+                tensors=tuple(_job_tensors(plan, leaves)),
+                structure=structure,
+                changed=changed,
+                options=self._options,
+            )
+            return self._saver.submit(job, save.watch)
 
     def _own_leaves(self, flat: tree.Flat, replicated: Iterable[str]) -> list[tree.Leaf]:
         """What this rank writes of the state."""

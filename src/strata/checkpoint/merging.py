@@ -48,21 +48,10 @@ def merge(parts: Sequence[RankPart], *, head: Head) -> Manifest:
         CheckpointInvalid: The parts are not those of one checkpoint; the message names the tensor and the ranks.
     """
     ordered = _ordered(parts, head)
-    entered = _Entered()
-    for part in ordered:
-        entered.add(part)
-    entries = [*entered.whole(), *entered.united()]
-    files, numbers = _numbered(ordered, entries)
-    tensors = tuple(
-        TensorEntry(
-            name=entry.name,
-            dtype=entry.dtype,
-            shape=entry.shape,
-            slices=tuple(_renumbered(piece, numbers[rank]) for rank, piece in entry.slices),
-        )
-        for entry in sorted(entries, key=lambda entry: entry.order)
-    )
-    structures, structure_of_rank = _structures(ordered, entered.renames, {tensor.name for tensor in tensors})
+    if len(ordered) == 1 and not ordered[0].sharded:
+        files, tensors, structures, structure_of_rank = _alone(ordered[0])
+    else:
+        files, tensors, structures, structure_of_rank = _together(ordered)
     type, parent, why = _type(head, files)
     return Manifest(
         id=head.id,
@@ -84,6 +73,35 @@ def merge(parts: Sequence[RankPart], *, head: Head) -> Manifest:
         model_hash=m.model_hash(tensors),
         why=why,
     )
+
+
+_Contents = tuple[tuple[DataFile, ...], tuple[TensorEntry, ...], tuple[Any, ...], tuple[int, ...]]
+"""Files, tensors, structures, and which of these is whose."""
+
+
+def _alone(part: RankPart) -> _Contents:
+    """There is nothing to unite: for many thousand tensors that is worth a way of its own."""
+    _check_names(part.rank, part.structure, {tensor.name for tensor in part.tensors})
+    return part.files, part.tensors, (part.structure,), (0,)
+
+
+def _together(ordered: Sequence[RankPart]) -> _Contents:
+    entered = _Entered()
+    for part in ordered:
+        entered.add(part)
+    entries = [*entered.whole(), *entered.united()]
+    files, numbers = _numbered(ordered, entries)
+    tensors = tuple(
+        TensorEntry(
+            name=entry.name,
+            dtype=entry.dtype,
+            shape=entry.shape,
+            slices=tuple(_renumbered(piece, numbers[rank]) for rank, piece in entry.slices),
+        )
+        for entry in sorted(entries, key=lambda entry: entry.order)
+    )
+    structures, structure_of_rank = _structures(ordered, entered.renames, {tensor.name for tensor in tensors})
+    return files, tensors, structures, structure_of_rank
 
 
 def _ordered(parts: Sequence[RankPart], head: Head) -> list[RankPart]:

@@ -27,9 +27,11 @@ if TYPE_CHECKING:
 def part_of(job: Job, files: list[m.DataFile], slices: dict[str, list[Slice]]) -> RankPart:
     entries: dict[str, TensorEntry] = {}
     for tensor in job.tensors:
-        before = entries[tensor.tensor].slices if tensor.tensor in entries else ()
+        own_slices = tuple(slices[tensor.name])
+        if tensor.tensor in entries:  # several parts of one, on this rank
+            own_slices = (*entries[tensor.tensor].slices, *own_slices)
         entries[tensor.tensor] = TensorEntry(
-            name=tensor.tensor, dtype=tensor.dtype, shape=tensor.whole, slices=(*before, *slices[tensor.name])
+            name=tensor.tensor, dtype=tensor.dtype, shape=tensor.whole, slices=own_slices
         )
     own = sum(file.size_bytes for file in files if "/" not in file.path)
     return RankPart(
@@ -46,7 +48,7 @@ def part_of(job: Job, files: list[m.DataFile], slices: dict[str, list[Slice]]) -
 
 def write_whole(store: Store, job: Job, memory: memoryview, watch: Watch) -> RankPart:
     """The memory as it stands is the file."""
-    data_file, hashes = writing.write_file(
+    with writing.file_being_written(
         store,
         job.head.id,
         job.layout,
@@ -54,14 +56,14 @@ def write_whole(store: Store, job: Job, memory: memoryview, watch: Watch) -> Ran
         rank=job.rank,
         chunk_bytes=layouts.CHUNK_BYTES,
         watch=watch,
-    )
-    slices = {
-        tensor.name: [
-            Slice(file=0, offset=tensor.offset, start=tensor.start, shape=tensor.shape, hashes=hashes[tensor.name])
-        ]
-        for tensor in job.tensors
-    }
-    return part_of(job, [data_file], slices)
+    ) as (data_file, hashes):
+        slices = {
+            tensor.name: [
+                Slice(file=0, offset=tensor.offset, start=tensor.start, shape=tensor.shape, hashes=hashes[tensor.name])
+            ]
+            for tensor in job.tensors
+        }
+        return part_of(job, [data_file], slices)
 
 
 def packer_for(store: Store, job: Job, watch: Watch) -> Packer:

@@ -314,13 +314,14 @@ class _Flattener:
             raise InvalidArgument(
                 f"{_at(path)} is a ShardedTensor; let the state dict hold DTensors, or wrap its parts into Shard(…)"
             )
-        if value.is_sparse or value.layout != self._modules[0].strided:
+        if value.layout is not self._modules[0].strided:
             raise InvalidArgument(f"{_at(path)} is a sparse tensor; save its indices and values, or to_dense()")
         if value.is_quantized:
             raise InvalidArgument(f"{_at(path)} is a quantized tensor; save its int_repr(), scale and zero point")
         if value.is_meta:
             raise InvalidArgument(f"{_at(path)} is on the meta device: it has a shape and no contents")
-        return value.detach().resolve_conj().resolve_neg()
+        tensor = value.detach()
+        return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
 
     def _torch_dtype(self, tensor: torch.Tensor, path: Path) -> DType:
         found = self._torch_dtypes.get(tensor.dtype)

@@ -15,6 +15,16 @@ def bench(
     only: Annotated[
         list[str] | None, typer.Option(help="Run this contender only; repeat it for more. Default: all.")
     ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="A size or shape of the benchmark, such as gib=0.25 or tensors=64; repeat it for more. "
+            "A name that it does not have is answered with those that it has.",
+            show_default=False,
+        ),
+    ] = None,
     list_names: Annotated[bool, typer.Option("--list", help="List the benchmarks.")] = False,
     run_all: Annotated[bool, typer.Option("--all", help="Run every benchmark, one after the other.")] = False,
 ) -> None:
@@ -27,6 +37,11 @@ def bench(
     if list_names:
         typer.echo("\n".join(benchmarks.names()))
         return
+    if run_all and settings:
+        raise typer.BadParameter("--set is for one benchmark, not for --all")
     wanted = benchmarks.names() if name is None else [name]
-    codes = [benchmarks.main(one, rounds=rounds, as_json=as_json, quick=quick, only=only or ()) for one in wanted]
+    codes = [
+        benchmarks.main(one, rounds=rounds, as_json=as_json, quick=quick, only=only or (), settings=settings or ())
+        for one in wanted
+    ]
     raise typer.Exit(max(codes))

@@ -1,0 +1,140 @@
+"""The benchmark of checkpoints at a small size: its contenders measure, agree with themselves and leave nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from s3 import S3Server, s3
+from servers import until
+
+from strata.bench import weed
+from strata.bench.contenders.checkpoint_incremental import Saves, Table
+from strata.checkpoint import CheckpointManager
+from strata.errors import StrataError
+from strata.storage import open_store
+
+__all__ = ["s3"]
+
+MIB = 1 << 20
+
+
+def run(*command: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", *command],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        cwd=cwd,
+        env={**os.environ, **environment},
+    )
+
+
+def figures(module: str, cwd: Path, **environment: str) -> dict[str, float]:
+    """What a contender measures, in a directory where it leaves nothing."""
+    ended = run(f"strata.bench.contenders.{module}", "--quick", cwd=cwd, **environment)
+    assert ended.returncode == 0, ended.stderr
+    assert not list(cwd.iterdir())
+    found: dict[str, float] = json.loads(ended.stdout.splitlines()[-1])["figures"]
+    return found
+
+
+def test_a_delta_of_one_percent_is_measured_beside_full_saves(tmp_path: Path) -> None:
+    found = figures("checkpoint_incremental", tmp_path, STRATA_BENCH_GIB="0.008")
+    assert 0.01 <= found["incremental_bytes_fraction"] <= 0.05
+    assert all(value > 0 for value in found.values())
+    for kind in ("full_", "", "told_"):
+        assert found[f"incremental_{kind}stall_ms"] < found[f"incremental_{kind}ms"]
+
+
+def test_a_delta_that_was_saved_in_full_is_not_counted(tmp_path: Path) -> None:
+    table = Table(64 * 256, 64)
+    with CheckpointManager(str(tmp_path), saver="thread") as manager:
+        saves = Saves(manager, table)
+        with pytest.raises(StrataError, match=r"to be INCREMENTAL and is .*first save"):
+            saves.save("INCREMENTAL")
+        saves.save("FULL")
+        table.change(100)
+        with pytest.raises(StrataError, match="100% of it differ"):
+            saves.save("INCREMENTAL")
+
+
+def test_saves_and_loads_are_measured_with_sizes_and_shapes_of_choice(tmp_path: Path) -> None:
+    found = figures(
+        "checkpoint_strata",
+        tmp_path,
+        STRATA_BENCH_GIB="0.004",
+        STRATA_BENCH_TENSORS="2",
+        STRATA_BENCH_SMALL_TENSORS="50",
+    )
+    assert all(value > 0 for value in found.values())
+    assert found["stall_ms"] < found["durable_ms"]
+    assert found["first_stall_over_warm"] == pytest.approx(found["first_stall_ms"] / found["stall_ms"])
+
+
+@pytest.mark.timeout(120)
+def test_s3_is_measured_beside_bare_obstore_and_its_server_is_gone_afterwards(s3: S3Server, tmp_path: Path) -> None:
+    """The fixture is here to skip where there is no server; the contender has its own."""
+    found = figures("checkpoint_s3", tmp_path, STRATA_BENCH_S3_MIB="16")
+    assert found.keys() == {
+        *("s3_put_over_bare", "s3_get_over_bare", "s3_put_ms", "s3_bare_put_ms", "s3_get_ms", "s3_bare_get_ms"),
+        *("s3_client_cpu_s", "s3_bare_client_cpu_s"),
+    }
+    assert all(value > 0 for key, value in found.items() if "cpu" not in key)  # counted in hundredths of a second
+    running = [process.info["cwd"] or "" for process in psutil.process_iter(["cwd"])]
+    assert not [cwd for cwd in running if cwd.startswith(str(tmp_path))]
+
+
+def test_the_room_of_removed_objects_goes_back_to_the_disk(s3: S3Server) -> None:
+    def is_given_back() -> bool:
+        s3.vacuum()
+        return sum(file.stat().st_size for file in (s3._directory / "data").rglob("*.dat")) < 8 * MIB
+
+    store = open_store(s3.new_url(), s3.options())
+    store.put_large("large", memoryview(os.urandom(16 * MIB)))
+    store.delete(["large"])
+    store.close()
+    until(is_given_back, "weed gives the room back")
+
+
+def test_a_server_that_does_not_come_up_is_told_with_the_end_of_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "weed"
+    broken.write_text("#!/bin/sh\necho the disk is on holiday\nexec cat\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(weed, "START_S", 0.5)
+    server = weed.WeedServer(broken, directory=tmp_path)
+    try:
+        with pytest.raises(StrataError, match=r"takes no object after 0\.5 s(?s:.*)the disk is on holiday"):
+            server.start()
+    finally:
+        server.close()
+    assert list(tmp_path.iterdir()) == [broken]
+
+
+def test_settings_on_the_command_line_reach_the_contenders(tmp_path: Path) -> None:
+    command = ("strata.cli", "bench", "checkpoint", "--only", "raw disk", "--rounds", "1", "--json")
+    ended = run(*command, "--set", "gib=0.002", "--set", "tensors=2", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout.splitlines()[-1])["figures"]["raw_write_ms"] > 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["checkpoint", "--set", "gigs=1"], "no setting 'gigs'"),
+        (["checkpoint", "--set", "gib=much"], "a number of at least"),
+        (["--all", "--set", "gib=1"], "for one benchmark"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_with_what_can(flags: list[str], words: str, tmp_path: Path) -> None:
+    ended = run("strata.cli", "bench", *flags, cwd=tmp_path, NO_COLOR="1", COLUMNS="400")
+    assert ended.returncode == 2
+    assert words in ended.stderr
