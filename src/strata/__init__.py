@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from strata._version import __version__
 
 if TYPE_CHECKING:
+    from strata.checkpoint import AsyncCheckpointManager as AsyncCheckpointManager
     from strata.checkpoint import CheckpointManager as CheckpointManager
     from strata.checkpoint import CheckpointMetadata as CheckpointMetadata
     from strata.checkpoint import CheckpointType as CheckpointType
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from strata.errors import StrataError as StrataError
 
 _HOMES = {
+    "AsyncCheckpointManager": "strata.checkpoint",
     "AsyncCoordinatorClient": "strata.coordinator.client",
     "CheckpointManager": "strata.checkpoint",
     "CheckpointMetadata": "strata.checkpoint",

@@ -92,5 +92,30 @@ def left_without_closing(place: str) -> None:
     tell("left", saver_of(manager).pid)
 
 
+def left_a_thread_without_closing(place: str) -> None:
+    manager = strata.CheckpointManager(place, saver="thread")
+    manager.save(state_of(1), step=1)
+    tell("left", os.getpid())
+
+
+def forked(place: str) -> None:
+    """A child that has a copy of the manager can neither save with it nor end the parent's saver."""
+    manager = strata.CheckpointManager(place, statistics=False)
+    state = {"w": np.zeros((1_000, 64), np.float32)}
+    manager.save(state, step=1).wait()
+    child = os.fork()
+    if child == 0:
+        try:
+            manager.save(state, step=2)
+        except strata.StrataError as error:
+            manager.close()
+            os._exit(0 if "forked this one" in str(error) else 1)
+        os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    state["w"][3] = 3
+    tell(manager.save(state, step=3, checkpoint_type="INCREMENTAL").wait().checkpoint_type.name)
+    manager.close()
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](sys.argv[2])

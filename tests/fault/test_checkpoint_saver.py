@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import select
 import signal
@@ -17,7 +18,7 @@ import pytest
 import saver_children
 
 import strata
-from strata.checkpoint import memory
+from strata.checkpoint import memory, savers
 from strata.checkpoint.savers import ProcessSaver
 from strata.errors import CheckpointAborted, ConfigError, StorageError
 from strata.storage.memory import MemoryStore
@@ -105,6 +106,16 @@ def test_a_trainer_that_ends_without_closing_has_saved(place: str) -> None:
         assert_is_state(manager.load(), 1)
 
 
+def test_so_has_one_that_saves_in_a_thread(place: str) -> None:
+    assert run("left_a_thread_without_closing", place)[0] == 0
+    with strata.CheckpointManager(place) as manager:
+        assert_is_state(manager.load(), 1)
+
+
+def test_a_forked_child_leaves_its_parents_saver_alone(place: str) -> None:
+    assert run("forked", place) == (0, ["INCREMENTAL"])
+
+
 def test_nothing_is_left_in_shared_memory(place: str) -> None:
     def left() -> set[str]:
         return {path.name for path in memory.shared_directory().glob("strata-*")}
@@ -174,7 +185,7 @@ def test_a_killed_saver_takes_the_base_of_deltas_along(place: str) -> None:
         state["emb"][5] = 5
         saved = manager.save(state, step=2, checkpoint_type="INCREMENTAL").wait()
         assert saved.checkpoint_type.name == "FULL"
-        assert "not there" in saved.why
+        assert "who wrote the checkpoint before has ended" in saved.why
         state["emb"][6] = 6
         saved = manager.save(state, step=3, checkpoint_type="INCREMENTAL").wait()
         assert saved.checkpoint_type.name == "INCREMENTAL"
@@ -256,3 +267,36 @@ def test_memory_without_a_name_where_there_is_no_memfd(monkeypatch: pytest.Monke
     finally:
         os.close(held)
     assert memory.reap(tmp_path) == 1
+
+
+def test_a_saver_that_cannot_be_started_fails_one_save_and_holds_up_none(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError("Too many open files")
+
+    with small_manager(place) as (manager, _):
+        with monkeypatch.context() as short:
+            short.setattr(savers.subprocess, "Popen", refuse)
+            save = manager.save({"a": 1}, step=1)
+            with pytest.raises(CheckpointAborted, match=r"could not be started \(Too many open files\)"):
+                save.wait(TIMEOUT_S)
+        assert manager.save({"a": 2}, step=2).wait(TIMEOUT_S).step == 2
+        assert manager.load() == {"a": 2}
+
+
+def test_a_manager_that_nobody_closed_leaves_no_process(place: str) -> None:
+    manager = strata.CheckpointManager(place)
+    assert isinstance(manager._saver, ProcessSaver)
+    manager.save({"a": 1}, step=1).wait()
+    pid = manager._saver.pid
+    assert pid is not None
+    del manager
+    gc.collect()
+    wait_for_end(pid)
+
+
+def test_the_last_checkpoint_before_closing_has_statistics(place: str) -> None:
+    with strata.CheckpointManager(place) as manager:
+        saved = manager.save({"w": np.ones(1_000)}, step=1).wait()
+    assert (Path(saved.path) / "statistics.json").exists()

@@ -15,9 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import strata
-from strata.checkpoint import CheckpointMetadata, RowTracker
+from strata.checkpoint import CheckpointMetadata, RowTracker, deltas, packing
 from strata.checkpoint.manifest import CheckpointType
-from strata.errors import ConfigError, InvalidArgument, NoCheckpoint
+from strata.errors import ConfigError, InvalidArgument, NoCheckpoint, StorageUnavailable
+from strata.storage.base import Watch
+from strata.storage.local import LocalStore
 
 ROWS, WIDTH = 20_000, 32
 
@@ -266,21 +268,181 @@ def test_a_tracker_knows_the_rows_from_sparse_gradients(manager: strata.Checkpoi
     assert torch.equal(loaded["sparse"]["state"][0]["exp_avg"], kept["exp_avg"])
     assert torch.equal(loaded["dense"]["state"][0]["exp_avg"], dense.state[model[2].weight]["exp_avg"])
     stored = safetensors.numpy.load_file(Path(saved.path) / "rank-00000.safetensors")
-    assert stored["model.0.weight#rows"].tolist() == [7, 8, 9, 10, 100, 200, 300]
-    assert stored["sparse.state.0.exp_avg#rows"].tolist() == [7, 8, 9, 10, 100, 200, 300]
+    rows = [1, 2, 3, 4, 7, 8, 9, 10, 100, 200, 300]  # the first four had a gradient when the base was saved
+    assert stored["model.0.weight#rows"].tolist() == rows
+    assert stored["sparse.state.0.exp_avg#rows"].tolist() == rows
     tracker.close()
 
 
-def test_a_table_with_a_dense_gradient_is_compared(manager: strata.CheckpointManager) -> None:
-    model = torch.nn.Embedding(ROWS, 16)
-    tracker = RowTracker(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+def followed() -> tuple[torch.nn.Embedding, torch.optim.Optimizer, RowTracker]:
+    torch.manual_seed(0)
+    model = torch.nn.Embedding(ROWS, 16, sparse=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return model, optimizer, RowTracker(model, optimizer)
+
+
+def train(model: torch.nn.Embedding, optimizer: torch.optim.Optimizer, row: int) -> None:
+    optimizer.zero_grad()
+    model(torch.tensor([row])).sum().backward()
+    optimizer.step()
+
+
+def test_a_save_between_backward_and_step_does_not_lose_the_rows(manager: strata.CheckpointManager) -> None:
+    model, optimizer, tracker = followed()
     state = {"model": model.state_dict()}
     manager.save(state, step=1, dirty=tracker).wait()
-    model(torch.tensor([3])).sum().backward()
-    optimizer.step()
+    model(torch.tensor([5])).sum().backward()
     delta(manager, state, 2, dirty=tracker)
+    optimizer.step()
+    delta(manager, state, 3, dirty=tracker)
     assert torch.equal(manager.load()["model"]["weight"], model.weight)
+
+
+def test_rows_that_changed_without_a_gradient_are_found(manager: strata.CheckpointManager) -> None:
+    model, optimizer, tracker = followed()
+    state = {"model": model.state_dict()}
+    manager.save(state, step=1, dirty=tracker).wait()
+    train(model, optimizer, 3)
+    delta(manager, state, 2, dirty=tracker)
+    changed = model.weight.detach().clone()
+    changed[9] = 9
+    model.load_state_dict({"weight": changed})
+    delta(manager, state, 3, dirty=tracker)
+    assert torch.equal(manager.load()["model"]["weight"], model.weight)
+    train(model, optimizer, 4)
+    manager.restore({"model": model}, step=1)
+    delta(manager, state, 5, dirty=tracker)
+    assert torch.equal(manager.load()["model"]["weight"], model.weight)
+
+
+@pytest.mark.parametrize(
+    ("model", "make", "problem"),
+    [
+        (torch.nn.Embedding(9, 4), torch.optim.SGD, "no sparse gradients"),
+        (torch.nn.Embedding(9, 4, sparse=True, max_norm=1), torch.optim.SGD, "max_norm"),
+        (
+            torch.nn.Embedding(9, 4, sparse=True),
+            lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9),
+            "SGD changes rows",
+        ),
+        (torch.nn.Linear(9, 4), torch.optim.SGD, "there is no nn.Embedding"),
+    ],
+)
+def test_a_table_that_changes_in_other_rows_than_its_gradient_is_not_followed(
+    model: torch.nn.Module, make: Any, problem: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=problem):
+        RowTracker(model, make(model.parameters(), lr=0.1))
+
+
+def test_a_tracker_tells_one_manager(place: str, manager: strata.CheckpointManager) -> None:
+    model, _, tracker = followed()
+    manager.save({"model": model.state_dict()}, step=1, dirty=tracker).wait()
+    with manager_at(place) as another, pytest.raises(InvalidArgument, match="tells another manager"):
+        another.save({"model": model.state_dict()}, step=1, dirty=tracker)
+
+
+# -- what goes wrong in between ------------------------------------------------------------------------------------
+
+
+class UnreliableStore(LocalStore):
+    fails = False
+
+    def size(self, key: str) -> int:
+        if self.fails:
+            self.fails = False
+            raise StorageUnavailable("for a moment")
+        return super().size(key)
+
+
+def test_after_a_save_that_failed_midway_nothing_is_missing(tmp_path: Path) -> None:
+    store = UnreliableStore(tmp_path)
+    with strata.CheckpointManager(store=store, statistics=False) as manager:
+        state: dict[str, Any] = {"w": np.zeros((1_000, 64), np.float32)}
+        manager.save(state, step=0).wait()
+        for step in range(1, 6):
+            state["w"][step] = step
+            store.fails = step == 2
+            save = manager.save(state, step=step, checkpoint_type="INCREMENTAL")
+            if step == 2:
+                with pytest.raises(StorageUnavailable):
+                    save.wait()
+                continue
+            save.wait()
+            assert np.array_equal(manager.load()["w"], state["w"])
+
+
+def test_a_save_that_was_copied_and_not_handed_over_has_changed_nothing(
+    manager: strata.CheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = {"w": np.zeros((1_000, 64), np.float32)}
+    manager.save(state, step=1).wait()
+    state["w"][5] = 5
+    with monkeypatch.context() as broken:
+        broken.setattr(manager._saver, "submit", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            manager.save(state, step=2, checkpoint_type="INCREMENTAL")
+    state["w"][9] = 9
+    delta(manager, state, 3)
+    assert np.array_equal(manager.load()["w"], state["w"])
+
+
+def test_a_base_that_goes_while_a_delta_is_written_makes_it_a_full_one(tmp_path: Path) -> None:
+    class Meddled(LocalStore):
+        goes = ""
+
+        def put_large(self, key: str, data: memoryview, *, watch: Watch | None = None) -> None:
+            super().put_large(key, data, watch=watch)
+            if self.goes:
+                self.delete([f"{self.goes}/manifest.json", f"{self.goes}/rank-00000.safetensors"])
+
+    store = Meddled(tmp_path)
+    with strata.CheckpointManager(store=store, statistics=False) as manager:
+        state = {"w": np.zeros((1_000, 64), np.float32)}
+        store.goes = manager.save(state, step=1).wait().id
+        state["w"][5] = 5
+        saved = delta(manager, state, 2)
+        assert saved.checkpoint_type is CheckpointType.FULL
+        assert "was removed while it was written" in saved.why
+        assert np.array_equal(manager.load()["w"], state["w"])
+
+
+def test_a_checkpoint_that_others_refer_to_is_not_compacted(place: str) -> None:
+    with manager_at(place, incremental_depth=2) as manager:
+        state = {"emb": table()}
+        manager.save(state, step=0).wait()
+        for step in (1, 2):
+            state["emb"][step] = step
+            delta(manager, state, step)
+        with pytest.raises(InvalidArgument, match="is the base of"):
+            manager.compact(step=1)
+        assert len(manager.list()) == 3
+        manager.compact(step=2)
+        manager.compact(step=1)
+        manager.delete(step=0)
+        assert np.array_equal(manager.load()["emb"], state["emb"])
+
+
+def test_tensors_of_one_row_and_strided_ones_are_cut_and_compared_in_pieces(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "PACK_BYTES", 1 << 16)
+    monkeypatch.setattr(deltas, "_TASK_BYTES", 1 << 15)
+    rng = np.random.default_rng(0)
+    wide = rng.integers(0, 9, (1, 1, 300_000), np.int32)
+    strided = rng.integers(0, 9, (700, 900), np.int64)
+    with manager_at(place, compression="zstd") as manager:
+        state = {"wide": wide, "strided": strided.T, "odd": strided[::3, ::2]}
+        manager.save(state, step=0).wait()
+        for step in range(1, 4):
+            wide[0, 0, step * 1_000 : step * 1_000 + 9] += 1
+            strided[step * 3, :20] += 1
+            delta(manager, state, step)
+            loaded = manager.load()
+            assert all(np.array_equal(loaded[name], state[name]) for name in state)
+        manager.compact(step=3)
+        loaded = manager.load()
+        assert all(np.array_equal(loaded[name], state[name]) for name in state)
 
 
 # -- encodings -----------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 
 import strata
-from strata.checkpoint import CheckpointMetadata, CheckpointType
+from strata.checkpoint import CheckpointMetadata, CheckpointType, executing, warming
 from strata.checkpoint import manifest as m
 from strata.clock import ManualClock
 from strata.errors import (
@@ -29,6 +29,7 @@ from strata.errors import (
     ConfigError,
     InvalidArgument,
     NoCheckpoint,
+    StorageDenied,
     StorageFull,
 )
 from strata.storage.base import Watch
@@ -541,3 +542,181 @@ def test_the_manifest_is_plain_json(manager: CheckpointManager) -> None:
     assert document["strata_checkpoint"] == 1
     assert document["manifest"]["metadata"] == {"note": "…"}
     assert [tensor["name"] for tensor in document["manifest"]["tensors"]] == ["model.w"]
+
+
+# -- what callers get wrong, and what comes at a bad time ------------------------------------------------------------
+
+
+def test_loading_is_possible_after_closing(tmp_path: Path) -> None:
+    state = {"w": np.arange(4 << 20)}
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(state, step=1).wait()
+    assert np.array_equal(manager.load()["w"], state["w"])
+    manager.verify(step=1)
+    with pytest.raises(InvalidArgument, match="is closed"):
+        manager.save(state, step=2)
+    with pytest.raises(InvalidArgument, match="is closed"):
+        manager.prepare(state)
+
+
+@pytest.mark.parametrize("mistake", ["gpu", "cuda:7", 3.5, lambda storage, _: storage], ids=["gpu", "cuda:7", "number", "function"])
+def test_a_device_that_is_not_there_is_the_callers_mistake(manager: CheckpointManager, mistake: Any) -> None:
+    manager.save({"w": torch.ones(3)}, step=1).wait()
+    with pytest.raises(InvalidArgument, match="no device of this machine"):
+        manager.load(map_location=mistake)
+    assert len(manager.list()) == 1, "nothing is in quarantine"
+    assert torch.equal(manager.load(map_location={"cpu": "cpu"})["w"], torch.ones(3))
+
+
+def test_too_little_memory_is_not_the_checkpoints_fault(
+    manager: CheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager.save({"w": np.arange(4 << 20)}, step=1).wait()
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError("Cannot allocate memory")
+
+    with monkeypatch.context() as short:
+        short.setattr(warming.mmap, "mmap", refuse)
+        with pytest.raises(MemoryError, match="load fewer tensors"):
+            manager.load()
+    assert len(manager.list()) == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "problem"),
+    [
+        (lambda m: m.save({}, step=1, data_cursor=None), "data_cursor=None must be a string"),
+        (lambda m: m.save({}, step="1"), "step='1' must be a whole number"),
+        (lambda m: m.save({"name": "\udc80"}, step=1), "not Unicode"),
+        (lambda m: m.save({"w": np.ma.masked_array([1.0])}, step=1), "masked array"),
+        (lambda m: m.save({"w": np.ones(2)}, step=1, dirty=[1]), "give a dict of tensor names"),
+        (lambda m: m.save({"w": np.ones(2)}, step=1, dirty={"w": 1}), "not a list of rows"),
+        (lambda m: m.delete(), "nothing that is not named"),
+        (lambda m: m.load(id=7), "use step= for a number"),
+        (lambda m: m.load(step="7"), "must be a whole number"),
+        (lambda m: m.get(step=-1), "must be a whole number"),
+    ],
+)
+def test_mistakes_are_named(manager: CheckpointManager, call: Any, problem: str) -> None:
+    with pytest.raises(InvalidArgument, match=problem):
+        call(manager)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"keep_best": "loss"}, "must be .metric"),
+        ({"keep_count": 1.5}, "must be a whole number"),
+        ({"policies": [3]}, "is not a policy"),
+        ({"strategy": "often"}, "is none"),
+        ({"incremental_depth": "2"}, "must be from 1"),
+        ({"storage_path": ""}, "empty name"),
+    ],
+)
+def test_settings_that_make_no_sense_are_named(tmp_path: Path, arguments: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        CheckpointManager(**{"storage_path": tmp_path, **arguments})
+
+
+def test_numbers_of_numpy_are_numbers(manager: CheckpointManager) -> None:
+    saved = manager.save({}, step=np.int64(5), epoch=np.int32(2)).wait()  # type: ignore[arg-type]
+    assert (saved.step, saved.epoch) == (5, 2)
+    assert manager.get(step=5, id=saved.id) == saved
+    with pytest.raises(NoCheckpoint, match="is of step 5, not 6"):
+        manager.get(step=6, id=saved.id)
+
+
+def test_a_save_within_a_save_is_refused_and_not_waited_for(
+    manager: CheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = manager._stage
+
+    def interrupted(*arguments: Any) -> Any:
+        with pytest.raises(CheckpointBusy, match="set a flag"):
+            manager.save({}, step=2)
+        return stage(*arguments)
+
+    monkeypatch.setattr(manager, "_stage", interrupted)
+    manager.save({"w": np.ones(3)}, step=1).wait()
+
+
+def test_a_pipe_in_the_place_of_a_manifest_holds_nobody_up(manager: CheckpointManager, tmp_path: Path) -> None:
+    manager.save(state_of(1), step=1).wait()
+    odd = tmp_path / "checkpoints" / "step-000000000009-0123456789abcdef"
+    odd.mkdir()
+    os.mkfifo(odd / "manifest.json")
+    assert manager.load()["step"] == 1
+
+
+def test_a_place_that_cannot_be_written_to_is_still_walked_back_in(
+    manager: CheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2):
+        manager.save(state_of(step), step=step).wait()
+    next(the_directory(manager, 2).glob("*.safetensors")).unlink()
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise StorageDenied("read-only")
+
+    monkeypatch.setattr(manager._store, "put", refuse)
+    assert manager.load()["step"] == 1
+
+
+def test_a_policy_that_raises_is_heard_of_and_saving_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Broken:
+        def keep(self, _checkpoints: Any) -> dict[str, str]:
+            raise KeyError("loss")
+
+    with CheckpointManager(tmp_path, policies=[Broken()]) as manager:
+        for step in (1, 2):
+            manager.save(state_of(step), step=step).wait()
+    assert "could not be removed" in caplog.text
+    assert len(manager.list()) == 2
+
+
+def test_looking_while_others_save_finds_no_half_listing(manager: CheckpointManager) -> None:
+    found: list[int] = []
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.is_set():
+            found.append(len(manager.list()))
+
+    looking = [threading.Thread(target=look) for _ in range(3)]
+    for thread in looking:
+        thread.start()
+    for step in range(20):
+        manager.save(state_of(step), step=step).wait()
+    ended.set()
+    for thread in looking:
+        thread.join()
+    assert len(manager.list()) == 20
+    assert max(found) <= 20
+
+
+def test_a_second_try_finds_what_the_first_has_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    run = executing.Executor.run
+
+    def remembered(self: executing.Executor, job: Any, memory: memoryview, watch: Watch, **more: Any) -> Any:
+        seen.append((job, bytes(memory)))
+        return run(self, job, memory, watch, **more)
+
+    monkeypatch.setattr(executing.Executor, "run", remembered)
+    with CheckpointManager(tmp_path) as manager:
+        state = state_of(1)
+        manager.save(state, step=1).wait()
+        state["model"]["w"][3] = 3
+        saved = manager.save(state, step=2, checkpoint_type="INCREMENTAL").wait()
+    job, memory = seen[-1]
+    again = run(executing.Executor(LocalStore(tmp_path)), job, memoryview(memory), Watch(), is_second_try=True)
+    assert again.metadata == saved
+    assert np.array_equal(manager.load()["model"]["w"], state["model"]["w"])
+
+
+def test_statistics_come_when_there_is_time(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path, statistics=True) as manager:
+        saved = manager.save({"w": np.array([1.0, np.nan, 3.0])}, step=1).wait()
+    [about] = json.loads((Path(saved.path) / "statistics.json").read_bytes())["tensors"].values()
+    assert (about["min"], about["max"]) == (1.0, 3.0)

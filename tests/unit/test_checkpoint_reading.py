@@ -583,7 +583,7 @@ def test_a_header_with_another_name_for_a_tensor_is_refused() -> None:
 
 def test_more_memory_than_there_is_is_refused_in_words() -> None:
     """A petabyte of zeros is a few kilobytes of frames."""
-    with pytest.raises(CheckpointInvalid, match="not so much memory"):
+    with pytest.raises(MemoryError, match="not so much memory"):
         warming.fresh_memory(1 << 55)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import secrets
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -13,6 +14,8 @@ from strata.checkpoint import manifest as m
 from strata.checkpoint import retention
 from strata.checkpoint.manifest import CheckpointType
 from strata.checkpoint.savers import ProcessSaver, ThreadSaver
+from strata.checkpoint.strategies import Manual
+from strata.checkpoint.tree import is_text
 from strata.errors import ConfigError, InvalidArgument
 from strata.storage.local import LocalStore
 from strata.storage.memory import MemoryStore
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 
     from strata.checkpoint.retention import Policy
     from strata.checkpoint.savers import Saver
+    from strata.checkpoint.strategies import Strategy
     from strata.storage import Store
 
 MAX_DEPTH = 16
@@ -35,7 +39,9 @@ def new_id(step: int) -> str:
     return f"step-{step:012d}-{secrets.token_hex(8)}"
 
 
-def check_choices(*, when_busy: str, compression: str | None, saver: str | None, depth: int, rebase_at: float) -> None:
+def check_choices(
+    *, when_busy: str, compression: str | None, saver: str | None, depth: object, rebase_at: object
+) -> None:
     """
     Raises:
         ConfigError: One of them is none that there is.
@@ -43,9 +49,9 @@ def check_choices(*, when_busy: str, compression: str | None, saver: str | None,
     _one_of("when_busy", when_busy, ("wait", "skip", "raise"))
     _one_of("compression", compression, (None, "zstd"))
     _one_of("saver", saver, (None, "process", "thread"))
-    if not 1 <= depth <= MAX_DEPTH:
+    if not isinstance(depth, int) or not 1 <= depth <= MAX_DEPTH:
         raise ConfigError(f"incremental_depth={depth!r} must be from 1 to {MAX_DEPTH}", field="incremental_depth")
-    if not 0 < rebase_at <= 1:
+    if not isinstance(rebase_at, int | float) or not 0 < rebase_at <= 1:
         raise ConfigError(f"rebase_at={rebase_at!r} must be a share, above 0 and up to 1", field="rebase_at")
 
 
@@ -83,7 +89,17 @@ def _why_no_process(store: Store, url: str | None, storage_options: Mapping[str,
     return ""
 
 
-def place(storage_path: str | None, bucket: str | None, storage_type: str | None) -> str:
+def checked_strategy(strategy: Strategy | None) -> Strategy:
+    if strategy is not None and not callable(getattr(strategy, "decide", None)):
+        raise ConfigError(f"strategy={strategy!r} is none; use EverySteps(1_000) or its like", field="strategy")
+    return strategy or Manual()
+
+
+def place(storage_path: str | os.PathLike[str] | None, bucket: str | None, storage_type: str | None) -> str:
+    if storage_path is not None:
+        storage_path = os.fspath(storage_path)
+    if "" in (storage_path, bucket):
+        raise ConfigError("the place is an empty name; '.' is the working directory", field="storage_path")
     if bucket is None:
         if storage_path is None:
             raise ConfigError("say where: storage_path='…', or bucket= and storage_type=", field="storage_path")
@@ -103,15 +119,20 @@ def place(storage_path: str | None, bucket: str | None, storage_type: str | None
 def all_policies(
     keep_count: int | None,
     keep_every: int | None,
-    keep_best: tuple[str, Literal["min", "max"]] | None,
+    keep_best: Any,
     more: Sequence[Policy],
 ) -> list[Policy]:
     found: list[Policy] = list(more)
+    for policy in found:
+        if not callable(getattr(policy, "keep", None)):
+            raise ConfigError(f"{policy!r} is not a policy; use KeepCount and its like", field="policies")
     if keep_count is not None:
         found.append(retention.KeepCount(keep_count))
     if keep_every is not None:
         found.append(retention.KeepEvery(keep_every))
     if keep_best is not None:
+        if not isinstance(keep_best, tuple | list) or len(keep_best) != 2:
+            raise ConfigError(f"keep_best={keep_best!r} must be (metric, 'min' or 'max')", field="keep_best")
         found.append(retention.KeepBest(*keep_best))
     return found
 
@@ -140,8 +161,26 @@ def part_of_kind(state: Any, kind: CheckpointType) -> Any:
 
 
 def count(value: Any, field: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 53:
+    """Of any type that is a whole number, numpy's included."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = -1
+    if isinstance(value, bool) or not 0 <= number < 1 << 53:
         raise InvalidArgument(f"{field}={value!r} must be a whole number from 0 on", field=field)
+    return number
+
+
+def which(step: Any, id: Any) -> tuple[int | None, str | None]:
+    """What a caller names a checkpoint by."""
+    if id is not None and not isinstance(id, str):
+        raise InvalidArgument(f"id={id!r} is not a name; use step= for a number", field="id")
+    return None if step is None else count(step, "step"), id
+
+
+def text(value: Any, field: str) -> str:
+    if not isinstance(value, str) or not is_text(value):
+        raise InvalidArgument(f"{field}={value!r} must be a string", field=field)
     return value
 
 

@@ -27,21 +27,35 @@ def is_raw(leaf: Leaf) -> bool:
     return raw_bytes(leaf) is not None
 
 
-def pieces(leaf: Leaf, step: int) -> Iterator[tuple[int, Bytes]]:
-    """(start, bytes) of the leaf's contents, `step` at a time. Another device's are fetched piece by piece."""
+def pieces(leaf: Leaf, step: int, unit: int) -> Iterator[tuple[int, Bytes]]:
+    """(start, bytes) of the leaf's contents, about `step` at a time, each start a multiple of `unit`.
+
+    What does not lie in our memory in its order (on another device, strided) is fetched piece by piece.
+    """
     source = raw_bytes(leaf)
-    if source is None and leaf.kind == "torch" and leaf.source.is_contiguous():
+    if source is not None:
+        for start in range(0, len(source), step):
+            yield start, source[start : start + step]
+    elif leaf.kind == "torch" and leaf.source.is_contiguous():
         flat = leaf.source.reshape(-1)
         per_piece = max(step // leaf.dtype.itemsize, 1)
         for first in range(0, flat.numel(), per_piece):
-            fetched = flat[first : first + per_piece].cpu()
-            yield first * leaf.dtype.itemsize, _bytes_of_tensor(fetched)
-        return
-    if source is None:
-        source = np.empty(leaf.num_bytes, np.uint8)
-        copy_strided(leaf, source)
-    for start in range(0, len(source), step):
-        yield start, source[start : start + step]
+            yield first * leaf.dtype.itemsize, _bytes_of_tensor(flat[first : first + per_piece].cpu())
+    else:
+        yield from _strided_pieces(leaf, step, unit)
+
+
+def _strided_pieces(leaf: Leaf, step: int, unit: int) -> Iterator[tuple[int, Bytes]]:
+    """Some rows at a time."""
+    num_rows = leaf.shape[0] if leaf.shape else 1
+    row_bytes = leaf.num_bytes // num_rows
+    per_piece = max(step // math.lcm(row_bytes, unit), 1) * (math.lcm(row_bytes, unit) // row_bytes)
+    for first in range(0, num_rows, per_piece):
+        rows = leaf.source[first : first + per_piece] if leaf.shape else leaf.source
+        shape = (len(rows), *leaf.shape[1:]) if leaf.shape else ()
+        fetched = np.empty(math.prod(shape) * leaf.dtype.itemsize, np.uint8)
+        copy_strided(leaf._replace(source=rows, shape=shape, num_bytes=len(fetched)), fetched)
+        yield first * row_bytes, fetched
 
 
 def rows_from(leaf: Leaf, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Bytes:

@@ -2,31 +2,49 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
+import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from strata.checkpoint import manifest as m
 from strata.checkpoint.metadata import CheckpointMetadata, of_manifest
 from strata.errors import CheckpointInvalid, NoCheckpoint, ObjectMissing, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Sequence
+    from collections.abc import Callable, Container, Sequence
 
     from strata.checkpoint.manifest import Manifest
     from strata.storage import Store
 
 log = logging.getLogger(__name__)
 
+P = ParamSpec("P")
+T = TypeVar("T")
 QUARANTINE = "quarantine.json"
+NO_CHECKPOINT = "restore-"
+"""What ranks have to say to each other, see `choosing.py`: not looked at."""
 NUM_AT_ONCE = 8
+
+
+def _locked(method: Callable[Concatenate[Catalog, P], T]) -> Callable[Concatenate[Catalog, P], T]:
+    """Callers and the thread that tidies up use one catalog."""
+
+    @functools.wraps(method)
+    def with_lock(self: Catalog, /, *arguments: P.args, **more: P.kwargs) -> T:
+        with self.lock:
+            return method(self, *arguments, **more)
+
+    return with_lock
 
 
 class Catalog:
     """A committed manifest never changes, so each is read once."""
 
     def __init__(self, store: Store) -> None:
+        self.lock = threading.RLock()
         self._store = store
         self._known: dict[str, Manifest | None] = {}
         """None: quarantined."""
@@ -35,6 +53,7 @@ class Catalog:
         self.problems: dict[str, str] = {}
         """Id → why it is passed over."""
 
+    @_locked
     def manifests(self) -> list[Manifest]:
         """Oldest first."""
         self._look_at_all_but(())
@@ -43,6 +62,7 @@ class Catalog:
     def newest_but(self, passed_over: Container[str]) -> Manifest | None:
         return next((found for found in reversed(self.manifests()) if found.id not in passed_over), None)
 
+    @_locked
     def summaries(self) -> list[CheckpointMetadata]:
         """Likewise, without reading what is known anyway."""
         self._look_at_all_but(self._noted)
@@ -54,7 +74,8 @@ class Catalog:
         return [manifest for manifest in self._known.values() if manifest is not None]
 
     def _look_at_all_but(self, passed_over: Container[str]) -> None:
-        ids = [name for name in self._store.children() if m.is_safe_name(name)]
+        names = self._store.children()
+        ids = [name for name in names if m.is_safe_name(name) and not name.startswith(NO_CHECKPOINT)]
         there = set(ids)
         self._known = {id: known for id, known in self._known.items() if id in there}
         self._noted = {id: noted for id, noted in self._noted.items() if id in there}
@@ -100,6 +121,7 @@ class Catalog:
             raise CheckpointInvalid(f"{key} is of checkpoint {manifest.id}; was the directory renamed?")
         return manifest
 
+    @_locked
     def find(self, *, step: int | None = None, id: str | None = None) -> Manifest:
         """The newest, the newest of a step, or the one of an id.
 
@@ -107,17 +129,23 @@ class Catalog:
             NoCheckpoint: There is none such; the message says what there is.
         """
         if id is not None:
-            try:
-                if m.is_safe_name(id):
-                    return self.read(id)
-            except ObjectMissing:
-                pass
-            raise NoCheckpoint(f"there is no checkpoint {id[:200]!r} in {self._store.url}")
+            return self._of_id(id, step)
         manifests = self.manifests()
         found = [x for x in manifests if step is None or x.step == step]
         if not found:
             raise NoCheckpoint(self._nothing(manifests, step))
         return found[-1]
+
+    def _of_id(self, id: str, step: int | None) -> Manifest:
+        try:
+            manifest = self.read(id) if m.is_safe_name(id) else None
+        except ObjectMissing:
+            manifest = None
+        if manifest is None:
+            raise NoCheckpoint(f"there is no checkpoint {id[:200]!r} in {self._store.url}")
+        if step not in (None, manifest.step):
+            raise NoCheckpoint(f"checkpoint {id} is of step {manifest.step}, not {step}")
+        return manifest
 
     def _nothing(self, manifests: Sequence[Manifest], step: int | None) -> str:
         where = self._store.url
@@ -127,15 +155,21 @@ class Catalog:
         steps = ", ".join(str(manifest.step) for manifest in manifests[-5:])
         return f"there is no checkpoint of step {step} in {where}; the newest are of steps {steps}{bad}"
 
+    @_locked
     def quarantine(self, id: str, reason: str) -> None:
-        """It stays, and is not offered any more."""
-        self._store.put(f"{id}/{QUARANTINE}", json.dumps({"reason": reason}).encode())
+        """It stays, and is not offered any more; to others, only if the place can be written to."""
+        try:
+            self._store.put(f"{id}/{QUARANTINE}", json.dumps({"reason": reason}).encode())
+        except StorageError as error:
+            log.warning("checkpoint %s could not be put into quarantine: %s", id, error)
         self._known[id], self.problems[id] = None, f"in quarantine: {reason}"
 
+    @_locked
     def note(self, metadata: CheckpointMetadata) -> None:
         """One that was just committed."""
         self._noted[metadata.id] = metadata
 
+    @_locked
     def forget(self, id: str) -> None:
         self._known.pop(id, None)
         self._noted.pop(id, None)

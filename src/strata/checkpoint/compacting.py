@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -46,12 +45,10 @@ def _rewritten(store: Store, manifest: Manifest, id: str, watch: Watch) -> Manif
     pieces: list[tuple[str, Rectangle, str]] = []
     for tensor in manifest.tensors:
         dtype = BY_NAME[tensor.dtype]
-        row_bytes = math.prod(tensor.shape[1:]) * dtype.itemsize
-        for first, count in packing.row_cuts(tensor.shape, row_bytes, block_bytes=deltas.BLOCK_BYTES):
-            start = (first, *(0 for _ in tensor.shape[1:])) if tensor.shape else ()
-            rectangle = Rectangle(start, (count, *tensor.shape[1:]) if tensor.shape else ())
+        for box in packing.boxes_of(tensor.shape, dtype.itemsize, block_bytes=deltas.BLOCK_BYTES):
+            rectangle = Rectangle(box.start, box.shape)
             data = reading.read_slices(store, manifest, {tensor.name: rectangle}, watch=watch)[tensor.name]
-            [name] = packer.add(packing.copy_of(tensor.name, dtype, rectangle.shape, data))
+            [name] = packer.add(packing.copy_of(tensor.name, dtype, box.shape, data))
             pieces.append((tensor.name, rectangle, name))
     packer.finish()
     slices: dict[str, list[Slice]] = {}

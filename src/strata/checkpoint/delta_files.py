@@ -7,6 +7,7 @@ these is laid upon it; much has, and it is stored anew.
 from __future__ import annotations
 
 import math
+import operator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -18,7 +19,7 @@ from strata.checkpoint import layout as layouts
 from strata.checkpoint.buffers import aligned_memory
 from strata.checkpoint.dtypes import BY_NAME
 from strata.checkpoint.manifest import Patch
-from strata.checkpoint.snapshots import Cut, Stored, encoded_as, packer_for, part_of, plain_as
+from strata.checkpoint.snapshots import Cut, Stored, cuts, encoded_as, packer_for, part_of, plain_as
 from strata.errors import CheckpointCorrupt
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from strata.checkpoint.deltas import Bits
     from strata.checkpoint.jobs import Job, JobTensor
     from strata.checkpoint.manifest import DataFile, Slice
+    from strata.checkpoint.memory import Memory
     from strata.checkpoint.parts import RankPart
     from strata.storage import Store, Watch
 
@@ -51,10 +53,11 @@ class _Piece(NamedTuple):
     num_bytes: int
     changed: Bits
     """Of its units."""
+    num_changed: int
 
     @property
     def num_changed_bytes(self) -> int:
-        return min(int(self.changed.sum()) * deltas.unit_bytes(self.tensor.place), self.num_bytes)
+        return min(self.num_changed * deltas.unit_bytes(self.tensor.place), self.num_bytes)
 
     @property
     def is_new(self) -> bool:
@@ -65,7 +68,7 @@ class _Piece(NamedTuple):
     def cost_bytes(self) -> int:
         if not self.num_changed_bytes:
             return 0
-        return self.num_bytes if self.is_new else self.num_changed_bytes + 4 * int(self.changed.sum())
+        return self.num_bytes if self.is_new else self.num_changed_bytes + 4 * self.num_changed
 
 
 class _Change(NamedTuple):
@@ -83,7 +86,14 @@ class Delta:
     """From what has changed since `parent` to the part of a checkpoint that refers to it."""
 
     def __init__(
-        self, store: Store, job: Job, memory: memoryview, parent: RankPart, changed: Mapping[str, Bits], watch: Watch
+        self,
+        store: Store,
+        job: Job,
+        memory: memoryview,
+        parent: RankPart,
+        changed: Mapping[str, Bits],
+        scratch: Memory,
+        watch: Watch,
     ) -> None:
         self._store = store
         self._job = job
@@ -91,7 +101,7 @@ class Delta:
         self._parent = parent
         self._watch = watch
         self._pieces = list(_pieces(job, parent, changed))
-        self._packer = packer_for(store, job, watch)
+        self._packer = packer_for(store, job, scratch, watch)
 
     @property
     def share(self) -> float:
@@ -131,15 +141,18 @@ class Delta:
         elif self._job.options.xor and _may_xor(piece):
             yield from self._exclusive_or(piece)
         else:
-            for cut in _cuts(piece, self._memory):
+            for cut in cuts(piece.slice.shape, piece.tensor.dtype, self._contents(piece)):
                 [name] = self._packer.add(cut.item(piece.tensor))
                 yield _Change(piece, plain_as(name), cut=cut)
+
+    def _contents(self, piece: _Piece) -> Bytes:
+        return self._memory[piece.tensor.offset + piece.first_byte :][: piece.num_bytes]
 
     def _slices(self, piece: _Piece, changes: list[_Change], files: _Files) -> list[Slice]:
         """What the new manifest has in the place of one slice."""
         anew = [(change.cut, change.stored) for change in changes if change.cut is not None]
         if anew:
-            return [cut.slice(piece.tensor, stored.fields(self._packer)) for cut, stored in anew]
+            return [cut.slice(piece.slice.start, stored.fields(self._packer)) for cut, stored in anew]
         before = files.moved(piece.slice)
         patches = []
         for change in changes:
@@ -156,7 +169,7 @@ class Delta:
         """Several, if they would not fit into one file."""
         tensor, unit = piece.tensor, deltas.unit_bytes(piece.tensor.place)
         is_rows = unit == deltas.row_bytes(tensor.place)
-        contents = self._memory[tensor.offset + piece.first_byte :][: piece.num_bytes]
+        contents = self._contents(piece)
         changed = np.flatnonzero(piece.changed)
         per_patch = max(packing.PACK_BYTES // (unit + 8), 1)
         for start in range(0, len(changed), per_patch):
@@ -196,7 +209,7 @@ class Delta:
 
     def _exclusive_or(self, piece: _Piece) -> Iterator[_Change]:
         """A few chunks at a time, so that what is encoded fits into a file."""
-        contents = self._memory[piece.tensor.offset + piece.first_byte :][: piece.num_bytes]
+        contents = self._contents(piece)
         step = packing.PACK_BYTES // layouts.CHUNK_BYTES * layouts.CHUNK_BYTES
         for start in range(0, piece.num_bytes, step):
             new = contents[start : start + step]
@@ -263,15 +276,17 @@ def _path_from_outside(data_file: DataFile, parent: RankPart) -> str:
 def _pieces(job: Job, parent: RankPart, changed: Mapping[str, Bits]) -> Iterator[_Piece]:
     before = {entry.name: entry for entry in parent.tensors}
     for tensor in job.tensors:
-        unit, row = deltas.unit_bytes(tensor.place), deltas.row_bytes(tensor.place)
+        unit, itemsize = deltas.unit_bytes(tensor.place), BY_NAME[tensor.dtype].itemsize
+        strides = [math.prod(tensor.shape[side + 1 :]) * itemsize for side in range(len(tensor.shape))]
         bits = changed.get(tensor.name)
         if bits is None:
             bits = np.zeros(deltas.num_units(tensor.place), np.bool_)
         for part in _slices_within(tensor, before[tensor.tensor].slices):
-            first_byte = (part.start[0] - tensor.start[0]) * row if tensor.start else 0
-            num_bytes = math.prod(part.shape) * BY_NAME[tensor.dtype].itemsize
+            offset = map(operator.sub, part.start, tensor.start)
+            first_byte = sum(map(operator.mul, offset, strides))
+            num_bytes = math.prod(part.shape) * itemsize
             units = bits[first_byte // unit : -(-(first_byte + num_bytes) // unit)]
-            yield _Piece(tensor, part, first_byte, num_bytes, units)
+            yield _Piece(tensor, part, first_byte, num_bytes, units, int(np.count_nonzero(units)))
 
 
 def _slices_within(tensor: JobTensor, slices: tuple[Slice, ...]) -> Iterator[Slice]:
@@ -280,17 +295,6 @@ def _slices_within(tensor: JobTensor, slices: tuple[Slice, ...]) -> Iterator[Sli
         sides = zip(part.start, part.shape, tensor.start, tensor.shape, strict=True)
         if all(first <= start and start + size <= first + length for start, size, first, length in sides):
             yield part
-
-
-def _cuts(piece: _Piece, memory: Bytes) -> Iterator[Cut]:
-    """Rows of a piece, so many at a time that they fit into a file."""
-    tensor, row = piece.tensor, deltas.row_bytes(piece.tensor.place)
-    first_row = piece.first_byte // row if row else 0
-    for first, count in packing.row_cuts(piece.slice.shape, row, block_bytes=deltas.BLOCK_BYTES):
-        begin = tensor.offset + piece.first_byte + first * row
-        shape = (count, *tensor.shape[1:]) if tensor.shape else ()
-        num_bytes = math.prod(shape) * BY_NAME[tensor.dtype].itemsize
-        yield Cut(first_row + first, shape, memory[begin : begin + num_bytes])
 
 
 def _num_bytes(numbers: Numbers, unit: int, of_bytes: int) -> int:
@@ -304,8 +308,14 @@ def _gatherer(contents: Bytes, numbers: Numbers, unit: int) -> Callable[[Bytes],
 
     def fill(out: Bytes) -> None:
         if len(whole):
-            target = deltas.rows_of(out, unit)[: len(whole)]
-            np.take(deltas.rows_of(contents, unit), whole, out=target, mode="clip")  # else it takes a copy of `out`
+            source, target = deltas.rows_of(contents, unit), deltas.rows_of(out, unit)
+
+            def gather(places: Numbers) -> None:
+                first, last = places[0], places[-1] + 1
+                # "clip": else it takes a copy of `out`
+                np.take(source, whole[first:last], out=target[first:last], mode="clip")
+
+            deltas.in_threads(np.arange(len(whole)), gather)
         if len(whole) < len(numbers):
             out[len(whole) * unit :] = contents[count * unit :]
 

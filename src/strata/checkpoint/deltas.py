@@ -6,17 +6,21 @@ only units that differ are written into it.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from strata.checkpoint.buffers import is_raw, pieces, raw_bytes, rows_from
 from strata.checkpoint.tracking import RowTracker
+from strata.checkpoint.waiting import finish_all
 from strata.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from concurrent.futures import ThreadPoolExecutor
+    from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
 
     from strata.checkpoint.buffers import Bytes
     from strata.checkpoint.layout import Layout, Place
@@ -25,9 +29,11 @@ if TYPE_CHECKING:
 BLOCK_BYTES = 4_096
 MIN_ROW_BYTES, MAX_ROW_BYTES = 64, 1 << 16
 """Smaller rows cost more to number than to store; a larger one is seldom new as a whole."""
-_WINDOW_BYTES = 1 << 18
+_WINDOW_BYTES = 1 << 20
 """Compared at a time: the outcome stays in the cache."""
 _TASK_BYTES = 16 << 20
+_NUM_FETCHERS = 2
+_WORTH_A_THREAD = 4_096
 
 Bits = np.ndarray[Any, np.dtype[np.bool_]]
 """One for each unit of a tensor: it has changed."""
@@ -64,62 +70,61 @@ def stage_changes(
     """
     by_name = {leaf.name: leaf for leaf in leaves}
     changed = {place.name: np.zeros(num_units(place), np.bool_) for place in layout.places if place.num_bytes}
-    waiting = []
-    for place in layout.places:
-        if not place.num_bytes:
-            continue
-        leaf, bits = by_name[place.name], changed[place.name]
-        target = memory[place.offset : place.end]
-        if place.name in told:
-            waiting.append(pool.submit(_copy_rows, leaf, place, told[place.name], target, bits))
-            continue
-        unit = unit_bytes(place)
-        step = max(_TASK_BYTES // unit, 1) * unit
-        for start, piece in pieces(leaf, step):
-            part = target[start : start + len(piece)]
-            work = pool.submit(_copy_changes, piece, part, unit, bits[start // unit :])
-            if is_raw(leaf):
-                waiting.append(work)
-            else:
-                work.result()  # a piece that had to be fetched takes memory
-    for done in waiting:
-        done.result()
+    waiting: list[Future[None]] = []
+    try:
+        for place in layout.places:
+            if not place.num_bytes:
+                continue
+            leaf, bits = by_name[place.name], changed[place.name]
+            target = memory[place.offset : place.end]
+            if place.name in told:
+                waiting.append(pool.submit(_copy_rows, leaf, place, told[place.name], target, bits))
+                continue
+            unit = unit_bytes(place)
+            for start, piece in pieces(leaf, max(_TASK_BYTES // unit, 1) * unit, unit):
+                part = target[start : start + len(piece)]
+                waiting.append(pool.submit(_copy_changes, piece, part, unit, bits[start // unit :]))
+                if not is_raw(leaf):
+                    waiting[-1].result()  # a piece that had to be fetched takes memory
+    finally:
+        finish_all(waiting)
     return changed
 
 
 def _copy_changes(new: Bytes, old: Bytes, unit: int, bits: Bits) -> None:
+    """All is compared before anything is copied: few long calls, so that threads do not wait for each other."""
     window = max(_WINDOW_BYTES // unit, 1) * unit
+    scratch = np.empty(window // 8, np.bool_)
     for start in range(0, len(new), window):
         a, b = new[start : start + window], old[start : start + window]
-        changed = differing(a, b, unit)
-        if changed.any():
-            bits[start // unit : start // unit + len(changed)] = changed
-            copy_units(a, b, unit, np.flatnonzero(changed))
+        _compare(a, b, unit, bits[start // unit : start // unit - (-len(a) // unit)], scratch)
+    changed = np.flatnonzero(bits[: -(-len(new) // unit)])
+    if len(changed):
+        copy_units(new, old, unit, changed)
 
 
-def differing(a: Bytes, b: Bytes, unit: int) -> Bits:
-    """For each unit of two equally long pieces, whether they differ in it; the last unit may be short."""
+def _compare(a: Bytes, b: Bytes, unit: int, bits: Bits, scratch: Bits) -> None:
+    """Sets a bit for each unit of two equally long pieces that they differ in; the last unit may be short."""
     count, rest = divmod(len(a), unit)
     whole = count * unit
-    found = np.empty(count + (rest > 0), np.bool_)
     if rest:
-        found[count] = bool((a[whole:] != b[whole:]).any())
+        bits[count] = bool((a[whole:] != b[whole:]).any())
     if not count:
-        return found
-    if unit % 64:
+        return
+    if unit % 64 or not (_is_aligned(a) and _is_aligned(b)):
         wide = np.uint64 if unit % 8 == 0 and _is_aligned(a) and _is_aligned(b) else np.uint8
-        found[:count] = (a[:whole].view(wide) != b[:whole].view(wide)).reshape(count, -1).any(axis=1)
-        return found
+        bits[:count] = (a[:whole].view(wide) != b[:whole].view(wide)).reshape(count, -1).any(axis=1)
+        return
     # Eight bytes to a comparison, eight of its outcomes to a number: a row of 256 bytes is four numbers to look at.
-    differ = (a[:whole].view(np.uint64) != b[:whole].view(np.uint64)).view(np.uint64).reshape(count, -1)
+    each = np.not_equal(a[:whole].view(np.uint64), b[:whole].view(np.uint64), out=scratch[: whole // 8])
+    differ = each.view(np.uint64).reshape(count, -1)
     if differ.shape[1] > 8:
-        found[:count] = differ.any(axis=1)
-        return found
-    folded = differ[:, 0]
+        bits[:count] = differ.any(axis=1)
+        return
+    folded = differ[:, 0].copy()
     for column in range(1, differ.shape[1]):
-        folded = folded | differ[:, column]
-    found[:count] = folded != 0
-    return found
+        folded |= differ[:, column]
+    np.not_equal(folded, 0, out=bits[:count])
 
 
 def _is_aligned(data: Bytes) -> bool:
@@ -143,17 +148,32 @@ def rows_of(data: Bytes, unit: int) -> np.ndarray[Any, Any]:
 
 def _copy_rows(leaf: Leaf, place: Place, rows: Rows, target: Bytes, bits: Bits) -> None:
     row, unit = row_bytes(place), unit_bytes(place)
-    source = raw_bytes(leaf)
-    if source is not None:
-        rows_of(target, row)[rows] = rows_of(source, row)[rows]
-    else:
-        _copy_fetched_rows(leaf, rows, target, row)
     if unit == row:
         bits[rows] = True
+        rows = np.flatnonzero(bits)  # each once and in order, without having to sort them
     else:  # a row may lie in several blocks, and a block hold several rows
         first, last = rows * row // unit, ((rows + 1) * row - 1) // unit
         for offset in range(int((last - first).max(initial=0)) + 1):
             bits[np.minimum(first + offset, last)] = True
+    source = raw_bytes(leaf)
+    if source is None:
+        _copy_fetched_rows(leaf, rows, target, row)
+        return
+    old, new = rows_of(target, row), rows_of(source, row)
+    in_threads(rows, lambda some: old.__setitem__(some, new[some]))
+
+
+def in_threads(numbers: Rows, work: Callable[[Rows], None]) -> None:
+    """Units that lie far apart come from memory one by one, however many there are: two at once take half the time."""
+    if len(numbers) < _WORTH_A_THREAD:
+        work(numbers)
+        return
+    finish_all([_fetchers().submit(work, half) for half in np.array_split(numbers, _NUM_FETCHERS)])
+
+
+@functools.cache
+def _fetchers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_NUM_FETCHERS, thread_name_prefix="strata-fetch")
 
 
 def _copy_fetched_rows(leaf: Leaf, rows: Rows, target: Bytes, row: int) -> None:
@@ -166,9 +186,21 @@ def _copy_fetched_rows(leaf: Leaf, rows: Rows, target: Bytes, row: int) -> None:
 # -- what the caller tells -----------------------------------------------------------------------------------------
 
 
-def rows_told(dirty: Mapping[str, Any] | RowTracker | None, leaves: Sequence[Leaf]) -> Mapping[str, Any] | None:
-    """Name → rows, also from a tracker, which knows tensors and not their names."""
-    return dirty.take(leaves) if isinstance(dirty, RowTracker) else dirty
+def rows_told(
+    dirty: Mapping[str, Any] | RowTracker | None, leaves: Sequence[Leaf], *, by: object
+) -> Mapping[str, Any] | None:
+    """Name → rows, also from a tracker, which knows tensors and not their names.
+
+    Raises:
+        InvalidArgument: It is neither, or the tracker is another manager's.
+    """
+    if isinstance(dirty, RowTracker):
+        return dirty.take(leaves, by=by)
+    if dirty is not None and not isinstance(dirty, Mapping):
+        raise InvalidArgument(
+            f"dirty is a {type(dirty).__name__}; give a dict of tensor names and rows, or a RowTracker", field="dirty"
+        )
+    return dirty
 
 
 class Told:
@@ -194,9 +226,8 @@ class Told:
             self._rows = {name: np.concatenate((before[name], rows)) for name, rows in told.items() if name in before}
 
     def take(self) -> dict[str, Rows]:
-        """All that was told, each row once."""
-        taken = {name: np.unique(rows) for name, rows in (self._rows or {}).items()}
-        self._rows = None
+        """All that was told; a row may be there several times."""
+        taken, self._rows = self._rows or {}, None
         return taken
 
 
@@ -207,14 +238,21 @@ def _named(name: str, leaves: Sequence[Leaf]) -> Leaf:
     if len(found) == 1:
         return found[0]
     names = ", ".join(leaf.name for leaf in (found or leaves)[:5])
-    what = f"could be any of {names}" if found else f"is none of the state's tensors ({names}, …)"
+    what = (
+        f"could be any of {names}"
+        if found
+        else f"is none of the state's tensors ({names}, …; one that is there twice goes by its first name)"
+    )
     raise InvalidArgument(f"dirty={{{name!r}: …}}: it {what}; write the tensor's whole name", field="dirty")
 
 
 def _checked(rows: Any, leaf: Leaf) -> Rows:
     if hasattr(rows, "detach"):
         rows = rows.detach().cpu().numpy()
-    found = np.asarray(rows if isinstance(rows, np.ndarray) else list(rows))
+    try:
+        found = np.asarray(rows if isinstance(rows, np.ndarray) else list(rows))
+    except TypeError:
+        raise InvalidArgument(f"dirty[{leaf.name!r}]={rows!r} is not a list of rows", field="dirty") from None
     if found.dtype == np.bool_ and found.shape == leaf.shape[:1]:
         found = np.flatnonzero(found)
     if found.size and found.dtype.kind not in "iu":

@@ -11,8 +11,9 @@ import msgspec
 from strata.checkpoint import groups, snapshots
 from strata.checkpoint import manifest as m
 from strata.checkpoint.delta_files import Delta
-from strata.checkpoint.groups import Ranks
+from strata.checkpoint.groups import BaseIsGone, Ranks
 from strata.checkpoint.manifest import CheckpointType
+from strata.checkpoint.memory import PrivateMemory
 from strata.checkpoint.merging import Head  # noqa: TC001 - msgspec looks it up
 from strata.checkpoint.metadata import CheckpointMetadata, of_manifest
 from strata.checkpoint.parts import RankPart  # noqa: TC001 - likewise
@@ -22,6 +23,7 @@ from strata.errors import ObjectMissing, StrataError
 if TYPE_CHECKING:
     from strata.checkpoint.deltas import Bits
     from strata.checkpoint.jobs import Job
+    from strata.checkpoint.manifest import Manifest
     from strata.storage import Store, Watch
 
 log = logging.getLogger(__name__)
@@ -64,34 +66,62 @@ class Executor:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._scratch = PrivateMemory()
         self._base: _Snapshot | None = None
         """The last full one."""
         self._last: _Snapshot | None = None
         self._written: RankPart | None = None
         """The newest: whether it was committed is looked up when the next one comes."""
+        self._has_written = False
 
-    def run(self, job: Job, memory: memoryview, watch: Watch) -> Outcome:
+    def run(self, job: Job, memory: memoryview, watch: Watch, *, is_second_try: bool = False) -> Outcome:
         """Writes what the job says, and commits it if the job says so.
 
         Raises:
             CheckpointError, StorageError: It was not committed; what was written is removed, or will be.
         """
         ranks, id = job.ranks or Ranks(), job.head.id
+        if is_second_try and is_committed(self._store, id):
+            return Outcome(head=job.head, metadata=of_manifest(self._manifest_of(id), self._store.url))
         try:
-            if ranks.size > 1:
-                groups.claim(self._store, ranks, id)
+            self._prepare(job, ranks)
             with groups.telling(self._store, ranks, id), paused_collector():
-                self._settle(job)
                 part, why = self._write(job, memory, watch)
-            self._written = part
-            head = msgspec.structs.replace(job.head, why=why or job.head.why, parent=max(_bases_of(part), default=""))
+            head = self._head(job, part, why)
             if not job.commits:
+                self._written, self._has_written = part, True
                 return Outcome(head=head, part=part)
-            manifest = groups.finish(self._store, ranks, part, head, watch=watch)
+            try:
+                manifest = groups.finish(self._store, ranks, part, head, watch=watch)
+            except BaseIsGone as error:
+                if ranks.size > 1:
+                    raise
+                part = self._write_all(job, memory, watch)
+                head = self._head(job, part, str(error))
+                manifest = groups.finish(self._store, ranks, part, head, watch=watch)
+            self._written, self._has_written = part, True
         except BaseException:
             give_up(self._store, ranks, id)
             raise
         return Outcome(head=head, metadata=of_manifest(manifest, self._store.url))
+
+    def _prepare(self, job: Job, ranks: Ranks) -> None:
+        """If it fails, nobody knows any more what has changed since when."""
+        try:
+            if ranks.size > 1:
+                groups.claim(self._store, ranks, job.head.id)
+            with groups.telling(self._store, ranks, job.head.id):
+                self._settle(job)
+        except BaseException:
+            self._base = self._last = self._written = None
+            raise
+
+    def _head(self, job: Job, part: RankPart, why: str) -> Head:
+        return msgspec.structs.replace(job.head, why=why or job.head.why, parent=max(_bases_of(part), default=""))
+
+    def _manifest_of(self, id: str) -> Manifest:
+        key = f"{id}/{m.FILE_NAME}"
+        return m.decode(self._store.get(key, max_bytes=m.MAX_MANIFEST_BYTES), file=key)
 
     # -- what is known of earlier ones -----------------------------------------------------------------------------
 
@@ -115,6 +145,8 @@ class Executor:
             return None, job.head.why
         parent = self._last if self._last is not None and self._last.depth < job.options.depth else self._base
         if parent is None:
+            if not self._has_written:
+                return None, "who wrote the checkpoint before has ended, so nobody knows what to refer to"
             return None, "the checkpoint before is not there: it was not committed, or it was removed"
         needed = {parent.part.checkpoint, *_bases_of(parent.part)}
         gone = [id for id in sorted(needed) if not is_committed(self._store, id)]
@@ -130,13 +162,16 @@ class Executor:
         if job.head.type is CheckpointType.INCREMENTAL:
             parent, why = self._parent(job)
             if parent is not None:
-                delta = Delta(self._store, job, memory, parent.part, parent.changed, watch)
+                delta = Delta(self._store, job, memory, parent.part, parent.changed, self._scratch, watch)
                 if delta.pays:
                     return delta.write(), ""
                 why = f"{delta.share:.0%} of it differ from {parent.part.checkpoint}, so all of it was saved"
+        return self._write_all(job, memory, watch), why
+
+    def _write_all(self, job: Job, memory: memoryview, watch: Watch) -> RankPart:
         if job.options.compression:
-            return snapshots.write_compressed(self._store, job, memory, watch), why
-        return snapshots.write_whole(self._store, job, memory, watch), why
+            return snapshots.write_compressed(self._store, job, memory, self._scratch, watch)
+        return snapshots.write_whole(self._store, job, memory, watch)
 
 
 def is_committed(store: Store, id: str) -> bool:

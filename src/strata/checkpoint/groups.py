@@ -53,6 +53,7 @@ __all__ = [
     "Ranks",
     "abort",
     "await_verdict",
+    "beginning",
     "checkpoint_id",
     "claim",
     "conclude",
@@ -60,8 +61,10 @@ __all__ = [
     "fail",
     "finish",
     "gather",
+    "lost_saver",
     "put_manifest",
     "put_part",
+    "tell",
     "telling",
 ]
 
@@ -78,6 +81,10 @@ GRACE = 0.25
 NUM_AT_ONCE = 8
 _MAX_REASON_BYTES = 1 << 16
 _MAX_NAMED = 8
+
+
+class BaseIsGone(CheckpointAborted):
+    """What an incremental checkpoint refers to was removed while it was written; nothing was committed."""
 
 
 class Commit(Protocol):
@@ -144,13 +151,42 @@ def telling(store: Store, ranks: Ranks, id: str) -> Iterator[None]:
     except InvalidArgument:
         raise
     except BaseException as error:
-        if ranks.size > 1:
-            reason = f"{type(error).__name__}: {error}"
-            if ranks.is_leader:
-                abort(store, id, f"rank 0 failed: {reason}")
-            else:
-                fail(store, id, ranks.rank, reason)
+        _tell_of(store, ranks, id, error)
         raise
+
+
+@contextlib.contextmanager
+def beginning(store: Store, ranks: Ranks, id: str) -> Iterator[None]:
+    """The same before the id is claimed, where whatever fails is told: a state that cannot be stored, too. Who cannot
+    claim it has a used name, or has handed the state over to a saver, which tells by itself.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if ranks.size > 1:
+            with contextlib.suppress(InvalidArgument, StorageError):
+                claim(store, ranks, id)
+                _tell_of(store, ranks, id, error)
+        raise
+
+
+def lost_saver(store: Store, ranks: Ranks, id: str, error: BaseException) -> None:
+    """For a trainer whose saver has died: the others need not wait for it. But rank 0's may have put the manifest, once
+    its part is there, and it may be on its way: then nothing is said.
+    """
+    with contextlib.suppress(StorageError):  # then they wait for their timeout, and `error` is what matters here
+        if not (ranks.is_leader and _is_there(store, f"{id}/{part_name(0)}")):
+            _tell_of(store, ranks, id, error)
+
+
+def _tell_of(store: Store, ranks: Ranks, id: str, error: BaseException) -> None:
+    reason = f"{type(error).__name__}: {error}"
+    if ranks.size == 1:
+        return
+    if ranks.is_leader:
+        abort(store, id, f"rank 0 failed: {reason}")
+    else:
+        fail(store, id, ranks.rank, reason)
 
 
 def discard(store: Store, ranks: Ranks, id: str) -> None:
@@ -263,7 +299,7 @@ def conclude(
         if ranks.size > 1:
             _clear_messages(store, ranks, head.id)
     if commit is not None:
-        _tell(commit, of_manifest(manifest, store.url))
+        tell(commit, of_manifest(manifest, store.url))
     return manifest
 
 
@@ -313,7 +349,7 @@ def gather(
             missing={str(rank): "wrote no part" for rank in missing},
         )
 
-    return _until(look, late, timeout_s=ranks.timeout_s, clock=clock, wait=wait, watch=watch)
+    return until(look, late, timeout_s=ranks.timeout_s, clock=clock, wait=wait, watch=watch)
 
 
 def await_verdict(
@@ -353,16 +389,16 @@ def await_verdict(
             missing={"0": "did not commit"},
         )
 
-    found: Manifest | Literal[True] = _until(
+    found: Manifest | Literal[True] = until(
         verdict_or_part, late, timeout_s=ranks.timeout_s, clock=clock, wait=wait, watch=watch
     )
     if found is not True:
         return found
     patience_s = ranks.timeout_s * (1 + GRACE)
-    return _until(verdict, late, timeout_s=patience_s, clock=clock, wait=wait, watch=watch)
+    return until(verdict, late, timeout_s=patience_s, clock=clock, wait=wait, watch=watch)
 
 
-def _until(
+def until(
     look: Callable[[], T | None],
     late: Callable[[float], CheckpointAborted],
     *,
@@ -440,12 +476,17 @@ def _require_files(store: Store, manifest: Manifest) -> None:
 
     Raises:
         CheckpointAborted: Some of the files are gone; so is the manifest.
+        BaseIsGone: Somebody's retention has removed what it refers to; so is the manifest.
     """
     try:
         sizes = {listed.key: listed.size_bytes for listed in store.walk(manifest.id)}
     except StorageError as error:
         log.warning("checkpoint %s is committed; its files could not be listed again: %s", manifest.id, error)
         return
+    for base in manifest.bases:
+        if not _is_there(store, f"{base}/{m.FILE_NAME}"):
+            store.delete([f"{manifest.id}/{m.FILE_NAME}"])
+            raise BaseIsGone(f"its base {base} was removed while it was written")
     own = {f"{manifest.id}/{file.path}": file.size_bytes for file in manifest.files if "/" not in file.path}
     gone = [key for key, size in own.items() if sizes.get(key) != size]
     if not gone and f"{manifest.id}/{ABORTED}" not in sizes:
@@ -533,7 +574,8 @@ class _Agreement:
             self._over.set()
 
 
-def _tell(commit: Commit, metadata: CheckpointMetadata) -> None:
+def tell(commit: Commit, metadata: CheckpointMetadata) -> None:
+    """Of a checkpoint that exists, whether or not the coordinator hears it."""
     try:
         commit.committed(metadata)
     except StrataError as error:

@@ -31,8 +31,11 @@ if TYPE_CHECKING:
 LEFTOVER_AFTER_S = 3_600.0
 """A directory without a manifest that nobody wrote into for so long was given up."""
 _ID = re.compile(r"step-\d{12,}-[0-9a-f]{16}")
+_RESTORE = re.compile(r"restore-[0-9a-f]{16}-\d+")
+"""What ranks said to each other when they restored."""
 _OURS = re.compile(
     r"rank-\d{5}(-\d+)?\.safetensors|(part|claim|failed)-\d{5}\.json|(quarantine|statistics|aborted)\.json"
+    r"|\d+-(choice|\d{5}-(ok|bad))\.json"
 )
 
 
@@ -144,10 +147,13 @@ def remove(store: Store, catalog: Catalog, files: Files) -> None:
 
 
 def leftovers(store: Store) -> list[Files]:
-    """Directories of saves that were never committed: given up, or still under way."""
+    """Directories of saves that were never committed: given up, or still under way. Also of restores."""
     found = []
     for id in store.children():
-        if _ID.fullmatch(id) is None or _is_there(store, f"{id}/{m.FILE_NAME}"):
+        is_save = _ID.fullmatch(id) is not None
+        if not is_save and _RESTORE.fullmatch(id) is None:
+            continue
+        if is_save and _is_there(store, f"{id}/{m.FILE_NAME}"):
             continue
         files = files_of(store, id)
         if files.keys and all(_OURS.fullmatch(key.removeprefix(f"{id}/")) for key in files.keys):

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import fnmatch
+import math
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from strata.checkpoint import boxes, mapping, reading, tree
+from strata.checkpoint import boxes, mapping, reading, sharding, tree
 from strata.checkpoint.boxes import Rectangle
+from strata.checkpoint.dtypes import BY_NAME
 from strata.checkpoint.rebuilding import rebuild
 from strata.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from strata.checkpoint.manifest import Manifest, TensorEntry
+    from strata.checkpoint.sharding import Run
     from strata.storage import Store, Watch
 
 Slices = Mapping[str, tuple[Sequence[int], Sequence[int]]]
 """Tensor → (start, shape)."""
+_OF_A_RANK = re.compile(r"@\d+(#\d+)?$")
+"""What the manifest appends to a name under which the ranks hold different tensors; the first rank's has nothing."""
 
 
 def structure_for(manifest: Manifest, rank: int, only: Iterable[str] | None = None) -> Any:
@@ -30,19 +36,58 @@ def structure_for(manifest: Manifest, rank: int, only: Iterable[str] | None = No
         CheckpointInvalid: It is no structure.
     """
     structure = manifest.structures[manifest.structure_of_rank[rank if rank < manifest.num_ranks else 0]]
-    tree.names_in(structure)  # it is one, which `select` believes
+    names = tree.names_in(structure)  # it is one, which `select` believes
     if only is None:
         return structure
     patterns = [only] if isinstance(only, str) else list(only)
-    selected = tree.select(structure, lambda name: any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns))
+    called = _called(manifest, names)
+
+    def is_wanted(name: str) -> bool:
+        return any(fnmatch.fnmatchcase(known_as, each) for each in patterns for known_as in {name, called[name]})
+
+    selected = tree.select(structure, is_wanted)
     if selected is None:
         raise InvalidArgument(f"checkpoint {manifest.id} has no tensor that matches {patterns}", field="only")
     return selected
 
 
-def num_bytes_of(manifest: Manifest, structure: Any) -> int:
-    wanted = set(tree.names_in(structure))
-    return sum(tensor.num_bytes for tensor in manifest.tensors if tensor.name in wanted)
+def parts_for(manifest: Manifest, rank: int, keys: Iterable[str]) -> Any:
+    """Of this rank's state, a dict, only these entries, as far as there are such; by where they stand, for a tensor may
+    be stored under the name of another part that shares it.
+    """
+    structure, wanted = structure_for(manifest, rank), set(keys)
+    tag = "odict" if isinstance(structure, dict) and "odict" in structure else "dict"
+    pairs = structure.get(tag, []) if isinstance(structure, dict) else []
+    return {tag: [[key, node] for key, node in pairs if isinstance(key, str) and key in wanted]}
+
+
+def _called(manifest: Manifest, names: Iterable[str]) -> dict[str, str]:
+    """Name in the manifest → what the rank called it: `rng@3` is rank 3's `rng`."""
+    own, known = set(names), {tensor.name for tensor in manifest.tensors}
+    called = {}
+    for name in own:
+        before = _OF_A_RANK.sub("", name)
+        called[name] = before if before in known and before not in own else name
+    return called
+
+
+def num_bytes_of(manifest: Manifest, structure: Any, slices: Slices | None = None) -> int:
+    """How much a load of these gives."""
+    entries = {tensor.name: tensor for tensor in manifest.tensors}
+    names = tree.names_in(structure)
+    num_bytes = sum(entries[name].num_bytes for name in names if name in entries)
+    for name, (_, shape) in _renamed(manifest, names, slices).items():
+        if name in entries and name in names:
+            num_bytes += math.prod(shape) * BY_NAME[entries[name].dtype].itemsize - entries[name].num_bytes
+    return num_bytes
+
+
+def _renamed(manifest: Manifest, names: Iterable[str], slices: Slices | None) -> Slices:
+    """By the names of the manifest."""
+    if not slices:
+        return {}
+    named = {called: name for name, called in _called(manifest, names).items()}
+    return {named.get(name, name): box for name, box in slices.items()}
 
 
 def load(
@@ -62,6 +107,7 @@ def load(
     """
     names = tree.names_in(structure)
     entries = {tensor.name: tensor for tensor in manifest.tensors}
+    slices = _renamed(manifest, names, slices)
     if slices:
         wanted = {name: boxes.whole(entries[name]) for name in names if name in entries}
         wanted |= {name: _rectangle(name, *slices[name], wanted) for name in slices}
@@ -87,60 +133,137 @@ def _resized(entry: TensorEntry, rectangle: Rectangle) -> TensorEntry:
 # -- into what is there --------------------------------------------------------------------------------------------
 
 
-def slices_held_by(targets: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Of targets whose state lies over several ranks (DTensor): what this rank has of each tensor."""
-    if "torch.distributed.tensor" not in sys.modules:
+class Places:
+    """Where the tensors of some targets lie over several ranks (DTensor): of each, a rank loads only what it holds.
+
+    An optimizer that has not made a step has no state yet to tell; there, what has the shape of a parameter is placed
+    as the parameter is.
+    """
+
+    def __init__(self, targets: Mapping[str, Any]) -> None:
+        self._known: dict[str, Any] = {}
+        """Path → DTensor that is there."""
+        self._parameters: dict[str, Any] = {}
+        """Path of an optimizer's state of a parameter → the parameter, a DTensor."""
+        if "torch.distributed.tensor" not in sys.modules:
+            return
+        for key, target in targets.items():
+            if hasattr(target, "state_dict"):
+                self._known |= _dtensors(target.state_dict(), key)
+            self._parameters |= _dtensors(_parameters(target), f"{key}.state")
+
+    def within(self, manifest: Manifest) -> dict[str, Any]:
+        """Path → DTensor like which it is to be."""
+        if not self._parameters:
+            return self._known
+        found = {}
+        for tensor in manifest.tensors:
+            path, _, what = tensor.name.rpartition(".")
+            parameter = self._parameters.get(path)
+            if parameter is not None and what != "step" and tensor.shape == tuple(parameter.shape):
+                found[tensor.name] = parameter
+        return {**found, **self._known}
+
+
+def _parameters(target: Any) -> dict[int, Any]:
+    """Of an optimizer, numbered as its state dict numbers them."""
+    torch = sys.modules["torch"]
+    if not isinstance(target, torch.optim.Optimizer):
         return {}
-    found = {}
-    for key, target in targets.items():
-        if hasattr(target, "state_dict"):
-            for leaf_name, value in _dtensors(target.state_dict(), key):
-                found[leaf_name] = _local_rectangle(value)
-    return found
+    return dict(enumerate(parameter for group in target.param_groups for parameter in group["params"]))
 
 
-def _dtensors(state: Any, path: str) -> Iterable[tuple[str, Any]]:
+def _dtensors(state: Any, path: str) -> dict[str, Any]:
     from torch.distributed.tensor import DTensor  # noqa: PLC0415 - it is loaded
 
     if isinstance(state, DTensor):
-        yield path, state
-    elif isinstance(state, Mapping):
-        for key, value in state.items():
-            yield from _dtensors(value, f"{path}.{key}")
-    elif isinstance(state, list | tuple):
-        for number, value in enumerate(state):
-            yield from _dtensors(value, f"{path}.{number}")
+        return {path: state}
+    found: dict[str, Any] = {}
+    if isinstance(state, Mapping | list | tuple):
+        for key, value in state.items() if isinstance(state, Mapping) else enumerate(state):
+            found |= _dtensors(value, f"{path}.{key}")
+    return found
 
 
-def _local_rectangle(value: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # noqa: PLC0415 - as above
+def slices_held(manifest: Manifest, structure: Any, places: Mapping[str, Any]) -> Slices:
+    """What this rank has of each tensor, where that is a part in one piece."""
+    entries = {tensor.name: tensor for tensor in manifest.tensors}
+    found = {}
+    for name in tree.names_in(structure):
+        if name in places and name in entries and entries[name].shape == tuple(places[name].shape):
+            runs = _runs(places[name], name)
+            if runs is not None and all(len(along) <= 1 for along in runs):
+                ends = [along[0] if along else (0, 0) for along in runs]
+                found[name] = tuple(start for start, _ in ends), tuple(length for _, length in ends)
+    return found
 
-    shape, start = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
-    return tuple(start), tuple(shape)
+
+def _runs(like: Any, path: str) -> list[list[Run]] | None:
+    """What of each dimension this rank has of a DTensor; None: it is not among those who hold it."""
+    coordinate = like.device_mesh.get_coordinate()
+    if coordinate is None:
+        return None
+    runs: list[list[Run]] = [[(0, size)] for size in like.shape]
+    for place, num, placement in zip(coordinate, like.device_mesh.shape, like.placements, strict=True):
+        if placement.is_partial():
+            raise InvalidArgument(
+                f"{path} is to be loaded into a DTensor with the placement {placement}, a sum that has not been taken; "
+                "redistribute it with Shard or Replicate first",
+                field=path,
+            )
+        if not placement.is_replicate():
+            split_factor = int(getattr(placement, "split_factor", 1))
+            runs[placement.dim] = sharding._cut(runs[placement.dim], num, place, split_factor)
+    return [sharding._joined(along) for along in runs]
 
 
-def load_into(target: Any, part: Any, *, strict: bool, is_distributed: bool = False) -> None:
-    """Only torch's modules know `strict`; optimizers, schedulers and loaders take all or nothing."""
+def load_into(target: Any, part: Any, *, path: str, strict: bool, places: Mapping[str, Any]) -> None:
+    """Only torch's modules know `strict`; optimizers, schedulers and loaders take all or nothing.
+
+    Raises:
+        InvalidArgument: A tensor has not the shape of the DTensor that it is to be loaded into.
+    """
     torch = sys.modules.get("torch")
-    if is_distributed and hasattr(target, "state_dict"):
-        part = _distributed(part, target.state_dict())
+    if places:
+        part = _distributed(part, path, places)
     if torch is not None and isinstance(target, torch.nn.Module):
         target.load_state_dict(part, strict=strict)
     else:
         target.load_state_dict(part)
 
 
-def _distributed(part: Any, like: Any) -> Any:
-    """Local tensors as what they are a part of, where the target has such."""
+def _distributed(part: Any, path: str, places: Mapping[str, Any]) -> Any:
+    """Tensors as DTensors, where the target has such."""
+    if path in places and hasattr(part, "untyped_storage"):
+        return _as_dtensor(part, places[path], path)
+    if isinstance(part, Mapping):
+        return type(part)((key, _distributed(value, f"{path}.{key}", places)) for key, value in part.items())  # type: ignore[call-arg]
+    if isinstance(part, list | tuple):
+        return type(part)(_distributed(value, f"{path}.{number}", places) for number, value in enumerate(part))
+    return part
+
+
+def _as_dtensor(value: Any, like: Any, path: str) -> Any:
     from torch.distributed.tensor import DTensor  # noqa: PLC0415 - it is loaded
 
-    if isinstance(like, DTensor):
-        return DTensor.from_local(
-            part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
-        )
-    if isinstance(like, Mapping) and isinstance(part, Mapping):
-        changed = {key: _distributed(value, like[key]) for key, value in part.items() if key in like}
-        return {**part, **changed}
-    if isinstance(like, list | tuple) and isinstance(part, list | tuple) and len(like) == len(part):
-        return type(part)(_distributed(one, other) for one, other in zip(part, like, strict=True))
-    return part
+    local, runs = like.to_local(), _runs(like, path)
+    if runs is None:
+        return like
+    if value.shape != local.shape:
+        if value.shape != like.shape:
+            raise InvalidArgument(
+                f"{path} has the shape {tuple(value.shape)} in the checkpoint; the DTensor that it is to be loaded "
+                f"into has {tuple(like.shape)}",
+                field=path,
+            )
+        for dimension, along in enumerate(runs):
+            indices = [i for start, length in along for i in range(start, start + length)]
+            value = value[(slice(None),) * dimension + (indices,)]
+    return DTensor.from_local(
+        value.to(local.device),
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from strata.checkpoint import (
@@ -21,6 +23,7 @@ from strata.checkpoint import (
     jobs,
     layout,
     loading,
+    rebuilding,
     retention,
     sharding,
     tree,
@@ -28,6 +31,7 @@ from strata.checkpoint import (
 )
 from strata.checkpoint import manifest as m
 from strata.checkpoint.catalog import Catalog
+from strata.checkpoint.choosing import Choice
 from strata.checkpoint.jobs import Job, JobTensor, Options
 from strata.checkpoint.manifest import CheckpointType
 from strata.checkpoint.merging import Head
@@ -36,7 +40,7 @@ from strata.checkpoint.pausing import paused_collector
 from strata.checkpoint.progress import watching
 from strata.checkpoint.saving import Save
 from strata.checkpoint.staging import Staging
-from strata.checkpoint.strategies import Decision, Manual, Pacer
+from strata.checkpoint.strategies import Decision, Pacer
 from strata.clock import SystemClock
 from strata.errors import (
     CheckpointAborted,
@@ -83,7 +87,7 @@ class CheckpointManager:
 
     def __init__(
         self,
-        storage_path: str | None = None,
+        storage_path: str | os.PathLike[str] | None = None,
         *,
         keep_count: int | None = None,
         keep_every: int | None = None,
@@ -140,7 +144,7 @@ class CheckpointManager:
         self._commit = commit
         self._progress = progress
         self._clock = clock or SystemClock()
-        self._pacer = Pacer(strategy or Manual(), self._clock)
+        self._pacer = Pacer(arguments.checked_strategy(strategy), self._clock)
         self._catalog = Catalog(self._store)
         self._saver = arguments.choose_saver(saver, self._store, place, storage_options)
         self._staging = Staging(self._saver.memory)
@@ -148,12 +152,19 @@ class CheckpointManager:
         self._finisher = ThreadPoolExecutor(1, thread_name_prefix="strata-checkpoint")
         self._saving = threading.Lock()
         """Held from the beginning of the copy until the staging memory is free again."""
+        self._copying_in: int | None = None
+        """The thread that copies at this moment."""
         self._saves_of_step: Counter[int] = Counter()
         """How many have been asked for: with several ranks, this makes their names."""
+        self._num_loads = 0
+        """Likewise, of loads that have to agree."""
         self._last: Save | None = None
         self._failed: Save | None = None
         """A save that failed and that nobody has heard of yet."""
         self._closed = False
+        self._pid = os.getpid()
+        weakref.finalize(self, self._saver.let_go).atexit = False  # a process must not stay for who forgot to close
+        _wait_at_exit(weakref.WeakMethod(self.wait))
 
     # -- saving ----------------------------------------------------------------------------------------------------
 
@@ -189,18 +200,19 @@ class CheckpointManager:
             kind = arguments.kind_of(checkpoint_type)
             head = Head(
                 id=id,
-                step=step,
+                step=arguments.count(step, "step"),
                 epoch=arguments.count(epoch, "epoch"),
                 type=kind,
                 created_at_s=self._clock.wall_s(),
                 metadata=arguments.checked_metadata(metadata),
-                data_cursor=data_cursor,
+                data_cursor=arguments.text(data_cursor, "data_cursor"),
             )
             with paused_collector():
                 flat = tree.flatten(arguments.part_of_kind(state, kind))
                 leaves = self._own_leaves(flat, replicated)
                 plan = layout.plan(leaves, {"strata": str(m.VERSION), "id": id, "rank": str(self._rank)})
-            self._told.add(deltas.rows_told(dirty, leaves), leaves)
+            told = deltas.rows_told(dirty, flat.leaves, by=self)
+            self._told.add(_held_here(told, flat), flat.leaves)  # all leaves: also those that another rank writes
             save = Save(
                 self._metadata_of(head, plan.size_bytes),
                 num_bytes=plan.size_bytes,
@@ -209,14 +221,18 @@ class CheckpointManager:
             )
             if self._take_turn(save):
                 try:
+                    self._copying_in = threading.get_ident()
                     future = self._hand_over(save, head, flat.structure, plan, leaves)
                     save.staged, save.stall_s = True, time.perf_counter() - start_s
                     self._last = save
                     self._pacer.began(step, stall_s=save.stall_s)
                     self._finisher.submit(self._finish, save, future)
                 except BaseException:
+                    self._staging.forget()  # what was copied nobody has been told of
                     self._saving.release()
                     raise
+                finally:
+                    self._copying_in = None
         return save
 
     def _hand_over(
@@ -229,7 +245,7 @@ class CheckpointManager:
             job = Job(
                 head=jobs.with_reason(head, why),
                 ranks=self._ranks,
-                commits=self._commit is None,
+                commits=self._commit is None or self._is_alone,
                 header=plan.header,
                 size_bytes=plan.size_bytes,
                 tensors=tuple(_job_tensors(plan, leaves)),
@@ -274,6 +290,7 @@ class CheckpointManager:
 
     def prepare(self, state: Any) -> None:
         """Makes the memory ready that a save of such a state needs: the first one then stalls no longer than others."""
+        self._require_open()
         plan = layout.plan(tree.flatten(state).leaves, {})
         with self._saving:
             self._saver.claim()
@@ -293,6 +310,10 @@ class CheckpointManager:
             raise failed.error
 
     @property
+    def _is_alone(self) -> bool:
+        return self._ranks is None or self._ranks.size == 1
+
+    @property
     def _rank(self) -> int:
         return self._ranks.rank if self._ranks is not None else 0
 
@@ -305,7 +326,7 @@ class CheckpointManager:
 
     def _telling(self, id: str) -> AbstractContextManager[None]:
         """Whatever fails is told to the other ranks, so that they need not wait for this one."""
-        return groups.telling(self._store, self._ranks, id) if self._ranks is not None else nullcontext()
+        return groups.beginning(self._store, self._ranks, id) if self._ranks is not None else nullcontext()
 
     def _metadata_of(self, head: Head, num_bytes: int) -> CheckpointMetadata:
         """As far as it is known before anything is written."""
@@ -323,7 +344,15 @@ class CheckpointManager:
         )
 
     def _take_turn(self, save: Save) -> bool:
+        if self._copying_in == threading.get_ident():
+            raise CheckpointBusy(
+                "save() was called while this very thread is in save(), by a signal's handler perhaps; let the handler "
+                "set a flag, and save after the step"
+            )
         if self._saving.acquire(blocking=self._when_busy == "wait"):
+            if self._closed:
+                self._saving.release()
+                self._require_open()
             return True
         under_way = self._last.id if self._last is not None else "another"
         if self._when_busy == "raise":
@@ -343,7 +372,8 @@ class CheckpointManager:
             save.succeeded(metadata)
         except BaseException as error:  # noqa: BLE001 - the edge of the thread: whoever waits hears it
             self._failed = save
-            log.error("checkpoint %s was not saved: %s", save.path, error)  # noqa: TRY400 - whoever waits gets it
+            level = logging.INFO if save.watch.is_cancelled else logging.ERROR
+            log.log(level, "checkpoint %s was not saved: %s", save.path, error)
             save.failed(error)
             return
         if self._rank == 0:
@@ -352,11 +382,16 @@ class CheckpointManager:
     def _outcome(self, save: Save, future: Future[Outcome]) -> CheckpointMetadata:
         try:
             outcome = future.result()
-        except CheckpointAborted:
+        except CheckpointAborted as error:
             if not executing.is_committed(self._store, save.id):
+                groups.lost_saver(self._store, self._ranks or groups.Ranks(), save.id, error)
                 raise
             return of_manifest(self._catalog.read(save.id), self._store.url)  # the saver died when all was done
-        return outcome.metadata or self._commit_together(outcome, save.watch)
+        if outcome.metadata is None:
+            return self._commit_together(outcome, save.watch)
+        if self._commit is not None:
+            groups.tell(self._commit, outcome.metadata)
+        return outcome.metadata
 
     def _commit_together(self, outcome: Outcome, watch: Watch) -> CheckpointMetadata:
         """With a coordinator: it knows at once when a rank is not going to come."""
@@ -382,7 +417,11 @@ class CheckpointManager:
         Raises:
             NoCheckpoint: There is none such.
         """
-        return of_manifest(self._catalog.find(step=step, id=id), self._store.url)
+        return of_manifest(self._find(step, id), self._store.url)
+
+    def _find(self, step: int | None, id: str | None) -> Manifest:
+        step, id = arguments.which(step, id)
+        return self._catalog.find(step=step, id=id)
 
     def latest(self) -> CheckpointMetadata | None:
         found = self._catalog.summaries()
@@ -420,38 +459,52 @@ class CheckpointManager:
             CheckpointInvalid: The one that was named cannot be trusted; the message names file and tensor.
         """
 
+        device = rebuilding.device_of(map_location)
+
         def use(manifest: Manifest) -> Any:
             structure = loading.structure_for(manifest, self._rank, only)
-            with self._watching(manifest, structure, on_progress) as watch:
+            with self._watching(manifest, structure, slices, on_progress) as watch:
                 return loading.load(
-                    self._store, manifest, structure, slices=slices, map_location=map_location, mmap=mmap, watch=watch
+                    self._store, manifest, structure, slices=slices, map_location=device, mmap=mmap, watch=watch
                 )
 
         return self._trusted(step, id, use)
 
     def _watching(
-        self, manifest: Manifest, structure: Any, on_progress: OnProgress | None = None
+        self, manifest: Manifest, structure: Any, slices: Slices | None, on_progress: OnProgress | None = None
     ) -> AbstractContextManager[Watch]:
-        num_bytes = loading.num_bytes_of(manifest, structure)
+        num_bytes = loading.num_bytes_of(manifest, structure, slices)
         return watching(f"loading {manifest.id}", num_bytes, on_progress=on_progress, show=self._progress)
 
     def _trusted(self, step: int | None, id: str | None, use: Callable[[Manifest], T]) -> T:
         """Of the one that is named; else of the newest of which `use` finds nothing wrong."""
         if step is not None or id is not None:
-            return use(self._catalog.find(step=step, id=id))
+            return use(self._find(step, id))
         refused: dict[str, str] = {}
-        num_gone = 0
-        while (manifest := self._catalog.newest_but(refused)) is not None:
+
+        def unless_refused(manifest: Manifest) -> T:
             try:
                 return use(manifest)
             except CheckpointInvalid as error:
-                if num_gone < MAX_GONE and not executing.is_committed(self._store, manifest.id):
-                    num_gone += 1  # somebody's retention was at work, so there is a newer one
-                    self._catalog.forget(manifest.id)
-                    continue
-                log.warning("checkpoint %s cannot be trusted, the one before it is tried: %s", manifest.id, error)
+                if not executing.is_committed(self._store, manifest.id) and len(refused) < MAX_GONE:
+                    self._catalog.forget(manifest.id)  # somebody's retention was at work, so there is a newer one
+                else:
+                    log.warning("checkpoint %s cannot be trusted, the one before it is tried: %s", manifest.id, error)
+                    self._catalog.quarantine(manifest.id, str(error))
                 refused[manifest.id] = str(error)
-                self._catalog.quarantine(manifest.id, str(error))
+                raise
+
+        if self._ranks is not None and self._ranks.size > 1:
+            self._num_loads += 1
+            choice = Choice(self._store, self._ranks, self._num_loads)
+            return choice.load(
+                lambda others: self._catalog.newest_but({*refused, *others}),
+                lambda chosen: self._catalog.find(id=chosen),
+                unless_refused,
+            )
+        while (manifest := self._catalog.newest_but(refused)) is not None:
+            with suppress(CheckpointInvalid):
+                return unless_refused(manifest)
         reasons = "; ".join([f"{id}: {why}" for id, why in {**self._catalog.problems, **refused}.items()][:5])
         raise NoCheckpoint(f"there is no checkpoint in {self._store.url}" + (f" ({reasons})" if reasons else ""))
 
@@ -466,28 +519,26 @@ class CheckpointManager:
             NoCheckpoint: There is none.
             InvalidArgument: `strict`, and the checkpoint has no such part.
         """
-        wanted = [pattern for key in into for pattern in (key, f"{key}.*")]
-
-        held = loading.slices_held_by(into)
+        held = loading.Places(into)
 
         def use(manifest: Manifest) -> tuple[Manifest, Any]:
-            structure = loading.structure_for(manifest, self._rank, None if strict else wanted)
-            names = set(tree.names_in(structure))
-            slices = {name: held[name] for name in held if name in names}
-            with self._watching(manifest, structure) as watch:
+            structure = loading.parts_for(manifest, self._rank, into)
+            slices = loading.slices_held(manifest, structure, held.within(manifest))
+            with self._watching(manifest, structure, slices) as watch:
                 return manifest, loading.load(self._store, manifest, structure, slices=slices, watch=watch)
 
         manifest, state = self._trusted(step, id, use)
-        missing = [key for key in into if not isinstance(state, Mapping) or key not in state]
-        if missing and strict:
+        missing = [key for key in into if key not in state]
+        if missing and (strict or len(missing) == len(into)):
+            cure = "; strict=False restores the others" if len(missing) < len(into) else ""
             raise InvalidArgument(
-                f"checkpoint {manifest.id} has no part {', '.join(map(repr, missing))}; "
-                "strict=False restores the others",
-                field="into",
+                f"checkpoint {manifest.id} has no part {', '.join(map(repr, missing))}{cure}", field="into"
             )
+        places = held.within(manifest)
         for key, target in into.items():
             if key not in missing:
-                loading.load_into(target, state[key], strict=strict, is_distributed=bool(held))
+                loading.load_into(target, state[key], path=key, strict=strict, places=places)
+        self._staging.forget()  # rows that are told from now on are not all that differ from the last save
         self._pacer.restored(manifest.step)
         return manifest.step
 
@@ -499,7 +550,7 @@ class CheckpointManager:
         Raises:
             CheckpointInvalid: Something differs; the message says what.
         """
-        manifest = self._catalog.find(step=step, id=id)
+        manifest = self._find(step, id)
         with watching(f"verifying {manifest.id}", manifest.size_bytes, show=self._progress) as watch:
             verifying.verify(self._store, manifest, watch=watch)
         return of_manifest(manifest, self._store.url)
@@ -508,8 +559,11 @@ class CheckpointManager:
         """
         Raises:
             NoCheckpoint: There is none such.
-            InvalidArgument: Another checkpoint refers to it.
+            InvalidArgument: Another checkpoint refers to it, or none is named.
         """
+        if step is None and id is None:
+            raise InvalidArgument("delete() removes nothing that is not named; say step= or id=", field="step")
+        step, id = arguments.which(step, id)
         files = inspecting.removable(self._store, self._catalog, step=step, id=id)
         inspecting.remove(self._store, self._catalog, files)
 
@@ -520,10 +574,12 @@ class CheckpointManager:
         Raises:
             NoCheckpoint: There is none such.
             CheckpointInvalid: It cannot be trusted; it stays as it is.
+            InvalidArgument: Others refer to it; compact these first.
         """
-        manifest = self._catalog.find(step=step, id=id)
+        manifest = self._find(step, id)
         if not manifest.bases:
             return of_manifest(manifest, self._store.url)
+        inspecting.removable(self._store, self._catalog, id=manifest.id)
         with watching(f"compacting {manifest.id}", manifest.size_bytes, show=self._progress) as watch:
             whole = of_manifest(compacting.compact(self._store, manifest, watch=watch), self._store.url)
         self._catalog.note(whole)
@@ -533,37 +589,47 @@ class CheckpointManager:
     def _tidy(self, just_saved: str) -> None:
         """After a commit, never before: what the policies let go, and what dead writers left."""
         try:
-            for removal in retention.removals(self.list(), self._policies, just_saved=just_saved):
-                log.info("checkpoint %s goes: %s", removal.id, removal.reason)
-                inspecting.remove(self._store, self._catalog, inspecting.files_of(self._store, removal.id))
-            now_s = inspecting.files_of(
-                self._store, just_saved
-            ).modified_at_s  # by the store's clock, as all the others
+            self._remove_old(just_saved)
+            now_s = inspecting.files_of(self._store, just_saved).modified_at_s  # by the store's clock, as all else is
             for files in inspecting.leftovers(self._store):
                 if files.is_given_up(now_s=now_s) and inspecting.collect(self._store, files):
                     log.info("the leftovers of %s are gone: nobody wrote into it for an hour", files.id)
             inspecting.sweep(self._store)
         except (StrataError, OSError) as error:
             log.warning("old checkpoints could not be removed; the next save tries again: %s", error)
+        except Exception:  # a policy of the user's
+            log.exception("old checkpoints could not be removed; the next save tries again")
+
+    def _remove_old(self, just_saved: str) -> None:
+        """One at a time, each by a new look: another manager may just have saved what refers to it."""
+        while True:
+            there = self.list()
+            if all(one.id != just_saved for one in there):
+                return  # somebody has removed it, or puts something else in its place
+            removals = retention.removals(there, self._policies, just_saved=just_saved)
+            if not removals:
+                return
+            log.info("checkpoint %s goes: %s", removals[0].id, removals[0].reason)
+            inspecting.remove(self._store, self._catalog, inspecting.files_of(self._store, removals[0].id))
 
     # -- life ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Waits for the save under way.
+        """Waits for the save under way. Loading is still possible.
 
         Raises:
             CheckpointError, StorageError: Why a save has failed that nobody waited for.
         """
-        if self._closed:
+        if self._closed or os.getpid() != self._pid:
             return
-        self._closed = True
+        with self._saving:
+            self._closed = True
         self._finisher.shutdown()
         try:
             self.wait()
         finally:
             self._saver.close()
             self._staging.close()
-            self._store.close()
 
     def __enter__(self) -> Self:
         return self
@@ -580,6 +646,36 @@ class CheckpointManager:
     def _require_open(self) -> None:
         if self._closed:
             raise InvalidArgument("the CheckpointManager is closed; make a new one")
+        if os.getpid() != self._pid:
+            raise InvalidArgument("the CheckpointManager is of the process that forked this one; make a new one here")
+
+
+def _wait_at_exit(wait: weakref.WeakMethod[Callable[[], None]]) -> None:
+    """A program may end without closing: what it has staged is written first, while there are still threads."""
+
+    def at_exit() -> None:
+        method = wait()
+        if method is not None:
+            try:
+                method()
+            except StrataError as error:
+                log.error("a checkpoint was not saved: %s", error)  # noqa: TRY400 - whoever reads it knows where
+
+    register = getattr(threading, "_register_atexit", None)  # as concurrent.futures does; `atexit` is too late
+    if register is not None:
+        with suppress(RuntimeError):  # it is ending already
+            register(at_exit)
+
+
+def _held_here(told: Mapping[str, Any] | None, flat: tree.Flat) -> Mapping[str, Any] | None:
+    """Without the tensors of which this rank has no rows to tell of: all of them are on other ranks."""
+    none = [name for name, rows in (told or {}).items() if hasattr(rows, "__len__") and len(rows) == 0]
+    if told is None or not none:
+        return told
+    held = {leaf.tensor for leaf in flat.leaves}
+    elsewhere = [name for name in tree.names_in(flat.structure) if name not in held]
+    gone = {name for name in none if any(other == name or other.endswith(f".{name}") for other in elsewhere)}
+    return {name: rows for name, rows in told.items() if name not in gone}
 
 
 def _job_tensors(plan: layout.Layout, leaves: Sequence[tree.Leaf]) -> Iterator[JobTensor]:

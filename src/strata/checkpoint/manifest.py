@@ -249,6 +249,31 @@ def check(manifest: Manifest, *, file: str) -> None:
         _require(tensor.name not in names, file, f"tensor {tensor.name!r} is there twice")
         names.add(tensor.name)
         _check_tensor(tensor, manifest, file)
+    _check_apart(manifest, file)
+
+
+def _check_apart(manifest: Manifest, file: str) -> None:
+    """No two tensors lie on the same bytes: what is the same tensor is there once."""
+    ranges = []
+    for tensor in manifest.tensors:
+        itemsize = BY_NAME[tensor.dtype].itemsize
+        for part in tensor.slices:
+            num_bytes = sum(part.frames) if part.encoding else math.prod(part.shape) * itemsize
+            if num_bytes:
+                ranges.append((part.file, part.offset, part.offset + num_bytes, tensor.name))
+            for patch in part.patches:
+                num_bytes = sum(patch.frames) if patch.encoding else patch.num_bytes
+                ranges.append((patch.file, patch.offset, patch.offset + num_bytes, tensor.name))
+    ranges.sort()
+    file_before, end_before, name_before = -1, 0, ""
+    for number, start, end, name in ranges:
+        if number == file_before and start < end_before and name != name_before:
+            raise CheckpointInvalid(
+                f"{file}: tensors {name_before[:200]!r} and {name[:200]!r} lie on the same bytes of "
+                f"{manifest.files[number].path}, from {start} to {min(end, end_before)}"
+            )
+        if number != file_before or end > end_before:
+            file_before, end_before, name_before = number, end, name
 
 
 def is_safe_name(name: str) -> bool:

@@ -66,9 +66,16 @@ class SharedMemory:
 
     keeps_contents = True
 
-    def __init__(self, fd: int | None = None) -> None:
-        self.fd = nameless_file() if fd is None else fd
+    def __init__(self) -> None:
+        self._fd = -1
         self._map: mmap.mmap | None = None
+
+    @property
+    def fd(self) -> int:
+        """Made when it is first wanted: who only loads needs none."""
+        if self._fd < 0:
+            self._fd = nameless_file()
+        return self._fd
 
     @property
     def size_bytes(self) -> int:
@@ -85,9 +92,9 @@ class SharedMemory:
 
     def close(self) -> None:
         self._map = None  # whoever still has a view of it keeps the pages
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 def nameless_file() -> int:

@@ -33,6 +33,8 @@ class CheckpointMetadata:
     full_bytes: int = 0
     """Of the whole state; with an incremental checkpoint more than `size_bytes`."""
     num_ranks: int = 1
+    data_cursor: str = ""
+    """Where the data loader stood, as `save` was told."""
     why: str = ""
     """Why it is of this type, if another was asked for."""
 
@@ -52,5 +54,6 @@ def of_manifest(manifest: Manifest, url: str) -> CheckpointMetadata:
         created_at_s=manifest.created_at_s,
         full_bytes=manifest.full_bytes,
         num_ranks=manifest.num_ranks,
+        data_cursor=manifest.data_cursor,
         why=manifest.why,
     )

@@ -6,6 +6,7 @@ size, in as many files as that takes.
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,11 +20,12 @@ from strata.checkpoint.dtypes import BY_NAME
 from strata.checkpoint.memory import PrivateMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from strata.checkpoint.buffers import Bytes
     from strata.checkpoint.dtypes import DType
     from strata.checkpoint.manifest import DataFile
+    from strata.checkpoint.memory import Memory
     from strata.storage import Store, Watch
 
 PACK_BYTES = 64 << 20
@@ -67,13 +69,23 @@ class Encoded(NamedTuple):
 class Packer:
     """Takes items, and writes a file whenever enough have come together."""
 
-    def __init__(self, store: Store, directory: str, *, rank: int, metadata: dict[str, str], watch: Watch) -> None:
+    def __init__(
+        self,
+        store: Store,
+        directory: str,
+        *,
+        rank: int,
+        metadata: dict[str, str],
+        scratch: Memory | None = None,
+        watch: Watch,
+    ) -> None:
+        """`scratch` is memory to put files together in: whoever keeps it has it warm the next time."""
         self._store = store
         self._directory = directory
         self._rank = rank
         self._metadata = metadata
         self._watch = watch
-        self._scratch = PrivateMemory()
+        self._scratch = scratch or PrivateMemory()
         self._waiting: list[Item] = []
         self._num_waiting_bytes = 0
         self._names: set[str] = set()
@@ -102,7 +114,6 @@ class Packer:
         """Writes the last file; there is one at least, so that every rank has one."""
         if self._waiting or not self.files:
             self._flush()
-        self._scratch.close()
 
     def _flush(self) -> None:
         items = {item.name: item for item in self._waiting}
@@ -175,14 +186,30 @@ def in_chunks(data: Bytes, chunk_bytes: int = layouts.CHUNK_BYTES) -> Iterator[B
         yield data[start : start + chunk_bytes]
 
 
-def row_cuts(shape: Sequence[int], row_bytes: int, *, block_bytes: int) -> list[tuple[int, int]]:
-    """(first row, number of rows) of parts that fit into one file each, if rows allow it.
+class Box(NamedTuple):
+    """A part of a tensor that lies in one piece."""
+
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+    first_byte: int
+    num_bytes: int
+
+
+def boxes_of(shape: tuple[int, ...], itemsize: int, *, block_bytes: int) -> Iterator[Box]:
+    """A tensor in parts that fit into one file each, cut along its first side that can be.
 
     Every cut lies on a multiple of `block_bytes`, so that blocks count the same in the parts as in the whole.
     """
-    num_rows = shape[0] if shape else 1
-    if not shape or num_rows * row_bytes <= PACK_BYTES or not row_bytes:
-        return [(0, num_rows)]
-    multiple = block_bytes // np.gcd(row_bytes, block_bytes)
-    step = int(max(PACK_BYTES // row_bytes // multiple, 1) * multiple)
-    return [(first, min(step, num_rows - first)) for first in range(0, num_rows, step)]
+    axis = next((axis for axis, side in enumerate(shape) if side > 1), 0)
+    row_bytes = math.prod(shape[axis + 1 :]) * itemsize
+    num_bytes = math.prod(shape) * itemsize
+    if num_bytes <= PACK_BYTES:
+        yield Box((0,) * len(shape), shape, 0, num_bytes)
+        return
+    multiple = block_bytes // math.gcd(row_bytes, block_bytes)
+    step = max(PACK_BYTES // row_bytes // multiple, 1) * multiple
+    for first in range(0, shape[axis], step):
+        count = min(step, shape[axis] - first)
+        start = tuple(first if side == axis else 0 for side in range(len(shape)))
+        part = (*shape[:axis], count, *shape[axis + 1 :])
+        yield Box(start, part, first * row_bytes, count * row_bytes)

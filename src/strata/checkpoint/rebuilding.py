@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from strata.checkpoint import tree
 from strata.checkpoint.buffers import array_over, tensor_over
 from strata.checkpoint.dtypes import BY_NAME
-from strata.errors import CheckpointInvalid, StrataError
+from strata.errors import CheckpointInvalid, InvalidArgument, StrataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from strata.checkpoint.buffers import Bytes
     from strata.checkpoint.dtypes import DType
@@ -21,13 +23,13 @@ if TYPE_CHECKING:
 def rebuild(
     structure: Node, described: Iterable[TensorEntry], tensors: Mapping[str, Bytes], *, map_location: Any = None
 ) -> Any:
-    """`map_location` is where torch tensors go, as in `torch.load`; they stay on the CPU without it."""
+    """`map_location` is where torch tensors go, see `device_of`; without it they stay on the CPU."""
     entries = {tensor.name: tensor for tensor in described}
 
     def build(name: str, kind: Kind) -> Any:
         entry = entries[name]
         try:
-            return _as_it_was(tensors[name], BY_NAME[entry.dtype], entry.shape, kind, name, map_location)
+            built = _as_it_was(tensors[name], BY_NAME[entry.dtype], entry.shape, kind, name)
         except (ValueError, OverflowError, RuntimeError) as error:  # an empty one may claim any other sides
             if isinstance(error, StrataError):
                 raise
@@ -35,16 +37,38 @@ def rebuild(
                 f"tensor {name[:200]!r} of {entry.dtype} is said to be of {kind}, which cannot have the shape "
                 f"{str(entry.shape)[:200]}: {error}"
             ) from None
+        # Outside: that a device has no memory left is not the checkpoint's fault.
+        return built if map_location is None or kind != "torch" else built.to(map_location)
 
     return tree.unflatten(structure, build)
 
 
-def _as_it_was(memory: Bytes, dtype: DType, shape: tuple[int, ...], kind: Kind, name: str, map_location: Any) -> Any:
+def device_of(map_location: Any) -> Any:
+    """Of what a caller says: a device, its name, or a dict with one for `"cpu"`, where tensors come from.
+
+    Raises:
+        InvalidArgument: There is no such device here.
+    """
+    if isinstance(map_location, Mapping):
+        map_location = map_location.get("cpu")
+    torch = sys.modules.get("torch")
+    if map_location is None or torch is None:
+        return None
+    try:
+        return torch.empty(0, device=map_location).device
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise InvalidArgument(
+            f"map_location={map_location!r} is no device of this machine ({str(error).splitlines()[0]}); name one, as "
+            "'cpu' or 'cuda:0'",
+            field="map_location",
+        ) from None
+
+
+def _as_it_was(memory: Bytes, dtype: DType, shape: tuple[int, ...], kind: Kind, name: str) -> Any:
     if kind == "bytes":
         return memory.tobytes()
     if kind == "torch":
-        tensor = tensor_over(memory, dtype, shape)
-        return tensor if map_location is None else tensor.to(map_location)
+        return tensor_over(memory, dtype, shape)
     if not dtype.numpy:
         raise CheckpointInvalid(f"tensor {name!r} is of type {dtype.name} and said to be of {kind}, which has none")
     array = array_over(memory, dtype, shape)

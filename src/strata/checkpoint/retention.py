@@ -31,8 +31,7 @@ class KeepCount:
     count: int
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise ConfigError(f"keep_count={self.count} would keep nothing; 1 is the least", field="keep_count")
+        _require_whole(self.count, "keep_count", "keep_count")
 
     def keep(self, checkpoints: Sequence[CheckpointMetadata]) -> dict[str, str]:
         return {c.id: f"one of the newest {self.count}" for c in checkpoints[-self.count :]}
@@ -45,8 +44,7 @@ class KeepEvery:
     steps: int
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ConfigError(f"keep_every={self.steps} is not a number of steps; 1 is the least", field="keep_every")
+        _require_whole(self.steps, "keep_every", "keep_every")
 
     def keep(self, checkpoints: Sequence[CheckpointMetadata]) -> dict[str, str]:
         first_of: dict[int, str] = {}
@@ -66,8 +64,7 @@ class KeepBest:
     def __post_init__(self) -> None:
         if self.mode not in ("min", "max"):
             raise ConfigError(f"mode={self.mode!r} is neither 'min' nor 'max'", field="keep_best")
-        if self.count < 1:
-            raise ConfigError(f"count={self.count} would keep nothing; 1 is the least", field="keep_best")
+        _require_whole(self.count, "count", "keep_best")
 
     def keep(self, checkpoints: Sequence[CheckpointMetadata]) -> dict[str, str]:
         rated = [(value, c) for c in checkpoints if (value := self._value(c)) is not None]
@@ -79,6 +76,11 @@ class KeepBest:
         if not isinstance(value, int | float) or isinstance(value, bool) or math.isnan(value):
             return None
         return float(value)
+
+
+def _require_whole(value: object, name: str, field: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{name}={value!r} must be a whole number, 1 or more", field=field)
 
 
 @dataclass(frozen=True, slots=True)

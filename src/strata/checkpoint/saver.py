@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import mmap
 import os
 import queue
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("strata.checkpoint.saver")
 PROGRESS_EVERY_S = 0.05
+STATISTICS_AT_THE_END_S = 2.0
+"""So much longer may a manager take to close, so that its last checkpoint has statistics, too."""
 
 
 def main() -> None:
@@ -41,7 +44,7 @@ def main() -> None:
     try:
         store = open_store(place.url, place.storage_options)
     except StrataError as error:
-        link.send_bytes(messages.encode(messages.Failed(type(error).__name__, str(error))))
+        link.send_bytes(messages.encode(messages.failed(error)))
         sys.exit(1)
     worker = _Worker(store, link, memory_fd)
     threading.Thread(target=_listen, args=(link, worker, trainer_pid), daemon=True).start()
@@ -85,6 +88,7 @@ class _Worker:
         self._running = ""
         self._cancelled: set[str] = set()
         self._stop = threading.Event()
+        self._ends_at_s = math.inf
         self._sending = threading.Lock()
 
     def hear(self, message: messages.ToSaver) -> None:
@@ -98,7 +102,7 @@ class _Worker:
             case messages.Release():
                 self._stop.set()
             case messages.Close():
-                self._stop.set()
+                self._ends_at_s = time.monotonic() + STATISTICS_AT_THE_END_S
                 self._queue.put(None)
 
     def work(self) -> None:
@@ -109,28 +113,31 @@ class _Worker:
                 self._run(message)
 
     def _run(self, run: messages.Run) -> None:
-        memory = self._mapped(run.memory_bytes)
-        job = jobs.decode(bytes(memory[run.job_offset : run.job_offset + run.job_bytes]))
         progress = _Progress(self._say)
         self._watch, self._running = Watch(progress.advance), run.id
         if run.id in self._cancelled:
             self._watch.cancel()
-        snapshot = memory[: job.size_bytes]
         try:
-            outcome = self._executor.run(job, snapshot, self._watch)
+            memory = self._mapped(run.memory_bytes)
+            job = jobs.decode(bytes(memory[run.job_offset : run.job_offset + run.job_bytes]))
+            snapshot = memory[: job.size_bytes]
+            outcome = self._executor.run(job, snapshot, self._watch, is_second_try=run.is_second_try)
             progress.flush()
             self._say(messages.Done(outcome))
         except Exception as error:
             if not isinstance(error, StrataError):
                 log.exception("checkpoint %s was not saved", run.id)
-            self._say(messages.Failed(type(error).__name__, str(error)))
+            self._say(messages.failed(error))
         else:
-            if not self._stop.is_set():
-                savers.write_statistics(self._store, job, snapshot, self._stop.is_set)
+            savers.write_statistics(self._store, job, snapshot, self._is_wanted_elsewhere)
         finally:
             self._running = ""
             self._stop.clear()
             self._say(messages.Free())
+
+    def _is_wanted_elsewhere(self) -> bool:
+        """The memory by the next snapshot, or this process by whoever waits for its end."""
+        return self._stop.is_set() or time.monotonic() > self._ends_at_s
 
     def _mapped(self, num_bytes: int) -> memoryview:
         if self._map is None or len(self._map) < num_bytes:

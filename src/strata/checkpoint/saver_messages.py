@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from strata.checkpoint.executing import Outcome  # noqa: TC001 - msgspec looks it up
+from strata.errors import StrataError
 
 MAX_BYTES = 64 << 20
 
@@ -31,6 +32,8 @@ class Run(msgspec.Struct, frozen=True, tag=True):
     memory_bytes: int
     job_offset: int
     job_bytes: int
+    is_second_try: bool = False
+    """Another saver has begun with it, and died."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -54,8 +57,18 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
+    """What an error consists of."""
+
     kind: str
     text: str
+    field: str = ""
+    missing: dict[str, str] = {}
+
+
+def failed(error: BaseException) -> Failed:
+    if isinstance(error, StrataError):
+        return Failed(type(error).__name__, error.message, error.field, error.missing)
+    return Failed(type(error).__name__, str(error))
 
 
 class Free(msgspec.Struct, frozen=True, tag=True):

@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
 import numpy as np
 
 from strata.checkpoint import jobs, statistics
@@ -62,6 +63,10 @@ class Saver(Protocol):
         """Returns when all work is done."""
         ...
 
+    def let_go(self) -> None:
+        """Nobody wants it any more: all work is done, later."""
+        ...
+
 
 class ThreadSaver:
     def __init__(self, store: Store) -> None:
@@ -98,6 +103,9 @@ class ThreadSaver:
     def close(self) -> None:
         self._pool.shutdown()
         self.memory.close()
+
+    def let_go(self) -> None:
+        self._pool.shutdown(wait=False)
 
 
 def write_statistics(store: Store, job: Job, memory: memoryview, stop: Callable[[], bool]) -> None:
@@ -136,6 +144,7 @@ class ProcessSaver:
         self._process: subprocess.Popen[bytes] | None = None
         self._link: Connection | None = None
         self._pending: _Pending | None = None
+        self._pid = os.getpid()
         self._free = threading.Event()
         """Nobody reads the memory."""
         self._free.set()
@@ -179,27 +188,41 @@ class ProcessSaver:
         several ranks, the others may have given up by then.
         """
         with self._handing_over:
+            error = CheckpointAborted(f"the saver process has ended{self._how()}")
             while pending.num_tries > 0:
                 pending.num_tries -= 1
                 try:
                     self._start()
                     self._send(pending.run)
-                except CheckpointAborted as error:
-                    log.warning("%s", error)
+                except CheckpointAborted as failure:
+                    error = failure
                     self._link = None  # whatever is heard there is of a saver that we have given up
+                except Exception as failure:  # noqa: BLE001 - no descriptors left, no memory, no such program
+                    error = CheckpointAborted(
+                        f"the saver process could not be started ({failure}); saver='thread' does without one"
+                    )
+                    self._link = None
                 else:
+                    pending.run = msgspec.structs.replace(pending.run, is_second_try=True)
                     return
             self._pending = None
             self._free.set()
-        pending.future.set_exception(CheckpointAborted(f"the saver process has ended{self._how()}"))
+        pending.future.set_exception(error)
 
     def close(self) -> None:
-        with contextlib.suppress(CheckpointAborted):
-            if self._link is not None:
-                self._send(messages.Close())
+        if os.getpid() != self._pid:
+            return  # a forked child: the process and the memory are its parent's
+        self.let_go()
         if self._process is not None:
             self._process.wait()
-        self._shared.close()
+
+    def let_go(self) -> None:
+        """Like `close`, without waiting: the process ends by itself."""
+        if os.getpid() == self._pid:
+            with contextlib.suppress(CheckpointAborted):
+                if self._link is not None:
+                    self._send(messages.Close())
+            self._shared.close()
 
     # -- within ----------------------------------------------------------------------------------------------------
 
@@ -207,7 +230,8 @@ class ProcessSaver:
         if self._process is not None and self._process.poll() is None and self._link is not None:
             return
         ours, theirs = socket.socketpair()
-        with theirs:
+        with contextlib.ExitStack() as unless_started, theirs:
+            unless_started.callback(ours.close)
             source = str(Path(__file__).parents[2])
             paths = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
             self._process = subprocess.Popen(
@@ -221,6 +245,7 @@ class ProcessSaver:
                 env={**os.environ, "PYTHONPATH": paths},
                 start_new_session=True,  # Ctrl-C is for the trainer; what is staged is written nevertheless
             )
+            unless_started.pop_all()
         self._link = Connection(ours.detach())
         self._send(self._place)
         threading.Thread(
@@ -297,5 +322,5 @@ class _Pending:
 def _error(message: messages.Failed) -> Exception:
     kind = BY_KIND.get(message.kind)
     if kind is not None:
-        return kind(message.text)
+        return kind(message.text, field=message.field, missing=message.missing)
     return StorageError(f"{message.kind}: {message.text}")

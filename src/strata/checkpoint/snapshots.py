@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+import operator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 
     from strata.checkpoint.buffers import Bytes
     from strata.checkpoint.jobs import Job, JobTensor
+    from strata.checkpoint.memory import Memory
     from strata.storage import Store, Watch
 
 
@@ -66,33 +66,30 @@ def write_whole(store: Store, job: Job, memory: memoryview, watch: Watch) -> Ran
         return part_of(job, [data_file], slices)
 
 
-def packer_for(store: Store, job: Job, watch: Watch) -> Packer:
+def packer_for(store: Store, job: Job, scratch: Memory, watch: Watch) -> Packer:
     metadata = {"strata": str(m.VERSION), "id": job.head.id, "rank": str(job.rank)}
-    return Packer(store, job.head.id, rank=job.rank, metadata=metadata, watch=watch)
+    return Packer(store, job.head.id, rank=job.rank, metadata=metadata, scratch=scratch, watch=watch)
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """Some rows of a tensor, in a file of their own."""
+class Cut(NamedTuple):
+    """A part of a tensor, and its bytes: an item of a file, and a slice in the manifest."""
 
-    first: int
-    shape: tuple[int, ...]
+    box: packing.Box
     data: Bytes
 
     def item(self, tensor: JobTensor) -> packing.Item:
-        return packing.copy_of(tensor.name, BY_NAME[tensor.dtype], self.shape, self.data)
+        return packing.copy_of(tensor.name, BY_NAME[tensor.dtype], self.box.shape, self.data)
 
-    def slice(self, tensor: JobTensor, stored: Mapping[str, Any], encoding: str = "") -> Slice:
-        start = (tensor.start[0] + self.first, *tensor.start[1:]) if tensor.start else ()
-        return Slice(start=start, shape=self.shape, encoding=encoding, **stored)
+    def slice(self, origin: tuple[int, ...], stored: Mapping[str, Any], encoding: str = "") -> Slice:
+        """`origin` is where the box's own tensor, or slice, begins in the whole tensor."""
+        start = tuple(map(operator.add, origin, self.box.start))
+        return Slice(start=start, shape=self.box.shape, encoding=encoding, **stored)
 
 
-def cuts(tensor: JobTensor, memory: Bytes) -> Iterator[Cut]:
-    row = deltas.row_bytes(tensor.place)
-    for first, count in packing.row_cuts(tensor.shape, row, block_bytes=deltas.BLOCK_BYTES):
-        begin = tensor.offset + first * row
-        shape = (count, *tensor.shape[1:]) if tensor.shape else ()
-        yield Cut(first, shape, memory[begin : begin + math.prod(shape) * BY_NAME[tensor.dtype].itemsize])
+def cuts(shape: tuple[int, ...], dtype: str, data: Bytes) -> Iterator[Cut]:
+    """`data` has the contents of a tensor of this shape."""
+    for box in packing.boxes_of(shape, BY_NAME[dtype].itemsize, block_bytes=deltas.BLOCK_BYTES):
+        yield Cut(box, data[box.first_byte : box.first_byte + box.num_bytes])
 
 
 class Stored(NamedTuple):
@@ -122,14 +119,15 @@ def plain_as(item_name: str) -> Stored:
     return Stored(item_name, None, ())
 
 
-def write_compressed(store: Store, job: Job, memory: memoryview, watch: Watch) -> RankPart:
+def write_compressed(store: Store, job: Job, memory: memoryview, scratch: Memory, watch: Watch) -> RankPart:
     """Tensors that shrink are stored as zstd frames, all others as they are."""
     data = np.frombuffer(memory[: job.size_bytes], np.uint8)
-    packer = packer_for(store, job, watch)
+    packer = packer_for(store, job, scratch, watch)
     found: list[tuple[JobTensor, Cut, Stored]] = []
     for tensor in job.tensors:
-        shrinks = packing.looks_compressible(data[tensor.offset : tensor.offset + tensor.num_bytes])
-        for cut in cuts(tensor, data):
+        contents = data[tensor.offset : tensor.offset + tensor.num_bytes]
+        shrinks = packing.looks_compressible(contents)
+        for cut in cuts(tensor.shape, tensor.dtype, contents):
             watch.check()
             encoded = packing.encode(packing.in_chunks(cut.data)) if shrinks else None
             if encoded is not None and encoded.num_bytes < packing.WORTH_IT * len(cut.data):
@@ -143,5 +141,5 @@ def write_compressed(store: Store, job: Job, memory: memoryview, watch: Watch) -
     slices: dict[str, list[Slice]] = {}
     for tensor, cut, stored in found:
         encoding = "zstd" if stored.frames else ""
-        slices.setdefault(tensor.name, []).append(cut.slice(tensor, stored.fields(packer), encoding))
+        slices.setdefault(tensor.name, []).append(cut.slice(tensor.start, stored.fields(packer), encoding))
     return part_of(job, packer.files, slices)

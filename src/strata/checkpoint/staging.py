@@ -15,6 +15,7 @@ import numpy as np
 from strata.checkpoint import deltas
 from strata.checkpoint.buffers import copy_strided, raw_bytes
 from strata.checkpoint.layout import ALIGNMENT
+from strata.checkpoint.waiting import finish_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -68,9 +69,12 @@ class Staging:
                 tasks += _copies(leaf, target[place.offset : place.end])
         per_task = max(len(small) // (4 * NUM_THREADS), 64)
         tasks += [_copy_many(small[i : i + per_task], target) for i in range(0, len(small), per_task)]
-        for done in [self._pool.submit(task) for task in tasks]:
-            done.result()
+        finish_all([self._pool.submit(task) for task in tasks])
         self._places = layout.places
+
+    def forget(self) -> None:
+        """What is in the memory was not handed over, so nothing may be compared with it."""
+        self._places = ()
 
     @property
     def has_snapshot(self) -> bool:

@@ -81,6 +81,17 @@ class Flat:
         return tuple(dict.fromkeys(leaf.tensor for leaf in self.leaves if leaf.global_shape is not None))
 
 
+def is_text(value: str) -> bool:
+    """Strings of undecodable bytes (as file names may be) have no place in JSON."""
+    if value.isascii():
+        return True
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def flatten(state: Any) -> Flat:
     """
     Raises:
@@ -195,6 +206,8 @@ class _Flattener:
         """A scalar, or None if it is none."""
         kind = type(value)
         if kind is str:
+            if not is_text(value):
+                raise InvalidArgument(f"{value!r} holds what is not Unicode; save it as bytes", field="state")
             return value
         if kind is int:
             return value if -_EXACT_INT < value < _EXACT_INT else {"int": str(value)}
@@ -222,6 +235,8 @@ class _Flattener:
             return self._tensor(value, path)
         if isinstance(value, Shard):
             return self._shard(value, path)
+        if numpy is not None and isinstance(value, numpy.ma.MaskedArray):
+            raise InvalidArgument(f"{_at(path)} is a masked array; save its data and its mask", field=".".join(path))
         if numpy is not None and isinstance(value, numpy.ndarray):
             known = self._by_identity.get((id(value),))
             if known:
@@ -314,6 +329,8 @@ class _Flattener:
             raise InvalidArgument(
                 f"{_at(path)} is a ShardedTensor; let the state dict hold DTensors, or wrap its parts into Shard(…)"
             )
+        if value.is_nested:
+            raise InvalidArgument(f"{_at(path)} is a nested tensor; save its values() and offsets()")
         if value.layout is not self._modules[0].strided:
             raise InvalidArgument(f"{_at(path)} is a sparse tensor; save its indices and values, or to_dense()")
         if value.is_quantized:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from strata.checkpoint.layout import ALIGNMENT
-from strata.errors import CheckpointInvalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,14 +35,14 @@ def fresh_memory(num_bytes: int) -> memoryview:
     """On page boundaries, if there is much of it, and in large pages where the system has them.
 
     Raises:
-        CheckpointInvalid: There is not so much memory.
+        MemoryError: There is not so much of it; that is this machine's fault, not the checkpoint's.
     """
     try:
         if num_bytes < LARGE_BYTES:
             return np.empty(num_bytes, np.uint8).data
         memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (MemoryError, OSError, ValueError, OverflowError):
-        raise CheckpointInvalid(
+        raise MemoryError(
             f"{num_bytes} bytes are to be read at once, and there is not so much memory; load fewer tensors (only=…)"
         ) from None
     _advise(memory, "MADV_HUGEPAGE")

@@ -42,6 +42,10 @@ class Watch:
         self._cancelled.set()
         self.on_cancel()
 
+    @property
+    def is_cancelled(self) -> bool:
+        return self._cancelled.is_set()
+
     def check(self) -> None:
         """
         Raises:

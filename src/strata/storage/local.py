@@ -112,8 +112,8 @@ class LocalStore:
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
         path = self._path(key)
-        with _told(path), path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
+        with _told(path), open(path, "rb", opener=_open_at_once) as file:
+            size = _check_is_file(os.fstat(file.fileno()), path).st_size
             if size > max_bytes:
                 raise StorageError(f"{path} has {size} bytes, more than the {max_bytes} expected")
             return file.read(max_bytes)
@@ -240,6 +240,11 @@ def _publish(temporary: Path, path: Path, *, if_absent: bool) -> None:
         files.publish_if_absent(temporary, path)
     except FileExistsError:
         raise ObjectExists(f"{path} is there already") from None
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """What is a pipe, and not a file, would have us wait for somebody to write into it."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _check_is_file(status: os.stat_result, path: Path) -> os.stat_result:
