@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -95,11 +94,17 @@ class _Process:
         return {"id": saved.id, "num_ranks": saved.num_ranks}
 
     def look(self) -> dict[str, Any]:
-        """The steps that are listed, the newest of them, and whether all of them are whole."""
+        """The steps that are listed, all of them whole, and the newest of them."""
         listed = self._manager.list()
         for one in listed:
             self._manager.verify(id=one.id)
             assert is_state(self._manager.load(id=one.id), self._rank, one.step)
-        newest = self._manager.load()
-        assert all(a.step <= b.step for a, b in itertools.pairwise(listed))
-        return {"steps": [one.step for one in listed], "newest": int(newest["own"][0])}
+        newest = self._manager.latest()
+        return {"steps": [one.step for one in listed], "newest": newest.step if newest is not None else None}
+
+    def load(self) -> dict[str, Any]:
+        """What all ranks agree on."""
+        loaded = self._manager.load()
+        step = int(loaded["own"][0])
+        assert is_state(loaded, self._rank, step)
+        return {"step": step}

@@ -92,6 +92,14 @@ class Job:
         assert self.wait() == [{"error": "", "id": saved_id, "num_ranks": SIZE}] * SIZE
         return saved_id
 
+    def load(self) -> int:
+        """The step that all ranks agree on."""
+        for rank in self.ranks:
+            rank.tell("load")
+        said = [rank.hear() for rank in self.ranks]
+        assert said == [{"error": "", "step": said[0].get("step")}] * SIZE
+        return int(said[0]["step"])
+
     def looks(self, *, but: int | None = None) -> list[dict[str, Any]]:
         return [rank.ask("look") for rank in self.ranks if rank.number != but]
 
@@ -134,7 +142,8 @@ def age(place: Path) -> None:
 
 
 def directories(place: Path) -> set[str]:
-    return {path.name for path in place.iterdir()}
+    """Of checkpoints, also of those that were given up."""
+    return {path.name for path in place.glob("step-*")}
 
 
 def saved_without(job: Job, victim: Rank, step: int) -> str:
@@ -168,6 +177,7 @@ def test_a_rank_that_is_killed_before_its_part_aborts_the_save_for_all(
     age(tmp_path)
     job.ranks[number] = Rank(nursery, tmp_path, number)
     job.open("third", LONG_S)
+    assert job.load() == 1
     third = job.commit(3)
     assert job.looks() == [{"error": "", "steps": [1, 3], "newest": 3}] * SIZE
     assert directories(tmp_path) == {first, third}, "the leftovers are gone"
@@ -274,6 +284,7 @@ def test_whenever_ranks_are_killed_what_is_listed_is_whole(
     age(tmp_path)
     job.ranks[number] = Rank(nursery, tmp_path, number)
     job.open("once more", LONG_S)
+    assert job.load() == steps[-1]
     committed.append(job.commit(3))
     assert job.looks() == [{"error": "", "steps": [*steps, 3], "newest": 3}] * SIZE
     assert directories(tmp_path) == set(committed)

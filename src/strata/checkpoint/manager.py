@@ -630,6 +630,7 @@ class CheckpointManager:
         finally:
             self._saver.close()
             self._staging.close()
+            self._store.close()
 
     def __enter__(self) -> Self:
         return self

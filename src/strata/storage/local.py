@@ -17,7 +17,7 @@ import os
 import stat
 import time
 import uuid
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ from strata.errors import ObjectExists, ObjectMissing, StorageDenied, StorageErr
 from strata.storage import files
 from strata.storage.base import TEMPORARY, Listed, byte_view, check_key, check_offset
 from strata.storage.files import ALIGNMENT
+from strata.storage.pool import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -44,7 +45,7 @@ class LocalStore:
         self.url = str(self.root)
         self.direct: bool | None = None
         """Whether the last large object went past the page cache."""
-        self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="strata-disk")
+        self._pool = Pool(NUM_THREADS, "strata-disk")
 
     # -- writing ---------------------------------------------------------------------------------------------------
 

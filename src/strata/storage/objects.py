@@ -20,7 +20,7 @@ import queue
 import re
 import time
 import uuid
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from obstore.exceptions import (
@@ -46,6 +46,7 @@ from strata.errors import (
 )
 from strata.storage.base import Listed, Watch, byte_view, check_key, check_offset
 from strata.storage.object_options import AZURE, GCS, S3, read_settings
+from strata.storage.pool import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -75,7 +76,7 @@ class ObjectStore:
         self._settings = read_settings(url, storage_options, os.environ)
         self._limits = self._settings.limits
         self._store = _open(self._settings)
-        self._pool = ThreadPoolExecutor(self._limits.concurrency, thread_name_prefix="strata-object")
+        self._pool = Pool(self._limits.concurrency, "strata-object")
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
