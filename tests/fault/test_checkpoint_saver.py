@@ -130,7 +130,12 @@ def test_nothing_is_left_in_shared_memory(place: str) -> None:
 def small_manager(place: str) -> Iterator[tuple[strata.CheckpointManager, ProcessSaver]]:
     with strata.CheckpointManager(place, saver="process", statistics=False) as manager:
         assert isinstance(manager._saver, ProcessSaver)
-        yield manager, manager._saver
+        try:
+            yield manager, manager._saver
+        finally:
+            if manager._saver.pid is not None:  # a test that failed may have left it stopped
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(manager._saver.pid, signal.SIGCONT)
 
 
 def test_when_a_saver_is_killed_another_one_writes_the_snapshot(place: str) -> None:

@@ -126,7 +126,7 @@ def test_restore_loads_into_what_has_load_state_dict() -> None:
         model = Model()
         async with AsyncCheckpointManager(store=MemoryStore("aio-restore")) as manager:
             await (await manager.save(STATE, step=9))
-            assert await manager.restore({"model": model}) == 9
+            assert (await manager.restore({"model": model})).step == 9
         assert model.state["w"].shape == (1_000,)
 
     run(work())

@@ -89,7 +89,7 @@ def test_a_model_and_its_optimizer_come_back(manager: CheckpointManager) -> None
     assert (metadata.step, metadata.epoch, metadata.metadata) == (5_000, 10, {"run": "a1"})
     fresh = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 2))
     again = torch.optim.Adam(fresh.parameters())
-    assert manager.restore({"model": fresh, "optimizer": again}) == 5_000
+    assert manager.restore({"model": fresh, "optimizer": again}).step == 5_000
     assert all(torch.equal(tensor, saved[name]) for name, tensor in fresh.state_dict().items())
     assert again.param_groups[0]["lr"] == 0.1
 
@@ -559,7 +559,9 @@ def test_loading_is_possible_after_closing(tmp_path: Path) -> None:
         manager.prepare(state)
 
 
-@pytest.mark.parametrize("mistake", ["gpu", "cuda:7", 3.5, lambda storage, _: storage], ids=["gpu", "cuda:7", "number", "function"])
+@pytest.mark.parametrize(
+    "mistake", ["gpu", "cuda:7", 3.5, lambda storage, _: storage], ids=["gpu", "cuda:7", "number", "function"]
+)
 def test_a_device_that_is_not_there_is_the_callers_mistake(manager: CheckpointManager, mistake: Any) -> None:
     manager.save({"w": torch.ones(3)}, step=1).wait()
     with pytest.raises(InvalidArgument, match="no device of this machine"):

@@ -237,7 +237,7 @@ def test_a_ranks_own_tensors_are_asked_for_by_the_name_that_it_gave_them(tmp_pat
 
         for strict in (True, False):
             target = Target()
-            assert savers.managers[1].restore({"rng": target}, step=1, strict=strict) == 1
+            assert savers.managers[1].restore({"rng": target}, step=1, strict=strict).step == 1
             assert target.state.tolist() == [1, 2, 3, 4]
 
 
@@ -253,7 +253,7 @@ def test_only_the_parts_that_are_restored_are_read_also_those_that_share_a_tenso
         rank_1.rename(rank_1.with_suffix(".elsewhere"))
         for strict in (True, False):
             module = torch.nn.Linear(3, 4, bias=False)
-            assert savers.managers[0].restore({"ema": module}, step=7, strict=strict) == 7
+            assert savers.managers[0].restore({"ema": module}, step=7, strict=strict).step == 7
             assert torch.equal(module.weight, weight)
         with pytest.raises(InvalidArgument, match=r"has no part 'gone'$"):
             savers.managers[0].restore({"gone": module}, step=7, strict=False)
@@ -633,7 +633,7 @@ def restore_a_model(place: Path, num_ranks: int) -> Any:
         optimizer = optimizer_of(net, lr=0.5)
         train(net, optimizer, range(num_steps))
         with CheckpointManager(str(place), ranks=Ranks.from_torch()) as manager:
-            assert manager.restore({"model": net, "optimizer": optimizer}) == 5
+            assert manager.restore({"model": net, "optimizer": optimizer}).step == 5
         moments = [value for state in optimizer.state.values() for name, value in state.items() if name != "step"]
         assert all(isinstance(value, DTensor) for value in moments)
         found.append(described(net, optimizer))

@@ -19,7 +19,14 @@ from xxhash import xxh3_64_hexdigest
 
 from strata.checkpoint import groups
 from strata.clock import SystemClock
-from strata.errors import CheckpointAborted, CheckpointInvalid, NoCheckpoint, StorageError
+from strata.errors import (
+    CheckpointAborted,
+    CheckpointInvalid,
+    InvalidArgument,
+    NoCheckpoint,
+    ObjectExists,
+    StorageError,
+)
 from strata.storage import Watch
 
 if TYPE_CHECKING:
@@ -97,7 +104,13 @@ class Choice:
     def _choose(self, number: int, id: str) -> str:
         key = f"{self._place}/{number}-choice.json"
         if self._ranks.is_leader:
-            self._store.put(key, msgspec.json.encode({"id": id}))
+            try:
+                self._store.put(key, msgspec.json.encode({"id": id}), if_absent=True)
+            except ObjectExists:
+                raise InvalidArgument(
+                    f"{key} is there already: the session's name was used before; every start needs its own",
+                    field="session",
+                ) from None
             return id
 
         def look() -> str | None:

@@ -213,8 +213,8 @@ def _runs(like: Any, path: str) -> list[list[Run]] | None:
             )
         if not placement.is_replicate():
             split_factor = int(getattr(placement, "split_factor", 1))
-            runs[placement.dim] = sharding._cut(runs[placement.dim], num, place, split_factor)
-    return [sharding._joined(along) for along in runs]
+            runs[placement.dim] = sharding.cut_run(runs[placement.dim], num, place, split_factor)
+    return [sharding.joined(along) for along in runs]
 
 
 def load_into(target: Any, part: Any, *, path: str, strict: bool, places: Mapping[str, Any]) -> None:

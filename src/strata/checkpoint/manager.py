@@ -446,7 +446,8 @@ class CheckpointManager:
         on_progress: OnProgress | None = None,
     ) -> Any:
         """The state as it was saved. Without `step` or `id`, of the newest checkpoint that can be trusted: one that
-        cannot is put into quarantine, and the one before it is tried.
+        cannot is put into quarantine, and the one before it is tried. With several ranks, all must call it then: they
+        load the same one.
 
         Args:
             only: Patterns of tensor names (`["model.*"]`); nothing else is read.
@@ -510,10 +511,10 @@ class CheckpointManager:
 
     def restore(
         self, into: Mapping[str, Any], *, step: int | None = None, id: str | None = None, strict: bool = True
-    ) -> int:
+    ) -> CheckpointMetadata:
         """Loads the parts of a saved dict into modules, optimizers and whatever else has `load_state_dict`.
 
-        Gives the step that it was saved at.
+        Gives what is known of the checkpoint: its step, its epoch, its metadata. With several ranks, all must call it.
 
         Raises:
             NoCheckpoint: There is none.
@@ -540,7 +541,7 @@ class CheckpointManager:
                 loading.load_into(target, state[key], path=key, strict=strict, places=places)
         self._staging.forget()  # rows that are told from now on are not all that differ from the last save
         self._pacer.restored(manifest.step)
-        return manifest.step
+        return of_manifest(manifest, self._store.url)
 
     # -- checking and removing -------------------------------------------------------------------------------------
 

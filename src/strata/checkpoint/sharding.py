@@ -122,7 +122,7 @@ def of_dtensor(value: Any, local: Any, path: str) -> Held:
         if placement.is_replicate():
             is_first = is_first and place == 0
         elif hasattr(placement, "split_factor") or placement.is_shard():
-            runs[placement.dim] = _cut(runs[placement.dim], num, place, int(getattr(placement, "split_factor", 1)))
+            runs[placement.dim] = cut_run(runs[placement.dim], num, place, int(getattr(placement, "split_factor", 1)))
         else:
             raise InvalidArgument(
                 f"{path} is a DTensor with the placement {placement}, which is not known; wrap its part into Shard(…)",
@@ -135,10 +135,10 @@ def of_dtensor(value: Any, local: Any, path: str) -> Held:
             f"{tuple(local.shape)}, {expected} is expected; wrap parts of your own sizes into Shard(…)",
             field=path,
         )
-    return Held(shape, _pieces(local, [_joined(along) or [(0, 0)] for along in runs]) if is_first else [])
+    return Held(shape, _pieces(local, [joined(along) or [(0, 0)] for along in runs]) if is_first else [])
 
 
-def _cut(runs: list[Run], num: int, which: int, split_factor: int) -> list[Run]:
+def cut_run(runs: list[Run], num: int, which: int, split_factor: int) -> list[Run]:
     """What the placement leaves to the `which`-th of `num`. With a split factor (FSDP over tensor parallelism) each of
     that many chunks is cut by itself.
     """
@@ -169,7 +169,7 @@ def _taken(runs: list[Run], start: int, length: int) -> list[Run]:
     return found
 
 
-def _joined(runs: list[Run]) -> list[Run]:
+def joined(runs: list[Run]) -> list[Run]:
     found: list[Run] = []
     for start, length in runs:
         if found and sum(found[-1]) == start:
