@@ -1,0 +1,124 @@
+"""Several ranks load the same checkpoint, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import strata
+from strata.checkpoint import Ranks, Shard
+from strata.errors import CheckpointAborted, InvalidArgument, NoCheckpoint
+
+SIZE, ROWS = 3, 4_000
+TIMEOUT_S = 30.0
+
+
+def manager_of(rank: int, place: Path, session: str, timeout_s: float = TIMEOUT_S) -> strata.CheckpointManager:
+    ranks = Ranks(rank=rank, size=SIZE, session=session, timeout_s=timeout_s)
+    return strata.CheckpointManager(place, ranks=ranks, saver="thread", statistics=False)
+
+
+def on_all(work: Callable[[int], Any]) -> list[Any]:
+    with ThreadPoolExecutor(SIZE) as pool:
+        return list(pool.map(work, range(SIZE)))
+
+
+def save_two(place: Path) -> None:
+    def save(rank: int) -> None:
+        with manager_of(rank, place, "first start") as manager:
+            for step in (1, 2):
+                rows = np.full((ROWS, 8), step * 10 + rank, np.float32)
+                table = Shard(rows, shape=(SIZE * ROWS, 8), start=(rank * ROWS, 0))
+                manager.save({"emb": table, "step": step}, step=step).wait()
+
+    on_all(save)
+
+
+def load_own(manager: strata.CheckpointManager, rank: int) -> dict[str, Any]:
+    loaded: dict[str, Any] = manager.load(slices={"emb": ((rank * ROWS, 0), (ROWS, 8))})
+    return loaded
+
+
+def damage(place: Path, step: int, rank: int) -> None:
+    [directory] = place.glob(f"step-{step:012d}-*")
+    path = directory / f"rank-{rank:05d}.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-100] ^= 1
+    path.write_bytes(data)
+
+
+def test_damage_in_one_ranks_part_sends_all_back_to_the_checkpoint_before(tmp_path: Path) -> None:
+    save_two(tmp_path)
+    damage(tmp_path, step=2, rank=1)
+
+    def load(rank: int) -> int:
+        with manager_of(rank, tmp_path, "second start") as manager:
+            loaded = load_own(manager, rank)
+            assert loaded["emb"][0, 0] == loaded["step"] * 10 + rank
+            step: int = loaded["step"]
+            return step
+
+    assert on_all(load) == [1, 1, 1]
+
+
+def test_without_damage_all_take_the_newest_again_and_again(tmp_path: Path) -> None:
+    save_two(tmp_path)
+
+    def load(rank: int) -> list[int]:
+        with manager_of(rank, tmp_path, "second start") as manager:
+            return [load_own(manager, rank)["step"] for _ in range(3)]
+
+    assert on_all(load) == [[2, 2, 2]] * SIZE
+    with strata.CheckpointManager(tmp_path) as alone:
+        assert [c.step for c in alone.list()] == [1, 2], "what they said is no checkpoint"
+
+
+def test_when_there_is_none_all_hear_so(tmp_path: Path) -> None:
+    def load(rank: int) -> None:
+        with manager_of(rank, tmp_path, "first start") as manager, pytest.raises(NoCheckpoint):
+            manager.load()
+
+    on_all(load)
+
+
+def test_when_all_are_damaged_all_hear_so(tmp_path: Path) -> None:
+    save_two(tmp_path)
+    damage(tmp_path, step=2, rank=1)
+    damage(tmp_path, step=1, rank=2)
+
+    def load(rank: int) -> None:
+        with manager_of(rank, tmp_path, "second start") as manager, pytest.raises(NoCheckpoint):
+            load_own(manager, rank)
+
+    on_all(load)
+
+
+def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
+    save_two(tmp_path)
+
+    def load(rank: int) -> None:
+        if rank == 2:
+            return
+        heard = pytest.raises(CheckpointAborted, match="rank 2 has not said")
+        with manager_of(rank, tmp_path, "second start", timeout_s=0.5) as manager, heard:
+            load_own(manager, rank)
+
+    on_all(load)
+
+
+def test_a_session_that_was_used_before_is_refused(tmp_path: Path) -> None:
+    save_two(tmp_path)
+    on_all(lambda rank: load_own(manager_of(rank, tmp_path, "second start"), rank))
+    with manager_of(0, tmp_path, "second start") as manager, pytest.raises(InvalidArgument, match="used before"):
+        load_own(manager, 0)
+
+
+def test_a_named_checkpoint_is_each_ranks_own_affair(tmp_path: Path) -> None:
+    save_two(tmp_path)
+    with manager_of(1, tmp_path, "second start") as manager:
+        assert manager.load(step=1)["step"] == 1
