@@ -559,6 +559,13 @@ def test_loading_is_possible_after_closing(tmp_path: Path) -> None:
         manager.prepare(state)
 
 
+def test_a_pattern_that_matches_nothing_is_refused_even_if_others_do(manager: CheckpointManager) -> None:
+    manager.save({"model": {"w": np.ones(3)}, "epoch": 3}, step=1).wait()
+    for patterns in (["nothing"], ["model.*", "modle.*"], []):
+        with pytest.raises(InvalidArgument, match=r"no tensor that matches .*; its tensors are model.w"):
+            manager.load(only=patterns)
+
+
 @pytest.mark.parametrize(
     "mistake", ["gpu", "cuda:7", 3.5, lambda storage, _: storage], ids=["gpu", "cuda:7", "number", "function"]
 )

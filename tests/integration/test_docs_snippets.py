@@ -26,7 +26,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 GUIDE = ROOT / "docs" / "running-a-coordinator.md"
 ADDRESS = "localhost:50051"
 """What examples call the coordinator."""
-TIMEOUT_S = 50
+TIMEOUT_S = 100.0
 LINK = re.compile(r"\]\(([^)#]*)#?([^)]*)\)")
 PLAIN = {**os.environ, "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "160"}
 
@@ -68,6 +68,7 @@ def marked(info: str) -> list[tuple[Path, Block]]:
 # -- examples ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.timeout(120)  # the page on checkpoints starts a dozen processes
 @pytest.mark.parametrize("page", [page for page in PAGES if program(page)], ids=name_of)
 def test_the_examples_of_a_page_run(page: Path, address: str, tmp_path: Path) -> None:
     script = tmp_path / f"{page.stem}.py"

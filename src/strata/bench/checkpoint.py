@@ -131,7 +131,7 @@ BENCHMARK = Benchmark(
         "Ours as it is without any setting: saver process, every byte hashed, manifest, commit, statistics afterwards.",
         "… the others' files carry no hash; they are synced to the disk, as ours are.",
         "The raw ceiling writes and reads the same bytes from and into warm, aligned memory.",
-        "Loads make their own memory; where the system must first get it from its host, they take far longer.",
+        "Loads make their own memory; the first one of a process has to get it from the system.",
         "The table: fp32, rows of 64 numbers, other random rows each time; fractions of the full save just before.",
         "S3: SeaweedFS on loopback, 256 MiB (--set s3_mib=1024); bare obstore with the best of 5 settings, ours as is.",
         "… client CPU is until durable, and of the load; statistics, which follow, are not in it.",

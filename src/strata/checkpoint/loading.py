@@ -42,13 +42,18 @@ def structure_for(manifest: Manifest, rank: int, only: Iterable[str] | None = No
     patterns = [only] if isinstance(only, str) else list(only)
     called = _called(manifest, names)
 
-    def is_wanted(name: str) -> bool:
-        return any(fnmatch.fnmatchcase(known_as, each) for each in patterns for known_as in {name, called[name]})
+    def matches(name: str, pattern: str) -> bool:
+        return any(fnmatch.fnmatchcase(known_as, pattern) for known_as in {name, called[name]})
 
-    selected = tree.select(structure, is_wanted)
-    if selected is None:
-        raise InvalidArgument(f"checkpoint {manifest.id} has no tensor that matches {patterns}", field="only")
-    return selected
+    vain = [pattern for pattern in patterns if not any(matches(name, pattern) for name in names)]
+    if vain or not patterns:
+        some = ", ".join(names[:5]) or "none"
+        raise InvalidArgument(
+            f"checkpoint {manifest.id} has no tensor that matches {', '.join(map(repr, vain)) or 'nothing'}; "
+            f"its tensors are {some}{', …' if names[5:] else ''}",
+            field="only",
+        )
+    return tree.select(structure, lambda name: any(matches(name, pattern) for pattern in patterns))
 
 
 def parts_for(manifest: Manifest, rank: int, keys: Iterable[str]) -> Any:
