@@ -602,6 +602,8 @@ def test_too_little_memory_is_not_the_checkpoints_fault(
         (lambda m: m.save({"w": np.ones(2)}, step=1, dirty=[1]), "give a dict of tensor names"),
         (lambda m: m.save({"w": np.ones(2)}, step=1, dirty={"w": 1}), "not a list of rows"),
         (lambda m: m.delete(), "nothing that is not named"),
+        (lambda m: m.restore(torch.nn.Linear(1, 1)), "takes a dict of parts"),
+        (lambda m: m.restore({"epoch": 3}), "'epoch' is a int, which has no load_state_dict"),
         (lambda m: m.load(id=7), "use step= for a number"),
         (lambda m: m.load(step="7"), "must be a whole number"),
         (lambda m: m.get(step=-1), "must be a whole number"),

@@ -178,6 +178,23 @@ def which(step: Any, id: Any) -> tuple[int | None, str | None]:
     return None if step is None else count(step, "step"), id
 
 
+def check_targets(into: Any) -> None:
+    """
+    Raises:
+        InvalidArgument: It is not a dict of what has `load_state_dict`.
+    """
+    if not isinstance(into, Mapping):
+        raise InvalidArgument(
+            f"restore takes a dict of parts, as {{'model': model}}, not a {type(into).__name__}", field="into"
+        )
+    for key, target in into.items():
+        if not callable(getattr(target, "load_state_dict", None)):
+            raise InvalidArgument(
+                f"restore: {key!r} is a {type(target).__name__}, which has no load_state_dict; load() gives its value",
+                field="into",
+            )
+
+
 def text(value: Any, field: str) -> str:
     if not isinstance(value, str) or not is_text(value):
         raise InvalidArgument(f"{field}={value!r} must be a string", field=field)

@@ -520,6 +520,7 @@ class CheckpointManager:
             NoCheckpoint: There is none.
             InvalidArgument: `strict`, and the checkpoint has no such part.
         """
+        arguments.check_targets(into)
         held = loading.Places(into)
 
         def use(manifest: Manifest) -> tuple[Manifest, Any]:
