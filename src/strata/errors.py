@@ -35,6 +35,16 @@
     │   │   └── CheckpointTooNew   … a newer version wrote it
     │   ├── CheckpointAborted      the save was cancelled, or a rank did not finish; nothing was committed
     │   └── CheckpointBusy         another save is under way
+    ├── DataError
+    │   ├── NoData                 no files, no rows, or too few rows for the ranks
+    │   ├── DataFileInvalid        a file is damaged, or of another format; the message names it, and where
+    │   │   └── DataFileChanged    … or not the one that was planned
+    │   ├── DataFileMissing        a file that was planned is gone
+    │   ├── SchemaMismatch         a column is missing, files disagree on it, or its type has no policy
+    │   ├── NullsFound             nulls in a column whose policy does not allow any
+    │   ├── PlanChanged            the state is of another dataset; the message says what changed
+    │   ├── TransformFailed        a user's transform raised, or gave back another number of rows
+    │   └── DataWorkerDied         a process that decodes ended
     └── StorageError
         ├── ObjectMissing          nothing is stored under this key
         ├── ObjectExists           something is, and was to be written only if not
@@ -198,6 +208,46 @@ class CheckpointAborted(CheckpointError):
 
 class CheckpointBusy(CheckpointError):
     """Another save is under way."""
+
+
+class DataError(StrataError):
+    """A dataset cannot be read as asked."""
+
+
+class NoData(DataError):
+    """There are no files, no rows, or too few of them."""
+
+
+class DataFileInvalid(DataError, ValueError):
+    """A file is damaged, or not of the format that it was taken for."""
+
+
+class DataFileChanged(DataFileInvalid):
+    """The file is not the one that was planned."""
+
+
+class DataFileMissing(DataError, LookupError):
+    """A file that was planned is gone."""
+
+
+class SchemaMismatch(DataError, ValueError):
+    """A column is missing, files disagree on it, or nobody knows what to make of its type."""
+
+
+class NullsFound(DataError, ValueError):
+    """There are nulls in a column whose policy does not allow any."""
+
+
+class PlanChanged(DataError):
+    """The state belongs to a dataset with other rows, or another order."""
+
+
+class TransformFailed(DataError):
+    """The user's transform raised, or gave back another number of rows."""
+
+
+class DataWorkerDied(DataError):
+    """A process that decodes ended before its work did."""
 
 
 class StorageError(StrataError, OSError):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from strata.coordinator import wire
-from strata.errors import BY_KIND, CheckpointError, StorageError
+from strata.errors import BY_KIND, CheckpointError, DataError, StorageError
 from strata.v1 import coordinator_pb2, types_pb2
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "wire-protocol.md"
@@ -16,7 +16,7 @@ ROW = re.compile(r"^\| `(\w+)` \| `([A-Z_]+)` \| (.+) \|$", re.MULTILINE)
 
 # Raised on the caller's own side, or by a coordinator that does not start; CoordinatorError is only their family name.
 NEVER_SENT = {"ConfigError", "CoordinatorError", "CoordinatorUnavailable", "JournalLocked"} | {
-    kind for kind, error in BY_KIND.items() if issubclass(error, CheckpointError | StorageError)
+    kind for kind, error in BY_KIND.items() if issubclass(error, CheckpointError | DataError | StorageError)
 }
 
 

@@ -1,0 +1,58 @@
+"""Columns as batches are made of them, and the three things that are done to them: cut, joined, gathered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy as np
+    import numpy.typing as npt
+
+
+class Column(Protocol):
+    """Rows of one column. Never changed once made, so that slices may share memory."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+    def slice(self, first: int, last: int) -> Self:
+        """Rows from `first` up to, not including, `last`; nothing is copied."""
+        ...
+
+    @classmethod
+    def gather(cls, pieces: Sequence[Self], index: npt.NDArray[np.int64] | None) -> Self:
+        """The pieces behind one another, and of these the rows `index` names; all, in order, if it is None."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows of all columns."""
+
+    columns: Mapping[str, Column]
+    num_rows: int
+
+    @property
+    def nbytes(self) -> int:
+        return sum(column.nbytes for column in self.columns.values())
+
+    def slice(self, first: int, last: int) -> Chunk:
+        if first == 0 and last == self.num_rows:
+            return self
+        return Chunk({name: column.slice(first, last) for name, column in self.columns.items()}, last - first)
+
+
+def gather(pieces: Sequence[Chunk], index: npt.NDArray[np.int64] | None) -> Chunk:
+    """The pieces behind one another, and of these the rows that `index` names."""
+    if index is None and len(pieces) == 1:
+        return pieces[0]
+    num_rows = sum(piece.num_rows for piece in pieces) if index is None else len(index)
+    columns: dict[str, Column] = {}
+    for name, column in pieces[0].columns.items():
+        columns[name] = type(column).gather([piece.columns[name] for piece in pieces], index)
+    return Chunk(columns, num_rows)

@@ -1,0 +1,1 @@
+"""File formats, each behind the port of `base.py`."""

@@ -1,0 +1,110 @@
+"""The port that every file format implements, and what it promises.
+
+A file is a row of *units*: the smallest parts that can be decoded on their own. A Parquet row group, an ORC stripe, an
+Arrow record batch, a range of bytes that ends where a record ends. Units have rows, in the file's order, and their
+number of rows is known before they are decoded: the order of a dataset is arithmetic on these numbers.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from strata.data.files import DataFile
+    from strata.data.source import Source
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    index: int
+    """Its place in the file, from 0."""
+    num_rows: int
+    first_row: int
+    """How many rows of the file come before it."""
+    offset: int
+    """Its first byte in the file; where a format does not tell, an estimate."""
+    num_bytes: int
+    """How much is read to decode the columns that were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileFacts:
+    """What a file says of itself."""
+
+    schema: pa.Schema
+    """All columns, without metadata that does not belong to a field."""
+    units: tuple[Unit, ...]
+    version: str
+    """Changes when the contents do, and with nothing else: not when the file is copied or touched."""
+    null_counts: Mapping[str, int] = field(default_factory=dict)
+    """How many nulls a top-level column has; a column that is not named may have any number."""
+
+
+class Presence(enum.IntEnum):
+    """What statistics say about the rows of a unit that pass a filter."""
+
+    NONE = 0
+    SOME = 1
+    ALL = 2
+
+
+class Reader(Protocol):
+    """One open file, used by one thread at a time."""
+
+    bytes_read: int
+    """So far, by this reader; what was asked of the disk or the network, footers included."""
+
+    def read(self, unit: Unit, columns: Sequence[str]) -> pa.Table:
+        """These top-level columns of the unit, in this order, `unit.num_rows` rows. No column: a table with rows only.
+
+        Raises:
+            DataFileInvalid: Damaged; the message names the file, the unit and the row it begins with.
+            DataFileChanged: The file is not the one that was planned.
+            DataFileMissing: It is gone.
+            StorageError: It cannot be reached.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class Format(Protocol):
+    """Stateless; every method may be called from several threads at once."""
+
+    name: str
+    unit_name: str
+    """What a unit is called: row group, stripe, …"""
+    is_typed: bool
+    """Whether files state the types of their columns. Those of text are guessed from their beginning."""
+
+    def inspect(self, source: Source, file: DataFile, *, columns: Sequence[str] | None, unit_bytes: int) -> FileFacts:
+        """Looks into the file, reading as little as possible.
+
+        `columns`: whose bytes count, and whose nulls are of interest; None: all of them. Names that the file does not
+        have are passed over. `unit_bytes`: about how large to make units where the format leaves it open (text).
+
+        Raises:
+            DataFileInvalid: It is damaged, or of another format; the message says which.
+            DataFileMissing, StorageError: As for `Reader.read`.
+        """
+        ...
+
+    def presence(
+        self, source: Source, file: DataFile, facts: FileFacts, condition: pc.Expression, columns: Sequence[str]
+    ) -> list[Presence]:
+        """For every unit, what its statistics say about a filter that uses `columns`. SOME is always true enough.
+
+        ALL only when no row can be null in those columns: a comparison with null is not true.
+        """
+        ...
+
+    def open(self, source: Source, file: DataFile, schema: pa.Schema, version: str) -> Reader:
+        """`schema`: what types to read where the format does not say. `version`: as it was when it was planned."""
+        ...
