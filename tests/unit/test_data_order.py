@@ -1,0 +1,266 @@
+"""The order of rows, the cuts between batches, and what ranks must decode: all without files, threads or processes."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strata.data.order import Lanes, Order, choose_lanes, choose_window, make_order, sequence_of_units
+from strata.data.schedule import Schedule
+from strata.data.steps import Steps
+from strata.errors import InvalidArgument
+
+Row = tuple[int, int]  # unit, row in it
+
+
+def plan_of(unit_rows: list[int], units_per_split: int = 1) -> Any:
+    starts = [*range(0, len(unit_rows), units_per_split), len(unit_rows)]
+    return SimpleNamespace(unit_rows=np.array(unit_rows, dtype=np.int64), split_starts=np.array(starts, dtype=np.int64))
+
+
+def naive_order(order: Order) -> list[Row]:
+    """By the definition, row by row."""
+    sequence = [
+        (int(unit), row)
+        for place, unit in enumerate(order.units)
+        for row in range(int(order.unit_starts[place + 1] - order.unit_starts[place]))
+    ]
+    num_rows, num_lanes = order.num_rows, order.num_lanes
+    lanes = []
+    for lane in range(num_lanes):
+        rows = sequence[lane * num_rows // num_lanes : (lane + 1) * num_rows // num_lanes]
+        if order.window_rows:
+            shuffled = []
+            for window, first in enumerate(range(0, len(rows), order.window_rows)):
+                part = rows[first : first + order.window_rows]
+                shuffled += [part[i] for i in order.permutation(lane, window, len(part))]
+            rows = shuffled
+        lanes.append(rows)
+    longest = max(map(len, lanes))
+    return [lane[turn] for turn in range(longest) for lane in lanes if turn < len(lane)]
+
+
+def delivered(schedule: Schedule, from_batch: int = 0, to_batch: int | None = None) -> list[list[Row]]:
+    """What a rank gets, batch by batch, by way of pieces and indices."""
+    batches: list[list[Row]] = []
+    for block in schedule.blocks(from_batch):
+        rows: list[Row] = []
+        for piece in block.pieces:
+            picked = range(piece.first, piece.last) if piece.rows is None else piece.rows.tolist()
+            assert piece.num_rows == len(picked)
+            assert all(piece.first <= row < piece.last for row in picked)
+            rows += [(piece.unit, row) for row in picked]
+        rows = rows if block.index is None else [rows[i] for i in block.index]
+        assert len(rows) == sum(block.sizes)
+        for size in block.sizes:
+            batches.append(rows[:size])
+            rows = rows[size:]
+    return batches[: None if to_batch is None else to_batch - from_batch]
+
+
+units = st.lists(st.integers(1, 13), min_size=1, max_size=8)
+worlds = st.tuples(st.integers(1, 5), st.integers(1, 7))  # ranks, batch size
+
+
+@st.composite
+def orders(draw: st.DrawFn) -> Order:
+    rows = draw(units)
+    shuffle = draw(st.booleans())
+    return make_order(
+        plan_of(rows, draw(st.integers(1, 3))),
+        seed=draw(st.integers(0, 5)),
+        epoch=draw(st.integers(0, 3)),
+        shuffle=shuffle,
+        num_lanes=draw(st.integers(1, 9)),
+        window_rows=draw(st.integers(1, 12)),
+    )
+
+
+def steps_of(order: Order, world: tuple[int, int], first: int = 0, tail: Any = "uneven") -> Steps:
+    return Steps(num_rows=order.num_rows, first=first, num_ranks=world[0], batch_size=world[1], tail=tail)
+
+
+def test_lanes_take_turns_and_the_longer_ones_give_the_last_rows() -> None:
+    lanes = Lanes(num_rows=8, num_lanes=3)  # 2, 3, 3
+    assert lanes.starts().tolist() == [0, 2, 5, 8]
+    taken = lanes.taken(np.arange(9))
+    assert taken.tolist() == [
+        *([0, 0, 0], [1, 0, 0], [1, 1, 0]),
+        *([1, 1, 1], [2, 1, 1], [2, 2, 1]),
+        *([2, 2, 2], [2, 3, 2], [2, 3, 3]),
+    ]
+
+
+@given(num_rows=st.integers(1, 60), num_lanes=st.integers(1, 20))
+def test_every_position_takes_one_row_of_one_lane(num_rows: int, num_lanes: int) -> None:
+    lanes = Lanes(num_rows, num_lanes)
+    taken = lanes.taken(np.arange(num_rows + 1))
+    assert taken[0].tolist() == [0] * num_lanes
+    assert taken[-1].tolist() == np.diff(lanes.starts()).tolist()
+    assert (np.diff(taken, axis=0).sum(axis=1) == 1).all()
+    assert (np.diff(taken, axis=0) >= 0).all()
+
+
+@given(starts=st.lists(st.integers(1, 4), min_size=1, max_size=9), seed=st.integers(0, 99), epoch=st.integers(0, 9))
+def test_a_shuffle_permutes_splits_and_keeps_the_units_of_each_together(
+    starts: list[int], seed: int, epoch: int
+) -> None:
+    split_starts = np.cumsum([0, *starts])
+    units = sequence_of_units(split_starts, seed=seed, epoch=epoch, shuffle=True).tolist()
+    assert sorted(units) == list(range(split_starts[-1]))
+    for first, end in itertools.pairwise(split_starts):
+        place = units.index(first)
+        assert units[place : place + end - first] == list(range(first, end))
+
+
+def test_the_order_is_frozen() -> None:
+    """A change of these figures would make every saved position mean other rows."""
+    order = make_order(plan_of([4, 3, 5]), seed=42, epoch=1, shuffle=True, num_lanes=2, window_rows=3)
+    assert [(int(unit), row) for unit, row in naive_order(order)] == FROZEN
+
+
+@given(order=orders(), world=worlds, tail=st.sampled_from(["uneven", "pad", "drop"]), block_rows=st.integers(1, 30))
+def test_ranks_together_get_the_order_and_all_in_the_same_number_of_batches(
+    order: Order, world: tuple[int, int], tail: str, block_rows: int
+) -> None:
+    expected = naive_order(order)
+    assert len(expected) == len(set(expected)) == order.num_rows
+    steps = steps_of(order, world, tail=tail)
+    by_rank = [delivered(Schedule(order, steps, rank, block_rows)) for rank in range(world[0])]
+    assert {len(batches) for batches in by_rank} == {steps.num_batches}
+    for number, batches in enumerate(zip(*by_rank, strict=True)):
+        start, stop = steps.bounds(number)
+        got = Counter(row for batch in batches for row in batch)
+        assert set(got) == set(expected[start:stop])
+        assert sum(got.values()) - (stop - start) == steps.padded_rows(number)
+        assert all(batches), "no rank has an empty batch"
+        sizes = [len(batch) for batch in batches]
+        assert max(sizes) - min(sizes) <= 1
+        if number < steps.num_batches - 1 or tail != "uneven":
+            assert set(sizes) == {world[1]}
+    covered = steps.bounds(steps.num_batches - 1)[1] if steps.num_batches else 0
+    assert covered + steps.dropped_rows == order.num_rows
+    assert steps.dropped_rows == 0 or tail == "drop"
+
+
+@given(order=orders(), worlds=st.lists(worlds, min_size=1, max_size=4), data=st.data())
+def test_any_chain_of_worlds_of_any_size_reads_every_row_once(
+    order: Order, worlds: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    """Each world stops after some batch, and the next, with other ranks and batches, goes on from there."""
+    expected = naive_order(order)
+    position = 0
+    got: list[Row] = []
+    padded = 0
+    for number, world in enumerate(worlds):
+        steps = steps_of(order, world, first=position)
+        is_last = number == len(worlds) - 1
+        stop_after = steps.num_batches if is_last else data.draw(st.integers(0, steps.num_batches))
+        for rank in range(world[0]):
+            for batch in delivered(Schedule(order, steps, rank, 9), 0, stop_after):
+                got += batch
+        padded += sum(steps.padded_rows(batch) for batch in range(stop_after))
+        if stop_after:
+            position = steps.position_after(stop_after - 1)
+    assert position == order.num_rows
+    assert set(got) == set(expected)
+    assert len(got) - len(expected) == padded
+
+
+@given(order=orders(), world=worlds, data=st.data())
+def test_a_schedule_that_begins_in_the_middle_gives_the_same_batches(
+    order: Order, world: tuple[int, int], data: st.DataObject
+) -> None:
+    steps = steps_of(order, world)
+    rank = data.draw(st.integers(0, world[0] - 1))
+    batch = data.draw(st.integers(0, steps.num_batches))
+    whole = delivered(Schedule(order, steps, rank, 9))
+    assert delivered(Schedule(order, steps, rank, 9), batch) == whole[batch:]
+    if batch < steps.num_batches:
+        resumed = steps_of(order, world, first=steps.bounds(batch)[0])
+        assert delivered(Schedule(order, resumed, rank, 5)) == whole[batch:]
+
+
+def test_one_rank_without_shuffle_reads_plain_file_order_and_copies_nothing() -> None:
+    order = make_order(plan_of([4, 3, 5]), seed=1, epoch=2, shuffle=False, num_lanes=1, window_rows=7)
+    schedule = Schedule(order, steps_of(order, (1, 5)), 0, 100)
+    (block,) = schedule.blocks()
+    assert block.index is None
+    assert [(p.unit, p.first, p.last) for p in block.pieces] == [(0, 0, 4), (1, 0, 3), (2, 0, 5)]
+    assert block.sizes == (5, 5, 2)
+
+
+@given(
+    rows=st.lists(st.integers(20, 60), min_size=4, max_size=12), num_ranks=st.integers(1, 4), batch=st.integers(1, 12)
+)
+def test_with_the_lanes_that_we_choose_a_unit_is_read_by_one_rank_or_by_two_at_a_border(
+    rows: list[int], num_ranks: int, batch: int
+) -> None:
+    lanes = choose_lanes(num_ranks=num_ranks, batch_size=batch, num_units=len(rows), shuffle=True, max_lanes_per_rank=4)
+    window = choose_window(num_lanes=lanes, batch_rows=num_ranks * batch, buffer_rows=50)
+    order = make_order(plan_of(rows), seed=3, epoch=0, shuffle=True, num_lanes=lanes, window_rows=window)
+    steps = steps_of(order, (num_ranks, batch), tail="drop")
+    readers: dict[int, set[int]] = {}
+    for rank in range(num_ranks):
+        for block in Schedule(order, steps, rank, 9).blocks():
+            for unit in block.units:
+                readers.setdefault(unit, set()).add(rank)
+    # A unit is in one lane, or in those that meet in it; lanes of neighbours belong to neighbouring ranks.
+    per_lane = order.num_rows / lanes
+    for unit, ranks in readers.items():
+        assert len(ranks) <= 2 + rows[unit] // (per_lane * lanes / num_ranks)
+
+
+def test_the_window_is_the_buffer_over_all_lanes_and_ends_where_batches_end() -> None:
+    assert choose_window(num_lanes=8, batch_rows=1024, buffer_rows=100_000) == 12_416
+    assert 12_416 % (1024 // 8) == 0
+    assert choose_window(num_lanes=8, batch_rows=1024, buffer_rows=10) == 128  # never less than a batch
+    assert choose_window(num_lanes=3, batch_rows=1024, buffer_rows=100) == 33
+    assert choose_window(num_lanes=300, batch_rows=100, buffer_rows=1) == 1
+
+
+def test_lanes_divide_the_batch_so_that_ranks_share_none() -> None:
+    def chosen(**more: int) -> int:
+        given = {"num_ranks": 4, "batch_size": 1024, "num_units": 1000, "max_lanes_per_rank": 8} | more
+        return choose_lanes(shuffle=True, **given)
+
+    assert chosen() == 32
+    assert chosen(batch_size=36) == 4 * 6
+    assert chosen(batch_size=7) == 4 * 7
+    assert chosen(batch_size=997) == 4
+    assert chosen(num_ranks=1, batch_size=997) == 8
+    assert chosen(num_units=8) == 8
+    assert chosen(num_units=2) == 4
+    assert choose_lanes(num_ranks=3, batch_size=8, num_units=9, shuffle=False, max_lanes_per_rank=8) == 3
+
+
+def test_the_tail_is_cut_as_asked() -> None:
+    def tail(kind: Any, num_rows: int) -> tuple[list[int], int, int]:
+        steps = Steps(num_rows=num_rows, first=0, batch_size=4, num_ranks=3, tail=kind)
+        given = [steps.given_rows(batch) for batch in range(steps.num_batches)]
+        return given, sum(steps.padded_rows(batch) for batch in range(steps.num_batches)), steps.dropped_rows
+
+    assert tail("uneven", 29) == ([12, 12, 5], 0, 0)
+    assert tail("uneven", 26) == ([12, 14], 0, 0)  # two rows for three ranks: the batch before takes them
+    assert tail("uneven", 2) == ([3], 1, 0)  # nothing before it: one row is given twice
+    assert tail("pad", 29) == ([12, 12, 12], 7, 0)
+    assert tail("drop", 29) == ([12, 12], 0, 5)
+    assert tail("drop", 2) == ([], 0, 2)
+    assert tail("uneven", 24) == tail("pad", 24) == tail("drop", 24) == ([12, 12], 0, 0)
+
+
+def test_an_unknown_tail_and_an_empty_batch_are_refused_with_the_cure() -> None:
+    with pytest.raises(InvalidArgument, match="uneven, pad, drop"):
+        Steps(num_rows=3, first=0, batch_size=1, num_ranks=1, tail="cut")  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="batch_size=0 must be at least 1"):
+        Steps(num_rows=3, first=0, batch_size=0, num_ranks=1, tail="pad")
+
+
+FROZEN: list[Row] = [(2, 1), (0, 2), (2, 2), (0, 1), (2, 0), (0, 3), (2, 3), (1, 1), (0, 0), (1, 2), (2, 4), (1, 0)]
