@@ -1,0 +1,106 @@
+"""From decoded units to the batches of a block. No threads, no files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strata.data.columns import Chunk, gather
+from strata.errors import NoData
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    import numpy.typing as npt
+
+    from strata.data.schedule import Block, Piece
+
+    Present = Callable[[Chunk, Sequence[int]], list[Any]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batches:
+    """Of one block, ready to be handed over."""
+
+    first_batch: int
+    batches: list[Any]
+    sizes: tuple[int, ...]
+    num_repeated: tuple[int, ...]
+    """Of each batch: rows that are there only so that it is not empty, because its own could not be read."""
+    num_bytes: int
+
+
+def assemble(block: Block, chunks: Mapping[int, Chunk | None], present: Present) -> Batches:
+    """`chunks`: the block's units; None for one that could not be read and is to be left out."""
+    if any(chunk is None for chunk in chunks.values()):
+        return _assemble_what_is_left(block, chunks, present)
+    pieces = [_cut(piece, chunks[piece.unit]) for piece in block.pieces]
+    if block.index is None:
+        parts = list(_as_they_lie(pieces, block.sizes))
+    else:
+        parts = [(gather(pieces, block.index), block.sizes)]
+    batches = [batch for chunk, sizes in parts for batch in present(chunk, sizes)]
+    num_bytes = sum(chunk.nbytes for chunk, _ in parts)
+    return Batches(block.first_batch, batches, block.sizes, (0,) * len(block.sizes), num_bytes)
+
+
+def _cut(piece: Piece, chunk: Chunk | None) -> Chunk:
+    assert chunk is not None
+    if piece.rows is not None:
+        return gather([chunk], piece.rows)
+    return chunk.slice(piece.first, piece.last)
+
+
+def _as_they_lie(pieces: Sequence[Chunk], sizes: Sequence[int]) -> Iterator[tuple[Chunk, Sequence[int]]]:
+    """Batches that lie within one piece share its memory; only where two pieces meet is a batch copied."""
+    begun: list[Chunk] = []
+    num_begun = 0
+    batch = 0
+    for piece in pieces:
+        first = 0
+        if begun:
+            first = min(piece.num_rows, sizes[batch] - num_begun)
+            begun.append(piece.slice(0, first))
+            num_begun += first
+            if num_begun < sizes[batch]:
+                continue
+            yield gather(begun, None), sizes[batch : batch + 1]
+            begun, num_begun, batch = [], 0, batch + 1
+        last, end = first, batch
+        while end < len(sizes) and last + sizes[end] <= piece.num_rows:
+            last, end = last + sizes[end], end + 1
+        if end > batch:
+            yield piece.slice(first, last), sizes[batch:end]
+        if last < piece.num_rows:
+            begun, num_begun = [piece.slice(last, piece.num_rows)], piece.num_rows - last
+        batch = end
+    assert batch == len(sizes)
+    assert not begun
+
+
+def _assemble_what_is_left(block: Block, chunks: Mapping[int, Chunk | None], present: Present) -> Batches:
+    """Batches get smaller, their number stays: ranks keep in step. One that would be empty repeats a row."""
+    counts = [piece.num_rows for piece in block.pieces]
+    is_there = np.repeat([chunks[piece.unit] is not None for piece in block.pieces], counts)
+    index: npt.NDArray[np.int64] = np.arange(sum(counts)) if block.index is None else block.index
+    if not is_there.any():
+        missing = ", ".join(map(str, block.units[:3]))
+        raise NoData(
+            f"nothing is left of batches {block.first_batch} to {block.first_batch + block.num_batches - 1}: none of "
+            f"their units ({missing}, …) could be read, so on_error='skip' has nothing to deliver; mend the files"
+        )
+    place = np.cumsum(is_there) - 1
+    whole = [_cut(piece, chunks[piece.unit]) for piece in block.pieces if chunks[piece.unit] is not None]
+    ends = np.cumsum(block.sizes)
+    rows, sizes, repeated = [], [], []
+    for size, end in zip(block.sizes, ends.tolist(), strict=True):
+        mine = index[end - size : end]
+        kept = place[mine[is_there[mine]]]
+        repeated.append(0 if len(kept) else 1)
+        kept = kept if len(kept) else np.zeros(1, dtype=np.int64)
+        rows.append(kept)
+        sizes.append(len(kept))
+    chunk = gather(whole, np.concatenate(rows))
+    return Batches(block.first_batch, present(chunk, sizes), tuple(sizes), tuple(repeated), chunk.nbytes)

@@ -1,0 +1,267 @@
+"""`StructuredDataset`: a plan, a place in it, and the way to iterate over what is left."""
+
+from __future__ import annotations
+
+import logging
+import operator
+import os
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from strata.clock import SystemClock
+from strata.data.changes import explain, summary
+from strata.data.cursor import Cursor, read_cursor
+from strata.data.decoding import Recipe, ThreadDecoder
+from strata.data.delivering import lanes_that_fit
+from strata.data.iterating import Pass
+from strata.data.metrics import LoaderRecorder
+from strata.data.order import choose_lanes, choose_window, make_order
+from strata.data.pipeline import Pipeline, Work
+from strata.data.processes import ProcessDecoder
+from strata.data.prometheus import register
+from strata.data.schedule import Schedule
+from strata.data.starving import Lookout, PlanFacts
+from strata.data.steps import Steps
+from strata.data.strategies import by_name
+from strata.errors import InvalidArgument, PlanChanged
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from strata.clock import Clock
+    from strata.data.decoding import Decoder
+    from strata.data.delivering import Deliverer
+    from strata.data.metrics import LoaderMetrics
+    from strata.data.plan import Plan
+    from strata.data.ranks import Ranks
+    from strata.data.settings import Delivery
+
+log = logging.getLogger(__name__)
+
+MAX_LANES_PER_RANK = 8
+"""More would mix a batch from more places, and hold more decoded units at once."""
+BLOCK_ROWS = 1 << 16
+"""Made at once when there is no window: enough that what is done per block does not count."""
+
+
+class Dataset:
+    """What `create_dataloader` returns beside the loader. Iterating over it, or over the loader, is the same."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        deliverer: Deliverer,
+        delivery: Delivery,
+        ranks: Ranks,
+        *,
+        name: str,
+        plan_s: float = 0.0,
+        clock: Clock | None = None,
+    ) -> None:
+        self.name = name
+        self.delivery = delivery
+        self.ranks = ranks
+        self._recipe = recipe
+        self._deliverer = deliverer
+        self._clock = clock or SystemClock()
+        self._num_threads = max(1, delivery.num_workers)
+        self._recorder = LoaderRecorder(self._num_threads, self._clock)
+        self._recorder.planned(plan_s)
+        self._decoders = self._make_decoders()
+        self._lookout = Lookout(self._facts(), num_workers=self._num_threads)
+        self._summary = summary(self.plan)
+        self._cursor = self._start_of(0)
+        self._is_resuming = False
+        """The cursor was loaded and nobody has begun to iterate from it."""
+        self._pass: Pass | None = None
+        register(name, self.get_metrics)
+
+    @property
+    def plan(self) -> Plan:
+        """What will be read; print it for a table of splits."""
+        return self._recipe.plan
+
+    @property
+    def epoch(self) -> int:
+        return self._cursor.epoch
+
+    @property
+    def position(self) -> int:
+        """Rows of this epoch that have been handed over, on all ranks together."""
+        return self._cursor.position
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch, the same on every rank."""
+        return self._steps(first=0).num_batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.begin()
+
+    def begin(self) -> Pass:
+        """Goes on from a loaded state; otherwise begins the epoch: the next one if this one was read to its end."""
+        if self._pass is not None:
+            self._pass.close()
+            if self._pass.is_exhausted and not self._is_resuming:
+                self._cursor = self._start_of(self._cursor.epoch + 1)
+            elif not self._is_resuming:
+                self._cursor = self._start_of(self._cursor.epoch)
+        self._is_resuming = False
+        cursor, delivery = self._cursor, self.delivery
+        steps = self._steps(first=cursor.position)
+        order = make_order(
+            self.plan,
+            seed=cursor.seed,
+            epoch=cursor.epoch,
+            shuffle=cursor.shuffle,
+            num_lanes=cursor.lanes,
+            window_rows=cursor.window,
+        )
+        pipeline = None
+        if steps.num_batches:
+            work = Work(
+                plan=self.plan,
+                blocks=Schedule(order, steps, self.ranks.rank, BLOCK_ROWS).blocks(),
+                decoders=self._decoders,
+                convert=self._deliverer.convert,
+                present=self._deliverer.present,
+                strategy=by_name(delivery.split_strategy),
+                recorder=self._recorder,
+                budget_bytes=delivery.prefetch_bytes,
+                skips_bad_units=delivery.on_error == "skip",
+                on_skip=self._skipped,
+            )
+            pipeline = Pipeline(work)
+        self._pass = Pass(
+            pipeline,
+            steps,
+            epoch=cursor.epoch,
+            rank=self.ranks.rank,
+            recorder=self._recorder,
+            lookout=self._lookout,
+            clock=self._clock,
+            collate=delivery.collate_fn,
+            on_position=self._moved,
+        )
+        return self._pass
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next loop reads this epoch, from its beginning, or from where a state that was loaded says."""
+        if operator.index(epoch) < 0:
+            raise InvalidArgument(f"epoch={epoch} must not be negative", field="epoch")
+        if self._is_resuming and epoch == self._cursor.epoch:
+            return
+        self._forget_pass()
+        self._is_resuming = False
+        self._cursor = self._start_of(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the epoch stands: the same on all ranks after the same number of batches, and small."""
+        return self._cursor.to_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any], *, on_change: str = "refuse") -> None:
+        """The next loop goes on with exactly the rows that had not been handed over, whatever the number of ranks.
+
+        `on_change="accept"`: goes on at this position even if the dataset is another one than it was.
+
+        Raises:
+            PlanChanged: The dataset is not the one that the state was saved for; the message says what changed.
+            InvalidArgument: It is no state of a loader.
+        """
+        if on_change not in ("refuse", "accept"):
+            raise InvalidArgument(f"on_change={on_change!r}; use 'refuse' or 'accept'", field="on_change")
+        cursor = read_cursor(state)
+        if cursor.fingerprint != self.plan.fingerprint:
+            what = explain(cursor.plan, self.plan)
+            if on_change == "refuse":
+                raise PlanChanged(
+                    f"the state at row {cursor.position} of epoch {cursor.epoch} belongs to another dataset: {what}. "
+                    "Bring back what it was, begin an epoch anew with set_epoch(), or go on at the same position of "
+                    "the new order (rows may be missed or repeated) with load_state_dict(state, on_change='accept')"
+                )
+            log.warning("the dataset has changed: %s; going on at row %d of the new order", what, cursor.position)
+            fresh = self._start_of(cursor.epoch)
+            cursor = msgspec.structs.replace(fresh, position=min(cursor.position, fresh.num_rows))
+        self._forget_pass()
+        self._cursor = cursor
+        self._is_resuming = True
+
+    def get_metrics(self) -> LoaderMetrics:
+        return self._recorder.snapshot()
+
+    def reset_metrics(self) -> None:
+        self._recorder.reset()
+
+    def close(self) -> None:
+        """Ends what is under way, processes too; the dataset can be used again."""
+        self._forget_pass()
+        for decoder in self._decoders:
+            if isinstance(decoder, ProcessDecoder):
+                decoder.shutdown()
+
+    def _moved(self, position: int) -> None:
+        self._cursor = msgspec.structs.replace(self._cursor, position=position)
+
+    def _forget_pass(self) -> None:
+        if self._pass is not None:
+            self._pass.close()
+        self._pass = None
+
+    def _start_of(self, epoch: int) -> Cursor:
+        delivery, plan = self.delivery, self.plan
+        lanes = delivery.lanes
+        if lanes is None:
+            lanes = choose_lanes(
+                num_ranks=self.ranks.num_ranks,
+                batch_size=delivery.batch_size,
+                num_units=plan.num_units,
+                shuffle=delivery.shuffle,
+                max_lanes_per_rank=lanes_that_fit(plan, delivery.prefetch_bytes, MAX_LANES_PER_RANK),
+            )
+        window = choose_window(
+            num_lanes=lanes,
+            batch_rows=delivery.batch_size * self.ranks.num_ranks,
+            buffer_rows=delivery.shuffle_buffer_size,
+        )
+        return Cursor(
+            fingerprint=plan.fingerprint,
+            seed=delivery.shuffle_seed,
+            shuffle=delivery.shuffle,
+            epoch=epoch,
+            position=0,
+            num_rows=plan.num_rows,
+            lanes=lanes,
+            window=window if delivery.shuffle else 0,
+            plan=self._summary,
+        )
+
+    def _steps(self, *, first: int) -> Steps:
+        return Steps(
+            num_rows=self.plan.num_rows,
+            first=first,
+            batch_size=self.delivery.batch_size,
+            num_ranks=self.ranks.num_ranks,
+            tail=self.delivery.tail,
+        )
+
+    def _make_decoders(self) -> Sequence[Decoder]:
+        if self.delivery.worker_type == "thread":
+            return [ThreadDecoder(self._recipe, recorder) for recorder in self._recorder.workers]
+        return [ProcessDecoder(self._recipe, recorder) for recorder in self._recorder.workers]
+
+    def _skipped(self, unit: int, error: BaseException) -> None:
+        num_rows = int(self.plan.unit_rows[unit])
+        self._recorder.skipped(num_rows)
+        log.warning("skipped %d rows: %s", num_rows, error)
+
+    def _facts(self) -> PlanFacts:
+        formats = {file.format for file in self.plan.files}
+        return PlanFacts(
+            num_units=self.plan.num_units,
+            num_splits=self.plan.num_splits,
+            is_local=self._recipe.source.is_local,
+            num_ranks=self.ranks.num_ranks,
+            unit_name=self._recipe.formats[min(formats)].unit_name,
+            worker_type=self.delivery.worker_type,
+            num_cpus=len(os.sched_getaffinity(0)),
+        )

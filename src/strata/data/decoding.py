@@ -1,0 +1,158 @@
+"""From a unit's number to its rows: read, fit to the dataset, filter, transform."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+
+from strata.data.metrics import State
+from strata.errors import DataFileChanged, StrataError, TransformFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from strata.data.formats.base import Format, Reader
+    from strata.data.metrics import WorkerRecorder
+    from strata.data.plan import Plan
+    from strata.data.source import Source
+
+    Transform = Callable[[pa.RecordBatch], Any]
+
+MAX_OPEN_FILES = 16
+"""Of one worker. Lanes are in several files at once; a footer that was parsed should serve until its file is done."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recipe:
+    """All that is needed to decode a plan's units, here or in another process."""
+
+    source: Source
+    plan: Plan
+    formats: Mapping[str, Format]
+    transform: Transform | None = None
+
+
+class Decoder(Protocol):
+    """Of one worker: used by one thread at a time."""
+
+    def decode(self, number: int) -> pa.Table:
+        """The unit's rows as they are to be delivered, of the columns that are to be delivered.
+
+        Raises:
+            DataError, StorageError: Its message names the file and the unit.
+        """
+        ...
+
+    def close(self) -> None:
+        """By its thread, at the end of a pass."""
+        ...
+
+    def abort(self) -> None:
+        """By another thread: the pass is over, what is being decoded is of no use."""
+        ...
+
+
+class ThreadDecoder:
+    """Decodes in the thread that asks."""
+
+    def __init__(self, recipe: Recipe, recorder: WorkerRecorder) -> None:
+        self._recipe = recipe
+        self._recorder = recorder
+        self._readers: OrderedDict[int, Reader] = OrderedDict()
+
+    def decode(self, number: int) -> pa.Table:
+        plan, unit = self._recipe.plan, self._recipe.plan.unit(number)
+        file_number = int(plan.unit_file[number])
+        planned = plan.files[file_number]
+        wanted = list(plan.columns) + [name for name in plan.condition_columns if name not in plan.columns]
+        reader = self._reader(file_number)
+        before = reader.bytes_read
+        try:
+            table = reader.read(unit, planned.fit.file_columns(wanted))
+        finally:
+            bytes_read = reader.bytes_read - before
+        table = planned.fit.apply(table, unit, wanted)
+        if plan.condition is not None:
+            table = table.filter(plan.condition).select(list(plan.columns))
+        expected = int(plan.unit_rows[number])
+        if table.num_rows != expected:
+            raise DataFileChanged(
+                f"{where(plan, number)} has {table.num_rows} rows to deliver, but {expected} when it was planned; "
+                "make the dataset again (the survey's cache may be told apart with cache=False)"
+            )
+        if self._recipe.transform is not None:
+            with self._recorder.during(State.TRANSFORM):
+                table = transformed(self._recipe.transform, table, where(plan, number))
+        self._recorder.read_unit(rows=table.num_rows, bytes_read=bytes_read, bytes_decoded=table.nbytes)
+        return table
+
+    def close(self) -> None:
+        while self._readers:
+            self._readers.popitem()[1].close()
+
+    def abort(self) -> None:
+        """A unit is decoded to its end: native code cannot be stopped, and soon returns."""
+
+    def _reader(self, file_number: int) -> Reader:
+        if file_number in self._readers:
+            self._readers.move_to_end(file_number)
+            return self._readers[file_number]
+        planned = self._recipe.plan.files[file_number]
+        format = self._recipe.formats[planned.format]
+        reader = format.open(self._recipe.source, planned.file, planned.schema, planned.version)
+        self._recorder.opened_file()
+        self._readers[file_number] = reader
+        if len(self._readers) > MAX_OPEN_FILES:
+            self._readers.popitem(last=False)[1].close()
+        return reader
+
+
+def where(plan: Plan, number: int) -> str:
+    """A unit, as people find it."""
+    planned = plan.files[int(plan.unit_file[number])]
+    unit = plan.unit(number)
+    return f"{planned.file.name}, unit {unit.index} (from row {unit.first_row})"
+
+
+def transformed(transform: Transform, table: pa.Table, place: str) -> pa.Table:
+    """What the user's function makes of the rows.
+
+    Raises:
+        TransformFailed: It raised, gave back something else than columns, or another number of rows.
+    """
+    try:
+        made = _as_table(transform(_one_batch(table)))
+    except StrataError:
+        raise
+    except Exception as error:
+        raise TransformFailed(f"transform raised {type(error).__name__} for {place}: {error}") from error
+    if made is None:
+        raise TransformFailed(
+            f"transform must give back a RecordBatch, a Table or a dict of columns; for {place} it did not"
+        )
+    if made.num_rows != table.num_rows:
+        raise TransformFailed(
+            f"transform made {made.num_rows} rows of {table.num_rows} ({place}); it must keep their number, because "
+            "positions are counted before it runs. To leave rows out use filters="
+        )
+    return made
+
+
+def _one_batch(table: pa.Table) -> pa.RecordBatch:
+    batches = table.combine_chunks().to_batches()
+    if len(batches) == 1:
+        return batches[0]
+    return pa.RecordBatch.from_arrays([pa.concat_arrays(c.chunks) for c in table.columns], schema=table.schema)
+
+
+def _as_table(made: Any) -> pa.Table | None:
+    if isinstance(made, pa.Table):
+        return made
+    if isinstance(made, pa.RecordBatch):
+        return pa.Table.from_batches([made])
+    if isinstance(made, dict):
+        return pa.table(made)
+    return None

@@ -1,0 +1,152 @@
+"""From a unit's rows to what the user receives: types decided once, applied by every worker."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from strata.data.converting import Converter, vocabulary_values
+from strata.data.decoding import ThreadDecoder, where
+from strata.data.metrics import WorkerRecorder
+from strata.data.outputs import Presenter
+from strata.data.policies import decide
+from strata.data.vocabularies import Vocabulary
+from strata.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from strata.data.columns import Chunk
+    from strata.data.decoding import Recipe
+    from strata.data.plan import Plan
+    from strata.data.policies import Policy
+    from strata.data.settings import OutputFormat
+
+VARIABLE_BYTES = 32
+"""What a value without a fixed width is taken to occupy, when memory is estimated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Types:
+    """How columns are to be delivered; `policies.py` has the table."""
+
+    output_format: OutputFormat
+    strings: str | Mapping[str, str] = "python"
+    string_width: int | None = None
+    nulls: str | Mapping[str, Any] | None = None
+    decimals: str | Mapping[str, str] | None = None
+    vocabularies: Mapping[str, Sequence[str] | Vocabulary] | None = None
+
+    def decide(self, schema: pa.Schema, null_counts: Mapping[str, int]) -> tuple[Policy, ...]:
+        return decide(
+            schema,
+            null_counts,
+            output_format=self.output_format,
+            strings=self.strings,
+            string_width=self.string_width,
+            nulls=self.nulls,
+            decimals=self.decimals,
+        )
+
+
+class Deliverer:
+    """Can be used by several threads at once.
+
+    With a transform nobody knows the columns before it has run, so they are decided when the first unit comes out of
+    it; otherwise before anything is read.
+    """
+
+    def __init__(self, recipe: Recipe, types: Types, *, num_threads: int = 1) -> None:
+        self._plan = recipe.plan
+        self._types = types
+        self._is_transformed = recipe.transform is not None
+        self._lock = threading.Lock()
+        self._made: tuple[tuple[Policy, ...], Converter, Presenter] | None = None
+        self.vocabularies: dict[str, Vocabulary] = {
+            name: values if isinstance(values, Vocabulary) else Vocabulary.given(name, values)
+            for name, values in (types.vocabularies or {}).items()
+        }
+        if not self._is_transformed:
+            policies = types.decide(delivered_schema(recipe.plan), recipe.plan.null_counts)
+            missing = [policy for policy in policies if policy.is_coded and policy.name not in self.vocabularies]
+            if missing:
+                self.vocabularies |= find_vocabularies(recipe, missing, num_threads)
+            self._made = self._make(policies)
+
+    @property
+    def policies(self) -> tuple[Policy, ...] | None:
+        """What becomes of each column; None until a transform has shown them."""
+        return None if self._made is None else self._made[0]
+
+    def convert(self, number: int, table: pa.Table) -> Chunk:
+        made = self._made
+        if made is None:
+            with self._lock:
+                if self._made is None:
+                    self._made = self._make(self._types.decide(table.schema, {}))
+                made = self._made
+        return made[1].convert(table, where(self._plan, number))
+
+    def present(self, chunk: Chunk, sizes: Sequence[int]) -> list[Any]:
+        assert self._made is not None, "a chunk comes from convert"
+        return self._made[2].present(chunk, sizes)
+
+    def _make(self, policies: tuple[Policy, ...]) -> tuple[tuple[Policy, ...], Converter, Presenter]:
+        for policy in policies:
+            if policy.is_coded and policy.name not in self.vocabularies:
+                raise InvalidArgument(
+                    f"column {policy.name!r} comes out of transform, so its values are not known before it has run; "
+                    f"give them: vocabularies={{{policy.name!r}: [...]}}",
+                    field="vocabularies",
+                )
+        converter = Converter(policies, self.vocabularies, is_private=not self._is_transformed)
+        return policies, converter, Presenter(self._types.output_format, policies)
+
+
+def delivered_schema(plan: Plan) -> pa.Schema:
+    return pa.schema([plan.schema.field(name) for name in plan.columns])
+
+
+def lanes_that_fit(plan: Plan, budget_bytes: int, at_most: int) -> int:
+    """How many decoded units a rank may hold at once: a lane has one, and the next is being decoded."""
+    row_bytes = sum(_width_bytes(field.type) for field in delivered_schema(plan))
+    largest = int(plan.unit_rows.max()) * max(1, row_bytes)
+    return max(1, min(at_most, budget_bytes // largest))
+
+
+def find_vocabularies(recipe: Recipe, policies: Sequence[Policy], num_threads: int) -> dict[str, Vocabulary]:
+    """All values of these columns, by reading them alone, once."""
+    columns = tuple(dict.fromkeys(policy.path[0] for policy in policies))
+    narrow = replace(recipe, plan=replace(recipe.plan, columns=columns), transform=None)
+    local = threading.local()
+
+    def look(number: int) -> dict[str, Vocabulary]:
+        if not hasattr(local, "decoder"):
+            local.decoder = ThreadDecoder(narrow, WorkerRecorder(0))
+        table = local.decoder.decode(number)
+        return {p.name: Vocabulary.found(p.name, vocabulary_values(p, table)) for p in policies}
+
+    with ThreadPoolExecutor(num_threads, thread_name_prefix="strata-data-vocabulary") as threads:
+        found = list(_bounded_map(threads, look, range(recipe.plan.num_units), 4 * num_threads))
+    return {p.name: Vocabulary.merge(p.name, [part[p.name] for part in found]) for p in policies}
+
+
+def _bounded_map(
+    threads: ThreadPoolExecutor, work: Callable[[int], Any], numbers: Sequence[int], ahead: int
+) -> Iterator[Any]:
+    waiting = [threads.submit(work, number) for number in numbers[:ahead]]
+    for number in range(len(numbers)):
+        yield waiting.pop(0).result()
+        if number + ahead < len(numbers):
+            waiting.append(threads.submit(work, numbers[number + ahead]))
+
+
+def _width_bytes(kind: pa.DataType) -> int:
+    try:
+        return max(1, int(kind.bit_width) // 8)
+    except ValueError:
+        return VARIABLE_BYTES

@@ -1,0 +1,139 @@
+"""One pass: takes batches off the pipeline and moves the position as they are handed over."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from typing import TYPE_CHECKING, Any, Self
+
+from strata.errors import StrataError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from strata.clock import Clock
+    from strata.data.assembling import Batches
+    from strata.data.metrics import LoaderRecorder
+    from strata.data.pipeline import Pipeline
+    from strata.data.starving import Lookout
+    from strata.data.steps import Steps
+
+log = logging.getLogger(__name__)
+
+
+class Pass:
+    """An iterator over batches. Leaving the loop, by its end or in any other way, ends the threads."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline | None,
+        steps: Steps,
+        *,
+        epoch: int,
+        rank: int,
+        recorder: LoaderRecorder,
+        lookout: Lookout,
+        clock: Clock,
+        collate: Callable[[Any], Any] | None,
+        on_position: Callable[[int], None],
+    ) -> None:
+        self._pipeline = pipeline
+        self._steps = steps
+        self._epoch = epoch
+        self._rank = rank
+        self._recorder = recorder
+        self._lookout = lookout
+        self._clock = clock
+        self._collate = collate
+        self._on_position = on_position
+        self._block: Batches | None = None
+        self._place = 0
+        self._next_batch = 0
+        self.is_exhausted = False
+        if pipeline is not None:
+            # However the caller forgets this iterator, its threads end.
+            self._finalizer = weakref.finalize(self, pipeline.close)
+            self._finalizer.atexit = True
+        recorder.began()
+
+    def __iter__(self) -> Self:
+        return self
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the batch that was given out last is the last one."""
+        return self._next_batch == self._steps.num_batches
+
+    @property
+    def last_batch_rows(self) -> int:
+        """Of all ranks together, without repeated ones; 0 before the first batch."""
+        if not self._next_batch:
+            return 0
+        start, stop = self._steps.bounds(self._next_batch - 1)
+        return stop - start
+
+    def __next__(self) -> Any:
+        if self.is_exhausted:
+            raise StopIteration
+        self._recorder.asked()
+        try:
+            if self._has_next():
+                return self._take()
+        except BaseException:
+            self.close()
+            raise
+        self.is_exhausted = True
+        self._recorder.dropped(self._steps.dropped_rows if self._rank == 0 else 0)
+        self._on_position(self._steps.num_rows)
+        self.close()
+        raise StopIteration
+
+    def close(self) -> None:
+        """Ends the threads; the position stays after the last batch that was handed over."""
+        self._recorder.ended()
+        self._block = None
+        pipeline, self._pipeline = self._pipeline, None
+        if pipeline is not None:
+            self._finalizer.detach()
+            pipeline.close()
+
+    def _has_next(self) -> bool:
+        if self._block is not None and self._place < len(self._block.batches):
+            return True
+        if self._next_batch == self._steps.num_batches:
+            return False
+        self._block = None if self._pipeline is None else self._pipeline.take()
+        self._place = 0
+        if self._block is None:
+            raise StrataError("the loader was closed while it was iterated over; begin a new loop")
+        self._look()
+        return True
+
+    def _take(self) -> Any:
+        block, place = self._block, self._place
+        assert block is not None
+        batch = block.batches[place]
+        block.batches[place] = None  # the caller's from now on: whoever drops it frees it
+        if self._collate is not None:
+            batch = self._collate(batch)
+        number = self._next_batch
+        self._place, self._next_batch = place + 1, number + 1
+        self._on_position(self._steps.position_after(number))
+        self._recorder.delivered(block.sizes[place], padded_rows=self._padded(number) + block.num_repeated[place])
+        return batch
+
+    def _padded(self, number: int) -> int:
+        """How many of this rank's rows repeat others."""
+        if number != self._steps.num_batches - 1 or not self._steps.padded_rows(number):
+            return 0
+        start, stop = self._steps.bounds(number)
+        low, high = self._steps.run(number, self._rank)
+        return high - max(low, min(high, stop - start))
+
+    def _look(self) -> None:
+        now_s = self._clock.monotonic_s()
+        if not self._lookout.is_due(now_s):
+            return
+        diagnosis = self._lookout.look(self._recorder.snapshot(), epoch=self._epoch, now_s=now_s)
+        if diagnosis is not None:
+            log.log(logging.WARNING if diagnosis.is_warning else logging.INFO, "%s", diagnosis)

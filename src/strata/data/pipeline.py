@@ -1,0 +1,304 @@
+"""Threads that decode ahead, and the caller who takes batches, around one lock.
+
+A worker does whatever is due first: assemble a block whose units are all there, else decode the unit that is needed
+soonest. Two bounds hold it back: what is decoded and not yet handed over, in bytes, and the blocks that are assembled.
+What the next block needs is always allowed, so neither bound can stop the work.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from strata.data.assembling import assemble
+from strata.data.metrics import State
+from strata.data.strategies import Task
+from strata.errors import DataFileInvalid, DataFileMissing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from strata.data.assembling import Batches
+    from strata.data.columns import Chunk
+    from strata.data.decoding import Decoder
+    from strata.data.metrics import LoaderRecorder, WorkerRecorder
+    from strata.data.plan import Plan
+    from strata.data.schedule import Block
+    from strata.data.strategies import Strategy
+
+MAX_BLOCKS_AHEAD = 256
+"""How far the schedule is worked out. Blocks are small; their units are what takes memory."""
+MAX_BLOCKS_ASSEMBLED = 3
+"""One that the caller takes from, and one more for each of two workers."""
+FIRST_GUESS = 3
+"""How much larger a unit is decoded than read, until one has been."""
+JOIN_S = 10.0
+"""How long to wait for threads that are in native code when the loop is left."""
+
+
+@dataclass(slots=True, eq=False)
+class _Unit:
+    """One that somebody needs."""
+
+    number: int
+    num_users: int = 0
+    """Blocks that are not yet assembled and need it."""
+    is_started: bool = False
+    is_done: bool = False
+    chunk: Chunk | None = None
+    """None when done: it could not be read and is skipped."""
+    error: BaseException | None = None
+    num_bytes: int = 0
+    """Decoded; an estimate until it is done."""
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    block: Block
+    units: list[_Unit]
+    is_claimed: bool = False
+    batches: Batches | None = None
+    error: BaseException | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        return all(unit.is_done for unit in self.units)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Work:
+    """What a pipeline is to do."""
+
+    plan: Plan
+    blocks: Iterator[Block]
+    decoders: Sequence[Decoder]
+    convert: Callable[[int, Any], Chunk]
+    """A unit's number and rows to columns."""
+    present: Callable[[Chunk, Sequence[int]], list[Any]]
+    strategy: Strategy
+    recorder: LoaderRecorder
+    budget_bytes: int
+    """Decoded and not handed over."""
+    skips_bad_units: bool = False
+    on_skip: Callable[[int, BaseException], None] = field(default=lambda _unit, _error: None)
+
+
+class Pipeline:
+    """Made for one pass; `take` gives block after block, `close` ends the threads."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._error: BaseException | None = None
+        """A worker is lost: whoever waits gets this."""
+        self._pending: deque[_Pending] = deque()
+        self._units: dict[int, _Unit] = {}
+        self._queues: list[deque[_Unit]] = [deque() for _ in work.decoders]
+        self._has_more = True
+        self._held_bytes = 0
+        """Units started and not released, and blocks not taken."""
+        self._bytes_per_planned_byte = float(FIRST_GUESS)
+        self._bytes_planned = 0
+        self._bytes_decoded = 0
+        self._threads = [
+            threading.Thread(target=self._run, args=(worker,), name=f"strata-data-{worker}", daemon=True)
+            for worker in range(len(work.decoders))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def take(self) -> Batches | None:
+        """The next block's batches; None after the last.
+
+        Raises:
+            Whatever decoding it raised; the pipeline is of no more use then.
+        """
+        with self._changed:
+            while True:
+                if self._error is not None:
+                    raise self._error
+                if self._pending:
+                    head = self._pending[0]
+                    if head.error is not None:
+                        raise head.error
+                    if head.batches is not None:
+                        self._pending.popleft()
+                        self._hold(-head.batches.num_bytes)
+                        self._changed.notify_all()
+                        return head.batches
+                elif not self._has_more:
+                    return None
+                self._changed.wait()
+
+    def close(self) -> None:
+        with self._changed:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._changed.notify_all()
+        for decoder in self._work.decoders:
+            decoder.abort()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(JOIN_S)
+        self._pending.clear()
+        self._units.clear()
+
+    # Workers
+
+    def _run(self, worker: int) -> None:
+        recorder, decoder = self._work.recorder.workers[worker], self._work.decoders[worker]
+        try:
+            while True:
+                job = self._next_job(worker, recorder)
+                if job is None:
+                    return
+                if isinstance(job, _Unit):
+                    self._decode(job, decoder, recorder)
+                else:
+                    self._assemble(job, recorder)
+        except BaseException as error:  # noqa: BLE001 - the caller must hear of it, whatever it is
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+        finally:
+            recorder.enter(State.OFF)
+            decoder.close()
+
+    def _next_job(self, worker: int, recorder: WorkerRecorder) -> _Unit | _Pending | None:
+        with self._changed:
+            while not self._is_closed:
+                self._look_ahead()
+                job = self._block_to_assemble() or self._unit_to_decode(worker)
+                if job is not None:
+                    return job
+                is_held_back = any(self._queues) or any(not p.is_claimed and p.is_ready for p in self._pending)
+                recorder.enter(State.BLOCKED if is_held_back else State.IDLE)
+                if not self._has_more and not self._pending:
+                    return None
+                self._changed.wait()
+        return None
+
+    def _look_ahead(self) -> None:
+        """Works out blocks until there is a unit to decode for every worker, and some more."""
+        fresh: list[_Unit] = []
+        while (
+            self._has_more
+            and len(self._pending) < MAX_BLOCKS_AHEAD
+            and sum(map(len, self._queues)) + len(fresh) < 2 * len(self._queues)
+        ):
+            block = next(self._work.blocks, None)
+            if block is None:
+                self._has_more = False
+                self._changed.notify_all()
+                break
+            pending = _Pending(block, [])
+            for number in block.units:
+                unit = self._units.get(number)
+                if unit is None:
+                    unit = self._units[number] = _Unit(number)
+                    fresh.append(unit)
+                unit.num_users += 1
+                pending.units.append(unit)
+            self._pending.append(pending)
+        if fresh:
+            self._deal(fresh)
+
+    def _deal(self, fresh: list[_Unit]) -> None:
+        plan = self._work.plan
+        tasks = [Task(u.number, int(plan.unit_bytes[u.number]), int(plan.unit_rows[u.number])) for u in fresh]
+        for queue, numbers in zip(self._queues, self._work.strategy(tasks, len(self._queues)), strict=True):
+            queue.extend(self._units[number] for number in numbers)
+
+    def _block_to_assemble(self) -> _Pending | None:
+        num_assembled = 0
+        for pending in self._pending:
+            if pending.is_claimed:
+                num_assembled += 1
+                if num_assembled >= MAX_BLOCKS_ASSEMBLED:
+                    return None
+            elif pending.is_ready:
+                pending.is_claimed = True
+                return pending
+            else:
+                return None
+        return None
+
+    def _unit_to_decode(self, worker: int) -> _Unit | None:
+        queue = self._queues[worker] or max(self._queues, key=len)
+        if not queue:
+            return None
+        urgent = next((p for p in self._pending if not p.is_claimed), None)
+        unit = queue[0]
+        if urgent is not None and unit not in urgent.units:
+            # Not needed next: another queue may have one that is, otherwise this one must fit the bound.
+            for other in self._queues:
+                if other and other[0] in urgent.units:
+                    queue, unit = other, other[0]
+                    break
+            else:
+                if self._held_bytes + self._estimate(unit) > self._work.budget_bytes:
+                    return None
+        queue.popleft()
+        unit.is_started = True
+        unit.num_bytes = self._estimate(unit)
+        self._hold(unit.num_bytes)
+        return unit
+
+    def _estimate(self, unit: _Unit) -> int:
+        return int(self._work.plan.unit_bytes[unit.number] * self._bytes_per_planned_byte)
+
+    def _decode(self, unit: _Unit, decoder: Decoder, recorder: WorkerRecorder) -> None:
+        recorder.enter(State.DECODE)
+        chunk: Chunk | None = None
+        error: BaseException | None = None
+        try:
+            chunk = self._work.convert(unit.number, decoder.decode(unit.number))
+        except (DataFileInvalid, DataFileMissing) as found:
+            recorder.failed()
+            if self._work.skips_bad_units:
+                self._work.on_skip(unit.number, found)
+            else:
+                error = found
+        except Exception as found:  # noqa: BLE001 - told to whoever waits for the unit
+            recorder.failed()
+            error = found
+        with self._changed:
+            num_bytes = 0 if chunk is None else chunk.nbytes
+            self._hold(num_bytes - unit.num_bytes)
+            unit.chunk, unit.error, unit.num_bytes, unit.is_done = chunk, error, num_bytes, True
+            if chunk is not None:
+                self._bytes_planned += max(1, int(self._work.plan.unit_bytes[unit.number]))
+                self._bytes_decoded += num_bytes
+                self._bytes_per_planned_byte = self._bytes_decoded / self._bytes_planned
+            self._changed.notify_all()
+
+    def _assemble(self, pending: _Pending, recorder: WorkerRecorder) -> None:
+        recorder.enter(State.ASSEMBLE)
+        batches: Batches | None = None
+        error = next((unit.error for unit in pending.units if unit.error is not None), None)
+        if error is None:
+            try:
+                chunks = {unit.number: unit.chunk for unit in pending.units}
+                batches = assemble(pending.block, chunks, self._work.present)
+                recorder.assembled(pending.block.num_batches)
+            except Exception as found:  # noqa: BLE001 - told to whoever waits for the block
+                error = found
+        with self._changed:
+            pending.batches, pending.error = batches, error
+            if batches is not None:
+                self._hold(batches.num_bytes)
+            for unit in pending.units:
+                unit.num_users -= 1
+                if not unit.num_users:
+                    del self._units[unit.number]
+                    self._hold(-unit.num_bytes)
+            pending.units = []
+            self._changed.notify_all()
+
+    def _hold(self, num_bytes: int) -> None:
+        self._held_bytes += num_bytes
+        self._work.recorder.buffered(self._held_bytes)
