@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from strata.coordinator.client import AsyncCoordinatorClient as AsyncCoordinatorClient
     from strata.coordinator.client import CoordinatorClient as CoordinatorClient
     from strata.coordinator.registry import DatasetRegistry as DatasetRegistry
+    from strata.data import StructuredDataset as StructuredDataset
     from strata.errors import StrataError as StrataError
 
 _HOMES = {
@@ -29,6 +30,7 @@ _HOMES = {
     "CoordinatorClient": "strata.coordinator.client",
     "DatasetRegistry": "strata.coordinator.registry",
     "StrataError": "strata.errors",
+    "StructuredDataset": "strata.data",
 }
 
 __all__ = ["__version__", *_HOMES]  # noqa: PLE0604 - they are strings

@@ -1,1 +1,43 @@
-"""Structured data into training: exact to the row, at the speed of the decoder."""
+"""Structured data into training: exact to the row, at the speed of the decoder.
+
+What stands behind a name is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from strata.data.metrics import LoaderMetrics as LoaderMetrics
+    from strata.data.metrics import WorkerMetrics as WorkerMetrics
+    from strata.data.outputs import PaddedRows as PaddedRows
+    from strata.data.outputs import RaggedRows as RaggedRows
+    from strata.data.plan import Plan as Plan
+    from strata.data.strategies import Task as Task
+    from strata.data.structured import StructuredDataset as StructuredDataset
+    from strata.data.vocabularies import Vocabulary as Vocabulary
+
+_HOMES = {
+    "metrics": ("LoaderMetrics", "WorkerMetrics"),
+    "outputs": ("PaddedRows", "RaggedRows"),
+    "plan": ("Plan",),
+    "strategies": ("Task",),
+    "structured": ("StructuredDataset",),
+    "vocabularies": ("Vocabulary",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [*sorted(_HOME_OF)]  # noqa: PLE0604 - they are strings
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'strata.data' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"strata.data.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,4 +1,8 @@
-"""Columns as batches are made of them, and the three things that are done to them: cut, joined, gathered."""
+"""Columns as batches are made of them, and the three things that are done to them: cut, joined, gathered.
+
+There are three kinds: `Dense` (an array, one row per entry of its first axis), `Ragged` (rows of different lengths) and
+`ArrowColumn` (whatever Arrow can hold). All columns of a chunk have the same number of rows.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,10 @@ class Column(Protocol):
 
     @classmethod
     def gather(cls, pieces: Sequence[Self], index: npt.NDArray[np.int64] | None) -> Self:
-        """The pieces behind one another, and of these the rows `index` names; all, in order, if it is None."""
+        """The pieces behind one another, and of these the rows `index` names; all, in order, if it is None.
+
+        Called from several threads at once. The index has been checked: every entry is a row.
+        """
         ...
 
 
@@ -51,8 +58,10 @@ def gather(pieces: Sequence[Chunk], index: npt.NDArray[np.int64] | None) -> Chun
     """The pieces behind one another, and of these the rows that `index` names."""
     if index is None and len(pieces) == 1:
         return pieces[0]
-    num_rows = sum(piece.num_rows for piece in pieces) if index is None else len(index)
+    total = sum(piece.num_rows for piece in pieces)
+    # Checked once for all columns: they gather without looking, and would deliver some other row.
+    assert index is None or not len(index) or (index.min() >= 0 and index.max() < total), "no such row"
     columns: dict[str, Column] = {}
     for name, column in pieces[0].columns.items():
         columns[name] = type(column).gather([piece.columns[name] for piece in pieces], index)
-    return Chunk(columns, num_rows)
+    return Chunk(columns, total if index is None else len(index))

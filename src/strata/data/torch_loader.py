@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,12 @@ class Batches(IterableDataset[Any]):
             )
         batches: Iterator[Any] = self.begin()
         return batches
+
+
+@functools.cache
+def iterable(kind: type[Dataset]) -> type[Dataset]:
+    """The same class, which torch takes for an IterableDataset as well."""
+    return type(kind.__name__, (Batches, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
 
 
 class Loader(DataLoader[Any]):

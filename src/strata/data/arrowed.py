@@ -1,0 +1,53 @@
+"""Columns that stay Arrow arrays until a batch is handed over: because the user wants Arrow, or Python objects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from strata.errors import LimitExceeded
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ArrowColumn:
+    array: pa.Array
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.array.nbytes)
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def slice(self, first: int, last: int) -> ArrowColumn:
+        return ArrowColumn(self.array.slice(first, last - first))
+
+    @classmethod
+    def gather(cls, pieces: Sequence[ArrowColumn], index: npt.NDArray[np.int64] | None) -> ArrowColumn:
+        array = joined([piece.array for piece in pieces])
+        return ArrowColumn(array if index is None else array.take(pa.array(index)))
+
+
+def joined(arrays: Sequence[pa.Array]) -> pa.Array:
+    """One array of them all.
+
+    Raises:
+        LimitExceeded: Together they hold more than their type can address.
+    """
+    if len(arrays) == 1:
+        return arrays[0]
+    try:
+        return pa.concat_arrays(arrays)
+    except pa.ArrowInvalid as error:
+        raise LimitExceeded(
+            f"{sum(map(len, arrays))} rows of a {arrays[0].type} column do not fit into one array: {error}; "
+            f"lower shuffle_buffer_size or batch_size, or store the column as large_{arrays[0].type}"
+        ) from error

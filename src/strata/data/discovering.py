@@ -1,0 +1,238 @@
+"""From what a user writes as `path` to the files of a dataset.
+
+A file, a directory, a pattern, or a list of these; `searching.py` looks, this chooses. Files are in plain code point
+order of their names, which are relative to where the search began: to the directory; for a pattern, to the directory
+before its first wildcard; for a list, to what all its parts have in common. So moving a dataset keeps names and order.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from strata.data.files import DataFile
+from strata.data.filesystems import open_source, path_of, store_of
+from strata.data.partitions import hive_partition
+from strata.data.searching import GONE, Place, Search, Seen, common_directory, relative, search_all
+from strata.errors import DataFileMissing, InvalidArgument, NoData
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from strata.data.source import Source
+
+HIDDEN = "hidden or marker"
+SUFFIXES: Mapping[str, tuple[str, ...]] = {
+    "parquet": (".parquet", ".pq", ".parq"),
+    "orc": (".orc",),
+    "csv": (".csv", ".tsv"),
+    "json": (".json",),
+    "jsonl": (".jsonl", ".ndjson"),
+    "arrow": (".arrow", ".feather", ".arrows", ".ipc"),
+}
+"""By format. `.csv.gz` and the like count as well, see `COMPRESSED`."""
+COMPRESSED = (".gz", ".zst", ".bz2")
+TEXT_FORMATS = ("csv", "json", "jsonl")
+_MAGIC = {b"PAR1": "parquet", b"PARE": "parquet", b"ORC": "orc", b"ARROW1": "arrow"}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    source: Source
+    files: tuple[DataFile, ...]
+    """At least one; sorted by name."""
+    passed_over: Mapping[str, int] = field(default_factory=dict)
+    """How many files were not taken, by their suffix ("" for none), or "hidden or marker"."""
+
+
+def discover(
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    suffixes: Sequence[str] | None,
+    filesystem: Any = None,
+    storage_options: Mapping[str, Any] | None = None,
+    partitioning: Literal["hive"] | None = "hive",
+) -> Found:
+    """The files at `path`.
+
+    Args:
+        suffixes: What names end with, in any case, see `SUFFIXES`; compressed ones of text are to be named too. None:
+            all that are known, or if there is none of these, every file.
+
+    Raises:
+        NoData: Nothing is there, or no file is taken; the message says what was found instead.
+        InvalidArgument: The parts of a list are on different stores, or name a file twice.
+        ConfigError: See `open_source`.
+        StorageDenied, StorageUnavailable, StorageError: It cannot be looked at.
+        DataFileMissing: A link leads nowhere.
+        SchemaMismatch: A partition stands twice in a name.
+    """
+    if partitioning not in ("hive", None):
+        raise InvalidArgument(f"partitioning={partitioning!r}; give 'hive' or None", field="partitioning")
+    source, places = _places(path, filesystem, storage_options)
+    searches = search_all(source, places)
+    taken, passed_over = _choose(searches, suffixes)
+    if not taken:
+        raise _nothing_taken(searches, suffixes, passed_over)
+    root = common_directory([search.base for search in searches])
+    files = [_data_file(one, root, partitioning) for one in taken]
+    files.sort(key=lambda file: file.name)
+    _check_once(files)
+    return Found(source, tuple(files), passed_over)
+
+
+def format_of(name: str) -> str | None:
+    """The format that a name's suffix stands for."""
+    lower = name.lower()
+    for compressed in COMPRESSED:
+        if lower.endswith(compressed):
+            lower = lower.removesuffix(compressed)
+            return next((text for text in TEXT_FORMATS if lower.endswith(SUFFIXES[text])), None)
+    return next((known for known, suffixes in SUFFIXES.items() if lower.endswith(suffixes)), None)
+
+
+def suffixes_of(format_name: str) -> tuple[str, ...]:
+    """What names of this format end with, compressed ones too."""
+    plain = SUFFIXES[format_name]
+    if format_name not in TEXT_FORMATS:
+        return plain
+    return plain + tuple(suffix + compressed for suffix in plain for compressed in COMPRESSED)
+
+
+def guess_format(source: Source, files: Sequence[DataFile]) -> str:
+    """From the suffixes; a file without a known one is looked into.
+
+    Raises:
+        InvalidArgument: They are of several formats, or of one that nobody knows.
+        StorageError, DataFileMissing: A file without a known suffix cannot be read.
+    """
+    example: dict[str, str] = {}
+    for file in files:
+        known = format_of(file.name) or _by_magic(source, file)
+        if known is None:
+            raise InvalidArgument(
+                f"nobody knows what {file.name} is: neither its suffix nor its beginning tell; pass format=, "
+                f"one of {', '.join(SUFFIXES)}",
+                field="format",
+            )
+        example.setdefault(known, file.name)
+        if len(example) > 1:
+            listed = ", ".join(f"{name} is {known}" for known, name in example.items())
+            raise InvalidArgument(
+                f"files of several formats: {listed}; pass format= to take those of one, or a narrower path",
+                field="format",
+            )
+    if not example:
+        raise InvalidArgument("no files to guess the format of; pass format=", field="format")
+    return next(iter(example))
+
+
+def _by_magic(source: Source, file: DataFile) -> str | None:
+    beginning = source.read(file, 0, 8).to_pybytes()
+    return next((known for magic, known in _MAGIC.items() if beginning.startswith(magic)), None)
+
+
+def _places(path: Any, filesystem: Any, storage_options: Mapping[str, Any] | None) -> tuple[Source, list[Place]]:
+    written = [path] if isinstance(path, (str, os.PathLike)) else list(path)
+    for one in written:
+        if not isinstance(one, (str, os.PathLike)) or isinstance(os.fspath(one), bytes):
+            raise InvalidArgument(f"path holds {one!r}; give paths or URLs as text", field="path")
+    if not written:
+        raise InvalidArgument("path=[] names no files; give at least one", field="path")
+    first, *others = texts = [os.fspath(one) for one in written]
+    source, found = open_source(first, filesystem=filesystem, storage_options=storage_options)
+    places = [Place(first, found, is_directory=first.endswith("/"))]
+    for text in others:
+        if filesystem is None and store_of(text) != store_of(first):
+            raise InvalidArgument(
+                f"{first} and {text} are on different stores; read them as two datasets", field="path"
+            )
+        found = path_of(text, filesystem=filesystem, storage_options=storage_options)
+        places.append(Place(text, found, is_directory=text.endswith("/")))
+    assert len(places) == len(texts)
+    return source, places
+
+
+def _choose(searches: Sequence[Search], suffixes: Sequence[str] | None) -> tuple[list[Seen], dict[str, int]]:
+    """Which of the files that were met are taken; and how many are not, by suffix."""
+    seen = [one for search in searches for one in search.seen]
+    fits = _fits(seen, suffixes)
+    taken = [one for one in seen if one.is_named or fits(one.path)]
+    num_others = collections.Counter(_suffix(one.path) for one in seen if not one.is_named and not fits(one.path))
+    passed_over = dict(sorted(num_others.items()))
+    if num_hidden := sum(search.num_hidden for search in searches):
+        passed_over[HIDDEN] = num_hidden
+    return taken, passed_over
+
+
+def _fits(seen: Sequence[Seen], suffixes: Sequence[str] | None) -> Callable[[str], bool]:
+    if suffixes is not None:
+        endings = tuple(suffix.lower() for suffix in suffixes)
+        return lambda path: path.lower().endswith(endings)
+    if any(format_of(one.path) for one in seen):
+        return lambda path: format_of(path) is not None
+    return lambda path: True
+
+
+def _data_file(one: Seen, root: str, partitioning: str | None) -> DataFile:
+    name = relative(one.path, root)
+    if one.size_bytes == GONE:
+        raise DataFileMissing(f"{name} is a link to something that is not there; remove the link, or mend it")
+    if not name.isprintable():
+        _check_utf8(name)
+    partition = hive_partition(name) if partitioning == "hive" else ()
+    return DataFile(one.path, name, one.size_bytes, one.mtime_ns, partition)
+
+
+def _check_utf8(name: str) -> None:
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(
+            f"the name {name!r} is not in UTF-8, as pyarrow wants names to be; rename the file", field="path"
+        ) from error
+
+
+def _check_once(files: Sequence[DataFile]) -> None:
+    for one, other in itertools.pairwise(files):
+        if one.name == other.name:
+            raise InvalidArgument(
+                f"{one.name} is named twice by path=, so its rows would be read twice; remove one", field="path"
+            )
+
+
+def _nothing_taken(
+    searches: Sequence[Search], suffixes: Sequence[str] | None, passed_over: Mapping[str, int]
+) -> NoData:
+    where = ", ".join(search.written for search in searches[:3]) + (", …" if len(searches) > 3 else "")
+    wanted = f" that end with {', '.join(suffixes)}" if suffixes is not None else ""
+    found = [_counted(suffix, number) for suffix, number in list(passed_over.items())[:10]]
+    formats = sorted({known for suffix in passed_over if (known := format_of(suffix))})
+    if not found:
+        cure = "nothing was found at all; check the path"
+    elif formats:
+        cure = f"found {', '.join(found)}; did you mean format={formats[0]!r}?"
+    else:
+        cure = f"found {', '.join(found)}; files of other names are taken when a pattern names them, such as DIR/part-*"
+    return NoData(f"{where} has no files{wanted}: {cure}", field="path")
+
+
+def _counted(suffix: str, number: int) -> str:
+    kind = suffix if suffix else "no suffix"
+    if suffix == HIDDEN:
+        return f"{number:,} that {'is' if number == 1 else 'are'} passed over (names with a leading _ or ., markers)"
+    noun = "file" if number == 1 else "files"
+    return f"{number:,} {kind} {noun}" if suffix else f"{number:,} {noun} with {kind}"
+
+
+def _suffix(path: str) -> str:
+    """With the compression, where the suffix before it is of text; without a dot in the name, empty."""
+    name = path.rpartition("/")[2].lower()
+    stem, dot, last = name.rpartition(".")
+    if not dot or not stem:
+        return ""
+    _, dot, before = stem.rpartition(".")
+    return f".{before}.{last}" if dot and f".{last}" in COMPRESSED else f".{last}"

@@ -1,0 +1,99 @@
+"""CSV: records in lines, fields between delimiters, quotes around what needs them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.csv as pacsv
+
+from strata.data.formats.records import CsvRecords
+from strata.data.formats.text import BOM, UNIT_BYTES_MAX, TextFormat
+from strata.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_BLOCK_BYTES_MIN = 1 << 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CsvFormat(TextFormat):
+    name = "csv"
+
+    delimiter: str = ","
+    quote: str | None = '"'
+    """None: quotes are ordinary characters."""
+    header: bool = True
+    """Whether the first record names the columns."""
+    column_names: tuple[str, ...] | None = None
+    """Instead of the header's. With neither, columns are called f0, f1, …"""
+    null_values: tuple[str, ...] | None = None
+    """What stands for null; None: what pyarrow takes for it (nothing at all, NA, null, nan, …)."""
+    strings_can_be_null: bool = False
+    """Whether `null_values` are null in columns of strings too."""
+
+    def __post_init__(self) -> None:
+        for what, character in (("delimiter", self.delimiter), ("quote", self.quote)):
+            if character is not None and (len(character) != 1 or not character.isascii() or character in "\r\n"):
+                raise ConfigError(f"{what}={character!r} must be one ASCII character, and no line end")
+        if self.delimiter == self.quote:
+            raise ConfigError(f"delimiter and quote are both {self.quote!r}; give another quote, or quote=None")
+
+    @property
+    def has_header(self) -> bool:
+        return self.header
+
+    @property
+    def records(self) -> CsvRecords:
+        return CsvRecords(self.delimiter, self.quote)
+
+    @property
+    def cure(self) -> str:
+        return (
+            "mend the record, name what stands for null in null_values, or give the column another type "
+            "with schema=…; strings take anything"
+        )
+
+    def guess(self, header: bytes, sample: bytes) -> pa.Schema:
+        names = self.column_names
+        if names is None and header:
+            names = tuple(self._read(header, pacsv.ReadOptions(use_threads=False), pacsv.ConvertOptions()).column_names)
+        if not sample.strip(b"\r\n"):
+            return pa.schema([(name, pa.null()) for name in names or ()])
+        options = pacsv.ReadOptions(
+            use_threads=False,
+            block_size=_block_size(sample),
+            column_names=names,
+            autogenerate_column_names=names is None,
+        )
+        return self._read(sample, options, self._conversion()).schema
+
+    def parse(self, data: pa.Buffer | memoryview, schema: pa.Schema, columns: Sequence[str]) -> pa.Table:
+        reading = pacsv.ReadOptions(use_threads=False, block_size=_block_size(data), column_names=schema.names)
+        conversion = self._conversion()
+        conversion.column_types = {name: schema.field(name).type for name in columns}
+        conversion.include_columns = list(columns)
+        return self._read(data, reading, conversion)
+
+    def _conversion(self) -> pacsv.ConvertOptions:
+        options = pacsv.ConvertOptions(strings_can_be_null=self.strings_can_be_null)
+        if self.null_values is not None:
+            options.null_values = list(self.null_values)
+        return options
+
+    def _read(
+        self, data: bytes | memoryview | pa.Buffer, reading: pacsv.ReadOptions, conversion: pacsv.ConvertOptions
+    ) -> pa.Table:
+        if bytes(memoryview(data)[: len(BOM)]) == BOM:
+            data = b"\n" + bytes(data)  # pyarrow would take it for the beginning of the file, and drop it
+        parsing = pacsv.ParseOptions(
+            delimiter=self.delimiter, quote_char=self.quote or False, double_quote=True, newlines_in_values=True
+        )
+        return pacsv.read_csv(pa.BufferReader(data), reading, parsing, conversion)
+
+
+def _block_size(data: bytes | memoryview | pa.Buffer) -> int:
+    """All of it is one block, so that pyarrow does not look for the ends of records once more."""
+    return min(max(len(data) + 1, _BLOCK_BYTES_MIN), 2 * UNIT_BYTES_MAX - 1)

@@ -1,0 +1,469 @@
+"""The tail of an ORC file: where its stripes are, how many rows they have, and what statistics say of them.
+
+pyarrow reads stripes but does not tell their rows or their place, so the tail is parsed here. It is, from the end: a byte
+with the length of the postscript, the postscript, the footer, the metadata (statistics of every stripe). They are
+protocol buffers, whose few fields of interest are picked out by `fields`; numbers and meanings are those of the ORC v1
+specification. Footer and metadata are compressed in chunks with headers of three bytes.
+
+Nothing here trusts its input: every length is checked against what is there, and every size has a bound.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import xxhash
+import zstandard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MAGIC: Final = b"ORC"
+POSTSCRIPT_BYTES_MAX: Final = 255
+SECTION_BYTES_MAX: Final = 512 << 20
+"""Of the footer, the metadata or a stripe's footer, decompressed."""
+CODECS: Final = ("none", "zlib", "snappy", "lzo", "lz4", "zstd", "brotli")
+_BLOCK_BYTES_DEFAULT: Final = 256 << 10
+_BLOCK_BYTES_MAX: Final = 1 << 23
+"""A chunk's header has 23 bits for its length."""
+_VARINT_BYTES_MAX: Final = 10
+_WRITER_WITH_SOUND_STATISTICS: Final = 1
+_WRITER_WITH_UTC_STATISTICS: Final = 6
+_SECOND_NS: Final = 1_000_000_000
+_INDEX_STREAMS: Final = frozenset({6, 7, 8})
+"""Row indexes and Bloom filters, which are not read to decode a stripe."""
+
+BOOLEAN, FLOAT, DOUBLE, STRING, TIMESTAMP, DATE = 0, 5, 6, 7, 9, 15
+INTEGERS: Final = frozenset({1, 2, 3, 4})
+FLOATS: Final = frozenset({FLOAT, DOUBLE})
+
+
+class TailDamaged(ValueError):
+    """The bytes are not what the specification says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Postscript:
+    footer_bytes: int
+    metadata_bytes: int
+    codec: str
+    block_bytes: int
+    writer_version: int
+    num_bytes: int
+    """Its own, the byte with its length included."""
+
+    @property
+    def tail_bytes(self) -> int:
+        """From the beginning of the metadata to the end of the file."""
+        return self.metadata_bytes + self.footer_bytes + self.num_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Stripe:
+    offset: int
+    index_bytes: int
+    data_bytes: int
+    footer_bytes: int
+    num_rows: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.index_bytes + self.data_bytes + self.footer_bytes
+
+    @property
+    def footer_offset(self) -> int:
+        return self.offset + self.index_bytes + self.data_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A part of a stripe."""
+
+    column: int
+    offset: int
+    num_bytes: int
+    is_index: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Of one column, in a stripe or in the file."""
+
+    num_values: int
+    """Without nulls."""
+    has_null: bool
+    """True as well if it is not told."""
+    low: bool | int | float | str | None = None
+    """No value is below; None: not told. Times are nanoseconds, dates are days since 1970."""
+    high: bool | int | float | str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    postscript: Postscript
+    num_rows: int
+    stripes: tuple[Stripe, ...]
+    column_ids: dict[str, range]
+    """For every top-level column, its number and those of all that is nested in it."""
+    kinds: tuple[int, ...]
+    """Of all columns, by number."""
+    version: str
+    _file_statistics: tuple[memoryview, ...]
+    _metadata: memoryview
+
+    def file_statistics(self, column: int) -> Statistics | None:
+        if column >= len(self._file_statistics) or not self._has_sound_statistics:
+            return None
+        return self._statistics(self._file_statistics[column], column)
+
+    def stripe_statistics(self, columns: list[int]) -> list[dict[int, Statistics]]:
+        """For every stripe, of those columns that have them.
+
+        Raises:
+            TailDamaged: They cannot be parsed.
+        """
+        nothing: list[dict[int, Statistics]] = [{} for _ in self.stripes]
+        if not self._has_sound_statistics:
+            return nothing
+        data = decompressed(self._metadata, self.postscript)
+        stripes = [view for number, view in fields(data) if number == 1 and isinstance(view, memoryview)]
+        if len(stripes) != len(self.stripes):
+            return nothing
+        found = []
+        for stripe in stripes:
+            parts = [view for number, view in fields(stripe) if number == 1 and isinstance(view, memoryview)]
+            found.append({column: self._statistics(parts[column], column) for column in columns if column < len(parts)})
+        return found
+
+    @property
+    def _has_sound_statistics(self) -> bool:
+        """The first writers got the largest values of strings and of stripes wrong."""
+        return self.postscript.writer_version >= _WRITER_WITH_SOUND_STATISTICS
+
+    def _statistics(self, data: memoryview, column: int) -> Statistics:
+        kind = self.kinds[column] if column < len(self.kinds) else -1
+        has_utc = self.postscript.writer_version >= _WRITER_WITH_UTC_STATISTICS
+        return parse_statistics(data, kind, has_utc=has_utc)
+
+
+# -- protocol buffers --------------------------------------------------------------------------------------------------
+
+
+def fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+    """The fields of a message: number, and value. What is not a varint is given as its bytes.
+
+    Raises:
+        TailDamaged: It is no message.
+    """
+    position = 0
+    while position < len(data):
+        tag, position = _varint(data, position)
+        number, wire = tag >> 3, tag & 7
+        if wire == 0:
+            value, position = _varint(data, position)
+            yield number, value
+            continue
+        if wire == 2:
+            size, position = _varint(data, position)
+        elif wire in (1, 5):
+            size = 8 if wire == 1 else 4
+        else:
+            raise TailDamaged(f"a field of the unknown wire type {wire}")
+        if number == 0 or size > len(data) - position:
+            raise TailDamaged(f"field {number} of {size} bytes where {len(data) - position} are left")
+        yield number, data[position : position + size]
+        position += size
+
+
+def _varint(data: memoryview, position: int) -> tuple[int, int]:
+    value = 0
+    for shift, byte in enumerate(data[position : position + _VARINT_BYTES_MAX]):
+        value |= (byte & 0x7F) << (7 * shift)
+        if byte < 0x80:
+            return value, position + shift + 1
+    raise TailDamaged("a number that does not end")
+
+
+def _message(data: memoryview) -> dict[int, int | memoryview]:
+    """Fields that occur once; the last one counts."""
+    return dict(fields(data))
+
+
+def _int(message: dict[int, int | memoryview], number: int, default: int = 0) -> int:
+    value = message.get(number, default)
+    if not isinstance(value, int):
+        raise TailDamaged(f"field {number} is no number")
+    return value
+
+
+def _bytes(message: dict[int, int | memoryview], number: int) -> memoryview:
+    value = message.get(number, memoryview(b""))
+    if isinstance(value, int):
+        raise TailDamaged(f"field {number} is a number")
+    return value
+
+
+def _zigzag(message: dict[int, int | memoryview], number: int) -> int | None:
+    if number not in message:
+        return None
+    value = _int(message, number)
+    return (value >> 1) ^ -(value & 1)
+
+
+def _packed(value: int | memoryview) -> Iterator[int]:
+    """Repeated numbers, one or many in a field."""
+    if isinstance(value, int):
+        yield value
+        return
+    position = 0
+    while position < len(value):
+        number, position = _varint(value, position)
+        yield number
+
+
+# -- compression -------------------------------------------------------------------------------------------------------
+
+
+def decompressed(section: memoryview, postscript: Postscript) -> memoryview:
+    """A footer or the metadata.
+
+    Raises:
+        TailDamaged: It cannot be decompressed, or is larger than any may be.
+    """
+    if postscript.codec == "none":
+        return section
+    result = bytearray()
+    position = 0
+    while position < len(section):
+        header = int.from_bytes(section[position : position + 3], "little")
+        size, is_original = header >> 1, header & 1
+        chunk = section[position + 3 : position + 3 + size]
+        if position + 3 + size > len(section):
+            raise TailDamaged(f"a chunk of {size} bytes where {len(section) - position - 3} are left")
+        result += chunk if is_original else _inflate(chunk, postscript)
+        position += 3 + size
+        if len(result) > SECTION_BYTES_MAX:
+            raise TailDamaged(f"more than {SECTION_BYTES_MAX} bytes when decompressed")
+    return memoryview(result)
+
+
+def _inflate(chunk: memoryview, postscript: Postscript) -> bytes:
+    limit = postscript.block_bytes
+    try:
+        match postscript.codec:
+            case "zlib":
+                return zlib.decompressobj(-zlib.MAX_WBITS).decompress(chunk, limit)
+            case "zstd":
+                return zstandard.ZstdDecompressor(max_window_size=_BLOCK_BYTES_MAX).stream_reader(chunk).read(limit)
+            case "snappy":
+                size, codec = _varint(chunk, 0)[0], "snappy"
+            case "lz4":
+                size, codec = _lz4_size(chunk), "lz4_raw"
+            case other:
+                raise TailDamaged(f"compressed with {other}, which is not supported: write it with zstd or zlib")
+        if size > limit:
+            raise TailDamaged(f"a chunk of {size} bytes where {limit} are allowed")
+        inflated: bytes = pa.Codec(codec).decompress(chunk, decompressed_size=size, asbytes=True)
+    except (zlib.error, zstandard.ZstdError, OSError, pa.ArrowException) as error:
+        raise TailDamaged(f"a chunk is no {postscript.codec}: {error}") from error
+    return inflated
+
+
+def _lz4_size(chunk: memoryview) -> int:
+    """How large a block becomes: it does not say, so its literals and copies are added up."""
+    total = position = 0
+
+    def length(nibble: int) -> int:
+        nonlocal position
+        size = nibble
+        while nibble == 15 and position < len(chunk):
+            position += 1
+            size += chunk[position - 1]
+            if chunk[position - 1] < 255:
+                break
+        return size
+
+    while position < len(chunk):
+        token = chunk[position]
+        position += 1
+        literals = length(token >> 4)
+        position += literals
+        total += literals
+        if position >= len(chunk):
+            break
+        position += 2
+        total += length(token & 15) + 4
+    return total
+
+
+# -- the parts of the tail ---------------------------------------------------------------------------------------------
+
+
+def parse_postscript(end: memoryview) -> Postscript:
+    """`end`: the last bytes of a file, up to 256 of them if it has as many.
+
+    Raises:
+        TailDamaged: This is not the end of an ORC file.
+    """
+    size = end[-1] if len(end) else 0
+    if size == 0 or size + 1 > len(end):
+        raise TailDamaged("its last byte is no length of a postscript")
+    message = _message(end[-1 - size : -1])
+    if _bytes(message, 8000) != MAGIC:
+        raise TailDamaged("there is no postscript at its end")
+    codec = _int(message, 2)
+    block_bytes = _int(message, 3, _BLOCK_BYTES_DEFAULT)
+    if codec >= len(CODECS) or block_bytes > _BLOCK_BYTES_MAX:
+        raise TailDamaged(f"the postscript names compression {codec} in blocks of {block_bytes} bytes")
+    footer_bytes, metadata_bytes = _int(message, 1), _int(message, 5)
+    if max(footer_bytes, metadata_bytes) > SECTION_BYTES_MAX:
+        raise TailDamaged(f"a footer of {footer_bytes} and metadata of {metadata_bytes} bytes are more than allowed")
+    return Postscript(footer_bytes, metadata_bytes, CODECS[codec], block_bytes, _int(message, 6), size + 1)
+
+
+def parse_tail(data: memoryview, postscript: Postscript, file_bytes: int) -> Tail:
+    """`data`: the last `postscript.tail_bytes` of a file of `file_bytes`.
+
+    Raises:
+        TailDamaged: It is not what the specification says.
+    """
+    assert len(data) == postscript.tail_bytes
+    metadata, footer = data[: postscript.metadata_bytes], data[postscript.metadata_bytes : -postscript.num_bytes]
+    stripes: list[Stripe] = []
+    types: list[memoryview] = []
+    statistics: list[memoryview] = []
+    num_rows = 0
+    for number, value in fields(decompressed(footer, postscript)):
+        if number == 6 and isinstance(value, int):
+            num_rows = value
+        elif number == 10:
+            raise TailDamaged("it is encrypted; decrypt it first")
+        elif number in (3, 4, 7) and isinstance(value, memoryview):
+            if number == 3:
+                stripes.append(_parse_stripe(value, file_bytes - len(data)))
+            else:
+                (types if number == 4 else statistics).append(value)
+    if sum(stripe.num_rows for stripe in stripes) != num_rows:
+        raise TailDamaged(f"its stripes have {sum(stripe.num_rows for stripe in stripes)} rows, not {num_rows}")
+    return Tail(
+        postscript=postscript,
+        num_rows=num_rows,
+        stripes=tuple(stripes),
+        column_ids=_column_ids(types),
+        kinds=tuple(_int(_message(each), 1) for each in types),
+        version=xxhash.xxh3_128_hexdigest(data),
+        _file_statistics=tuple(statistics),
+        _metadata=metadata,
+    )
+
+
+def _parse_stripe(data: memoryview, end: int) -> Stripe:
+    message = _message(data)
+    stripe = Stripe(*(_int(message, number) for number in (1, 2, 3, 4, 5)))
+    if stripe.offset + stripe.num_bytes > end:
+        raise TailDamaged(f"a stripe ends at byte {stripe.offset + stripe.num_bytes}, but the tail begins at {end}")
+    return stripe
+
+
+def _column_ids(types: list[memoryview]) -> dict[str, range]:
+    """Columns are numbered from the root down, each before what is nested in it."""
+    if not types:
+        raise TailDamaged("it has no columns")
+    children: list[int] = []
+    names: list[str] = []
+    for number, value in fields(types[0]):
+        if number == 2:
+            children.extend(_packed(value))
+        elif number == 3 and isinstance(value, memoryview):
+            names.append(_text(value))
+    bounds = [*children, len(types)]
+    if len(names) != len(children) or bounds != sorted(bounds) or bounds[0] < 1:
+        raise TailDamaged(f"{len(names)} names for the columns {children[:8]} of {len(types)}")
+    return {name: range(bounds[place], bounds[place + 1]) for place, name in enumerate(names)}
+
+
+def parse_stripe_footer(section: memoryview, postscript: Postscript, stripe: Stripe) -> list[Stream]:
+    """The streams of a stripe, in the order in which they lie in it.
+
+    Raises:
+        TailDamaged: It is not what the specification says.
+    """
+    streams = []
+    offset = stripe.offset
+    for number, value in fields(decompressed(section, postscript)):
+        if number == 1 and isinstance(value, memoryview):
+            message = _message(value)
+            num_bytes = _int(message, 3)
+            streams.append(Stream(_int(message, 2), offset, num_bytes, _int(message, 1) in _INDEX_STREAMS))
+            offset += num_bytes
+    if offset > stripe.footer_offset:
+        raise TailDamaged(f"its streams end at byte {offset}, but its footer begins at {stripe.footer_offset}")
+    return streams
+
+
+# -- statistics --------------------------------------------------------------------------------------------------------
+
+
+def parse_statistics(data: memoryview, kind: int, *, has_utc: bool) -> Statistics:
+    """`kind`: the column's type; of other kinds than those named above no bounds are told."""
+    message = _message(data)
+    make = functools.partial(Statistics, num_values=_int(message, 1), has_null=bool(_int(message, 10, 1)))
+    low: bool | int | float | str | None = None
+    high: bool | int | float | str | None = None
+    if kind in INTEGERS:
+        bounds = _message(_bytes(message, 2))
+        low, high = _zigzag(bounds, 1), _zigzag(bounds, 2)
+    elif kind in FLOATS:
+        low, high = _float_bounds(_message(_bytes(message, 3)))
+    elif kind == STRING:
+        bounds = _message(_bytes(message, 4))
+        low = _text(_bytes(bounds, 1 if 1 in bounds else 4)) if {1, 4} & bounds.keys() else None
+        high = _text(_bytes(bounds, 2 if 2 in bounds else 5)) if {2, 5} & bounds.keys() else None
+    elif kind == DATE:
+        bounds = _message(_bytes(message, 7))
+        low, high = _zigzag(bounds, 1), _zigzag(bounds, 2)
+    elif kind == TIMESTAMP and has_utc:
+        low, high = _time_bounds(_message(_bytes(message, 9)))
+    elif kind == BOOLEAN:
+        num_true = next((sum(_packed(value)) for number, value in fields(_bytes(message, 5)) if number == 1), None)
+        if num_true is not None and num_true <= _int(message, 1) > 0:
+            low, high = num_true == _int(message, 1), num_true > 0
+    is_whole = low is not None and high is not None
+    return make(low=low, high=high) if is_whole else make()
+
+
+def _float_bounds(message: dict[int, int | memoryview]) -> tuple[float | None, float | None]:
+    """Only if there is no NaN: it is in no order, so bounds do not hold for it. The sum tells, which it would spoil."""
+    low, high, total = (_double(message, number) for number in (1, 2, 3))
+    if low is None or high is None or total is None or total != total or not low <= high:
+        return None, None
+    return low, high
+
+
+def _double(message: dict[int, int | memoryview], number: int) -> float | None:
+    if number not in message:
+        return None
+    value = _bytes(message, number)
+    if len(value) != 8:
+        raise TailDamaged(f"field {number} is no double")
+    return float(struct.unpack("<d", value)[0])
+
+
+def _time_bounds(message: dict[int, int | memoryview]) -> tuple[int | None, int | None]:
+    """They are told in milliseconds, and some writers round times before 1970 the other way: a second more holds all."""
+    low, high = _zigzag(message, 3), _zigzag(message, 4)
+    if low is None or high is None:
+        return None, None
+    return low * 1_000_000 - _SECOND_NS, high * 1_000_000 + _SECOND_NS
+
+
+def _text(data: memoryview) -> str:
+    try:
+        return str(data, "utf-8")
+    except UnicodeDecodeError as error:
+        raise TailDamaged(f"a string is no UTF-8: {error}") from error

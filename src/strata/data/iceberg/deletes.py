@@ -1,0 +1,151 @@
+"""Rows that were deleted without their data file being written again.
+
+Three kinds: lists of positions, deletion vectors (bitmaps of positions), and values ("all rows with id 7"). All become
+positions at plan time, so that reading is the same for each: leave these rows out. Positions are what the count of rows
+needs anyway; for values the columns that they compare are decoded once.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.orc as orc
+import pyarrow.parquet as pq
+from pyiceberg.manifest import FileFormat
+from pyiceberg.table.puffin import PuffinFile
+from pyroaring import BitMap
+
+from strata.data.iceberg.fitting import NO_ROWS
+from strata.data.source import reaching
+from strata.errors import DataError, DataFileInvalid
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import numpy.typing as npt
+    from pyiceberg.manifest import DataFile as DeleteFile
+
+    from strata.data.files import DataFile
+    from strata.data.iceberg.locating import Locator
+    from strata.data.iceberg.scanning import ScannedFile
+    from strata.data.source import Source
+
+    Positions = npt.NDArray[np.int64]
+
+_VECTOR = "deletion-vector-v1"
+_VECTOR_MAGIC = b"\xd1\xd3\x39\x64"
+CURE = "restore the file, or go back to a snapshot without it"
+
+
+def read_positions(
+    files: Iterable[ScannedFile], source: Source, locator: Locator, *, num_threads: int
+) -> dict[str, Positions]:
+    """For every data file with position deletes, which of its rows are gone: sorted, each once.
+
+    Raises:
+        DataFileInvalid: A delete file is damaged.
+        DataError: It is of a format that is not read.
+    """
+    targets: dict[str, list[str]] = defaultdict(list)
+    deletes: dict[str, DeleteFile] = {}
+    for scanned in files:
+        for delete in scanned.position_deletes:
+            targets[delete.file_path].append(scanned.file.file_path)
+            deletes[delete.file_path] = delete
+
+    def read(path: str) -> dict[str, Positions]:
+        delete = deletes[path]
+        return _read_one(delete, locator.file(path, delete.file_size_in_bytes), source, targets[path])
+
+    found: dict[str, list[Positions]] = defaultdict(list)
+    with ThreadPoolExecutor(max(1, min(num_threads, len(deletes)))) as pool:
+        for rows_by_path in pool.map(read, sorted(deletes)):
+            for path, rows in rows_by_path.items():
+                found[path].append(rows)
+    return {path: np.unique(np.concatenate(rows)) for path, rows in found.items()}
+
+
+def _read_one(delete: DeleteFile, file: DataFile, source: Source, targets: Sequence[str]) -> dict[str, Positions]:
+    """Of the data files in `targets` alone: deletes of a partition can be many times what a scan needs."""
+    if delete.file_format == FileFormat.PUFFIN:
+        return _read_vectors(source, file, set(targets))
+    table = read_deletes(delete, file, source, ["file_path", "pos"])
+    wanted = pc.is_in(table["file_path"], value_set=pa.array(targets, table["file_path"].type))
+    table = table.filter(wanted).combine_chunks()
+    paths = pc.dictionary_encode(table["file_path"]).combine_chunks()
+    if not len(paths):
+        return {}
+    codes = paths.indices.to_numpy(zero_copy_only=False)
+    rows = table["pos"].cast(pa.int64()).to_numpy()
+    order = np.argsort(codes, kind="stable")
+    cuts = np.searchsorted(codes[order], np.arange(1, len(paths.dictionary)))
+    return dict(zip(paths.dictionary.to_pylist(), np.split(rows[order], cuts), strict=True))
+
+
+def read_deletes(delete: DeleteFile, file: DataFile, source: Source, columns: list[str] | None) -> pa.Table:
+    """The rows of a delete file.
+
+    Raises:
+        DataFileInvalid: It is damaged.
+        DataError: It is neither Parquet nor ORC.
+    """
+    with source.open(file) as opened:
+        try:
+            if delete.file_format == FileFormat.PARQUET:
+                return pq.ParquetFile(opened).read(columns=columns, use_threads=False)
+            if delete.file_format == FileFormat.ORC:
+                return orc.ORCFile(opened).read(columns=columns)
+        except (pa.ArrowException, OSError, KeyError) as error:
+            raise DataFileInvalid(f"{file.name}: this delete file cannot be read ({error}); {CURE}") from error
+    raise DataError(
+        f"{file.name}: delete files of the format {delete.file_format.name} are not read; compact the table "
+        "(Spark: CALL system.rewrite_data_files), which applies them"
+    )
+
+
+# --- deletion vectors ---
+
+
+def _read_vectors(source: Source, file: DataFile, targets: set[str]) -> dict[str, Positions]:
+    with reaching(file.name):
+        data = source.read(file, 0, file.size_bytes).to_pybytes()
+    try:
+        puffin = PuffinFile(data)
+        vectors = [
+            (blob.properties["referenced-data-file"], puffin.get_blob_payload(blob))
+            for blob in puffin.footer.blobs
+            if blob.type == _VECTOR
+        ]
+        return {path: decode_vector(payload) for path, payload in vectors if path in targets}
+    except (ValueError, KeyError, IndexError) as error:
+        raise DataFileInvalid(f"{file.name}: its deletion vectors cannot be read ({error}); {CURE}") from error
+
+
+def decode_vector(blob: bytes) -> Positions:
+    """The positions in a deletion vector.
+
+    Length and checksum (big-endian) around a mark and a number of bitmaps, one for each 2³² positions.
+
+    Raises:
+        ValueError: It is damaged.
+    """
+    length = int.from_bytes(blob[:4], "big")
+    body = blob[4 : 4 + length]
+    if len(body) != length or not body.startswith(_VECTOR_MAGIC):
+        raise ValueError("not a deletion vector")
+    if zlib.crc32(body) != int.from_bytes(blob[4 + length : 8 + length], "big"):
+        raise ValueError("the checksum does not match")
+    num_bitmaps = int.from_bytes(body[4:12], "little")
+    rest, found = body[12:], [NO_ROWS]
+    for _ in range(num_bitmaps):
+        high = int.from_bytes(rest[:4], "little")
+        bitmap = BitMap.deserialize(rest[4:])
+        rest = rest[4 + len(bitmap.serialize()) :]
+        found.append(np.asarray(bitmap.to_array(), dtype=np.int64) + (high << 32))
+    return np.concatenate(found)

@@ -1,0 +1,253 @@
+"""An Iceberg table as a `Plan`: the same that directories of files become, so that the same runtime reads it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from strata.data import filters as row_filters
+from strata.data.formats.orc import OrcFormat
+from strata.data.formats.parquet import ParquetFormat
+from strata.data.iceberg import filters
+from strata.data.iceberg.catalogs import open_table
+from strata.data.iceberg.counting import digest_of
+from strata.data.iceberg.deletes import read_positions
+from strata.data.iceberg.fitting import IcebergFit
+from strata.data.iceberg.locating import Locator
+from strata.data.iceberg.looking import Request
+from strata.data.iceberg.scanning import scan
+from strata.data.iceberg.snapshots import find_snapshot, schema_at
+from strata.data.iceberg.surveying import survey
+from strata.data.iceberg.table_types import arrow_type
+from strata.data.packing import parse_bytes, parse_rows
+from strata.data.plan import Plan, PlannedFile, Pruning
+from strata.data.planning import Units, assemble, fingerprint
+from strata.errors import InvalidArgument, NoData, SchemaMismatch
+
+if TYPE_CHECKING:
+    import datetime as dt
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import Any
+
+    import numpy.typing as npt
+    from pyiceberg.expressions import BooleanExpression
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import Table
+    from pyiceberg.types import NestedField
+
+    from strata.data.filters import Condition
+    from strata.data.formats.base import Format
+    from strata.data.iceberg.counting import Counted
+    from strata.data.iceberg.scanning import Scan
+    from strata.data.iceberg.surveying import Survey
+    from strata.data.settings import OnError
+    from strata.data.source import Source
+    from strata.data.survey_cache import SurveyCache
+    from strata.data.surveying import Progress
+
+FORMATS: Mapping[str, Format] = {"parquet": ParquetFormat(), "orc": OrcFormat()}
+
+
+def plan(
+    table: str | Table,
+    catalog_config: Mapping[str, Any] | None,
+    *,
+    columns: Sequence[str] | None,
+    scan_filter: str | BooleanExpression | None,
+    snapshot_id: int | None,
+    as_of: dt.datetime | str | int | None,
+    split_bytes: int | str,
+    split_rows: int | None,
+    on_error: OnError,
+    num_threads: int,
+    cache: SurveyCache | None,
+    progress: Progress | None,
+) -> tuple[Source, Plan]:
+    """See `strata.data.iceberg.plan_table`."""
+    num_split_bytes, num_split_rows = parse_bytes(split_bytes), parse_rows(split_rows)
+    opened = open_table(table, catalog_config)
+    snapshot = find_snapshot(opened, snapshot_id=snapshot_id, as_of=as_of)
+    schema = schema_at(opened, snapshot, travels=snapshot_id is not None or as_of is not None)
+    delivered = choose(schema, columns)
+    row_filter = filters.parse(scan_filter, schema)
+    condition = row_filter.condition if row_filter is not None else None
+    used = [schema.find_field(name) for name in condition.columns] if condition is not None else []
+    fields = (*delivered, *(each for each in used if each not in delivered))
+
+    found = scan(
+        opened, snapshot, schema, row_filter.expression if row_filter is not None else None, num_threads=num_threads
+    )
+    locator = Locator(opened)
+    source = locator.source(_locations(found))
+    positions = read_positions(found.files, source, locator, num_threads=num_threads)
+    request = Request(
+        table=opened,
+        fields=fields,
+        condition=condition,
+        source=source,
+        locator=locator,
+        formats=FORMATS,
+        skips=on_error == "skip",
+    )
+    surveyed = survey(request, found.files, positions, num_threads=num_threads, cache=cache, progress=progress)
+    arrow_schema = _arrow_schema(fields, wide=surveyed.wide)
+    if condition is not None:
+        row_filters.check(condition, arrow_schema)
+    if not any(any(each.unit_rows) for each in surveyed.files):
+        name = f"{'.'.join(opened.name())}, snapshot {snapshot.snapshot_id}"
+        raise NoData(_why_nothing(name, surveyed, found, condition))
+    made = _assemble(
+        opened,
+        surveyed,
+        found,
+        schema=arrow_schema,
+        columns=tuple(each.name for each in delivered),
+        condition=condition,
+        split_bytes=num_split_bytes,
+        split_rows=num_split_rows,
+    )
+    return source, made
+
+
+def choose(schema: Schema, columns: Sequence[str] | None) -> tuple[NestedField, ...]:
+    """The columns to deliver, in the order asked for.
+
+    Raises:
+        SchemaMismatch: The table has no such column.
+        InvalidArgument: None was asked for, or one twice.
+    """
+    if columns is None:
+        return schema.fields
+    if not columns or len(set(columns)) < len(columns):
+        raise InvalidArgument(f"columns={list(columns)} must name at least one column, and each once", field="columns")
+    by_name = {each.name: each for each in schema.fields}
+    for name in columns:
+        if name not in by_name:
+            raise SchemaMismatch(
+                f"the table has no column {name!r}; {row_filters.nearest(name, by_name)}", field="columns"
+            )
+    return tuple(by_name[name] for name in columns)
+
+
+def _locations(found: Scan) -> list[str]:
+    files = [each.file.file_path for each in found.files]
+    deletes = {delete.file_path for each in found.files for delete in (*each.position_deletes, *each.equality_deletes)}
+    return files + sorted(deletes)
+
+
+def _arrow_schema(fields: Sequence[NestedField], *, wide: bool) -> pa.Schema:
+    kinds = [(each, arrow_type(each.field_type, wide=wide)) for each in fields]
+    for each, kind in kinds:
+        if kind is None:
+            raise SchemaMismatch(
+                f"column {each.name} has the type {each.field_type}, which is not read; leave it out with columns=",
+                field="columns",
+            )
+    return pa.schema([pa.field(each.name, kind, nullable=each.optional) for each, kind in kinds])
+
+
+def _assemble(
+    table: Table,
+    seen: Survey,
+    found: Scan,
+    *,
+    schema: pa.Schema,
+    columns: tuple[str, ...],
+    condition: Condition | None,
+    split_bytes: int,
+    split_rows: int | None,
+) -> Plan:
+    units = _units(seen.files)
+    made = assemble(
+        files=[_planned(each) for each in seen.files],
+        units=units,
+        schema=schema,
+        columns=columns,
+        condition=condition,
+        null_counts=_null_counts(seen.files, columns),
+        split_bytes=split_bytes,
+        split_rows=split_rows,
+        pruning=_pruning(seen, found, units),
+    )
+    return replace(made, fingerprint=_fingerprint(table, made))
+
+
+def _planned(counted: Counted) -> PlannedFile:
+    looked = counted.looked
+    return PlannedFile(looked.file, looked.format.name, looked.facts.version, looked.facts.schema, counted.fit)
+
+
+def _units(files: Sequence[Counted]) -> Units:
+    units = [
+        (number, unit, rows)
+        for number, each in enumerate(files)
+        for unit, rows in zip(each.looked.facts.units, each.unit_rows, strict=True)
+    ]
+
+    def numbers(values: Iterable[int]) -> npt.NDArray[np.int64]:
+        return np.fromiter(values, dtype=np.int64, count=len(units))
+
+    return Units(
+        file=numbers(number for number, _, _ in units),
+        index=numbers(unit.index for _, unit, _ in units),
+        rows=numbers(rows for _, _, rows in units),
+        total_rows=numbers(unit.num_rows for _, unit, _ in units),
+        first_row=numbers(unit.first_row for _, unit, _ in units),
+        offset=numbers(unit.offset for _, unit, _ in units),
+        num_bytes=numbers(unit.num_bytes for _, unit, _ in units),
+    )
+
+
+def _why_nothing(name: str, seen: Survey, found: Scan, condition: Condition | None) -> str:
+    if seen.skipped and not seen.files:
+        file, reason = seen.skipped[0]
+        return f"{name}: none of its {len(seen.skipped)} files can be read; the first, {file}: {reason}"
+    if condition is not None and (found.files or found.num_pruned):
+        return (
+            f"{name}: no row passes the filter {condition.text} ({found.num_pruned} files were left out by "
+            f"their metadata, {len(found.files)} were looked into); check its values"
+        )
+    return f"{name} has no rows; read another snapshot with snapshot_id= or as_of="
+
+
+def _null_counts(files: Sequence[Counted], columns: Sequence[str]) -> dict[str, int]:
+    """Before deletes and the filter, so with these they are bounds."""
+    told = {name: [_nulls(each, name) for each in files] for name in columns}
+    return {
+        name: sum(count for count in counts if count is not None) for name, counts in told.items() if None not in counts
+    }
+
+
+def _nulls(counted: Counted, name: str) -> int | None:
+    column, facts = counted.fit.columns[name], counted.looked.facts
+    if column.source is not None:
+        return facts.null_counts.get(column.source) if column.is_plain else None
+    return sum(unit.num_rows for unit in facts.units) if column.constant is None else 0
+
+
+def _fingerprint(table: Table, plan: Plan) -> str:
+    """Of the table and its rows, not of the snapshot: one that changed only how files are listed is the same."""
+    files = [
+        (f"{table.metadata.table_uuid} {each.file.name}", f"{each.version} {digest_of(each.fit.deleted)}")
+        for each in plan.files
+        if isinstance(each.fit, IcebergFit)
+    ]
+    numbers = [plan.unit_file, plan.unit_index, plan.unit_rows, plan.split_starts]
+    return fingerprint(files, numbers, plan.condition_text)
+
+
+def _pruning(seen: Survey, found: Scan, units: Units) -> Pruning:
+    return Pruning(
+        num_files=len(found.files) + found.num_pruned,
+        num_files_pruned=found.num_pruned,
+        num_units=len(units.rows),
+        num_units_pruned=int((units.rows == 0).sum()),
+        num_units_counted=sum(each.num_units_counted for each in seen.files),
+        num_rows=int(units.total_rows.sum()),
+        bytes_total=sum(each.looked.file.size_bytes for each in seen.files),
+        bytes_planned=int(units.num_bytes[units.rows > 0].sum()),
+        skipped=seen.skipped,
+    )

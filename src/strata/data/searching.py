@@ -1,0 +1,338 @@
+"""Looks for files: in a directory to the bottom, by a pattern, or one by one.
+
+A pattern stands for what it matches, files and directories; `*`, `?` and `[…]` match within one name, `**` any number of
+directories. What exists under the very name that was written is taken for that, whatever characters the name has.
+
+Passed over, unless a file is named: names that begin with `_` or `.` and whatever is below directories of such names
+(`_key=value` is a partition, though), and markers that other programs leave. A pattern that begins a name with `_` or
+`.` matches such names.
+
+A local directory that links lead to more than once is searched once, so links that form a circle come to an end.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import difflib
+import errno
+import fnmatch
+import heapq
+import os
+import re
+import stat
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pyarrow.fs as pafs
+
+from strata.data.source import reaching
+from strata.errors import DataFileMissing, InvalidArgument, LimitExceeded, NoData, StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from strata.data.source import Source
+
+MAX_FILES = 2_000_000
+MAX_NEAR = 10_000
+GONE = -1
+"""The size of what a link leads to that is not there."""
+NUM_QUESTIONS = 16
+"""About files that are named one by one, at a time."""
+_MARKERS = ("_$folder$", ".crc", "._COPYING_")
+_WILD = re.compile(r"[*?\[]")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One part of what a user wrote."""
+
+    written: str
+    path: str
+    """As its file system knows it."""
+    is_directory: bool
+    """It was written with a slash at its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A file that a search met."""
+
+    path: str
+    size_bytes: int
+    """Or `GONE`."""
+    mtime_ns: int
+    """0 if the file system does not tell."""
+    is_named: bool
+    """By the user, or by a pattern that says something about names: it is taken whatever its suffix."""
+
+
+@dataclass(slots=True)
+class Search:
+    written: str
+    base: str
+    """The directory below which it was looked."""
+    seen: list[Seen] = field(default_factory=list)
+    num_hidden: int = 0
+
+
+def search_all(source: Source, places: Sequence[Place]) -> list[Search]:
+    """
+    Raises:
+        NoData: Nothing is at one of the places.
+        LimitExceeded: There are too many files.
+        StorageDenied, StorageUnavailable, StorageError: It cannot be looked at.
+    """
+    if len(places) == 1 or source.is_local:
+        found = [_search(source, place) for place in places]
+    else:
+        with concurrent.futures.ThreadPoolExecutor(NUM_QUESTIONS, "strata-data-search") as pool:
+            found = list(pool.map(lambda place: _search(source, place), places))
+    _check_number(sum(len(search.seen) for search in found))
+    return found
+
+
+def relative(path: str, base: str) -> str:
+    """Below `base`; some file systems begin their paths with a slash and some do not."""
+    path, base = path.lstrip("/"), base.strip("/")
+    assert not base or path.startswith(f"{base}/"), (path, base)
+    return path[len(base) + 1 :] if base else path
+
+
+def common_directory(bases: Sequence[str]) -> str:
+    """The lowest directory that holds all of these."""
+    parts = [base.strip("/").split("/") for base in set(bases)]
+    lowest, highest = min(parts), max(parts)
+    same = next((i for i, part in enumerate(lowest) if highest[i : i + 1] != [part]), len(lowest))
+    return "/".join(lowest[:same])
+
+
+def is_hidden(name: str, *, is_directory: bool) -> bool:
+    if name.startswith("_"):
+        return not (is_directory and "=" in name)
+    return name.startswith(".") or (not is_directory and name.endswith(_MARKERS))
+
+
+def is_plain(name: str) -> bool:
+    """Whether a file is hidden in none of its parts."""
+    *directories, own = name.split("/")
+    return not (is_hidden(own, is_directory=False) or any(is_hidden(one, is_directory=True) for one in directories))
+
+
+class Pattern:
+    """Matches names below a directory, part by part."""
+
+    def __init__(self, parts: Sequence[str]) -> None:
+        self._parts = parts
+        self._matches = [None if part == "**" else re.compile(fnmatch.translate(part)).match for part in parts]
+        self._says_name = parts[-1] not in ("*", "**")
+
+    def matches(self, name: str) -> bool | None:
+        """None: no. Otherwise whether the pattern says something about the file's own name."""
+        parts = name.split("/")
+        states = self._closed({0})
+        for i, part in enumerate(parts):
+            is_directory = i < len(parts) - 1
+            states = self._step(states, part, is_directory=is_directory)
+            if not states:
+                return None
+            if is_directory and self._end in states and is_plain("/".join(parts[i + 1 :])):
+                return False
+        if self._end not in states:
+            return None
+        return self._says_name
+
+    def may_enter(self, directory: str) -> bool:
+        """Whether something below it could match."""
+        states = self._closed({0})
+        for part in directory.split("/"):
+            if self._end in states:
+                return not is_hidden(part, is_directory=True)
+            states = self._step(states, part, is_directory=True)
+        return bool(states)
+
+    @property
+    def _end(self) -> int:
+        return len(self._parts)
+
+    def _step(self, states: set[int], part: str, *, is_directory: bool) -> set[int]:
+        hidden = is_hidden(part, is_directory=is_directory)
+        found = set()
+        for state in states - {self._end}:
+            match = self._matches[state]
+            if match is None:
+                found |= set() if hidden else {state}
+            elif match(part) and (not hidden or self._asks_for(state, part)):
+                found.add(state + 1)
+        return self._closed(found)
+
+    def _closed(self, states: set[int]) -> set[int]:
+        """With where `**` leads when it stands for nothing."""
+        for state in sorted(states):
+            while state < self._end and self._matches[state] is None:
+                state += 1
+                states = states | {state}
+        return states
+
+    def _asks_for(self, state: int, hidden: str) -> bool:
+        pattern = self._parts[state]
+        return pattern[0] == hidden[0] if hidden[0] in "_." else pattern != "*"
+
+
+def _search(source: Source, place: Place) -> Search:
+    info = _local_info(place) if _is_disk(source) else source.info(place.path)
+    if info.type == pafs.FileType.File and not (place.is_directory and not source.is_local):
+        return Search(place.written, place.path.rpartition("/")[0], [_seen(info, is_named=True)])
+    if info.type == pafs.FileType.NotFound and _WILD.search(place.path):
+        return _search_pattern(source, place)
+    if info.type == pafs.FileType.NotFound:
+        raise _nothing_there(source, place, place.path)
+    if info.type == pafs.FileType.Unknown:
+        raise InvalidArgument(f"{place.written} is neither a file nor a directory; give one of these", field="path")
+    return _search_directory(source, place)
+
+
+def _search_directory(source: Source, place: Place) -> Search:
+    search = Search(place.written, place.path)
+    for name, seen in _list(source, place, place.path, _is_plain_directory):
+        if seen is None or not is_plain(name):
+            search.num_hidden += 1
+        else:
+            search.seen.append(seen)
+            _check_number(len(search.seen))
+    return search
+
+
+def _search_pattern(source: Source, place: Place) -> Search:
+    wild = _WILD.search(place.path)
+    assert wild is not None
+    base = place.path[: wild.start()].rpartition("/")[0]
+    pattern = Pattern([part for part in place.path[len(base) :].split("/") if part])
+    search = Search(place.written, base)
+    for name, seen in _list(source, place, base, pattern.may_enter):
+        says_name = pattern.matches(name)
+        if says_name is None:
+            continue
+        if seen is None:
+            search.num_hidden += 1
+        else:
+            search.seen.append(dataclasses.replace(seen, is_named=says_name))
+            _check_number(len(search.seen))
+    return search
+
+
+def _list(
+    source: Source, place: Place, base: str, may_enter: Callable[[str], bool]
+) -> Iterator[tuple[str, Seen | None]]:
+    """All files below `base`, by their names there; None for what is no file to read."""
+    if _is_disk(source):
+        yield from _walk(base or "/", may_enter)
+        return
+    try:
+        with reaching(place.written):
+            infos = source.filesystem.get_file_info(pafs.FileSelector(base, recursive=True))
+    except DataFileMissing as error:
+        raise _nothing_there(source, place, base) from error
+    files = {relative(i.path, base): i for i in infos if i.type == pafs.FileType.File and i.path.strip("/") != base}
+    directories = {name[: slash.start()] for name in files for slash in re.finditer("/", name)}
+    for name, info in files.items():
+        is_marker = name.endswith("/") or (name in directories and not info.size)
+        yield name, None if is_marker else _seen(info, is_named=False)
+
+
+def _walk(base: str, may_enter: Callable[[str], bool]) -> Iterator[tuple[str, Seen | None]]:
+    """A local directory. Links are followed last and in order: what is reached in two ways keeps the straight name."""
+    straight, links = [""], list[str]()
+    visited: set[tuple[int, int]] = set()
+    while straight or links:
+        name = straight.pop() if straight else heapq.heappop(links)
+        path = f"{base.rstrip('/')}/{name}"
+        with reaching(path):
+            about = os.stat(path)  # noqa: PTH116 - a path object for each would take twice the time
+            if (about.st_dev, about.st_ino) in visited:
+                continue
+            visited.add((about.st_dev, about.st_ino))
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    own = f"{name}/{entry.name}" if name else entry.name
+                    if entry.is_dir(follow_symlinks=False):
+                        if may_enter(own):
+                            straight.append(own)
+                    elif entry.is_symlink() and _leads_to_directory(entry):
+                        if may_enter(own):
+                            heapq.heappush(links, own)
+                    else:
+                        yield own, _seen_entry(entry, path)
+
+
+def _leads_to_directory(link: os.DirEntry[str]) -> bool:
+    try:
+        return link.is_dir()
+    except OSError:  # a circle of links
+        return False
+
+
+def _seen_entry(entry: os.DirEntry[str], directory: str) -> Seen | None:
+    path = f"{directory.rstrip('/')}/{entry.name}"
+    try:
+        about = entry.stat()
+    except OSError as error:
+        if not entry.is_symlink():
+            raise
+        del error
+        return Seen(path, GONE, 0, is_named=False)
+    if not stat.S_ISREG(about.st_mode):
+        return None
+    return Seen(path, about.st_size, about.st_mtime_ns, is_named=False)
+
+
+def _local_info(place: Place) -> pafs.FileInfo:
+    try:
+        with reaching(place.written):
+            about = os.stat(place.path)  # noqa: PTH116
+    except DataFileMissing:
+        return pafs.FileInfo("", pafs.FileType.NotFound)
+    except StorageError as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.ENAMETOOLONG, errno.ENOTDIR):
+            return pafs.FileInfo("", pafs.FileType.NotFound)
+        raise
+    if stat.S_ISDIR(about.st_mode):
+        return pafs.FileInfo(place.path, pafs.FileType.Directory)
+    if stat.S_ISREG(about.st_mode):
+        kind = pafs.FileType.File
+        return pafs.FileInfo(place.path, kind, size=about.st_size, mtime_ns=about.st_mtime_ns)
+    return pafs.FileInfo(place.path, pafs.FileType.Unknown)
+
+
+def _seen(info: pafs.FileInfo, *, is_named: bool) -> Seen:
+    if info.size is None:
+        raise StorageError(f"{info.path} has no size that its file system tells; copy it to another store")
+    return Seen(info.path, info.size, info.mtime_ns or 0, is_named)
+
+
+def _is_disk(source: Source) -> bool:
+    return isinstance(source.filesystem, pafs.LocalFileSystem)
+
+
+def _is_plain_directory(name: str) -> bool:
+    """The directories above it are."""
+    return not is_hidden(name.rpartition("/")[2], is_directory=True)
+
+
+def _check_number(number: int) -> None:
+    if number > MAX_FILES:
+        raise LimitExceeded(f"path holds more than {MAX_FILES:,} files; read it in parts", field="path")
+
+
+def _nothing_there(source: Source, place: Place, path: str) -> NoData:
+    cure = "check the path"
+    if not source.is_local:
+        cure += ", that the bucket exists, and that the credentials may list it"
+    elif _is_disk(source):
+        parent, _, name = path.rpartition("/")
+        with contextlib.suppress(OSError):
+            near = difflib.get_close_matches(name, os.listdir(parent or "/")[:MAX_NEAR], 1)  # noqa: PTH208
+            cure = f"did you mean {parent}/{near[0]}?" if near else cure
+    return NoData(f"there is nothing at {place.written}; {cure}", field="path")

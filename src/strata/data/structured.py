@@ -1,0 +1,290 @@
+"""`StructuredDataset`: from what a user writes to a loader."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from strata.clock import SystemClock
+from strata.data import formats, survey_cache
+from strata.data import survey as surveys
+from strata.data.dataset import Dataset
+from strata.data.decoding import Recipe
+from strata.data.delivering import Deliverer, Types
+from strata.data.discovering import discover, guess_format, suffixes_of
+from strata.data.filesystems import open_source
+from strata.data.filters import parse
+from strata.data.packing import parse_bytes
+from strata.data.partitions import partition_fields
+from strata.data.planning import build
+from strata.data.progress import SurveyProgress
+from strata.data.ranks import find_ranks, share
+from strata.data.settings import Delivery
+from strata.data.surveying import survey
+from strata.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import pyarrow as pa
+
+    from strata.data.loaders import PlainLoader
+    from strata.data.ranks import Ranks
+    from strata.data.settings import OnError, OutputFormat, WorkerType
+    from strata.data.steps import Tail
+    from strata.data.strategies import Strategy
+    from strata.data.torch_loader import Loader
+
+MAX_DEFAULT_WORKERS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """Which files, and what of them."""
+
+    path: Any
+    format: str | None = None
+    columns: Sequence[str] | None = None
+    filters: Any = None
+    partitioning: Literal["hive"] | None = "hive"
+    filesystem: Any = None
+    storage_options: Mapping[str, Any] | None = None
+    format_options: Mapping[str, Any] | None = None
+    schema: pa.Schema | None = None
+    schema_mode: Literal["unify", "strict"] = "unify"
+    split_bytes: int | str = "128MiB"
+    split_rows: int | None = None
+    on_error: OnError = "raise"
+    cache: bool = True
+    show_progress: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.columns, str):
+            raise InvalidArgument(f"columns={self.columns!r}; give a list: [{self.columns!r}]", field="columns")
+        if self.columns is not None:
+            twice = {name for name in self.columns if list(self.columns).count(name) > 1}
+            if twice:
+                raise InvalidArgument(f"columns names {min(twice)!r} twice; name each once", field="columns")
+            if not self.columns:
+                raise InvalidArgument(
+                    "columns=[] delivers nothing; name some, or leave it out for all", field="columns"
+                )
+
+
+def plan_files(where: Where, ranks: Ranks) -> Recipe:
+    """Looks at the files, on rank 0 if ranks can talk, and plans from what was found."""
+    condition = None if where.filters is None else parse(where.filters)
+    split_bytes = parse_bytes(where.split_bytes)
+
+    def look() -> bytes:
+        found = discover(
+            where.path,
+            suffixes=None if where.format is None else suffixes_of(where.format),
+            filesystem=where.filesystem,
+            storage_options=where.storage_options,
+            partitioning=where.partitioning,
+        )
+        name = where.format or guess_format(found.source, found.files)
+        with SurveyProgress(is_shown=where.show_progress) as progress:
+            looked = survey(
+                found.source,
+                found.files,
+                formats.by_name(name, where.format_options),
+                columns=where.columns,
+                condition=condition,
+                partition_fields=partition_fields(found.files),
+                split_bytes=split_bytes,
+                on_error=where.on_error,
+                cache=survey_cache.default() if where.cache else None,
+                roots=_roots(where.path),
+                schema=where.schema,
+                progress=progress,
+            )
+        return surveys.to_bytes(looked)
+
+    if where.format is not None and where.format not in formats.NAMES:
+        formats.by_name(where.format)
+    looked = surveys.from_bytes(share(ranks, look))
+    plan = build(
+        looked,
+        columns=where.columns,
+        condition=condition,
+        split_bytes=split_bytes,
+        split_rows=where.split_rows,
+        schema_mode=where.schema_mode,
+        schema=where.schema,
+    )
+    source, _ = open_source(_roots(where.path)[0], filesystem=where.filesystem, storage_options=where.storage_options)
+    return Recipe(source, plan, {looked.format: formats.by_name(looked.format, where.format_options)})
+
+
+class StructuredDataset(Dataset):
+    """Parquet, ORC, CSV, JSON or Arrow files as batches of columns, exact to the row."""
+
+    @classmethod
+    def create_dataloader(
+        cls,
+        path: Any,
+        format: str | None = None,
+        *,
+        batch_size: int = 1024,
+        columns: Sequence[str] | None = None,
+        filters: Any = None,
+        partitioning: Literal["hive"] | None = "hive",
+        shuffle: bool = False,
+        shuffle_seed: int = 0,
+        shuffle_buffer_size: int = 100_000,
+        split_bytes: int | str = "128MiB",
+        split_rows: int | None = None,
+        split_strategy: str | Strategy | None = None,
+        num_workers: int | None = None,
+        worker_type: WorkerType = "thread",
+        output_format: OutputFormat | None = None,
+        accelerator: Any = None,
+        rank: int | None = None,
+        num_ranks: int | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        filesystem: Any = None,
+        storage_options: Mapping[str, Any] | None = None,
+        format_options: Mapping[str, Any] | None = None,
+        schema: pa.Schema | None = None,
+        schema_mode: Literal["unify", "strict"] = "unify",
+        strings: str | Mapping[str, str] = "python",
+        string_width: int | None = None,
+        nulls: str | Mapping[str, Any] | None = None,
+        decimals: str | Mapping[str, str] | None = None,
+        vocabularies: Mapping[str, Any] | None = None,
+        show_progress: bool = False,
+        tail: Tail = "uneven",
+        on_error: OnError = "raise",
+        lanes: int | None = None,
+        prefetch_bytes: int | str | None = None,
+        pin_memory: bool = False,
+        cache: bool = True,
+        name: str | None = None,
+    ) -> tuple[Loader | PlainLoader, Self]:
+        """A loader over files, and the dataset behind it, which knows its plan, its state and its metrics.
+
+        Args:
+            path: A file, a directory (searched to the bottom), a pattern, or a list of these; local or a URL.
+            format: parquet, orc, csv, json, jsonl or arrow; left out, it is guessed from the files.
+            batch_size: Rows of a batch, on each rank.
+            columns: What is delivered; left out, everything.
+            filters: Rows to keep: a pyarrow expression, tuples as pyarrow.parquet takes them, or text: `x > 3`.
+            shuffle_buffer_size: Rows that are shuffled among themselves, of all ranks together.
+            split_bytes: How large the pieces are, in bytes of the columns that are read, that a shuffle permutes.
+            split_strategy: Who decodes what: lpt, round_robin, size_balanced, or a function.
+            num_workers: Threads that decode, or processes with worker_type="process"; left out, one per core, up to 8.
+            output_format: What a batch is: torch, numpy, arrow, pandas or dict.
+            accelerator: Of Accelerate: ranks and the device are taken from it. Otherwise `rank` and `num_ranks`, or
+                what torch.distributed, DeepSpeed, Horovod or the environment say.
+            collate_fn: Is given each batch, and what it returns is delivered.
+            transform: Is given what was decoded at once, as a RecordBatch, and returns as many rows.
+            tail: What becomes of rows that do not fill a batch on every rank: uneven, pad or drop.
+            on_error: "skip" leaves out what cannot be read, and counts it.
+            lanes: Fixes the order for any number of ranks; left out, it is chosen by the ranks at an epoch's start.
+            prefetch_bytes: How much may be decoded and not yet taken; left out, half of split_bytes for each worker.
+            cache: Whether to remember what files say of themselves for the next time.
+            name: What metrics call the dataset; left out, the path.
+
+        Raises:
+            NoData: There are no files or no rows.
+            DataError, StorageError, InvalidArgument: Something else is wrong; the message says what, and the cure.
+        """
+        clock = SystemClock()
+        began_s = clock.monotonic_s()
+        ranks = find_ranks(rank=rank, num_ranks=num_ranks, accelerator=accelerator)
+        output_format = output_format or default_output_format()
+        num_workers = default_num_workers() if num_workers is None else num_workers
+        delivery = Delivery(
+            batch_size=batch_size,
+            shuffle=shuffle,
+            shuffle_seed=shuffle_seed,
+            shuffle_buffer_size=shuffle_buffer_size,
+            split_strategy=split_strategy,
+            num_workers=num_workers,
+            worker_type=worker_type,
+            output_format=output_format,
+            tail=tail,
+            on_error=on_error,
+            lanes=lanes,
+            prefetch_bytes=prefetch_budget(prefetch_bytes, split_bytes, num_workers),
+            transform=transform,
+            collate_fn=collate_fn,
+        )
+        where = Where(
+            path=path,
+            format=format,
+            columns=columns,
+            filters=filters,
+            partitioning=partitioning,
+            filesystem=filesystem,
+            storage_options=storage_options,
+            format_options=format_options,
+            schema=schema,
+            schema_mode=schema_mode,
+            split_bytes=split_bytes,
+            split_rows=split_rows,
+            on_error=on_error,
+            cache=cache,
+            show_progress=show_progress,
+        )
+        types = Types(
+            output_format=output_format,
+            strings=strings,
+            string_width=string_width,
+            nulls=nulls,
+            decimals=decimals,
+            vocabularies=vocabularies,
+        )
+        recipe = replace(plan_files(where, ranks), transform=transform)
+        dataset = make_dataset(
+            cls, recipe, types, delivery, ranks, name=name or _roots(path)[0], plan_s=clock.monotonic_s() - began_s
+        )
+        return make_loader(dataset, accelerator=accelerator, pin_memory=pin_memory), dataset
+
+
+def make_dataset(
+    kind: type[Any], recipe: Recipe, types: Types, delivery: Delivery, ranks: Ranks, *, name: str, plan_s: float
+) -> Any:
+    """Of this class; where torch is installed, of one that torch takes for an IterableDataset as well."""
+    deliverer = Deliverer(recipe, types, num_threads=max(1, delivery.num_workers))
+    if has_torch():
+        torch_loader = importlib.import_module("strata.data.torch_loader")
+        kind = torch_loader.iterable(kind)
+    return kind(recipe, deliverer, delivery, ranks, name=name, plan_s=plan_s)
+
+
+def make_loader(dataset: Any, *, accelerator: Any, pin_memory: bool) -> Any:
+    if has_torch():
+        torch_loader = importlib.import_module("strata.data.torch_loader")
+        return torch_loader.Loader(dataset, accelerator=accelerator, pin_memory=pin_memory)
+    loaders = importlib.import_module("strata.data.loaders")
+    return loaders.PlainLoader(dataset)
+
+
+def has_torch() -> bool:
+    return importlib.util.find_spec("torch") is not None
+
+
+def default_output_format() -> OutputFormat:
+    return "torch" if has_torch() else "numpy"
+
+
+def default_num_workers() -> int:
+    return min(MAX_DEFAULT_WORKERS, len(os.sched_getaffinity(0)))
+
+
+def prefetch_budget(given: int | str | None, split_bytes: int | str, num_workers: int) -> int:
+    """How much may be decoded ahead: with half a split per worker, workers stay busy and memory stays in caches."""
+    if given is not None:
+        return parse_bytes(given, field="prefetch_bytes")
+    return parse_bytes(split_bytes) // 2 * max(1, num_workers)
+
+
+def _roots(path: Any) -> list[str]:
+    written = [path] if isinstance(path, str | os.PathLike) else list(path)
+    return [os.fspath(one) for one in written]

@@ -1,0 +1,565 @@
+"""What every file format promises. An implementation says how its files are written, and what fits in them."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import decimal
+import errno
+import io
+import itertools
+import math
+import operator
+import os
+import pickle
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, ClassVar
+
+import fsspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs as pafs
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from strata.data.files import DataFile
+from strata.data.formats.base import FileFacts, Format, Presence, Reader, Unit
+from strata.data.source import Source
+from strata.errors import (
+    DataFileChanged,
+    DataFileInvalid,
+    DataFileMissing,
+    StorageDenied,
+    StorageError,
+    StorageUnavailable,
+    StrataError,
+)
+
+LOCAL = Source(pafs.LocalFileSystem(), is_local=True)
+NUM_ROWS = 100
+UNIT_ROWS = 30
+"""What the suite asks of `write`: the last unit has fewer."""
+PLAIN = ("id", "small", "price", "flag", "word")
+ALL_COLUMNS = (*PLAIN, "ratio", "day", "time", "amount", "raw", "colour", "tags", "point", "bag", "nothing")
+FAILURES = (
+    (PermissionError(errno.EACCES, "no"), StorageDenied),
+    (TimeoutError(errno.ETIMEDOUT, "slow"), StorageUnavailable),
+    (OSError(errno.EIO, "broken"), StorageError),
+    (FileNotFoundError(errno.ENOENT, "gone"), DataFileMissing),
+)
+COMPARISONS: tuple[Callable[[Any, Any], pc.Expression], ...] = (
+    operator.lt,
+    operator.le,
+    operator.gt,
+    operator.ge,
+    operator.eq,
+    operator.ne,
+)
+
+
+def sample(num_rows: int = NUM_ROWS, columns: Sequence[str] = ALL_COLUMNS, *, seed: int = 0) -> pa.Table:
+    """A column of each kind; `ratio` has NaN but no null, `id` has neither, all others have nulls here and there."""
+    rows = [row + seed for row in range(num_rows)]
+    epoch = dt.datetime(2026, 1, 1)  # noqa: DTZ001
+
+    def often(make: Callable[[int], object], every: int) -> list[object]:
+        return [None if row % every == 1 else make(row) for row in rows]
+
+    kinds: dict[str, tuple[list[Any], pa.DataType]] = {
+        "id": (rows, pa.int64()),
+        "small": (often(lambda row: row % 100 - 50, 11), pa.int16()),
+        "price": (often(lambda row: row / 4, 7), pa.float64()),
+        "flag": (often(lambda row: row % 3 == 0, 5), pa.bool_()),
+        "word": (often(lambda row: f"wörd {row}", 13), pa.string()),
+        "ratio": ([math.nan if row % 9 == 0 else row / 8 for row in rows], pa.float32()),
+        "day": (often(lambda row: epoch.date() + dt.timedelta(days=row), 8), pa.date32()),
+        "time": (often(lambda row: epoch + dt.timedelta(seconds=row, microseconds=row), 8), pa.timestamp("us")),
+        "amount": (often(lambda row: decimal.Decimal(row).scaleb(-2), 10), pa.decimal128(10, 2)),
+        "raw": (often(lambda row: bytes([row % 256]) * (row % 4), 6), pa.binary()),
+        "colour": (often(lambda row: ("red", "green", "blue")[row % 3], 9), pa.dictionary(pa.int32(), pa.string())),
+        "tags": (often(lambda row: list(range(row % 4)), 6), pa.list_(pa.int64())),
+        "point": (
+            often(lambda row: {"x": row / 2, "name": None if row % 4 == 2 else f"p{row}"}, 17),
+            pa.struct([("x", pa.float64()), ("name", pa.string())]),
+        ),
+        "bag": (often(lambda row: [(f"k{row % 5}", row)], 12), pa.map_(pa.string(), pa.int32())),
+        "nothing": ([None] * num_rows, pa.int32()),
+    }
+    return pa.table({name: pa.array(kinds[name][0], kinds[name][1]) for name in columns})
+
+
+def data_file(path: Path) -> DataFile:
+    status = path.stat()
+    return DataFile(path=str(path), name=path.name, size_bytes=status.st_size, mtime_ns=status.st_mtime_ns)
+
+
+def remote(handler: pafs.FileSystemHandler) -> Source:
+    return Source(pafs.PyFileSystem(handler), is_local=False)
+
+
+class Faulty(pafs.FSSpecHandler):  # type: ignore[misc]
+    """The local file system, which fails from when it is told to; for a number of times, or for good."""
+
+    def __init__(self) -> None:
+        super().__init__(fsspec.filesystem("file"))
+        self.error: Exception | None = None
+        self.num_failures: float = math.inf
+        self.num_reads = 0
+
+    def fail(self) -> None:
+        if self.error is not None and self.num_failures > 0:
+            self.num_failures -= 1
+            raise self.error
+
+    def open_input_file(self, path: str) -> pa.NativeFile:
+        self.fail()
+        return pa.PythonFile(FaultyFile(path, self), mode="r")
+
+
+class FaultyFile(io.FileIO):
+    def __init__(self, path: str, owner: Faulty) -> None:
+        super().__init__(path)
+        self._owner = owner
+
+    def read(self, size: int | None = -1) -> bytes:  # type: ignore[override]
+        self._owner.fail()
+        self._owner.num_reads += 1
+        return super().read(-1 if size is None else size)
+
+
+def same(found: pa.Table, expected: pa.Table) -> bool:
+    """NaN is NaN; how a dictionary is numbered does not matter, nor metadata."""
+    if found.num_rows != expected.num_rows or found.column_names != expected.column_names:
+        return False
+    for one, other in zip(found.columns, expected.columns, strict=True):
+        if one.type != other.type:
+            return False
+        if repr(one.to_pylist()) != repr(other.to_pylist()):
+            return False
+    return True
+
+
+class FormatContract:
+    format: ClassVar[Format]
+    columns: ClassVar[tuple[str, ...]] = ALL_COLUMNS
+    """Which columns of `sample` a file of this format can hold."""
+    is_columnar: ClassVar[bool] = True
+    """Fewer columns are fewer bytes."""
+    has_exact_units: ClassVar[bool] = True
+    """`write` puts exactly `rows_per_unit` rows in each unit; else there are about as many units."""
+    has_marks: ClassVar[bool] = True
+    """Files end with bytes that only this format has, so that a part of a file, or another file, is noticed."""
+    unit_bytes: ClassVar[int] = 1_000
+    """For formats that leave it open."""
+
+    def write(self, table: pa.Table, path: Path, rows_per_unit: int) -> None:
+        raise NotImplementedError
+
+    def as_stored(self, table: pa.Table) -> pa.Table:
+        """What comes back: the same, unless the format has fewer types."""
+        return table
+
+    def damage(self, path: Path, unit: Unit) -> None:
+        """Makes a unit unreadable without touching another, nor what the file says of itself."""
+        data = bytearray(path.read_bytes())
+        data[unit.offset : unit.offset + unit.num_bytes] = b"\xff" * unit.num_bytes
+        path.write_bytes(data)
+
+    # -- shared by the tests -----------------------------------------------------------------------------------------
+
+    def plant(self, folder: Path, table: pa.Table | None = None, rows_per_unit: int = UNIT_ROWS) -> DataFile:
+        path = folder / f"part-0.{self.format.name}"
+        self.write(sample(columns=self.columns) if table is None else table, path, rows_per_unit)
+        return data_file(path)
+
+    def inspect(self, file: DataFile, columns: Sequence[str] | None = None, source: Source = LOCAL) -> FileFacts:
+        return self.format.inspect(source, file, columns=columns, unit_bytes=self.unit_bytes)
+
+    @contextlib.contextmanager
+    def opened(self, file: DataFile, facts: FileFacts, source: Source = LOCAL) -> Iterator[Reader]:
+        reader = self.format.open(source, file, facts.schema, facts.version)
+        try:
+            yield reader
+        finally:
+            reader.close()
+
+    def read_all(self, file: DataFile, columns: Sequence[str], source: Source = LOCAL) -> pa.Table:
+        facts = self.inspect(file, source=source)
+        with self.opened(file, facts, source) as reader:
+            tables = [reader.read(unit, columns) for unit in facts.units]
+        assert [table.num_rows for table in tables] == [unit.num_rows for unit in facts.units]
+        return pa.concat_tables(tables) if tables else facts.schema.empty_table().select(list(columns))
+
+    # -- what a file says of itself ----------------------------------------------------------------------------------
+
+    def test_units_follow_one_another_and_hold_all_rows(self, tmp_path: Path) -> None:
+        facts = self.inspect(self.plant(tmp_path))
+        rows = [unit.num_rows for unit in facts.units]
+        assert sum(rows) == NUM_ROWS
+        assert min(rows) > 0
+        if self.has_exact_units:
+            assert rows == [30, 30, 30, 10]
+        assert [unit.index for unit in facts.units] == list(range(len(rows)))
+        assert [unit.first_row for unit in facts.units] == [0, *itertools.accumulate(rows)][:-1]
+
+    def test_units_lie_in_the_file_one_behind_the_other(self, tmp_path: Path) -> None:
+        file = self.plant(tmp_path)
+        units = self.inspect(file).units
+        assert [unit.offset for unit in units] == sorted({unit.offset for unit in units})
+        assert all(unit.num_bytes > 0 for unit in units)
+        assert sum(unit.num_bytes for unit in units) <= file.size_bytes
+
+    def test_the_schema_is_what_was_written_without_metadata_of_the_writer(self, tmp_path: Path) -> None:
+        table = sample(columns=self.columns).replace_schema_metadata({"pandas": "{}"})
+        schema = self.inspect(self.plant(tmp_path, table)).schema
+        assert schema.names == list(self.columns)
+        assert schema.types == self.as_stored(table).schema.types
+        assert schema.metadata is None
+
+    def test_fewer_columns_are_fewer_bytes_and_the_same_rows(self, tmp_path: Path) -> None:
+        file = self.plant(tmp_path)
+        whole, part = self.inspect(file), self.inspect(file, ["word"])
+        assert part.schema == whole.schema
+        assert part.version == whole.version
+        assert [unit.num_rows for unit in part.units] == [unit.num_rows for unit in whole.units]
+        if self.is_columnar:
+            for one, other in zip(part.units, whole.units, strict=True):
+                assert 0 < one.num_bytes < other.num_bytes
+        else:
+            assert part.units == whole.units
+
+    def test_columns_that_the_file_does_not_have_are_passed_over(self, tmp_path: Path) -> None:
+        file = self.plant(tmp_path)
+        assert self.inspect(file, ["word", "stranger", "point.x"]).units == self.inspect(file, ["word"]).units
+
+    def test_null_counts_are_right_or_not_told(self, tmp_path: Path) -> None:
+        file = self.plant(tmp_path)
+        stored = self.read_all(file, self.columns)
+        for columns in (None, ["word"], ["id", "price", "stranger"]):
+            counts = self.inspect(file, columns).null_counts
+            assert set(counts) <= set(self.columns if columns is None else columns)
+            assert all(counts[name] == stored[name].null_count for name in counts)
+
+    def test_a_file_without_rows_has_no_units_but_a_schema(self, tmp_path: Path) -> None:
+        facts = self.inspect(self.plant(tmp_path, sample(0, PLAIN)))
+        assert sum(unit.num_rows for unit in facts.units) == 0
+        assert not facts.units
+        if self.format.is_typed:
+            assert facts.schema.names == list(PLAIN)
+
+    def test_a_copied_or_touched_file_is_the_same_version(self, tmp_path: Path) -> None:
+        file = self.plant(tmp_path)
+        copy = tmp_path / "copy.bin"
+        shutil.copyfile(file.path, copy)
+        os.utime(copy, ns=(1, 1))
+        assert self.inspect(data_file(copy)) == self.inspect(file)
+
+    def test_other_contents_are_another_version(self, tmp_path: Path) -> None:
+        versions = set()
+        for seed in (0, 1, 1_000):
+            versions.add(self.inspect(self.plant(tmp_path, sample(columns=self.columns, seed=seed))).version)
+        if self.has_exact_units:
+            versions.add(self.inspect(self.plant(tmp_path, rows_per_unit=UNIT_ROWS + 1)).version)
+        assert len(versions) == (4 if self.has_exact_units else 3)
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def test_every_unit_holds_its_rows_of_what_was_written(self, tmp_path: Path) -> None:
+        file = self.plant(tmp_path)
+        expected = self.as_stored(sample(columns=self.columns))
+        facts = self.inspect(file)
+        with self.opened(file, facts) as reader:
+            for unit in reversed(facts.units):
+                found = reader.read(unit, self.columns)
+                found.validate(full=True)
+                assert same(found, expected.slice(unit.first_row, unit.num_rows)), unit
+
+    @pytest.mark.parametrize("columns", [["word"], ["word", "id"], ["flag", "word", "small"]], ids="-".join)
+    def test_columns_come_in_the_order_that_was_asked_for(self, tmp_path: Path, columns: list[str]) -> None:
+        expected = self.as_stored(sample(columns=self.columns)).select(columns)
+        assert same(self.read_all(self.plant(tmp_path), columns), expected)
+
+    def test_each_column_can_be_read_alone(self, tmp_path: Path) -> None:
+        file = self.plant(tmp_path)
+        expected = self.as_stored(sample(columns=self.columns))
+        for name in self.columns:
+            assert same(self.read_all(file, [name]), expected.select([name])), name
+
+    def test_all_columns_backwards(self, tmp_path: Path) -> None:
+        backwards = self.columns[::-1]
+        expected = self.as_stored(sample(columns=self.columns)).select(list(backwards))
+        assert same(self.read_all(self.plant(tmp_path), backwards), expected)
+
+    def test_without_columns_there_are_still_rows(self, tmp_path: Path) -> None:
+        file = self.plant(tmp_path)
+        facts = self.inspect(file)
+        with self.opened(file, facts) as reader:
+            for unit in facts.units:
+                table = reader.read(unit, [])
+                assert (table.num_rows, table.num_columns) == (unit.num_rows, 0)
+
+    def test_a_unit_is_read_twice_with_the_same_result(self, tmp_path: Path) -> None:
+        file = self.plant(tmp_path)
+        facts = self.inspect(file)
+        with self.opened(file, facts) as reader:
+            first = reader.read(facts.units[-1], self.columns)
+            reader.read(facts.units[0], ["id"])
+            assert same(reader.read(facts.units[-1], self.columns), first)
+
+    def test_what_was_read_outlives_the_reader_and_the_file(self, tmp_path: Path) -> None:
+        file = self.plant(tmp_path)
+        facts = self.inspect(file)
+        with self.opened(file, facts) as reader:
+            table = reader.read(facts.units[0], self.columns)
+        Path(file.path).unlink()
+        assert same(table, self.as_stored(sample(columns=self.columns)).slice(0, facts.units[0].num_rows))
+
+    def test_bytes_that_were_read_are_counted(self, tmp_path: Path) -> None:
+        file = self.plant(tmp_path, sample(2_000, self.columns), 600)
+        counts = []
+        for columns in (["id"], self.columns):
+            facts = self.inspect(file, columns)
+            with self.opened(file, facts) as reader:
+                for unit in facts.units:
+                    before = reader.bytes_read
+                    reader.read(unit, columns)
+                    assert reader.bytes_read >= before + unit.num_bytes
+                counts.append(reader.bytes_read)
+            assert counts[-1] <= 2 * file.size_bytes
+        if self.is_columnar:
+            assert counts[0] < counts[1]
+
+    def test_a_closed_reader_can_be_closed_again(self, tmp_path: Path) -> None:
+        file = self.plant(tmp_path)
+        facts = self.inspect(file)
+        with self.opened(file, facts) as reader:
+            assert reader.read(facts.units[0], ["id"]).num_rows == facts.units[0].num_rows
+            reader.close()
+
+    def test_two_threads_with_a_reader_each_do_not_disturb_one_another(self, tmp_path: Path) -> None:
+        file = self.plant(tmp_path, sample(1_000, self.columns), 100)
+        expected = self.as_stored(sample(1_000, self.columns))
+        with ThreadPoolExecutor(2) as pool:
+            tables = list(pool.map(lambda _: self.read_all(file, self.columns), range(4)))
+        assert all(same(table, expected) for table in tables)
+
+    def test_a_file_far_away_reads_like_one_that_is_near(self, tmp_path: Path) -> None:
+        file = self.plant(tmp_path)
+        source = remote(Faulty())
+        assert self.inspect(file, source=source) == self.inspect(file)
+        assert same(self.read_all(file, self.columns, source), self.as_stored(sample(columns=self.columns)))
+        assert same(self.read_all(file, ["word", "id"], source), self.read_all(file, ["word", "id"]))
+
+    def test_a_format_can_be_sent_to_another_process(self) -> None:
+        copy = pickle.loads(pickle.dumps(self.format))
+        assert (copy.name, copy.unit_name, copy.is_typed) == (
+            self.format.name,
+            self.format.unit_name,
+            self.format.is_typed,
+        )
+
+    @settings(max_examples=25, suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow])
+    @given(rows=st.lists(st.integers(0, 40), min_size=1, max_size=6), data=st.data())
+    def test_units_of_unequal_files_hold_every_row_once(
+        self, tmp_path_factory: pytest.TempPathFactory, rows: list[int], data: st.DataObject
+    ) -> None:
+        columns = data.draw(st.lists(st.sampled_from(self.columns), min_size=1, max_size=4, unique=True))
+        folder = tmp_path_factory.mktemp("unequal")
+        for number, num_rows in enumerate(rows):
+            table = sample(num_rows, self.columns, seed=number)
+            path = folder / f"part-{number}.{self.format.name}"
+            self.write(table, path, data.draw(st.integers(1, 50)))
+            if num_rows or self.format.is_typed:
+                found = self.read_all(data_file(path), columns)
+                assert found.num_rows == num_rows
+                if self.format.is_typed:
+                    assert same(found, self.as_stored(table).select(list(columns)))
+
+    # -- filters -----------------------------------------------------------------------------------------------------
+
+    @settings(max_examples=40, suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow])
+    @given(data=st.data())
+    def test_statistics_never_lie_about_the_rows_that_pass(
+        self, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+    ) -> None:
+        table = data.draw(tables([name for name in self.columns if name in VALUES]))
+        file = self.plant(tmp_path_factory.mktemp("filters"), table, data.draw(st.integers(1, 8)))
+        facts = self.inspect(file)
+        names = facts.schema.names
+        with self.opened(file, facts) as reader:
+            units = [reader.read(unit, names) for unit in facts.units]
+        if not units or pa.concat_tables(units).schema.types != table.schema.types:
+            return  # the types of a text of few rows may be guessed otherwise, and the condition not apply
+        for _ in range(4):
+            condition, used = data.draw(conditions(names))
+            presences = self.format.presence(LOCAL, file, facts, condition, sorted(used))
+            assert len(presences) == len(units)
+            for presence, rows in zip(presences, units, strict=True):
+                num_passed = rows.filter(condition).num_rows
+                if presence is Presence.NONE:
+                    assert num_passed == 0, (condition, rows.to_pylist())
+                if presence is Presence.ALL:
+                    assert num_passed == rows.num_rows, (condition, rows.to_pylist())
+
+    # -- what goes wrong ---------------------------------------------------------------------------------------------
+
+    def test_a_damaged_unit_is_named_with_its_first_row_and_the_others_are_read(self, tmp_path: Path) -> None:
+        written = sample(1_500, self.columns)
+        file = self.plant(tmp_path, written, 500)
+        facts = self.inspect(file)
+        bad = facts.units[1]
+        self.damage(Path(file.path), bad)
+        expected = self.as_stored(written)
+        with self.opened(file, facts) as reader:
+            for unit in facts.units:
+                if unit is not bad:
+                    table = reader.read(unit, self.columns)
+                    assert same(table, expected.slice(unit.first_row, unit.num_rows))
+                    continue
+                with pytest.raises(DataFileInvalid) as caught:
+                    reader.read(unit, self.columns)
+                message = str(caught.value)
+                assert file.name in message
+                assert f"{self.format.unit_name} 1" in message
+                assert f"row {unit.first_row}" in message
+
+    @pytest.mark.parametrize("part", [0.02, 0.3, 0.5, 0.9, 0.99, 0.9999], ids="{:.2%}".format)
+    def test_a_part_of_a_file_is_refused(self, tmp_path: Path, part: float) -> None:
+        if not self.has_marks:
+            return self.refuses_nothing_that_could_be_text(tmp_path)
+        file = self.plant(tmp_path)
+        data = Path(file.path).read_bytes()
+        Path(file.path).write_bytes(data[: int(len(data) * part)])
+        with pytest.raises(DataFileInvalid, match=file.name):
+            self.inspect(data_file(Path(file.path)))
+        return None
+
+    @pytest.mark.parametrize(
+        "contents",
+        [b"", b"PAR", b"id,word\n1,a\n2,b\n" * 30, bytes(5_000), b"\xff" * 5_000, b'{"id": 1}\n', b"PAR1" * 3],
+        ids=lambda contents: f"{contents[:5]!r}x{len(contents)}",
+    )
+    def test_another_format_is_refused_and_both_are_named(self, tmp_path: Path, contents: bytes) -> None:
+        if not self.has_marks:
+            return self.refuses_nothing_that_could_be_text(tmp_path)
+        path = tmp_path / f"part-0.{self.format.name}"
+        path.write_bytes(contents)
+        with pytest.raises(DataFileInvalid, match="part-0") as caught:
+            self.inspect(data_file(path))
+        assert self.format.name in str(caught.value).lower()
+        return None
+
+    def refuses_nothing_that_could_be_text(self, folder: Path) -> None:
+        """Half a text is a text; what is promised instead is that another text is another version."""
+        file = self.plant(folder)
+        version = self.inspect(file).version
+        data = Path(file.path).read_bytes()
+        Path(file.path).write_bytes(data[: data.rindex(b"\n", 0, len(data) // 2) + 1])
+        assert self.inspect(data_file(Path(file.path))).version != version
+
+    def test_a_file_that_is_gone_is_missing(self, tmp_path: Path) -> None:
+        file = self.plant(tmp_path)
+        facts = self.inspect(file)
+        Path(file.path).unlink()
+        with pytest.raises(DataFileMissing, match=file.name):
+            self.inspect(file)
+        with pytest.raises(DataFileMissing, match=file.name), self.opened(file, facts) as reader:
+            reader.read(facts.units[0], ["id"])
+
+    @pytest.mark.parametrize("num_rows", [NUM_ROWS, 20, 900])
+    def test_a_file_that_was_rewritten_after_planning_is_not_read(self, tmp_path: Path, num_rows: int) -> None:
+        file = self.plant(tmp_path)
+        facts = self.inspect(file)
+        self.plant(tmp_path, sample(num_rows, self.columns, seed=1_000))
+        with pytest.raises(DataFileChanged, match=file.name), self.opened(file, facts) as reader:
+            reader.read(facts.units[0], ["id"])
+
+    @pytest.mark.parametrize(("error", "expected"), FAILURES, ids=lambda case: getattr(case, "__name__", ""))
+    def test_a_failing_storage_is_not_taken_for_a_damaged_file(
+        self, tmp_path: Path, error: Exception, expected: type[StrataError]
+    ) -> None:
+        file = self.plant(tmp_path)
+        handler = Faulty()
+        source = remote(handler)
+        facts = self.inspect(file, source=source)
+        with self.opened(file, facts, source) as reader:
+            reader.read(facts.units[0], self.columns)
+            handler.error = error
+            with pytest.raises(expected, match=file.name) as caught:
+                reader.read(facts.units[1], self.columns)
+            assert not isinstance(caught.value, DataFileInvalid)
+        with pytest.raises(expected, match=file.name), self.opened(file, facts, source) as reader:
+            reader.read(facts.units[0], self.columns)
+        with pytest.raises(expected, match=file.name):
+            self.inspect(file, source=source)
+
+    def test_a_read_that_fails_once_does_not_condemn_the_file(self, tmp_path: Path) -> None:
+        file = self.plant(tmp_path)
+        handler = Faulty()
+        source = remote(handler)
+        facts = self.inspect(file, source=source)
+        with self.opened(file, facts, source) as reader:
+            reader.read(facts.units[0], self.columns)
+            handler.error, handler.num_failures = OSError(errno.EIO, "broken"), 1
+            with contextlib.suppress(StorageError):
+                reader.read(facts.units[1], self.columns)
+            handler.error = None
+            table = reader.read(facts.units[1], self.columns)
+        expected = self.as_stored(sample(columns=self.columns))
+        assert same(table, expected.slice(facts.units[1].first_row, facts.units[1].num_rows))
+
+
+# -- tables and conditions to draw -----------------------------------------------------------------------------------
+
+VALUES: dict[str, tuple[st.SearchStrategy[Any], pa.DataType]] = {
+    "id": (st.integers(-5, 5), pa.int64()),
+    "price": (st.sampled_from([-1.5, -0.0, 0.0, 0.5, 2.0]), pa.float64()),
+    "ratio": (st.sampled_from([math.nan, -math.inf, -1.0, 0.0, 1.0, math.inf]), pa.float32()),
+    "flag": (st.booleans(), pa.bool_()),
+    "word": (st.sampled_from(["a", "b", "b" * 70, "b" * 70 + "c", "ü"]), pa.string()),
+    "time": (st.integers(1, 4).map(lambda day: dt.datetime(2026, 1, day)), pa.timestamp("us")),  # noqa: DTZ001
+}
+
+
+@st.composite
+def tables(draw: st.DrawFn, columns: Sequence[str]) -> pa.Table:
+    """Mostly with values that lie together, so that statistics have something to say."""
+    num_rows = draw(st.integers(1, 24))
+    arrays = {}
+    for name in columns:
+        values, kind = VALUES[name]
+        may_be_null = name not in ("id", "ratio") and draw(st.booleans())
+        drawn = draw(st.lists(st.none() | values if may_be_null else values, min_size=num_rows, max_size=num_rows))
+        if draw(st.booleans()):
+            drawn.sort(key=lambda value: (value is None, value != value, value if value is not None else 0))
+        arrays[name] = pa.array(drawn, kind)
+    return pa.table(arrays)
+
+
+@st.composite
+def conditions(draw: st.DrawFn, columns: Sequence[str], depth: int = 2) -> tuple[pc.Expression, set[str]]:
+    """A condition, and the columns that it uses."""
+    if depth and draw(st.booleans()):
+        one, used = draw(conditions(columns, depth - 1))
+        if draw(st.integers(0, 2)) == 0:
+            return ~one, used
+        other, also = draw(conditions(columns, depth - 1))
+        return draw(st.sampled_from([operator.and_, operator.or_]))(one, other), used | also
+    name = draw(st.sampled_from(list(columns)))
+    column, (values, kind) = pc.field(name), VALUES[name]
+    form = draw(st.integers(0, 9))
+    if form == 0:
+        return column.is_null(nan_is_null=draw(st.booleans()) if pa.types.is_floating(kind) else False), {name}
+    if form == 1:
+        return column.is_valid(), {name}
+    if form == 2:
+        members = draw(st.lists(values, min_size=0, max_size=3))
+        return column.isin(pa.array(members, kind)), {name}
+    if form == 3 and pa.types.is_boolean(kind):
+        return column, {name}
+    compare = draw(st.sampled_from(COMPARISONS))
+    return compare(column, pa.scalar(draw(values), kind)), {name}

@@ -1,0 +1,116 @@
+"""Ranks as real libraries tell them, and what rank 0 hands to real processes over gloo."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from strata.data.ranks import find_ranks
+from strata.errors import InvalidArgument
+
+NUM_RANKS = 3
+DEADLINE_S = 45
+
+RANK = """
+import json, os, sys
+import torch, torch.distributed as distributed
+from strata.data import ranks as r
+from strata.errors import NoData
+
+distributed.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=int(sys.argv[2]), world_size=3)
+ranks = r.find_ranks(environment={})
+calls, heard = [], []
+
+def hear(produce):
+    def counted():
+        calls.append(ranks.rank)
+        return produce()
+    try:
+        data = r.share(ranks, counted)
+        heard.append([len(data), data[:4].hex(), sum(data)])
+    except Exception as error:
+        heard.append([type(error).__name__, str(error), getattr(error, "field", "")])
+
+def refuse():
+    raise NoData("there are no files in /nowhere; check the path", field="path")
+
+def refuse_at_length():
+    raise NoData("ö" * 1_000_000)
+
+def too_much():
+    r.MAX_SHARED_BYTES = 10
+    return b"x" * 11
+
+def little():
+    return b"in step"
+
+hear(lambda: bytes(range(256)) * 4096 + bytes([ranks.rank]))
+hear(lambda: b"")
+hear(refuse)
+hear(lambda: {}["nothing"])
+hear(refuse_at_length)
+hear(too_much)
+hear(little)
+distributed.barrier()
+
+def tell():
+    who = [ranks.rank, ranks.num_ranks, ranks.found_in]
+    print(json.dumps({"ranks": who, "calls": len(calls), "heard": heard}), flush=True)
+    os._exit(0)
+
+hear(tell)  # rank 0 dies here, and the others wait for it
+tell()
+"""
+
+
+def test_what_rank_0_makes_or_raises_is_what_all_ranks_get_and_its_death_is_told(tmp_path: Path) -> None:
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(tmp_path / "meeting"), str(rank)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(NUM_RANKS)
+    ]
+    try:
+        said = [child.communicate(timeout=DEADLINE_S)[0] for child in children]
+    finally:
+        for child in children:
+            child.kill()
+    found = [json.loads(text.splitlines()[-1]) for text in said]
+
+    assert [one["ranks"] for one in found] == [[rank, NUM_RANKS, "torch.distributed"] for rank in range(NUM_RANKS)]
+    assert [one["calls"] for one in found] == [8, 0, 0]
+    whole, empty, refused, failed, long, too_much, last = zip(*(one["heard"][:7] for one in found), strict=True)
+    assert whole == ([256 * 4096 + 1, "00010203", 4096 * sum(range(256))],) * NUM_RANKS
+    assert empty == ([0, "", 0],) * NUM_RANKS
+    assert refused == (["NoData", "there are no files in /nowhere; check the path", "path"],) * NUM_RANKS
+    assert failed[0][0] == "KeyError"
+    assert failed[1] == failed[2] == ["DataError", "rank 0 failed: KeyError: 'nothing'; its log tells more", ""]
+    assert [(kind, len(message)) for kind, message, _ in long] == [("NoData", 1_000_000), *[("NoData", 8_000)] * 2]
+    assert {kind for kind, _, _ in too_much} == {"LimitExceeded"}
+    assert last == ([7, b"in s".hex(), sum(b"in step")],) * NUM_RANKS
+    for one in found[1:]:
+        kind, message, _ = one["heard"][7]
+        assert kind == "DataError"
+        assert message.startswith("the ranks could not be told what rank 0 found: ")
+
+
+def test_a_real_accelerator_is_asked() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True)
+    try:
+        found = find_ranks(accelerator=accelerator, environment={})
+        assert (found.rank, found.num_ranks, found.found_in) == (0, 1, "the accelerator")
+        assert found.device == accelerator.device
+    finally:
+        accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)  # else the next one would be this
+    with pytest.raises(InvalidArgument, match=r"accelerator is a Accelerator .*_reset_state\(\)` was called"):
+        find_ranks(accelerator=accelerator, environment={})

@@ -1,0 +1,161 @@
+"""Columns: cut, joined and gathered as if they were lists."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strata.data import dense
+from strata.data.arrowed import ArrowColumn
+from strata.data.columns import Chunk, Column, gather
+from strata.data.dense import Dense
+from strata.data.ragged import Ragged
+from strata.errors import LimitExceeded
+
+
+def dense_of(dtype: str, width: int | None) -> Callable[[Sequence[int]], Dense]:
+    def make(rows: Sequence[int]) -> Dense:
+        values = np.array(rows, np.int64).astype(dtype)
+        return Dense(values if width is None else np.repeat(values[:, None], width, axis=1))
+
+    return make
+
+
+def ragged_of(rows: Sequence[int]) -> Ragged:
+    """Row n is n % 4 times n, with values around that belong to nobody."""
+    lists = [[row] * (row % 4) for row in rows]
+    values = np.array([-1, *(value for row in lists for value in row), -2], np.int32)
+    return Ragged(values, Ragged.of(values, np.array([len(row) for row in lists], np.int64)).offsets + 1)
+
+
+def arrow_of(rows: Sequence[int]) -> ArrowColumn:
+    return ArrowColumn(pa.array([None if row % 5 == 0 else f"row {row}" for row in rows], pa.large_string()))
+
+
+def as_rows(column: Column) -> list[Any]:
+    if isinstance(column, Dense):
+        return list(column.values.tolist())
+    if isinstance(column, Ragged):
+        return [column.values[first:last].tolist() for first, last in zip(column.offsets, column.offsets[1:])]
+    assert isinstance(column, ArrowColumn)
+    return list(column.array.to_pylist())
+
+
+MAKERS: dict[str, Callable[[Sequence[int]], Column]] = {
+    **{dtype: dense_of(dtype, None) for dtype in ("int8", "bool", "float16", "float32", "int64")},
+    "matrix": dense_of("float32", 3),
+    "no width": dense_of("int16", 0),
+    "ragged": ragged_of,
+    "arrow": arrow_of,
+}
+
+pieces_of_rows = st.lists(st.tuples(st.integers(0, 100), st.integers(0, 20)), min_size=1, max_size=6)
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+@given(pieces=pieces_of_rows, data=st.data())
+def test_gathering_slices_is_what_it_is_for_lists(
+    kind: str, pieces: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    whole = MAKERS[kind](range(127))
+    expected = as_rows(whole)
+    columns = [whole.slice(first, first + size) for first, size in pieces]
+    rows = [row for first, size in pieces for row in expected[first : first + size]]
+    assert [row for column in columns for row in as_rows(column)] == rows
+    index = data.draw(st.none() | st.lists(st.integers(0, len(rows) - 1), max_size=40) if rows else st.none())
+    gathered = type(whole).gather(columns, None if index is None else np.array(index, np.int64))
+    assert as_rows(gathered) == (rows if index is None else [rows[place] for place in index])
+    assert len(gathered) == len(rows if index is None else index)
+    # And what was gathered is a column like any other.
+    assert as_rows(gathered.slice(0, len(gathered) // 2)) == as_rows(gathered)[: len(gathered) // 2]
+
+
+def test_a_chunk_gathers_all_its_columns_by_one_index() -> None:
+    rows = range(50)
+    chunk = Chunk({kind: make(rows) for kind, make in MAKERS.items()}, len(rows))
+    index = np.array([13, 0, 3, 3, 18])
+    gathered = gather([chunk.slice(40, 50), chunk.slice(0, 10)], index)
+    expected = [3, 40, 43, 43, 8]
+    assert gathered.num_rows == 5
+    for kind, make in MAKERS.items():
+        assert as_rows(gathered.columns[kind]) == as_rows(make(expected)), kind
+
+
+def test_a_whole_chunk_is_not_copied() -> None:
+    chunk = Chunk({"x": dense_of("int64", None)(range(9))}, 9)
+    assert gather([chunk], None) is chunk
+    assert chunk.slice(0, 9) is chunk
+    part = chunk.slice(2, 5).columns["x"]
+    assert isinstance(part, Dense)
+    assert np.shares_memory(part.values, chunk.columns["x"].values)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("place", [-1, 20])
+def test_an_index_beyond_the_rows_is_never_clipped_to_another_row(place: int) -> None:
+    chunk = Chunk({"x": dense_of("int64", None)(range(10))}, 10)
+    with pytest.raises(AssertionError, match="no such row"):
+        gather([chunk, chunk], np.array([0, place]))
+
+
+def test_bytes_count_the_rows_of_a_slice_only() -> None:
+    assert dense_of("float32", 3)(range(10)).slice(2, 4).nbytes == 2 * 3 * 4
+    assert ragged_of([1, 2, 3]).slice(1, 2).nbytes == 2 * 4 + 2 * 8
+    chunk = Chunk({"a": dense_of("int8", None)(range(10)), "b": dense_of("int64", None)(range(10))}, 10)
+    assert chunk.slice(0, 3).nbytes == 3 + 24
+
+
+def test_what_was_gathered_outlives_the_next_gather_of_its_thread() -> None:
+    column = dense_of("int64", None)(range(1000))
+    halves = [column.slice(0, 500), column.slice(500, 1000)]
+    index = np.arange(999, -1, -1)
+    first = Dense.gather(halves, index)
+    Dense.gather([Dense(-half.values) for half in halves], index)
+    assert first.values.tolist() == list(range(999, -1, -1))
+
+
+def test_a_thread_keeps_no_more_than_its_share_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dense, "SCRATCH_BYTES", 4096)
+    monkeypatch.setattr(dense, "_kept", threading.local())
+    column = dense_of("int64", None)(range(1000))
+    large = Dense.gather([column, column], np.arange(2000))
+    assert large.values[1999] == 999
+    assert not hasattr(dense._kept, "buffer")
+    Dense.gather([column.slice(0, 200), column.slice(0, 200)], np.arange(400))
+    assert len(dense._kept.buffer) == 3200
+
+
+def test_threads_gather_at_once_without_mixing_their_rows() -> None:
+    index = np.random.default_rng(5).permutation(20_000)
+    wrong: list[int] = []
+    start = threading.Barrier(4)
+
+    def work(number: int) -> None:
+        column = Dense(np.arange(10_000) + number * 1_000_000)
+        start.wait()
+        for _ in range(20):
+            values = Dense.gather([column, column], index).values
+            if not np.array_equal(values, index % 10_000 + number * 1_000_000):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_strings_that_do_not_fit_one_array_are_refused_with_the_cure() -> None:
+    # Pages that nobody touches, so that no such memory is needed.
+    offsets = pa.py_buffer(np.array([0, 2**30], np.int32))
+    huge = pa.StringArray.from_buffers(1, offsets, pa.py_buffer(mmap.mmap(-1, 2**30)))
+    with pytest.raises(LimitExceeded, match=r"2 rows of a string column .* lower shuffle_buffer_size .* large_string"):
+        ArrowColumn.gather([ArrowColumn(huge), ArrowColumn(huge)], None)

@@ -1,0 +1,220 @@
+"""Who this process is, by whoever knows it. Libraries are stand-ins with the functions that theirs have."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from strata.data import ranks as r
+from strata.data.ranks import Ranks, find_ranks, share
+from strata.errors import ConfigError, InvalidArgument
+
+LIBRARIES = ("torch.distributed", "deepspeed.comm", "horovod.torch", "horovod.tensorflow", "horovod.keras")
+ALONE: dict[str, str] = {}
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4"}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in LIBRARIES:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+def put(monkeypatch: pytest.MonkeyPatch, name: str, rank: int, num_ranks: int, *, initialised: bool = True) -> Any:
+    """A module of this name that knows its rank."""
+    module: Any = ModuleType(name)
+    module.is_available = lambda: True
+    module.is_initialized = lambda: initialised
+    module.rank = module.get_rank = lambda: rank
+    module.size = module.get_world_size = lambda: num_ranks
+    monkeypatch.setitem(sys.modules, name, module)
+    return module
+
+
+def accelerator(rank: int, num_ranks: int) -> Any:
+    return SimpleNamespace(process_index=rank, num_processes=num_ranks, device="cuda:1")
+
+
+def test_without_any_sign_of_others_there_is_one_rank() -> None:
+    assert find_ranks(environment=ALONE) == Ranks(0, 1, "nothing: one process alone", None)
+
+
+def test_what_the_caller_says_counts_before_all_else_and_is_not_argued_with(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(monkeypatch, "torch.distributed", 1, 8)
+    found = find_ranks(rank=0, num_ranks=2, accelerator=accelerator(1, 8), environment={"RANK": "nonsense"})
+
+    assert found == Ranks(0, 2, "rank= and num_ranks=", "cuda:1")
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "words"),
+    [
+        ({"rank": 1}, "num_ranks", "rank= is given without num_ranks=; give both"),
+        ({"num_ranks": 2}, "rank", "num_ranks= is given without rank=; give both"),
+        ({"rank": 2, "num_ranks": 2}, "rank", "rank 2 is not one of 2; they are 0 to 1"),
+        ({"rank": -1, "num_ranks": 2}, "rank", "rank -1 is not one of 2"),
+        ({"rank": 0, "num_ranks": 0}, "num_ranks", "there cannot be 0 ranks; there is 1 at least"),
+        ({"rank": "0", "num_ranks": 2}, "rank", "rank '0' of 2 are not both whole numbers"),
+        (
+            {"accelerator": object()},
+            "accelerator",
+            "object that does not tell process_index",
+        ),
+    ],
+)
+def test_a_rank_that_cannot_be_is_refused(given: dict[str, Any], field: str, words: str) -> None:
+    with pytest.raises(InvalidArgument, match=words) as caught:
+        find_ranks(**given, environment=ALONE)
+    assert caught.value.field == field
+
+
+def test_the_accelerator_knows_rank_and_device() -> None:
+    assert find_ranks(accelerator=accelerator(2, 3), environment=ALONE) == Ranks(2, 3, "the accelerator", "cuda:1")
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("torch.distributed", "torch.distributed"),
+        ("deepspeed.comm", "DeepSpeed"),
+        ("horovod.torch", "horovod.torch"),
+        ("horovod.tensorflow", "horovod.tensorflow"),
+        ("horovod.keras", "horovod.keras"),
+    ],
+)
+def test_a_library_that_is_initialised_is_asked(monkeypatch: pytest.MonkeyPatch, module: str, name: str) -> None:
+    put(monkeypatch, module, 1, 3)
+    assert find_ranks(environment=ALONE) == Ranks(1, 3, name)
+
+    put(monkeypatch, module, 1, 3, initialised=False)
+    assert find_ranks(environment=ALONE).num_ranks == 1
+
+
+@pytest.mark.parametrize(
+    ("rank_name", "size_name"),
+    [
+        ("RANK", "WORLD_SIZE"),
+        ("SLURM_PROCID", "SLURM_NTASKS"),
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        ("PMI_RANK", "PMI_SIZE"),
+    ],
+)
+def test_launchers_tell_by_the_environment(rank_name: str, size_name: str) -> None:
+    found = find_ranks(environment={rank_name: "1", size_name: "2"})
+
+    assert found == Ranks(1, 2, f"the environment ({rank_name} and {size_name})")
+
+
+def test_the_sources_are_asked_in_order_and_a_disagreement_names_both(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(monkeypatch, "horovod.torch", 0, 5)
+    put(monkeypatch, "torch.distributed", 1, 2)
+
+    assert find_ranks(environment=TORCHRUN).found_in == "torch.distributed"
+    end = "the first counts"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"torch.distributed says rank 1 of 2, but horovod.torch says rank 0 of 5; {end}",
+        f"torch.distributed says rank 1 of 2, but the environment (RANK and WORLD_SIZE) says rank 3 of 4; {end}",
+    ]
+    assert find_ranks(accelerator=accelerator(0, 1), environment=TORCHRUN).found_in == "the accelerator"
+    put(monkeypatch, "deepspeed.comm", 0, 5)
+    monkeypatch.delitem(sys.modules, "torch.distributed")
+    assert find_ranks(environment=TORCHRUN).found_in == "DeepSpeed"
+
+
+def test_sources_that_agree_are_silent(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    put(monkeypatch, "torch.distributed", 3, 4)
+    put(monkeypatch, "deepspeed.comm", 3, 4)
+    find_ranks(accelerator=accelerator(3, 4), environment=TORCHRUN)
+
+    assert caplog.records == []
+
+
+def test_torchrun_under_slurm_is_no_disagreement(caplog: pytest.LogCaptureFixture) -> None:
+    """Slurm starts one task per machine, torchrun one rank per device."""
+    found = find_ranks(environment={**TORCHRUN, "SLURM_PROCID": "1", "SLURM_NTASKS": "2"})
+
+    assert (found.rank, found.num_ranks) == (3, 4)
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("half", [{"SLURM_NTASKS": "4"}, {"SLURM_PROCID": "0"}])
+def test_a_shell_in_a_slurm_allocation_is_one_rank(half: dict[str, str]) -> None:
+    assert find_ranks(environment=half).num_ranks == 1
+
+
+@pytest.mark.parametrize(
+    ("environment", "field", "words"),
+    [
+        ({"RANK": "first", "WORLD_SIZE": "2"}, "RANK", "RANK='first' in the environment is not a number"),
+        ({"RANK": "0", "WORLD_SIZE": ""}, "WORLD_SIZE", "WORLD_SIZE='' in the environment is not a number"),
+        ({"RANK": "0", "WORLD_SIZE": "²"}, "WORLD_SIZE", "is not a number"),
+        ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK", "is not a number"),
+        ({"PMI_RANK": "2", "PMI_SIZE": "2"}, "PMI_RANK", "PMI_RANK=2 and PMI_SIZE=2 in the environment do not fit"),
+        ({"RANK": "0"}, "WORLD_SIZE", "the environment has RANK, but not WORLD_SIZE; set both"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_RANK", "but not OMPI_COMM_WORLD_RANK"),
+    ],
+)
+def test_a_malformed_environment_is_refused_by_the_variables_name(
+    environment: dict[str, str], field: str, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        find_ranks(environment=environment)
+    assert caught.value.field == field
+
+
+def test_a_malformed_environment_is_only_a_warning_when_somebody_else_knows(caplog: pytest.LogCaptureFixture) -> None:
+    found = find_ranks(accelerator=accelerator(1, 2), environment={"RANK": "first", "WORLD_SIZE": "2"})
+
+    assert (found.rank, found.num_ranks) == (1, 2)
+    [record] = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "taken from the accelerator; the environment is not used: RANK='first'" in record.getMessage()
+
+
+def test_nothing_is_imported_to_find_out() -> None:
+    code = (
+        "import sys; from strata.data.ranks import find_ranks, share; share(find_ranks(environment={}), bytes); "
+        "print({'torch', 'numpy', 'accelerate', 'deepspeed', 'horovod'} & set(sys.modules))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+
+    assert found.stdout.strip() == "set()"
+
+
+# -- sharing: several real ranks are in tests/integration/test_data_sharing.py -----------------------------------------
+
+
+def test_without_a_process_group_everybody_produces() -> None:
+    assert share(Ranks(1, 2), lambda: b"own") == b"own"
+
+
+def test_a_process_group_of_another_size_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    put(monkeypatch, "torch.distributed", 1, 8)  # has no `broadcast`
+
+    assert share(Ranks(1, 2), lambda: b"own") == b"own"
+
+
+@pytest.mark.parametrize(
+    ("config", "own_device", "expected"),
+    [
+        ("cpu:gloo,cuda:gloo", "cuda", "cpu"),
+        ("cpu:gloo,cuda:nccl", "cuda", "cpu"),
+        ("cuda:nccl", "cuda", "the accelerator's"),
+        ("cuda:nccl", "cpu", "cuda"),
+    ],
+)
+def test_tensors_are_sent_from_where_the_group_can_send(config: str, own_device: str, expected: str) -> None:
+    device = SimpleNamespace(type=own_device)
+    found = r._device(SimpleNamespace(get_backend_config=lambda: config), Ranks(0, 2, device=device))
+
+    assert found is device if expected == "the accelerator's" else found == expected
