@@ -47,11 +47,12 @@ class Warehouse:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.config = {
+            "name": "test",
             "type": "sql",
             "uri": f"sqlite:///{directory}/catalog.db",
             "warehouse": f"file://{directory}/warehouse",
         }
-        self.catalog = SqlCatalog("test", **{key: value for key, value in self.config.items() if key != "type"})
+        self.catalog = SqlCatalog("test", uri=self.config["uri"], warehouse=self.config["warehouse"])
         self.catalog.create_namespace("db")
         self._numbers = itertools.count()
 
@@ -86,20 +87,20 @@ class Warehouse:
         orc.write_table(_with_ids(rows, ids, b"iceberg.id"), path, stripe_size=stripe_size, batch_size=256)
         return self._append(table, path, FileFormat.ORC, rows.num_rows, partition)
 
-    def add_partitioned_parquet(self, table: Table, rows: pa.Table, ids: Mapping[str, int], partition: Record) -> str:
+    def add_partitioned_parquet(
+        self, table: Table, rows: pa.Table, ids: Mapping[str, int], partition: Record, path: str = ""
+    ) -> str:
         """A file without the column that the table is partitioned by, as Hive writes it."""
-        path = self.path(".parquet")
+        path = path or self.path(".parquet")
         pq.write_table(_with_ids(rows, ids, b"PARQUET:field_id"), path)
         return self._append(table, path, FileFormat.PARQUET, rows.num_rows, partition)
 
-    def add_file(self, table: Table, path: str, format: FileFormat, num_rows: int) -> str:
+    def add_file(self, table: Table, path: str, kind: FileFormat, num_rows: int) -> str:
         """One that is there."""
-        return self._append(table, path, format, num_rows)
+        return self._append(table, path, kind, num_rows)
 
-    def _append(
-        self, table: Table, path: str, format: FileFormat, num_rows: int, partition: Record | None = None
-    ) -> str:
-        file = _describe(path, format, num_rows, DataFileContent.DATA, partition=partition or Record())
+    def _append(self, table: Table, path: str, kind: FileFormat, num_rows: int, partition: Record | None = None) -> str:
+        file = _describe(path, kind, num_rows, DataFileContent.DATA, partition=partition or Record())
         file.spec_id = table.spec().spec_id
         with table.transaction() as transaction, transaction.update_snapshot().fast_append() as update:
             update.append_data_file(file)
@@ -120,9 +121,9 @@ class Warehouse:
         path = self.path("-deletes.orc" if as_orc else "-deletes.parquet")
         (orc if as_orc else pq).write_table(deletes, path)
         bounds = {"lower_bounds": {PATH_ID: pairs[0][0].encode()}, "upper_bounds": {PATH_ID: pairs[-1][0].encode()}}
-        format = FileFormat.ORC if as_orc else FileFormat.PARQUET
+        kind = FileFormat.ORC if as_orc else FileFormat.PARQUET
         self._delete(
-            table, _describe(path, format, len(pairs), DataFileContent.POSITION_DELETES, partition=partition, **bounds)
+            table, _describe(path, kind, len(pairs), DataFileContent.POSITION_DELETES, partition=partition, **bounds)
         )
 
     def delete_by_vector(self, table: Table, rows: Mapping[str, Sequence[int]]) -> str:
@@ -178,12 +179,12 @@ class _AppendDeletes(_FastAppendFiles):
         )
 
 
-def _describe(path: str, format: FileFormat, num_rows: int, content: DataFileContent, **more: Any) -> DataFile:
+def _describe(path: str, kind: FileFormat, num_rows: int, content: DataFileContent, **more: Any) -> DataFile:
     more["partition"] = more.get("partition") or Record()
     return DataFile.from_args(
         content=content,
         file_path=path,
-        file_format=format,
+        file_format=kind,
         record_count=num_rows,
         file_size_in_bytes=Path(path).stat().st_size,
         **more,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import threading
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata.data import dense
@@ -44,7 +45,7 @@ def as_rows(column: Column) -> list[Any]:
     if isinstance(column, Dense):
         return list(column.values.tolist())
     if isinstance(column, Ragged):
-        return [column.values[first:last].tolist() for first, last in zip(column.offsets, column.offsets[1:])]
+        return [column.values[first:last].tolist() for first, last in itertools.pairwise(column.offsets)]
     assert isinstance(column, ArrowColumn)
     return list(column.array.to_pylist())
 
@@ -61,6 +62,7 @@ pieces_of_rows = st.lists(st.tuples(st.integers(0, 100), st.integers(0, 20)), mi
 
 
 @pytest.mark.parametrize("kind", MAKERS)
+@settings(max_examples=40)
 @given(pieces=pieces_of_rows, data=st.data())
 def test_gathering_slices_is_what_it_is_for_lists(
     kind: str, pieces: list[tuple[int, int]], data: st.DataObject

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import decimal
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -41,7 +43,7 @@ def as_rows(column: Column) -> list[Any]:
     if isinstance(column, Dense):
         return list(column.values.tolist())
     if isinstance(column, Ragged):
-        return [column.values[first:last].tolist() for first, last in zip(column.offsets, column.offsets[1:])]
+        return [column.values[first:last].tolist() for first, last in itertools.pairwise(column.offsets)]
     assert isinstance(column, ArrowColumn)
     return list(column.array.to_pylist())
 
@@ -59,7 +61,7 @@ def ints(bits: int, *, signed: bool = True) -> st.SearchStrategy[int]:
 
 
 Expected = Callable[[Any], Any]
-EPOCH = datetime.date(1970, 1, 1)
+EPOCH = dt.date(1970, 1, 1)
 DAY_MS = 86_400_000
 
 # Type, values as pyarrow takes them, and what becomes of one.
@@ -88,7 +90,7 @@ def chunked(values: Sequence[Any], kind: pa.DataType, cuts: Sequence[int], *, be
     """The values as a column of several chunks, each a slice of something larger."""
     bounds = [0, *sorted(cut % (len(values) + 1) for cut in cuts), len(values)]
     rows = list(values)
-    arrays = [pa.array([*rows[:before], *rows[a:b]], kind)[len(rows[:before]) :] for a, b in zip(bounds, bounds[1:])]
+    arrays = [pa.array([*rows[:before], *rows[a:b]], kind)[len(rows[:before]) :] for a, b in itertools.pairwise(bounds)]
     return pa.chunked_array(arrays, kind)
 
 
@@ -96,7 +98,7 @@ cuts = st.lists(st.integers(0, 30), max_size=3)
 
 
 @pytest.mark.parametrize(("kind", "values", "expected"), NUMBERS, ids=lambda value: str(value)[:20])
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(data=st.data(), cuts=cuts)
 def test_numbers_come_through(
     kind: pa.DataType, values: st.SearchStrategy[Any], expected: Expected, data: st.DataObject, cuts: list[int]
@@ -114,7 +116,7 @@ def test_numbers_come_through(
 
 
 @pytest.mark.parametrize(("kind", "values", "expected"), NUMBERS, ids=lambda value: str(value)[:20])
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(data=st.data(), cuts=cuts)
 def test_nulls_among_numbers_are_masked_filled_or_nan(
     kind: pa.DataType, values: st.SearchStrategy[Any], expected: Expected, data: st.DataObject, cuts: list[int]
@@ -142,7 +144,7 @@ def test_nulls_among_numbers_are_masked_filled_or_nan(
 @pytest.mark.parametrize(
     ("kind", "values", "expected"), [NUMBERS[3], NUMBERS[6], NUMBERS[9], NUMBERS[11]], ids=lambda value: str(value)[:20]
 )
-@settings(max_examples=15)
+@settings(max_examples=6)
 @given(data=st.data(), cuts=cuts)
 def test_lists_become_values_and_offsets(
     make: Callable[[pa.DataType], pa.DataType],
@@ -182,7 +184,7 @@ def test_nulls_inside_lists_are_nan_or_refused_even_under_a_mask() -> None:
     assert as_rows(convert(whole, nulls={"x": 9}).columns["x"]) == [[1, 9], []]
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     rows=st.lists(st.none() | st.lists(st.none() | st.integers(-9, 9), min_size=3, max_size=3), max_size=12), cuts=cuts
 )
@@ -210,12 +212,12 @@ STRING_TYPES = [
 
 def strings_of(rows: Sequence[str | None], kind: pa.DataType, cuts: Sequence[int]) -> pa.ChunkedArray:
     if pa.types.is_run_end_encoded(kind):
-        return pa.chunked_array([pa.compute.run_end_encode(chunk) for chunk in chunked(rows, pa.string(), cuts).chunks])
+        return pa.chunked_array([pc.run_end_encode(chunk) for chunk in chunked(rows, pa.string(), cuts).chunks])
     return chunked(rows, kind, cuts)
 
 
 @pytest.mark.parametrize("kind", STRING_TYPES, ids=str)
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(rows=st.lists(st.none() | st.sampled_from(WORDS) | st.text(max_size=4), max_size=15), cuts=cuts)
 def test_strings_come_through_as_objects_codes_and_bytes(
     kind: pa.DataType, rows: list[str | None], cuts: list[int]
@@ -248,9 +250,7 @@ def test_binaries_and_lists_of_strings_can_have_codes() -> None:
 
 def test_children_of_a_null_struct_are_null() -> None:
     inner = pa.StructArray.from_arrays([pa.array([1.0, 2.0, 3.0])], ["c"], mask=pa.array([False, False, True]))
-    outer = pa.StructArray.from_arrays(
-        [pa.array([7, 8, 9]), inner], ["a", "b"], mask=pa.array([False, True, False])
-    )
+    outer = pa.StructArray.from_arrays([pa.array([7, 8, 9]), inner], ["a", "b"], mask=pa.array([False, True, False]))
     table = pa.table({"y": [0, 1, 2], "s": outer})
     chunk = convert(table, nulls={"s.a": -1})
     assert list(chunk.columns) == ["y", "s.a", "s.b.c"]
@@ -261,7 +261,9 @@ def test_children_of_a_null_struct_are_null() -> None:
         convert(table)
 
 
-@pytest.mark.parametrize("kind", [kind for kind, _, _ in NUMBERS] + STRING_TYPES[:4] + [pa.list_(pa.int8(), 2)], ids=str)
+@pytest.mark.parametrize(
+    "kind", [kind for kind, _, _ in NUMBERS] + STRING_TYPES[:4] + [pa.list_(pa.int8(), 2)], ids=str
+)
 @pytest.mark.parametrize("how", ["codes", "bytes", "python"])
 def test_no_rows_are_fine(kind: pa.DataType, how: str) -> None:
     schema = pa.schema([("x", kind), ("l", pa.list_(pa.int64())), ("s", pa.struct([("a", kind)]))])
@@ -280,8 +282,10 @@ def test_an_unsigned_value_that_int64_cannot_hold_is_refused() -> None:
     assert as_rows(convert(table, output_format="numpy").columns["x"]) == [1, 2**63]
 
 
-@pytest.mark.parametrize("kind", [pa.decimal32(9, 2), pa.decimal64(18, 2), pa.decimal128(38, 2), pa.decimal256(50, 2)], ids=str)
-@settings(max_examples=25)
+@pytest.mark.parametrize(
+    "kind", [pa.decimal32(9, 2), pa.decimal64(18, 2), pa.decimal128(38, 2), pa.decimal256(50, 2)], ids=str
+)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_decimals_as_integers_are_exact(kind: pa.DataType, data: st.DataObject) -> None:
     bits = min(kind.bit_width, 64)
@@ -336,8 +340,10 @@ def test_memory_that_is_not_ours_alone_is_read_only(tmp_path: Path) -> None:
 
 def test_a_table_that_is_not_as_planned_is_refused() -> None:
     converter = Converter(decide(pa.schema([("x", pa.int64()), ("s", pa.struct([("a", pa.int8())]))]), {}))
-    good = pa.table({"s": [{"a": 1}], "other": ["?"], "x": [5]}, pa.schema([
-        ("s", pa.struct([("b", pa.int8()), ("a", pa.int8())])), ("other", pa.string()), ("x", pa.int64())]))
+    good = pa.table(
+        {"s": [{"a": 1}], "other": ["?"], "x": [5]},
+        pa.schema([("s", pa.struct([("b", pa.int8()), ("a", pa.int8())])), ("other", pa.string()), ("x", pa.int64())]),
+    )
     assert as_rows(converter.convert(good, "f").columns["s.a"]) == [1]
     with pytest.raises(SchemaMismatch, match="file-9: no column 'x'"):
         converter.convert(good.drop_columns("x"), "file-9")
@@ -354,6 +360,8 @@ def test_other_formats_keep_arrays_as_they_are(output_format: str) -> None:
             "d": pa.chunked_array([pa.array(["a", None]).dictionary_encode(), pa.array(["z"]).dictionary_encode()]),
             "m": pa.array([[("k", 1)], None, []], pa.map_(pa.string(), pa.int64())),
             "u": pa.array([1, None, 2**64 - 1], pa.uint64()),
+            "v": pa.array(["x", "y" * 20, None], pa.string_view()),
+            "r": pc.run_end_encode(pa.array([1, 1, None])),
         }
     )
     policies = decide(table.schema, {}, output_format=output_format, nulls={"u": "mask", "d": "none"})
@@ -362,14 +370,19 @@ def test_other_formats_keep_arrays_as_they_are(output_format: str) -> None:
     assert as_rows(chunk.columns["m"]) == [[], None, [("k", 1)]]
     assert as_rows(chunk.columns["u"]) == [2**64 - 1, None, 1]
     assert as_rows(chunk.columns["u_mask"]) == [True, False, True]
+    assert as_rows(chunk.columns["v"]) == [None, "y" * 20, "x"]
+    assert as_rows(chunk.columns["r"]) == [None, 1, 1]
 
 
 # Vocabularies
 
 
 @pytest.mark.parametrize("hashed_values", [0, 1000])
+@settings(max_examples=40)
 @given(known=st.sets(st.text(max_size=3)), rows=st.lists(st.none() | st.text(max_size=3), max_size=20))
-def test_a_code_is_the_place_in_the_vocabulary_from_one(hashed_values: int, known: set[str], rows: list[str | None]) -> None:
+def test_a_code_is_the_place_in_the_vocabulary_from_one(
+    hashed_values: int, known: set[str], rows: list[str | None]
+) -> None:
     given_values = sorted(known, key=hash)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("strata.data.vocabularies._HASHED_VALUES", hashed_values)
@@ -381,6 +394,7 @@ def test_a_code_is_the_place_in_the_vocabulary_from_one(hashed_values: int, know
     assert vocabulary.num_codes == len(known) + 1
 
 
+@settings(max_examples=40)
 @given(pieces=st.lists(st.lists(st.none() | st.text(max_size=3), max_size=6), max_size=5))
 def test_what_is_found_does_not_depend_on_where(pieces: list[list[str | None]]) -> None:
     arrays = [pa.array(piece, pa.string()) for piece in pieces]
@@ -408,5 +422,7 @@ def test_codes_need_a_vocabulary_of_their_type() -> None:
         Converter(policies)
     with pytest.raises(InvalidArgument, match="is large_binary, the column string"):
         Converter(policies, {"x": Vocabulary.given("x", [b"a"])})
-    chunk = Converter(policies, {"x": Vocabulary.given("x", ["b", "a"])}).convert(pa.table({"x": ["a", "?", None]}), "f")
+    chunk = Converter(policies, {"x": Vocabulary.given("x", ["b", "a"])}).convert(
+        pa.table({"x": ["a", "?", None]}), "f"
+    )
     assert as_rows(chunk.columns["x"]) == [2, 0, 0]

@@ -56,11 +56,18 @@ def test_strings_become_what_is_asked_for(kind: pa.DataType) -> None:
     python = policy_of(kind)
     assert (python.kind, python.nulls) == (Kind.PYTHON, Nulls.KEEP)
     codes = policy_of(kind, strings="codes")
-    assert (codes.kind, codes.dtype, codes.is_coded, codes.nulls_text) == (Kind.DENSE, np.dtype("int32"), True, "code 0")
+    assert (codes.kind, codes.dtype, codes.is_coded, codes.nulls_text) == (
+        Kind.DENSE,
+        np.dtype("int32"),
+        True,
+        "code 0",
+    )
     padded = policy_of(kind, strings={"x": "bytes"}, string_width=7)
     assert (padded.kind, padded.width, padded.nulls) == (Kind.BYTES, 7, Nulls.ERROR)
     assert policy_of(pa.list_(kind), strings="codes").kind is Kind.RAGGED
     assert policy_of(pa.list_(kind), strings="bytes").kind is Kind.PYTHON
+    with pytest.raises(InvalidArgument, match='lists of strings can only have "codes"'):
+        policy_of(pa.list_(kind), strings={"x": "bytes"})
 
 
 def test_decimals_become_what_is_asked_for() -> None:
@@ -117,6 +124,9 @@ def test_nulls_that_files_tell_of_are_refused_when_planning() -> None:
     decide(schema, {"a": 1200, "b": 3}, nulls={"a": 0, "b": "mask"})
     with pytest.raises(NullsFound, match=r"c \(float\): 5"):
         decide(schema, {"c": 5}, nulls={"c": "error"})
+    struct = pa.schema([("s", pa.struct([pa.field("a", pa.int64(), nullable=False)]))])
+    with pytest.raises(NullsFound, match=r"s\.a \(int64\): 2"):
+        decide(struct, {"s": 2})
     required = pa.schema([pa.field("a", pa.int64(), nullable=False)])
     assert decide(required, {"a": 7})[0].nulls is Nulls.ERROR
 
@@ -198,6 +208,8 @@ def test_keep_needs_something_that_stands_for_null() -> None:
         ({"decimals": "float"}, "decimals"),
         ({"nulls": "zero"}, "nulls"),
         ({"nulls": {"z": 0}}, "nulls"),
+        ({"strings": {"x": "codes"}}, "strings"),
+        ({"decimals": {"x": "int64"}}, "decimals"),
         ({"string_width": 0}, "string_width"),
         ({"string_width": 8}, "string_width"),
         ({"output_format": "arrow", "strings": "codes"}, "strings"),
@@ -233,7 +245,9 @@ def test_the_policies_can_be_read_as_a_table() -> None:
         ]
     )
     rows = describe(
-        decide(schema, {}, strings={"city": "codes", "tags": "codes", "url": "bytes"}, nulls={"age": "mask", "tags": "x"})
+        decide(
+            schema, {}, strings={"city": "codes", "tags": "codes", "url": "bytes"}, nulls={"age": "mask", "tags": "x"}
+        )
     )
     assert rows[0] == {"column": "id", "type": "int64", "delivered": "int64", "nulls": "refused"}
     assert [(row["column"], row["delivered"], row["nulls"]) for row in rows[1:]] == [

@@ -10,6 +10,7 @@ from strata.cli import (
     certs,
     checkpoints,
     coordinator,
+    data,
     demo,
     doctor,
     events,
@@ -53,6 +54,7 @@ app.add_typer(jobs.app, name="jobs")
 app.command("events")(events.events)
 app.add_typer(journal.app, name="journal")
 app.add_typer(checkpoints.app, name="checkpoints")
+app.add_typer(data.app, name="data")
 app.command("certs")(certs.certs)
 app.command("bench")(bench.bench)
 app.command("doctor")(doctor.doctor)

@@ -25,6 +25,11 @@ def plain(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
+def gatherable(kind: pa.DataType) -> pa.DataType:
+    """The type itself, or for those whose rows Arrow cannot take in another order, that of what is encoded."""
+    return plain(kind) if pat.is_run_end_encoded(kind) or pat.is_string_view(kind) or pat.is_binary_view(kind) else kind
+
+
 def is_stringlike(kind: pa.DataType) -> bool:
     return bool(pat.is_large_string(kind) or pat.is_large_binary(kind))
 

@@ -34,8 +34,10 @@ if TYPE_CHECKING:
     from strata.data.delivering import Deliverer
     from strata.data.metrics import LoaderMetrics
     from strata.data.plan import Plan
+    from strata.data.policies import Policy
     from strata.data.ranks import Ranks
     from strata.data.settings import Delivery
+    from strata.data.vocabularies import Vocabulary
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +83,26 @@ class Dataset:
     def plan(self) -> Plan:
         """What will be read; print it for a table of splits."""
         return self._recipe.plan
+
+    @property
+    def policies(self) -> tuple[Policy, ...] | None:
+        """What becomes of each column; None until a transform has shown them."""
+        return self._deliverer.policies
+
+    def vocabulary(self, column: str) -> Vocabulary:
+        """Of a column that is delivered as codes: which code stands for which value.
+
+        Raises:
+            InvalidArgument: It is not delivered as codes.
+        """
+        known = self._deliverer.vocabularies
+        if column not in known:
+            raise InvalidArgument(
+                f"column {column!r} has no vocabulary; those with one: {', '.join(sorted(known)) or 'none'}. "
+                f"Ask for codes with strings={{{column!r}: 'codes'}}",
+                field="column",
+            )
+        return known[column]
 
     @property
     def epoch(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import operator
 import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -36,6 +37,7 @@ SUFFIXES: Mapping[str, tuple[str, ...]] = {
 """By format. `.csv.gz` and the like count as well, see `COMPRESSED`."""
 COMPRESSED = (".gz", ".zst", ".bz2")
 TEXT_FORMATS = ("csv", "json", "jsonl")
+_BY_SUFFIX = {suffix: known for known, suffixes in SUFFIXES.items() for suffix in suffixes}
 _MAGIC = {b"PAR1": "parquet", b"PARE": "parquet", b"ORC": "orc", b"ARROW1": "arrow"}
 
 
@@ -75,23 +77,21 @@ def discover(
     source, places = _places(path, filesystem, storage_options)
     searches = search_all(source, places)
     taken, passed_over = _choose(searches, suffixes)
-    if not taken:
+    if not any(seen for _, seen in taken):
         raise _nothing_taken(searches, suffixes, passed_over)
-    root = common_directory([search.base for search in searches])
-    files = [_data_file(one, root, partitioning) for one in taken]
-    files.sort(key=lambda file: file.name)
+    files = _data_files(taken, partitioning)
     _check_once(files)
     return Found(source, tuple(files), passed_over)
 
 
 def format_of(name: str) -> str | None:
     """The format that a name's suffix stands for."""
-    lower = name.lower()
-    for compressed in COMPRESSED:
-        if lower.endswith(compressed):
-            lower = lower.removesuffix(compressed)
-            return next((text for text in TEXT_FORMATS if lower.endswith(SUFFIXES[text])), None)
-    return next((known for known, suffixes in SUFFIXES.items() if lower.endswith(suffixes)), None)
+    stem, _, last = name.lower().rpartition(".")
+    if stem and f".{last}" in COMPRESSED:
+        stem, _, last = stem.rpartition(".")
+        known = _BY_SUFFIX.get(f".{last}") if stem else None
+        return known if known in TEXT_FORMATS else None
+    return _BY_SUFFIX.get(f".{last}") if stem else None
 
 
 def suffixes_of(format_name: str) -> tuple[str, ...]:
@@ -156,35 +156,51 @@ def _places(path: Any, filesystem: Any, storage_options: Mapping[str, Any] | Non
     return source, places
 
 
-def _choose(searches: Sequence[Search], suffixes: Sequence[str] | None) -> tuple[list[Seen], dict[str, int]]:
+def _choose(
+    searches: Sequence[Search], suffixes: Sequence[str] | None
+) -> tuple[list[tuple[Search, list[Seen]]], dict[str, int]]:
     """Which of the files that were met are taken; and how many are not, by suffix."""
-    seen = [one for search in searches for one in search.seen]
-    fits = _fits(seen, suffixes)
-    taken = [one for one in seen if one.is_named or fits(one.path)]
-    num_others = collections.Counter(_suffix(one.path) for one in seen if not one.is_named and not fits(one.path))
+    fits = _fits(searches, suffixes)
+    taken = []
+    num_others: collections.Counter[str] = collections.Counter()
+    for search in searches:
+        fitting = [one.is_named or fits(one.name) for one in search.seen]
+        taken.append((search, list(itertools.compress(search.seen, fitting))))
+        num_others.update(_suffix(one.name) for one, is_taken in zip(search.seen, fitting, strict=True) if not is_taken)
     passed_over = dict(sorted(num_others.items()))
     if num_hidden := sum(search.num_hidden for search in searches):
         passed_over[HIDDEN] = num_hidden
     return taken, passed_over
 
 
-def _fits(seen: Sequence[Seen], suffixes: Sequence[str] | None) -> Callable[[str], bool]:
+def _fits(searches: Sequence[Search], suffixes: Sequence[str] | None) -> Callable[[str], bool]:
     if suffixes is not None:
         endings = tuple(suffix.lower() for suffix in suffixes)
-        return lambda path: path.lower().endswith(endings)
-    if any(format_of(one.path) for one in seen):
-        return lambda path: format_of(path) is not None
-    return lambda path: True
+        return lambda name: name.lower().endswith(endings)
+    is_any_known = any(format_of(one.name) for search in searches for one in search.seen)
+    return lambda name: not is_any_known or format_of(name) is not None
 
 
-def _data_file(one: Seen, root: str, partitioning: str | None) -> DataFile:
-    name = relative(one.path, root)
-    if one.size_bytes == GONE:
-        raise DataFileMissing(f"{name} is a link to something that is not there; remove the link, or mend it")
-    if not name.isprintable():
-        _check_utf8(name)
-    partition = hive_partition(name) if partitioning == "hive" else ()
-    return DataFile(one.path, name, one.size_bytes, one.mtime_ns, partition)
+def _data_files(taken: Sequence[tuple[Search, list[Seen]]], partitioning: str | None) -> list[DataFile]:
+    """Sorted by their names below what all searches have in common."""
+    root = common_directory([search.base for search, _ in taken])
+    partitions: dict[str, tuple[tuple[str, str | None], ...]] = {}
+    files = []
+    for search, seen in taken:
+        base = search.base.strip("/")
+        prefix = "" if base == root else f"{relative(base, root)}/"
+        for one in seen:
+            name = prefix + one.name
+            if one.size_bytes == GONE:
+                raise DataFileMissing(f"{name} is a link to something that is not there; remove the link, or mend it")
+            if not name.isprintable():
+                _check_utf8(name)
+            directory = name.rpartition("/")[0]
+            if directory not in partitions:
+                partitions[directory] = hive_partition(name) if partitioning == "hive" else ()
+            files.append(DataFile(one.path, name, one.size_bytes, one.mtime_ns, partitions[directory]))
+    files.sort(key=operator.attrgetter("name"))
+    return files
 
 
 def _check_utf8(name: str) -> None:
@@ -221,11 +237,10 @@ def _nothing_taken(
 
 
 def _counted(suffix: str, number: int) -> str:
-    kind = suffix if suffix else "no suffix"
     if suffix == HIDDEN:
         return f"{number:,} that {'is' if number == 1 else 'are'} passed over (names with a leading _ or ., markers)"
     noun = "file" if number == 1 else "files"
-    return f"{number:,} {kind} {noun}" if suffix else f"{number:,} {noun} with {kind}"
+    return f"{number:,} {suffix} {noun}" if suffix else f"{number:,} {noun} without a suffix"
 
 
 def _suffix(path: str) -> str:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
     import pyarrow.compute as pc
+    from rich.table import Table
 
     from strata.data.files import DataFile
 
@@ -107,6 +108,19 @@ class Plan:
     @property
     def num_splits(self) -> int:
         return len(self.split_starts) - 1
+
+    def __rich__(self) -> Table:
+        from strata.data.plan_table import table  # noqa: PLC0415 - only people need it
+
+        return table(self)
+
+    def __str__(self) -> str:
+        from rich.console import Console  # noqa: PLC0415
+
+        console = Console(width=120, color_system=None)
+        with console.capture() as captured:
+            console.print(self)
+        return captured.get()
 
     def unit(self, number: int) -> Unit:
         """As the file's format knows it: all its rows, deleted and filtered ones too."""

@@ -9,7 +9,7 @@ With `output_format` "torch" or "numpy":
 | uint64 | torch: int64, values from 2⁶³ on are refused; numpy: the same | refused |
 | float16, float32, float64 | the same | NaN |
 | bool | bool | refused |
-| decimal, `decimals="float64"` (default) | float64: about 15 digits | NaN |
+| decimal, `decimals="float64"` (default) | float64: the nearest one up to 2⁵³, about 15 digits beyond | NaN |
 | decimal, `decimals="int64"` | int64: value × 10^scale; refused if too large | refused |
 | decimal, `decimals="python"`; `"error"` | `decimal.Decimal`; refused | None |
 | timestamp, duration, time64, date64 | int64 in the column's own unit; timestamps are UTC | refused |
@@ -24,8 +24,8 @@ With `output_format` "torch" or "numpy":
 | dictionary, run-end encoded, extension | as the type of its values | as the type of its values |
 | map, union, interval, null, list of list or struct | refused; objects with `strings={"column": "python"}` | None |
 
-The unit of times is in the policy (`unit`). With "arrow", "pandas" and "dict" every type is delivered as it is, and
-nulls stay nulls.
+The unit of times is in the policy (`unit`). With "arrow", "pandas" and "dict" every type is delivered as it is (run-end
+encoded columns and string views as plain ones), and nulls stay nulls.
 
 `strings="bytes"` makes the matrix as wide as the longest value of a batch, or `string_width` wide; longer values are
 then cut, and `lengths` tells how long they were. `nulls=` is one of the following words, or a mapping from columns to
@@ -55,7 +55,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from strata.data.arrow_types import TORCH_DTYPES, is_list, is_stringlike, physical, plain, unit_of, zero_of
+from strata.data.arrow_types import TORCH_DTYPES, gatherable, is_list, is_stringlike, physical, plain, unit_of, zero_of
 from strata.errors import InvalidArgument, NullsFound, SchemaMismatch
 
 if TYPE_CHECKING:
@@ -268,7 +268,9 @@ class _Deciding:
         """The policies of a column, or of all that a struct becomes."""
         name = ".".join(path)
         may_be_null = may_be_null or field.nullable
-        is_python = self._strings.own(name) == "python"
+        is_python = self._strings.by_column.get(name) == "python"
+        if is_python:
+            self._strings.used.add(name)
         if pat.is_struct(field.type) and not self._as_is and not is_python:
             for child in field.type:
                 yield from self.field(child, (*path, child.name), null_counts, may_be_null=may_be_null)
@@ -277,7 +279,8 @@ class _Deciding:
         if policy is None:
             return
         policy = self._with_nulls(policy)
-        num_nulls = null_counts.get(name, 0) if may_be_null else 0
+        parents = (".".join(path[:depth]) for depth in range(1, len(path) + 1))
+        num_nulls = max(null_counts.get(parent, 0) for parent in parents) if may_be_null else 0
         if policy.nulls is Nulls.ERROR and num_nulls:
             self._null_columns.append(f"{name} ({policy.type}): {num_nulls:,}")
         yield policy
@@ -287,9 +290,9 @@ class _Deciding:
         value_type = plain(kind)
         policy = Policy(name=name, path=path, type=kind, value_type=value_type, kind=Kind.PYTHON)
         if self._as_is:
-            return replace(policy, kind=Kind.ARROW, value_type=kind)
+            return replace(policy, kind=Kind.ARROW, value_type=gatherable(kind))
         if is_python:
-            return replace(policy, value_type=kind)
+            return replace(policy, value_type=gatherable(kind))
         if is_list(value_type):
             policy = replace(policy, kind=Kind.RAGGED, value_type=plain(value_type.value_type))
         elif pat.is_fixed_size_list(value_type):
@@ -307,6 +310,12 @@ class _Deciding:
             how = self._strings.of(policy.name)
             if how == "codes":
                 return replace(policy, dtype=np.dtype(np.int32))
+            if is_nested and self._strings.own(policy.name) == "bytes":
+                raise InvalidArgument(
+                    f'strings={{"{policy.name}": "bytes"}}: the column is {policy.type}, '
+                    'and lists of strings can only have "codes" or be "python" objects',
+                    field="strings",
+                )
             if how == "bytes" and not is_nested:
                 return replace(policy, kind=Kind.BYTES, dtype=np.dtype(np.uint8), width=self._string_width)
             return replace(policy, kind=Kind.PYTHON, value_type=policy.type if is_nested else value_type, width=None)
@@ -380,9 +389,9 @@ class _Deciding:
 
     def finish(self, policies: Sequence[Policy]) -> None:
         """Raises for all that was found."""
-        self._check_names(policies)
         if self._refused:
             raise SchemaMismatch("; ".join(self._refused))
+        self._check_names(policies)
         if self._string_width is not None and not any(policy.kind is Kind.BYTES for policy in policies):
             raise InvalidArgument(
                 f'string_width={self._string_width} but no column has strings="bytes"; ask for it, or leave it out',
@@ -406,7 +415,8 @@ class _Deciding:
         for choice in (self._strings, self._decimals, self._nulls):
             if unknown := sorted(set(choice.by_column) - choice.used):
                 raise InvalidArgument(
-                    f"{choice.option}= names {_listed(unknown)}, but the columns are {_listed(sorted(choice.used))}",
+                    f"{choice.option}= names {_listed(unknown)}, but the columns that it can be for are "
+                    f"{_listed(sorted(choice.used)) or 'none'}",
                     field=choice.option,
                 )
 

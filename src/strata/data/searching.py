@@ -1,7 +1,7 @@
 """Looks for files: in a directory to the bottom, by a pattern, or one by one.
 
-A pattern stands for what it matches, files and directories; `*`, `?` and `[…]` match within one name, `**` any number of
-directories. What exists under the very name that was written is taken for that, whatever characters the name has.
+A pattern stands for what it matches, files and directories; `*`, `?` and `[…]` match within one name, `**` any number
+of directories. What exists under the very name that was written is taken for that, whatever characters the name has.
 
 Passed over, unless a file is named: names that begin with `_` or `.` and whatever is below directories of such names
 (`_key=value` is a partition, though), and markers that other programs leave. A pattern that begins a name with `_` or
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import dataclasses
 import difflib
 import errno
 import fnmatch
@@ -31,7 +30,7 @@ from strata.data.source import reaching
 from strata.errors import DataFileMissing, InvalidArgument, LimitExceeded, NoData, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from strata.data.source import Source
 
@@ -56,16 +55,18 @@ class Place:
     """It was written with a slash at its end."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Seen:
     """A file that a search met."""
 
     path: str
+    name: str
+    """Below the search's base."""
     size_bytes: int
     """Or `GONE`."""
     mtime_ns: int
     """0 if the file system does not tell."""
-    is_named: bool
+    is_named: bool = False
     """By the user, or by a pattern that says something about names: it is taken whatever its suffix."""
 
 
@@ -110,60 +111,55 @@ def common_directory(bases: Sequence[str]) -> str:
 
 
 def is_hidden(name: str, *, is_directory: bool) -> bool:
-    if name.startswith("_"):
-        return not (is_directory and "=" in name)
-    return name.startswith(".") or (not is_directory and name.endswith(_MARKERS))
-
-
-def is_plain(name: str) -> bool:
-    """Whether a file is hidden in none of its parts."""
-    *directories, own = name.split("/")
-    return not (is_hidden(own, is_directory=False) or any(is_hidden(one, is_directory=True) for one in directories))
+    if is_directory:
+        return name[:1] == "." or (name[:1] == "_" and "=" not in name)
+    return name[:1] in ("_", ".") or name.endswith(_MARKERS)
 
 
 class Pattern:
-    """Matches names below a directory, part by part."""
+    """Matches names below a directory, part by part. What it knows of directories it keeps, as most files share one."""
 
     def __init__(self, parts: Sequence[str]) -> None:
         self._parts = parts
         self._matches = [None if part == "**" else re.compile(fnmatch.translate(part)).match for part in parts]
         self._says_name = parts[-1] not in ("*", "**")
+        self._end = len(parts)
+        self._known = {"": (self._closed({0}), False)}
 
     def matches(self, name: str) -> bool | None:
         """None: no. Otherwise whether the pattern says something about the file's own name."""
-        parts = name.split("/")
-        states = self._closed({0})
-        for i, part in enumerate(parts):
-            is_directory = i < len(parts) - 1
-            states = self._step(states, part, is_directory=is_directory)
-            if not states:
-                return None
-            if is_directory and self._end in states and is_plain("/".join(parts[i + 1 :])):
-                return False
-        if self._end not in states:
-            return None
-        return self._says_name
+        directory, _, own = name.rpartition("/")
+        states, is_inside = self._reached(directory)
+        if self._end in self._step(states, own, is_directory=False):
+            return self._says_name
+        return False if is_inside and not is_hidden(own, is_directory=False) else None
 
     def may_enter(self, directory: str) -> bool:
         """Whether something below it could match."""
-        states = self._closed({0})
-        for part in directory.split("/"):
-            if self._end in states:
-                return not is_hidden(part, is_directory=True)
-            states = self._step(states, part, is_directory=True)
-        return bool(states)
+        states, is_inside = self._reached(directory)
+        return is_inside or bool(states)
 
-    @property
-    def _end(self) -> int:
-        return len(self._parts)
+    def _reached(self, directory: str) -> tuple[set[int], bool]:
+        """How many parts may have been matched on the way there, and whether it is in a directory that all match."""
+        known = self._known.get(directory)
+        if known is None:
+            above, _, own = directory.rpartition("/")
+            states, is_inside = self._reached(above)
+            states = self._step(states, own, is_directory=True)
+            is_inside = self._end in states or (is_inside and not is_hidden(own, is_directory=True))
+            known = self._known[directory] = states, is_inside
+        return known
 
     def _step(self, states: set[int], part: str, *, is_directory: bool) -> set[int]:
         hidden = is_hidden(part, is_directory=is_directory)
         found = set()
-        for state in states - {self._end}:
+        for state in states:
+            if state == self._end:
+                continue
             match = self._matches[state]
             if match is None:
-                found |= set() if hidden else {state}
+                if not hidden:
+                    found.add(state)
             elif match(part) and (not hidden or self._asks_for(state, part)):
                 found.add(state + 1)
         return self._closed(found)
@@ -173,7 +169,7 @@ class Pattern:
         for state in sorted(states):
             while state < self._end and self._matches[state] is None:
                 state += 1
-                states = states | {state}
+                states.add(state)
         return states
 
     def _asks_for(self, state: int, hidden: str) -> bool:
@@ -184,7 +180,8 @@ class Pattern:
 def _search(source: Source, place: Place) -> Search:
     info = _local_info(place) if _is_disk(source) else source.info(place.path)
     if info.type == pafs.FileType.File and not (place.is_directory and not source.is_local):
-        return Search(place.written, place.path.rpartition("/")[0], [_seen(info, is_named=True)])
+        base, _, name = place.path.rpartition("/")
+        return Search(place.written, base, [_seen(info, name, is_named=True)])
     if info.type == pafs.FileType.NotFound and _WILD.search(place.path):
         return _search_pattern(source, place)
     if info.type == pafs.FileType.NotFound:
@@ -196,12 +193,11 @@ def _search(source: Source, place: Place) -> Search:
 
 def _search_directory(source: Source, place: Place) -> Search:
     search = Search(place.written, place.path)
-    for name, seen in _list(source, place, place.path, _is_plain_directory):
-        if seen is None or not is_plain(name):
+    for seen in _list(source, place, search, _is_plain_directory):
+        if is_hidden(seen.name.rpartition("/")[2], is_directory=False):
             search.num_hidden += 1
         else:
             search.seen.append(seen)
-            _check_number(len(search.seen))
     return search
 
 
@@ -211,60 +207,85 @@ def _search_pattern(source: Source, place: Place) -> Search:
     base = place.path[: wild.start()].rpartition("/")[0]
     pattern = Pattern([part for part in place.path[len(base) :].split("/") if part])
     search = Search(place.written, base)
-    for name, seen in _list(source, place, base, pattern.may_enter):
-        says_name = pattern.matches(name)
-        if says_name is None:
-            continue
-        if seen is None:
-            search.num_hidden += 1
-        else:
-            search.seen.append(dataclasses.replace(seen, is_named=says_name))
-            _check_number(len(search.seen))
+    for seen in _list(source, place, search, pattern.may_enter):
+        says_name = pattern.matches(seen.name)
+        if says_name is not None:
+            seen.is_named = says_name
+            search.seen.append(seen)
     return search
 
 
-def _list(
-    source: Source, place: Place, base: str, may_enter: Callable[[str], bool]
-) -> Iterator[tuple[str, Seen | None]]:
-    """All files below `base`, by their names there; None for what is no file to read."""
+def _list(source: Source, place: Place, search: Search, may_enter: Callable[[str], bool]) -> Iterator[Seen]:
+    """All files below the base in directories that may be entered. Markers and what is no file are counted only."""
     if _is_disk(source):
-        yield from _walk(base or "/", may_enter)
+        for listed in _walk(search.base or "/", may_enter):
+            search.num_hidden += listed.count(None)
+            yield from (seen for seen in listed if seen is not None)
+            _check_number(len(search.seen))
         return
     try:
         with reaching(place.written):
-            infos = source.filesystem.get_file_info(pafs.FileSelector(base, recursive=True))
+            infos = source.filesystem.get_file_info(pafs.FileSelector(search.base, recursive=True))
     except DataFileMissing as error:
-        raise _nothing_there(source, place, base) from error
+        raise _nothing_there(source, place, search.base) from error
+    base = search.base.strip("/")
     files = {relative(i.path, base): i for i in infos if i.type == pafs.FileType.File and i.path.strip("/") != base}
-    directories = {name[: slash.start()] for name in files for slash in re.finditer("/", name)}
+    directories = _directories(files)
+    entered = {"": True}
+    for directory in sorted(directories):
+        above = directory.rpartition("/")[0]
+        entered[directory] = entered[above] and may_enter(directory)
     for name, info in files.items():
         is_marker = name.endswith("/") or (name in directories and not info.size)
-        yield name, None if is_marker else _seen(info, is_named=False)
+        if is_marker or not entered[name.rpartition("/")[0]]:
+            search.num_hidden += 1
+        else:
+            yield _seen(info, name)
 
 
-def _walk(base: str, may_enter: Callable[[str], bool]) -> Iterator[tuple[str, Seen | None]]:
+def _directories(names: Iterable[str]) -> set[str]:
+    found: set[str] = set()
+    for name in names:
+        directory = name.rpartition("/")[0]
+        while directory and directory not in found:
+            found.add(directory)
+            directory = directory.rpartition("/")[0]
+    return found
+
+
+def _walk(base: str, may_enter: Callable[[str], bool]) -> Iterator[list[Seen | None]]:
     """A local directory. Links are followed last and in order: what is reached in two ways keeps the straight name."""
     straight, links = [""], list[str]()
     visited: set[tuple[int, int]] = set()
     while straight or links:
         name = straight.pop() if straight else heapq.heappop(links)
-        path = f"{base.rstrip('/')}/{name}"
+        path = f"{base.rstrip('/')}/{name}" if name else base
         with reaching(path):
             about = os.stat(path)  # noqa: PTH116 - a path object for each would take twice the time
             if (about.st_dev, about.st_ino) in visited:
                 continue
             visited.add((about.st_dev, about.st_ino))
-            with os.scandir(path) as entries:
-                for entry in entries:
-                    own = f"{name}/{entry.name}" if name else entry.name
-                    if entry.is_dir(follow_symlinks=False):
-                        if may_enter(own):
-                            straight.append(own)
-                    elif entry.is_symlink() and _leads_to_directory(entry):
-                        if may_enter(own):
-                            heapq.heappush(links, own)
-                    else:
-                        yield own, _seen_entry(entry, path)
+            yield _look(path, f"{name}/" if name else "", may_enter, straight, links)
+
+
+def _look(
+    path: str, prefix: str, may_enter: Callable[[str], bool], straight: list[str], links: list[str]
+) -> list[Seen | None]:
+    """The files of one directory; its directories go where those are that are looked at later."""
+    files: list[Seen | None] = []
+    top = f"{path.rstrip('/')}/"
+    with os.scandir(path) as entries:
+        for entry in entries:
+            name = prefix + entry.name
+            if entry.is_dir(follow_symlinks=False):
+                if may_enter(name):
+                    straight.append(name)
+            elif entry.is_symlink() and _leads_to_directory(entry):
+                if may_enter(name):
+                    heapq.heappush(links, name)
+            else:
+                files.append(_seen_entry(entry, top + entry.name, name))
+    return files
 
 
 def _leads_to_directory(link: os.DirEntry[str]) -> bool:
@@ -274,18 +295,14 @@ def _leads_to_directory(link: os.DirEntry[str]) -> bool:
         return False
 
 
-def _seen_entry(entry: os.DirEntry[str], directory: str) -> Seen | None:
-    path = f"{directory.rstrip('/')}/{entry.name}"
+def _seen_entry(entry: os.DirEntry[str], path: str, name: str) -> Seen | None:
     try:
         about = entry.stat()
-    except OSError as error:
+    except OSError:
         if not entry.is_symlink():
             raise
-        del error
-        return Seen(path, GONE, 0, is_named=False)
-    if not stat.S_ISREG(about.st_mode):
-        return None
-    return Seen(path, about.st_size, about.st_mtime_ns, is_named=False)
+        return Seen(path, name, GONE, 0)
+    return Seen(path, name, about.st_size, about.st_mtime_ns) if stat.S_ISREG(about.st_mode) else None
 
 
 def _local_info(place: Place) -> pafs.FileInfo:
@@ -306,10 +323,10 @@ def _local_info(place: Place) -> pafs.FileInfo:
     return pafs.FileInfo(place.path, pafs.FileType.Unknown)
 
 
-def _seen(info: pafs.FileInfo, *, is_named: bool) -> Seen:
+def _seen(info: pafs.FileInfo, name: str, *, is_named: bool = False) -> Seen:
     if info.size is None:
         raise StorageError(f"{info.path} has no size that its file system tells; copy it to another store")
-    return Seen(info.path, info.size, info.mtime_ns or 0, is_named)
+    return Seen(info.path, name, info.size, info.mtime_ns or 0, is_named)
 
 
 def _is_disk(source: Source) -> bool:

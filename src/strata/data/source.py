@@ -18,9 +18,8 @@ import pyarrow.fs as pafs
 from strata.errors import DataFileMissing, StorageDenied, StorageError, StorageUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    import pyarrow as pa
     from strata.data.files import DataFile
 
 Answer = TypeVar("Answer")

@@ -7,6 +7,7 @@ that a million of them is read in no time.
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -113,8 +114,8 @@ def named_schemas(schemas: Sequence[pa.Schema], files: Sequence[SurveyedFile]) -
     return sorted(((name, schemas[number]) for number, name in first.items()), key=lambda each: each[0])
 
 
-def pack(numbers: Sequence[int] | npt.NDArray[np.int64]) -> bytes:
-    return np.array(numbers, "<i8").tobytes()
+def pack(numbers: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(numbers)}q", *numbers)
 
 
 def unpack(packed: bytes) -> npt.NDArray[np.int64]:

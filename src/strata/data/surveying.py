@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from strata.data.expressions import Resolved
     from strata.data.files import DataFile
     from strata.data.filters import Condition
-    from strata.data.formats.base import FileFacts, Format, Unit
+    from strata.data.formats.base import Format, Unit
     from strata.data.source import Source
     from strata.data.survey import Partition
     from strata.data.survey_cache import SurveyCache
@@ -216,17 +216,18 @@ def _inspect(
     found: list[SurveyedFile | None] = [_recall(kept.get(file.path), file) for file in files]
     new = [number for number, file in enumerate(found) if file is None]
 
-    def look(number: int) -> FileFacts:
-        return looking.format.inspect(
+    def look(number: int) -> SurveyedFile:
+        facts = looking.format.inspect(
             looking.source, files[number], columns=looking.columns, unit_bytes=looking.unit_bytes
         )
+        return facts_of(files[number], facts, numbers.of(facts.schema))
 
     skipped = []
-    for number, facts in zip(new, _attempts(looking, look, new, "looking at files"), strict=True):
-        if isinstance(facts, Exception):
-            skipped.append((files[number].name, str(facts)))
+    for number, made in zip(new, _attempts(looking, look, new, "looking at files"), strict=True):
+        if isinstance(made, Exception):
+            skipped.append((files[number].name, str(made)))
         else:
-            found[number] = facts_of(files[number], facts, numbers.of(facts.schema))
+            found[number] = made
     there = [file for file in found if file is not None]
     return *_renumbered(numbers.schemas, there), skipped
 
@@ -241,22 +242,25 @@ def _recall(kept: SurveyedFile | None, file: DataFile) -> SurveyedFile | None:
 
 
 class _Numbers:
-    """Each schema once. Most files have that of the file before."""
+    """Each schema once; in which order they come does not matter. Most files have that of the file before."""
 
     def __init__(self, schemas: list[pa.Schema]) -> None:
         self.schemas = list(schemas)
         self._by_bytes = {schema_bytes(schema): number for number, schema in enumerate(schemas)}
-        self._last = -1
+        self._last: tuple[pa.Schema | None, int] = (None, -1)
+        self._lock = threading.Lock()
 
     def of(self, schema: pa.Schema) -> int:
-        if self._last >= 0 and self.schemas[self._last].equals(schema):
-            return self._last
+        last, number = self._last
+        if last is not None and last.equals(schema):
+            return number
         data = schema_bytes(schema)
-        if data not in self._by_bytes:
-            self._by_bytes[data] = len(self.schemas)
-            self.schemas.append(schema)
-        self._last = self._by_bytes[data]
-        return self._last
+        with self._lock:
+            number = self._by_bytes.setdefault(data, len(self.schemas))
+            if number == len(self.schemas):
+                self.schemas.append(schema)
+            self._last = (schema, number)
+        return number
 
 
 def _renumbered(schemas: list[pa.Schema], files: list[SurveyedFile]) -> tuple[list[pa.Schema], list[SurveyedFile]]:

@@ -1,7 +1,7 @@
 """The tail of an ORC file: where its stripes are, how many rows they have, and what statistics say of them.
 
-pyarrow reads stripes but does not tell their rows or their place, so the tail is parsed here. It is, from the end: a byte
-with the length of the postscript, the postscript, the footer, the metadata (statistics of every stripe). They are
+pyarrow reads stripes but does not tell their rows or their place, so the tail is parsed here. It is, from the end: a
+byte with the length of the postscript, the postscript, the footer, the metadata (statistics of every stripe). They are
 protocol buffers, whose few fields of interest are picked out by `fields`; numbers and meanings are those of the ORC v1
 specification. Footer and metadata are compressed in chunks with headers of three bytes.
 
@@ -304,8 +304,8 @@ def _lz4_size(chunk: memoryview) -> int:
 # -- the parts of the tail ---------------------------------------------------------------------------------------------
 
 
-def parse_postscript(end: memoryview) -> Postscript:
-    """`end`: the last bytes of a file, up to 256 of them if it has as many.
+def parse_postscript(end: memoryview, file_bytes: int) -> Postscript:
+    """`end`: the last bytes of a file of `file_bytes`, 256 of them if it has as many.
 
     Raises:
         TailDamaged: This is not the end of an ORC file.
@@ -314,7 +314,7 @@ def parse_postscript(end: memoryview) -> Postscript:
     if size == 0 or size + 1 > len(end):
         raise TailDamaged("its last byte is no length of a postscript")
     message = _message(end[-1 - size : -1])
-    if _bytes(message, 8000) != MAGIC:
+    if bytes(_bytes(message, 8000)) != MAGIC:
         raise TailDamaged("there is no postscript at its end")
     codec = _int(message, 2)
     block_bytes = _int(message, 3, _BLOCK_BYTES_DEFAULT)
@@ -323,6 +323,8 @@ def parse_postscript(end: memoryview) -> Postscript:
     footer_bytes, metadata_bytes = _int(message, 1), _int(message, 5)
     if max(footer_bytes, metadata_bytes) > SECTION_BYTES_MAX:
         raise TailDamaged(f"a footer of {footer_bytes} and metadata of {metadata_bytes} bytes are more than allowed")
+    if footer_bytes + metadata_bytes + size + 1 + len(MAGIC) > file_bytes:
+        raise TailDamaged(f"footer and metadata of {footer_bytes + metadata_bytes} bytes in a file of {file_bytes}")
     return Postscript(footer_bytes, metadata_bytes, CODECS[codec], block_bytes, _int(message, 6), size + 1)
 
 
@@ -455,7 +457,7 @@ def _double(message: dict[int, int | memoryview], number: int) -> float | None:
 
 
 def _time_bounds(message: dict[int, int | memoryview]) -> tuple[int | None, int | None]:
-    """They are told in milliseconds, and some writers round times before 1970 the other way: a second more holds all."""
+    """Told in milliseconds, and some writers round times before 1970 the other way: a second more holds for all."""
     low, high = _zigzag(message, 3), _zigzag(message, 4)
     if low is None or high is None:
         return None, None

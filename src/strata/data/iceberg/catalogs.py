@@ -100,7 +100,9 @@ def _nearest(catalog: Catalog, table: str) -> str:
     except (RESTError, SQLAlchemyError, OSError, ValueError, NotImplementedError):
         return "; the catalog does not list what it has"
     if not names:
-        return ", which has no tables at all; check the uri in catalog_config"
+        return (
+            ", which has no tables at all; check uri and name in catalog_config: a database can hold several catalogs"
+        )
     near = difflib.get_close_matches(table, names, n=1)
     if near:
         return f"; did you mean {near[0]!r}?"

@@ -1,0 +1,252 @@
+"""`strata data`: what a loader would read, its first rows, and how fast it is here."""
+
+import json
+import sys
+from dataclasses import asdict
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from strata.cli.checkpoints import shown
+from strata.cli.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from strata.data.plan import Plan
+
+app = typer.Typer(help="Plan a dataset, look at its first rows, measure how fast it is read.", no_args_is_help=True)
+
+Path = Annotated[str, typer.Argument(metavar="PATH|URL", help="A file, a directory, a pattern, or s3://BUCKET/PATH.")]
+Format = Annotated[str | None, typer.Option("--format", help="parquet, orc, csv, json, jsonl, arrow; or guessed.")]
+Columns = Annotated[str | None, typer.Option(help="Only these, as a,b,c.")]
+Filter = Annotated[
+    str | None, typer.Option("--filter", help="Only rows for which this holds, as 'x > 3 and y in (1, 2)'.")
+]
+SplitBytes = Annotated[str, typer.Option(help="How large splits are, as 128MiB.")]
+Workers = Annotated[int | None, typer.Option(help="Threads that decode; left out, one per core.", min=1)]
+Options = Annotated[
+    list[str] | None,
+    typer.Option("--storage-option", metavar="KEY=VALUE", help="For object stores, as region=eu-west-1. Repeatable."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+WIDE = 200
+"""Columns, where no terminal says how many there are."""
+MAX_CELL = 40
+
+
+@app.callback()
+def root() -> None:
+    """Plan a dataset, look at its first rows, measure how fast it is read."""
+
+
+@app.command()
+def plan(
+    path: Path,
+    format_: Format = None,
+    columns: Columns = None,
+    condition: Filter = None,
+    split_bytes: SplitBytes = "128MiB",
+    workers: Workers = None,
+    ranks: Annotated[int, typer.Option(help="Ranks that read together.", min=1)] = 1,
+    batch_size: Annotated[int, typer.Option(help="Rows of a batch, on each rank.", min=1)] = 1024,
+    strategy: Annotated[str, typer.Option(help="Who decodes what: lpt, round_robin or size_balanced.")] = "lpt",
+    shuffle: Annotated[bool, typer.Option("--shuffle", help="As a shuffled epoch would be read.")] = False,
+    storage_option: Options = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the splits, what is left out, what becomes of each column, and how evenly the work is spread."""
+    from strata.data import plan_table  # noqa: PLC0415 (pyarrow is behind it)
+    from strata.data.policies import describe  # noqa: PLC0415
+    from strata.data.strategies import Task, balance, by_name  # noqa: PLC0415
+
+    _, dataset = _load(
+        path,
+        **_choices(format_, columns, condition, split_bytes, workers, storage_option),
+        batch_size=batch_size,
+        shuffle=shuffle,
+        split_strategy=strategy,
+        rank=0,
+        num_ranks=ranks,
+        output_format="numpy",
+    )
+    made: Plan = dataset.plan
+    num_workers = dataset.delivery.num_workers
+    tasks = [Task(n, int(made.unit_bytes[n]), int(made.unit_rows[n])) for n in range(made.num_units)]
+    spread = balance(by_name(strategy)(tasks, num_workers * ranks), tasks)
+    policies = describe(dataset.policies or ())
+    steps = {"ranks": ranks, "workers": num_workers, "batch_size": batch_size, "batches": len(dataset)}
+    steps |= {"lanes": dataset.state_dict()["lanes"], "window": dataset.state_dict()["window"]}
+    if as_json:
+        told = {
+            "num_rows": made.num_rows,
+            "num_files": len(made.files),
+            "num_units": made.num_units,
+            "fingerprint": made.fingerprint,
+            "splits": plan_table.rows(made),
+            "pruning": asdict(made.pruning),
+            "columns": policies,
+            "balance": {
+                "strategy": strategy,
+                "max_over_mean": spread.max_over_mean,
+                "std_over_mean": spread.std_over_mean,
+            },
+            "delivery": steps,
+        }
+        typer.echo(json.dumps(told))
+        return
+    console = _console()
+    console.print(plan_table.table(made))
+    console.print(_as_table("Columns", policies))
+    console.print(
+        f"{steps['batches']:,} batches of {batch_size:,} rows on each of {ranks} rank(s), {steps['lanes']} lane(s)"
+        + (f", windows of {steps['window']:,} rows" if shuffle else "")
+    )
+    console.print(
+        f"{strategy} over {ranks * num_workers} worker(s): the busiest has {spread.max_over_mean:.2f} × the mean "
+        f"(std/mean {spread.std_over_mean:.2f})"
+    )
+    if made.num_units < 2 * num_workers * ranks:
+        console.print(
+            f"only {made.num_units} unit(s) for {num_workers * ranks} worker(s): use fewer workers, or write smaller "
+            "row groups"
+        )
+
+
+@app.command()
+def peek(
+    path: Path,
+    format_: Format = None,
+    columns: Columns = None,
+    condition: Filter = None,
+    rows: Annotated[int, typer.Option("--rows", "-n", help="How many.", min=1, max=10_000)] = 10,
+    storage_option: Options = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the first rows."""
+    loader, dataset = _load(
+        path,
+        **_choices(format_, columns, condition, "128MiB", 1, storage_option),
+        batch_size=rows,
+        rank=0,
+        num_ranks=1,
+        output_format="arrow",
+    )
+    first = next(iter(loader))
+    dataset.close()
+    listed = first.to_pylist()
+    if as_json:
+        typer.echo(json.dumps({"num_rows": dataset.plan.num_rows, "rows": listed}, default=str))
+        return
+    table = Table(box=None, pad_edge=False)
+    for field in first.schema:
+        table.add_column(f"{shown(field.name)}\n[dim]{shown(str(field.type))}[/dim]", overflow="fold")
+    for row in listed:
+        table.add_row(*(shown(str(value), max_shown=MAX_CELL) for value in row.values()))
+    console = _console()
+    console.print(table)
+    console.print(f"\n{len(listed):,} of {dataset.plan.num_rows:,} rows, {len(first.schema)} column(s)")
+
+
+@app.command()
+def bench(
+    path: Path,
+    format_: Format = None,
+    columns: Columns = None,
+    condition: Filter = None,
+    workers: Workers = None,
+    batch_size: Annotated[int, typer.Option(help="Rows of a batch.", min=1)] = 4096,
+    shuffle: Annotated[bool, typer.Option("--shuffle", help="Shuffle rows.")] = False,
+    seconds: Annotated[float, typer.Option(help="Stop after so long, or at the end of an epoch.", min=0.1)] = 30.0,
+    output_format: Annotated[str | None, typer.Option(help="torch, numpy, arrow, pandas or dict.")] = None,
+    storage_option: Options = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how fast the dataset is read on this machine, and what limits it."""
+    from strata.clock import SystemClock  # noqa: PLC0415
+    from strata.data.metrics import describe  # noqa: PLC0415
+
+    loader, dataset = _load(
+        path,
+        **_choices(format_, columns, condition, "128MiB", workers, storage_option),
+        batch_size=batch_size,
+        shuffle=shuffle,
+        rank=0,
+        num_ranks=1,
+        output_format=output_format,
+    )
+    now_s = SystemClock.monotonic_s
+    end_s = now_s() + seconds
+    with _progress(is_shown=not as_json) as progress:
+        task = progress.add_task("reading", total=dataset.plan.num_rows)
+        for _ in loader:
+            progress.update(task, completed=dataset.position)
+            if now_s() >= end_s:
+                break
+    metrics = dataset.get_metrics()
+    dataset.close()
+    if as_json:
+        typer.echo(json.dumps(metrics.to_dict()))
+        return
+    console = _console()
+    console.print(describe(metrics))
+    first = f"planned in {metrics.plan_s:.2f} s, first batch after {metrics.first_batch_s or 0.0:.2f} s"
+    console.print(f"{first}, {metrics.rows_per_s:,.0f} rows/s")
+
+
+def _load(path: str, **choices: Any) -> tuple[Any, Any]:
+    try:
+        from strata.data import StructuredDataset  # noqa: PLC0415 (pyarrow is behind it)
+    except ModuleNotFoundError as error:
+        typer.echo(f"strata data needs the package {error.name}; install: pip install 'strata-runtime[data]'", err=True)
+        raise typer.Exit(ExitCode.USAGE) from error
+    return StructuredDataset.create_dataloader(path, show_progress=sys.stderr.isatty(), **choices)
+
+
+def _choices(
+    format_: str | None,
+    columns: str | None,
+    condition: str | None,
+    split_bytes: str,
+    workers: int | None,
+    storage_option: list[str] | None,
+) -> dict[str, Any]:
+    return {
+        "format": format_,
+        "columns": None if columns is None else [name.strip() for name in columns.split(",") if name.strip()],
+        "filters": condition,
+        "split_bytes": split_bytes,
+        "num_workers": workers,
+        "storage_options": _storage_options(storage_option),
+    }
+
+
+def _storage_options(given: list[str] | None) -> dict[str, str] | None:
+    if not given:
+        return None
+    for one in given:
+        if "=" not in one:
+            raise typer.BadParameter(f"{one!r} is not KEY=VALUE", param_hint="--storage-option")
+    return dict(one.split("=", 1) for one in given)
+
+
+def _as_table(title: str, rows: list[dict[str, str]]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for heading in rows[0] if rows else ():
+        table.add_column(heading, overflow="fold")
+    for row in islice(rows, 200):
+        table.add_row(*(shown(value) for value in row.values()))
+    return table
+
+
+def _progress(*, is_shown: bool) -> Any:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=Console(stderr=True), transient=True, disable=not is_shown)
+
+
+def _console() -> Console:
+    return Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)

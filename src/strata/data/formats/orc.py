@@ -1,0 +1,427 @@
+"""ORC: a unit is a stripe.
+
+What a file says of itself stands in its tail (`orc_tail.py`), which one read brings. The version is the tail's hash: it
+holds the place, the sizes and the statistics of every stripe and column.
+
+pyarrow's decoder asks for the streams of a stripe one by one, in many small reads. So the ranges of the columns that
+are wanted are fetched beforehand, neighbours together, and the decoder reads from memory.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.orc as paorc
+
+from strata.data.formats.base import FileFacts, Presence, Unit
+from strata.data.formats.damage import CURE, NUM_HEAD_BYTES, kind_of
+from strata.data.formats.orc_tail import (
+    FLOATS,
+    POSTSCRIPT_BYTES_MAX,
+    Statistics,
+    Tail,
+    TailDamaged,
+    parse_postscript,
+    parse_stripe_footer,
+    parse_tail,
+)
+from strata.data.formats.text import rows_only, shortened
+from strata.data.source import reaching
+from strata.errors import DataFileChanged, DataFileInvalid, SchemaMismatch, StrataError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from strata.data.files import DataFile
+    from strata.data.formats.orc_tail import Stream, Stripe
+    from strata.data.source import Source
+
+TAIL_BYTES: Final = 64 << 10
+"""Holds the tail of most files, and the footers of the last stripes."""
+GAP_BYTES: Final = 4 << 10
+"""Ranges that are no further apart are read as one."""
+GAP_BYTES_REMOTE: Final = 1 << 20
+"""The same where every read is a request."""
+
+
+class OrcFormat:
+    name = "orc"
+    unit_name = "stripe"
+    is_typed = True
+
+    def inspect(
+        self,
+        source: Source,
+        file: DataFile,
+        *,
+        columns: Sequence[str] | None,
+        unit_bytes: int,  # noqa: ARG002
+    ) -> FileFacts:
+        """The bytes of a unit are exact for stripes whose footers lie close to the file's end.
+
+        They come with the read of the tail. For the others, which would cost a read each, the share of the columns in
+        all bytes of a stripe is taken to be what it is in those.
+        """
+        with source.open(file) as opened:
+            parts = _Parts(file, opened)
+            parsed = _read_tail(file, parts)
+            schema = _open_native(file, parts).schema.remove_metadata()
+        tail = parsed.tail
+        names = [name for name in (tail.column_ids if columns is None else columns) if name in tail.column_ids]
+        sizes = _column_bytes(parsed, {number for name in names for number in tail.column_ids[name]})
+        units = []
+        first_row = 0
+        for index, (stripe, num_bytes) in enumerate(zip(tail.stripes, sizes, strict=True)):
+            if stripe.num_rows:
+                units.append(Unit(index, stripe.num_rows, first_row, stripe.offset, num_bytes))
+                first_row += stripe.num_rows
+        return FileFacts(schema, tuple(units), tail.version, _null_counts(tail, names))
+
+    def presence(
+        self, source: Source, file: DataFile, facts: FileFacts, condition: pc.Expression, columns: Sequence[str]
+    ) -> list[Presence]:
+        with source.open(file) as opened:
+            tail = _read_tail(file, _Parts(file, opened), version=facts.version).tail
+        numbers = {name: tail.column_ids[name][0] for name in columns if name in tail.column_ids}
+        try:
+            statistics = tail.stripe_statistics(list(numbers.values()))
+        except TailDamaged as error:
+            raise DataFileInvalid(
+                f"{file.name}: the statistics of its orc stripes are damaged ({error}); {CURE}"
+            ) from error
+        known = [
+            _Known(facts.schema, tail, unit, {name: statistics[unit.index].get(numbers[name]) for name in numbers})
+            for unit in facts.units
+        ]
+        guarantees = [each.guarantee for each in known]
+        try:
+            possible = _may_pass(facts.schema, guarantees, condition)
+            # Not `~condition` alone: a condition can be null of itself, and then neither it nor its inverse is true.
+            doubtful = _may_pass(facts.schema, guarantees, ~condition | condition.is_null())
+        except (pa.ArrowException, TypeError):  # not to be answered by statistics; evaluating it will say why
+            return [Presence.SOME] * len(facts.units)
+        return [
+            Presence.NONE
+            if place not in possible
+            else Presence.ALL
+            if place not in doubtful and each.is_certain(columns)
+            else Presence.SOME
+            for place, each in enumerate(known)
+        ]
+
+    def open(self, source: Source, file: DataFile, schema: pa.Schema, version: str) -> OrcReader:  # noqa: ARG002
+        return OrcReader(source, file, version)
+
+
+class OrcReader:
+    """Opens its file with the first read."""
+
+    def __init__(self, source: Source, file: DataFile, version: str) -> None:
+        self._source = source
+        self._file = file
+        self._version = version
+        self._parts: _Parts | None = None
+        self._tail: Tail | None = None
+        self._native: paorc.ORCFile | None = None
+        self._bytes_read = 0
+
+    @property
+    def bytes_read(self) -> int:
+        return self._bytes_read + (self._parts.bytes_read if self._parts is not None else 0)
+
+    def read(self, unit: Unit, columns: Sequence[str]) -> pa.Table:
+        if not columns:
+            return rows_only(unit.num_rows)
+        parts, tail, native = self._open()
+        strangers = [name for name in columns if name not in tail.column_ids]
+        if strangers:
+            raise SchemaMismatch(f"{self._file.name} has no column {strangers[0]!r}; it has {list(tail.column_ids)}")
+        place = f"{self._file.name}, stripe {unit.index}, which begins with row {unit.first_row},"
+        try:
+            self._fetch(parts, tail, tail.stripes[unit.index], columns)
+            batch = native.read_stripe(unit.index, columns=list(columns))
+            table = pa.Table.from_batches([batch]).select(list(columns)).replace_schema_metadata(None)
+        except StrataError:
+            raise
+        except (TailDamaged, pa.ArrowException, OSError, ValueError) as error:
+            if parts.failure is not None:
+                raise parts.failure from error
+            raise DataFileInvalid(f"{place} is damaged ({shortened(error)}); {CURE}") from error
+        finally:
+            parts.forget()
+        if table.num_rows != unit.num_rows:
+            raise DataFileInvalid(f"{place} has {table.num_rows} rows, not {unit.num_rows} as planned; {CURE}")
+        return table
+
+    def close(self) -> None:
+        if self._parts is not None:
+            self._bytes_read += self._parts.bytes_read
+            self._parts.opened.close()
+        self._parts = self._tail = self._native = None
+
+    def _open(self) -> tuple[_Parts, Tail, paorc.ORCFile]:
+        if self._parts is None or self._tail is None or self._native is None:
+            self.close()
+            self._parts = _Parts(self._file, self._source.open(self._file))
+            tail = _read_tail(self._file, self._parts, version=self._version).tail
+            self._native = _open_native(self._file, self._parts)
+            self._tail = tail
+        return self._parts, self._tail, self._native
+
+    def _fetch(self, parts: _Parts, tail: Tail, stripe: Stripe, columns: Sequence[str]) -> None:
+        """What is needed of a stripe: its footer, and then the streams that the footer tells of."""
+        gap_bytes = GAP_BYTES if self._source.is_local else GAP_BYTES_REMOTE
+        if stripe.num_bytes <= gap_bytes and not self._source.is_local:
+            parts.fetch(stripe.offset, stripe.num_bytes)
+            return
+        footer = parts.fetch(stripe.footer_offset, stripe.footer_bytes)
+        streams = parse_stripe_footer(memoryview(footer).cast("B"), tail.postscript, stripe)
+        wanted = {number for name in columns for number in tail.column_ids[name]} | {0}
+        for first, last in _joined([stream for stream in streams if _is_read(stream, wanted)], gap_bytes):
+            parts.fetch(first, last - first)
+
+
+def _is_read(stream: Stream, columns: set[int]) -> bool:
+    """Column 0 is the row itself; it has a stream only where whole rows can be null."""
+    return stream.column in columns and not stream.is_index and stream.num_bytes > 0
+
+
+def _joined(streams: list[Stream], gap_bytes: int) -> list[tuple[int, int]]:
+    """Ranges (first byte, byte behind) with all of the streams, which come in their order."""
+    ranges: list[tuple[int, int]] = []
+    for stream in streams:
+        last = stream.offset + stream.num_bytes
+        if ranges and stream.offset - ranges[-1][1] <= gap_bytes:
+            ranges[-1] = ranges[-1][0], last
+        else:
+            ranges.append((stream.offset, last))
+    return ranges
+
+
+# -- reading parts of a file -------------------------------------------------------------------------------------------
+
+
+class _Parts(io.RawIOBase):
+    """A file to pyarrow, parts of which have been fetched before. What was not is read when it is asked for.
+
+    The decoder tells of a failed read only with a text, so the failure itself is kept here.
+    """
+
+    def __init__(self, file: DataFile, opened: pa.NativeFile) -> None:
+        self.opened = opened
+        self.bytes_read = 0
+        self.failure: StrataError | None = None
+        self._file = file
+        self._position = 0
+        self._fetched: list[tuple[int, pa.Buffer]] = []
+        self._kept = 0, pa.py_buffer(b"")
+        with reaching(file.name):
+            self.num_bytes = int(opened.size())
+
+    def fetch(self, offset: int, num_bytes: int) -> pa.Buffer:
+        with reaching(self._file.name):
+            self.opened.seek(offset)
+            data = self.opened.read_buffer(num_bytes)
+        self.bytes_read += len(data)
+        self._fetched.append((offset, data))
+        return data
+
+    def keep(self, num_bytes: int) -> None:
+        """Of what was fetched last, the end; also when stripes are read."""
+        offset, data = self._fetched[-1]
+        self._kept = offset + len(data) - num_bytes, data.slice(len(data) - num_bytes)
+
+    def forget(self) -> None:
+        """What was fetched for a stripe."""
+        self._fetched.clear()
+        self.failure = None
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.num_bytes}[whence]
+        self._position = base + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def read(self, size: int = -1) -> pa.Buffer:
+        first = self._position
+        last = self.num_bytes if size < 0 else min(first + size, self.num_bytes)
+        self._position = last
+        for offset, data in (*self._fetched, self._kept):
+            if offset <= first and last <= offset + len(data):
+                return data.slice(first - offset, last - first)
+        try:
+            data = self.fetch(first, last - first)
+        except StrataError as error:
+            self.failure = error
+            raise
+        self._fetched.pop()
+        return data
+
+
+@dataclass(frozen=True, slots=True)
+class _Parsed:
+    tail: Tail
+    offset: int
+    data: memoryview
+    """What was read, from `offset` on; more than the tail."""
+
+
+def _read_tail(file: DataFile, parts: _Parts, *, version: str | None = None) -> _Parsed:
+    """In one read, or two where it is large. `version`: what it must be."""
+    if version is not None and parts.num_bytes != file.size_bytes:
+        raise _changed(file, parts.num_bytes)
+    offset = max(0, parts.num_bytes - TAIL_BYTES)
+    data = memoryview(parts.fetch(offset, parts.num_bytes - offset)).cast("B")
+    try:
+        postscript = parse_postscript(data[-POSTSCRIPT_BYTES_MAX - 1 :], parts.num_bytes)
+        if postscript.tail_bytes > len(data):
+            parts.forget()
+            offset = parts.num_bytes - postscript.tail_bytes
+            data = memoryview(parts.fetch(offset, postscript.tail_bytes)).cast("B")
+        tail = parse_tail(data[len(data) - postscript.tail_bytes :], postscript, parts.num_bytes)
+    except TailDamaged as error:
+        if version is not None:
+            raise _changed(file, parts.num_bytes) from error
+        raise _not_orc(file, parts, error) from error
+    if version is not None and tail.version != version:
+        raise _changed(file, parts.num_bytes)
+    parts.keep(postscript.tail_bytes)
+    parts.forget()
+    return _Parsed(tail, offset, data)
+
+
+def _open_native(file: DataFile, parts: _Parts) -> paorc.ORCFile:
+    try:
+        return paorc.ORCFile(pa.PythonFile(parts, mode="r"))
+    except (pa.ArrowException, OSError, ValueError) as error:
+        if parts.failure is not None:
+            raise parts.failure from error
+        raise DataFileInvalid(f"{file.name}: its orc footer is damaged ({shortened(error)}); {CURE}") from error
+
+
+def _changed(file: DataFile, num_bytes: int) -> DataFileChanged:
+    return DataFileChanged(
+        f"{file.name} is not the file that was planned: it had {file.size_bytes} bytes, now it has {num_bytes}, "
+        "or its footer is another one; make the dataset anew, and write new data to new files"
+    )
+
+
+def _not_orc(file: DataFile, parts: _Parts, error: TailDamaged) -> DataFileInvalid:
+    head = bytes(parts.fetch(0, min(NUM_HEAD_BYTES, parts.num_bytes)))
+    if kind_of(head) == "orc":
+        return DataFileInvalid(
+            f"{file.name} ({parts.num_bytes} bytes) begins as an orc file but does not end as one ({error}): it was "
+            f"cut off, or its writer did not finish; {CURE}"
+        )
+    return DataFileInvalid(
+        f"{file.name} ({parts.num_bytes} bytes) is not an orc file: it looks {kind_of(head)}; "
+        "name its format, or narrow the path so that it is left out"
+    )
+
+
+# -- bytes and statistics ----------------------------------------------------------------------------------------------
+
+
+def _column_bytes(parsed: _Parsed, columns: set[int]) -> list[int]:
+    """For every stripe, what is read of it for these columns; see `OrcFormat.inspect`."""
+    exact: dict[int, int] = {}
+    for index, stripe in enumerate(parsed.tail.stripes):
+        first = stripe.footer_offset - parsed.offset
+        if first < 0:
+            continue
+        section = parsed.data[first : first + stripe.footer_bytes]
+        try:
+            streams = parse_stripe_footer(section, parsed.tail.postscript, stripe)
+        except TailDamaged:  # reading it will tell; the other stripes may be whole
+            continue
+        exact[index] = stripe.footer_bytes + sum(each.num_bytes for each in streams if _is_read(each, columns))
+    known = sum(parsed.tail.stripes[index].num_bytes for index in exact)
+    share = sum(exact.values()) / known if known else 1.0
+    return [exact.get(index, int(stripe.num_bytes * share)) for index, stripe in enumerate(parsed.tail.stripes)]
+
+
+def _null_counts(tail: Tail, names: list[str]) -> dict[str, int]:
+    counts = {}
+    for name in names:
+        try:
+            statistics = tail.file_statistics(tail.column_ids[name][0])
+        except TailDamaged:
+            continue
+        if statistics is not None and _agree(statistics, tail.num_rows):
+            counts[name] = tail.num_rows - statistics.num_values
+    return counts
+
+
+def _agree(statistics: Statistics, num_rows: int) -> bool:
+    """Whether the number of values fits what is said of nulls; a writer that did not count says 0 and no nulls."""
+    return statistics.num_values <= num_rows and (statistics.num_values == num_rows or statistics.has_null)
+
+
+class _Known:
+    """What statistics say of one stripe."""
+
+    def __init__(self, schema: pa.Schema, tail: Tail, unit: Unit, statistics: dict[str, Statistics | None]) -> None:
+        self._tail = tail
+        self._unit = unit
+        self._statistics = {
+            name: each for name, each in statistics.items() if each is not None and _agree(each, unit.num_rows)
+        }
+        self.guarantee = pc.scalar(True)
+        """What holds for every row."""
+        for name, each in self._statistics.items():
+            self.guarantee &= _guarantee(name, schema.field(name).type, each, unit.num_rows)
+
+    def is_certain(self, columns: Sequence[str]) -> bool:
+        """Whether a row that does not fail passes: no nulls, and no floats, whose NaN and two zeros are in no order."""
+        return all(
+            name in self._statistics
+            and self._statistics[name].num_values == self._unit.num_rows
+            and self._tail.kinds[self._tail.column_ids[name][0]] not in FLOATS
+            for name in columns
+        )
+
+
+def _guarantee(name: str, kind: pa.DataType, statistics: Statistics, num_rows: int) -> pc.Expression:
+    column = pc.field(name)
+    if statistics.num_values == 0:
+        return column.is_null()
+    has_nulls = statistics.num_values < num_rows
+    if statistics.low is None or (statistics.low == 0.0 and pa.types.is_floating(kind)):
+        return pc.scalar(True) if has_nulls else column.is_valid()
+    bounds = (column >= _scalar(statistics.low, kind)) & (column <= _scalar(statistics.high, kind))
+    return bounds | column.is_null() if has_nulls else bounds
+
+
+def _scalar(value: bool | float | str | None, kind: pa.DataType) -> pa.Scalar:
+    return pa.scalar(value, pa.timestamp("ns") if pa.types.is_timestamp(kind) else kind)
+
+
+def _may_pass(schema: pa.Schema, guarantees: list[pc.Expression], condition: pc.Expression) -> set[int]:
+    """Where what holds for all rows does not rule out that one passes.
+
+    pyarrow finds out as it does for the directories of a partitioned dataset: to it, each stripe is a file, which is
+    never opened.
+    """
+    # Imported late: it takes 20 ms, and only filters need it.
+    import pyarrow.dataset as pads  # noqa: PLC0415
+    import pyarrow.fs as pafs  # noqa: PLC0415
+
+    form, nowhere = pads.IpcFileFormat(), pafs.LocalFileSystem()
+    fragments = [
+        form.make_fragment(str(place), nowhere, partition_expression=guarantee)
+        for place, guarantee in enumerate(guarantees)
+    ]
+    dataset = pads.FileSystemDataset(fragments, schema, form, nowhere)
+    return {int(fragment.path) for fragment in dataset.get_fragments(filter=condition)}

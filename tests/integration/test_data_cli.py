@@ -1,0 +1,101 @@
+"""`strata data`, as people and programs call it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner, Result
+
+from strata.cli import main
+from strata.cli.app import app
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    for number, num_rows in enumerate((100, 30, 70)):
+        table = pa.table(
+            {
+                "id": pa.array(range(number * 100, number * 100 + num_rows)),
+                "price": pa.array([float(i) for i in range(num_rows)]),
+                "name": pa.array([f"row [bold]{i}" for i in range(num_rows)]),
+            }
+        )
+        pq.write_table(table, tmp_path / f"part-{number}.parquet", row_group_size=25)
+    return tmp_path
+
+
+def run(*arguments: Any, code: int = 0) -> Result:
+    result = CliRunner().invoke(app, ["data", *map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_a_plan_is_told_as_a_table_of_splits_and_columns(data: Path) -> None:
+    said = run("plan", data, "--ranks", 2, "--batch-size", 10, "--workers", 1).output
+    assert "200 rows in 3 splits of 9 units of 3 files" in said
+    assert "part-1.parquet" in said
+    assert "Python objects" in said
+    assert "10 batches of 10 rows on each of 2 rank(s), 2 lane(s)" in said
+    assert "lpt over 2 worker(s): the busiest has" in said
+
+
+def test_a_plan_as_json_says_what_a_filter_saves(data: Path) -> None:
+    told = json.loads(run("plan", data, "--json", "--filter", "id >= 225", "--columns", "id", "--workers", 2).output)
+    assert told["num_rows"] == 45
+    assert [split["file"] for split in told["splits"]] == ["part-2.parquet"]
+    assert told["pruning"]["num_units_pruned"] == 7
+    assert told["pruning"]["bytes_planned"] < told["pruning"]["bytes_total"]
+    assert [column["column"] for column in told["columns"]] == ["id"]
+    assert told["balance"]["max_over_mean"] >= 1.0
+    assert told["delivery"]["batches"] == 1
+
+
+def test_too_few_units_for_the_workers_is_said(data: Path) -> None:
+    assert "only 9 unit(s) for 8 worker(s)" in run("plan", data, "--workers", 8).output
+
+
+def test_peek_shows_the_first_rows_and_obeys_nothing_in_them(data: Path) -> None:
+    said = run("peek", data, "--rows", 2, "--columns", "name,id").output
+    assert "row [bold]1" in said
+    assert "2 of 200 rows, 2 column(s)" in said
+    told = json.loads(run("peek", data, "--json", "-n", 3, "--filter", "price > 1").output)
+    assert told["num_rows"] == 200 - 6
+    assert [row["id"] for row in told["rows"]] == [2, 3, 4]
+
+
+def test_bench_reads_an_epoch_and_says_how_fast(data: Path) -> None:
+    told = json.loads(run("bench", data, "--json", "--workers", 2, "--batch-size", 16, "--shuffle").output)
+    assert told["rows"] == 200
+    assert told["batches"] == 13
+    assert told["rows_per_s"] > 0
+    said = run("bench", data, "--columns", "id").output
+    assert "utilisation" in said
+    assert "rows/s" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "cure"),
+    [
+        (("plan", "{data}", "--columns", "prize"), 1, "price"),
+        (("plan", "{data}", "--filter", "price = 3"), 2, "=="),
+        (("peek", "{data}", "--format", "parquett"), 2, "parquet"),
+        (("plan", "{data}/nothing-here"), 1, "nothing-here"),
+        (("bench", "{data}", "--storage-option", "region"), 2, "KEY=VALUE"),
+        (("plan", "{data}", "--strategy", "fair"), 2, "lpt"),
+        (("plan", "{data}", "--split-bytes", "much"), 2, "128MiB"),
+    ],
+)
+def test_what_is_wrong_is_said_with_the_cure(
+    data: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], code: int, cure: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["data", *(argument.format(data=data) for argument in arguments)])
+    said = capsys.readouterr().err
+    assert ended.value.code == code, said
+    assert cure in said
+    assert "Traceback" not in said

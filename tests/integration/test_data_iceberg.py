@@ -1,0 +1,575 @@
+"""Iceberg tables as plans, read by the runtime's decoder and compared with pyiceberg, row by row."""
+
+from __future__ import annotations
+
+import datetime as dt
+import pickle
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from iceberg_tables import Warehouse, read
+from pyiceberg.expressions import And, EqualTo, In
+from pyiceberg.manifest import FileFormat
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.typedef import Record
+from pyiceberg.types import DecimalType, DoubleType, IntegerType, LongType, NestedField, StringType, StructType
+
+from strata.data.iceberg import plan_table
+from strata.data.plan import Plan
+from strata.data.survey_cache import SurveyCache
+from strata.errors import (
+    DataError,
+    DataFileInvalid,
+    DataFileMissing,
+    InvalidArgument,
+    NoData,
+    SchemaMismatch,
+    StorageUnavailable,
+)
+
+ID, NAME, SCORE = 1, 2, 3
+IDS = {"id": ID, "name": NAME, "score": SCORE}
+SCHEMA = Schema(
+    NestedField(ID, "id", LongType()),
+    NestedField(NAME, "name", StringType()),
+    NestedField(SCORE, "score", DoubleType()),
+)
+
+
+@pytest.fixture
+def warehouse(tmp_path: Path) -> Iterator[Warehouse]:
+    made = Warehouse(tmp_path)
+    yield made
+    made.close()
+
+
+def rows(first: int, last: int) -> pa.Table:
+    numbers = range(first, last)
+    return pa.table(
+        {
+            "id": pa.array(numbers, pa.int64()),
+            "name": pa.array([None if number % 7 == 0 else f"n{number % 5}" for number in numbers], pa.string()),
+            "score": pa.array([number / 4 for number in numbers]),
+        }
+    )
+
+
+def oracle(table: Table, **options: Any) -> pa.Table:
+    """What pyiceberg reads."""
+    return table.scan(**options).to_arrow()
+
+
+def assert_same_rows(found: pa.Table, expected: pa.Table, *, by: str = "id") -> None:
+    expected = expected.select(found.column_names).cast(
+        pa.schema([field.with_nullable(True) for field in found.schema])
+    )
+    assert found.sort_by(by).combine_chunks().equals(expected.sort_by(by).combine_chunks())
+
+
+def planned(table: Table, **options: Any) -> tuple[pa.Table, Plan]:
+    source, plan = plan_table(table, split_bytes="1MiB", **options)
+    return read(source, plan), plan
+
+
+def groups_of_ten(warehouse: Warehouse, *parts: tuple[int, int]) -> tuple[Table, list[str]]:
+    """A table of Parquet files with ten rows in each row group."""
+    table = warehouse.create("numbers", SCHEMA)
+    return table, [warehouse.add_parquet(table, rows(*part), ids=IDS, row_group_size=10) for part in parts]
+
+
+# --- plain reading ---
+
+
+def test_a_table_is_read_in_the_order_of_its_commits_with_row_groups_as_units(warehouse: Warehouse) -> None:
+    table, _ = groups_of_ten(warehouse, (0, 35), (35, 60))
+    found, plan = planned(table)
+    assert found["id"].to_pylist() == list(range(60))
+    assert plan.unit_rows.tolist() == [10, 10, 10, 5, 10, 10, 5]
+    assert (plan.num_splits, plan.pruning.num_units, plan.pruning.num_rows) == (2, 7, 60)
+    assert plan.null_counts == {"id": 0, "name": 9, "score": 0}
+    assert_same_rows(found, oracle(table))
+
+
+def test_a_table_that_pyiceberg_wrote_is_found_by_its_name_in_the_catalog(warehouse: Warehouse) -> None:
+    table = warehouse.create("clicks", SCHEMA)
+    for part in ((0, 50), (50, 80)):
+        table.append(rows(*part))
+    source, plan = plan_table("db.clicks", warehouse.config, columns=["score", "id"])
+    found = read(source, plan)
+    assert found.column_names == ["score", "id"]
+    assert plan.columns == ("score", "id")
+    assert_same_rows(found, oracle(table, selected_fields=("score", "id")))
+
+
+def test_a_table_is_found_by_its_metadata_file_alone(warehouse: Warehouse) -> None:
+    table, _ = groups_of_ten(warehouse, (0, 20))
+    source, plan = plan_table(table.metadata_location)
+    assert read(source, plan)["id"].to_pylist() == list(range(20))
+
+
+def test_overwritten_and_deleted_rows_are_gone(warehouse: Warehouse) -> None:
+    table = warehouse.create("clicks", SCHEMA)
+    table.append(rows(0, 50))
+    table.delete("id < 10")
+    table.overwrite(rows(100, 110), overwrite_filter="id >= 40")
+    found, _ = planned(table)
+    assert sorted(found["id"].to_pylist()) == [*range(10, 40), *range(100, 110)]
+
+
+def test_orc_files_are_read_by_stripes_and_by_their_ids(warehouse: Warehouse) -> None:
+    table = warehouse.create("orcs", SCHEMA)
+    table.update_schema().rename_column("name", "label").commit()
+    warehouse.add_orc(table, rows(0, 1000), ids=IDS, stripe_size=1024)
+    found, plan = planned(table)
+    assert plan.files[0].format == "orc"
+    assert plan.num_units > 1
+    assert found.column_names == ["id", "label", "score"]
+    assert_same_rows(found, oracle(table))
+
+
+def test_orc_and_parquet_files_without_ids_are_read_with_the_name_mapping(warehouse: Warehouse) -> None:
+    mapping = (
+        '[{"field-id": 1, "names": ["id"]}, {"field-id": 2, "names": ["name", "old"]}, {"field-id": 3, "names": []}]'
+    )
+    table = warehouse.create("mapped", SCHEMA, properties={"schema.name-mapping.default": mapping})
+    old = rows(0, 20).rename_columns(["id", "old", "score"])
+    warehouse.add_orc(table, old, ids=None)
+    warehouse.add_parquet(table, old.slice(0, 0).select(["id"]), ids=None, row_group_size=10)
+    warehouse.add_parquet(table, rows(20, 40), ids=None, row_group_size=10)
+    found, _ = planned(table)
+    assert found["name"].to_pylist() == rows(0, 40)["name"].to_pylist()
+    assert found["score"].null_count == 40, "nothing maps to it"
+    assert_same_rows(found, oracle(table))
+
+
+def test_files_without_ids_and_without_a_mapping_are_refused_with_the_cure(warehouse: Warehouse) -> None:
+    table = warehouse.create("unmapped", SCHEMA)
+    warehouse.add_parquet(table, rows(0, 10), ids=None, row_group_size=10)
+    with pytest.raises(
+        SchemaMismatch, match=r"files-000\.parquet carries no field ids .* schema\.name-mapping\.default"
+    ):
+        plan_table(table)
+
+
+# --- schemas that moved on ---
+
+
+def test_columns_that_were_added_renamed_reordered_and_widened_are_read(warehouse: Warehouse) -> None:
+    schema = Schema(
+        NestedField(1, "id", IntegerType()),
+        NestedField(2, "name", StringType()),
+        NestedField(3, "price", DecimalType(9, 2)),
+    )
+    table = warehouse.create("evolving", schema)
+    first = pa.table({"id": pa.array([1, 2], pa.int32()), "name": ["a", "b"], "price": [Decimal("1.50"), None]})
+    table.append(first.cast(table.schema().as_arrow()))
+    with table.update_schema() as update:
+        update.rename_column("name", "label")
+        update.update_column("id", LongType())
+        update.update_column("price", DecimalType(18, 2))
+        update.add_column("extra", DoubleType())
+        update.move_first("extra")
+    table.append(
+        pa.table({"extra": [0.5], "id": pa.array([2**40]), "label": ["c"], "price": [Decimal("12345678901.25")]}).cast(
+            table.schema().as_arrow()
+        )
+    )
+    found, plan = planned(table)
+    assert plan.schema.types == [pa.float64(), pa.int64(), pa.large_string(), pa.decimal128(18, 2)]
+    assert found["extra"].to_pylist() == [None, None, 0.5]
+    assert plan.null_counts["extra"] == 2
+    assert_same_rows(found, oracle(table))
+
+
+def test_a_column_that_was_dropped_and_added_again_does_not_show_its_old_values(warehouse: Warehouse) -> None:
+    table = warehouse.create("again", SCHEMA)
+    table.append(rows(0, 10))
+    table.update_schema().delete_column("name").commit()
+    table.update_schema().add_column("name", StringType()).commit()
+    table.append(rows(10, 20).select(["id", "score", "name"]))
+    found, plan = planned(table)
+    assert found["name"].to_pylist() == [None] * 10 + rows(10, 20)["name"].to_pylist()
+    assert_same_rows(found, oracle(table))
+    passing, plan = planned(table, scan_filter="name = 'n1'")
+    assert passing["id"].to_pylist() == [11, 16]
+    assert plan.pruning.num_files_pruned + plan.pruning.num_units_pruned == 1
+
+
+def test_structs_inside_lists_follow_their_own_ids(warehouse: Warehouse) -> None:
+    point = StructType(NestedField(3, "x", IntegerType()), NestedField(4, "y", IntegerType()))
+    table = warehouse.create("nested", Schema(NestedField(1, "id", LongType()), NestedField(2, "point", point)))
+    kind = table.schema().as_arrow()
+    table.append(pa.table({"id": [1, 2, 3], "point": [{"x": 1, "y": 2}, None, {"x": 5, "y": 6}]}).cast(kind))
+    with table.update_schema() as update:
+        update.rename_column(("point", "x"), "east")
+        update.update_column(("point", "y"), LongType())
+        update.add_column(("point", "z"), StringType())
+    found, _ = planned(table)
+    assert found["point"].to_pylist() == [
+        {"east": 1, "y": 2, "z": None},
+        None,
+        {"east": 5, "y": 6, "z": None},
+    ]
+    assert_same_rows(found, oracle(table))
+
+
+def test_a_partition_column_that_files_do_not_have_comes_from_the_table(warehouse: Warehouse) -> None:
+    spec = PartitionSpec(PartitionField(NAME, 1000, IdentityTransform(), "name"))
+    table = warehouse.create("by_name", SCHEMA, partition_spec=spec)
+    for number, name in enumerate(["a", "b", None]):
+        part = rows(10 * number, 10 * number + 10).select(["id", "score"])
+        warehouse.add_partitioned_parquet(table, part, IDS, Record(name))
+    found, plan = planned(table)
+    assert found["name"].to_pylist() == ["a"] * 10 + ["b"] * 10 + [None] * 10
+    assert plan.files[0].fit.file_columns(["name", "id"]) == ["id"]
+    filtered, plan = planned(table, scan_filter="name = 'b' and id > 15")
+    assert filtered["id"].to_pylist() == [16, 17, 18, 19]
+    assert (plan.pruning.num_files, plan.pruning.num_files_pruned) == (3, 2)
+    everything, plan = planned(table, scan_filter="name != 'a'")
+    assert everything["id"].to_pylist() == list(range(10, 20))
+    assert plan.pruning.num_units_counted == 0, "a constant needs no decoding"
+
+
+def test_a_file_whose_column_cannot_be_read_as_the_tables_is_refused_by_name(warehouse: Warehouse) -> None:
+    table = warehouse.create("wrong", SCHEMA)
+    wrong = pa.table({"id": ["x", "y"], "name": ["a", "b"], "score": [1.0, 2.0]})
+    warehouse.add_parquet(table, wrong, ids=IDS, row_group_size=10)
+    with pytest.raises(SchemaMismatch, match=r"files-000\.parquet: column id is string, .* the table's long"):
+        plan_table(table)
+    found, _ = planned(table, columns=["name"])
+    assert found["name"].to_pylist() == ["a", "b"]
+
+
+# --- filters ---
+
+FILTERS = [
+    "id >= 12 and id < 33",
+    "name = 'n1'",
+    "name in ('n1', 'n3') or score < 1.5",
+    "name not in ('n1', 'n3')",
+    "name is null",
+    "not (name = 'n2') and id != 14",
+    "name like 'n%' and score >= 3.0",
+    And(EqualTo("name", "n1"), In("id", {1, 6, 21, 999})),
+]
+
+
+@pytest.mark.parametrize("scan_filter", FILTERS, ids=str)
+def test_filters_keep_the_rows_that_pyiceberg_keeps(warehouse: Warehouse, scan_filter: Any) -> None:
+    table, paths = groups_of_ten(warehouse, (0, 35), (35, 60))
+    warehouse.delete_positions(table, {paths[0]: [1, 12, 13], paths[1]: [24]})
+    found, plan = planned(table, scan_filter=scan_filter, columns=["id"])
+    assert plan.columns == ("id",)
+    assert_same_rows(found, oracle(table, row_filter=scan_filter, selected_fields=("id",)))
+
+
+def test_statistics_of_renamed_columns_save_decoding(warehouse: Warehouse) -> None:
+    table, _ = groups_of_ten(warehouse, (0, 50))
+    table.update_schema().rename_column("id", "number").commit()
+    found, plan = planned(table, scan_filter="number >= 20 and number < 35", columns=["score"])
+    assert found["score"].to_pylist() == [number / 4 for number in range(20, 35)]
+    assert (plan.pruning.num_units, plan.pruning.num_units_pruned, plan.pruning.num_units_counted) == (5, 3, 1)
+    assert plan.schema.names == ["score", "number"]
+
+
+def test_partitions_and_bounds_of_columns_leave_files_out(warehouse: Warehouse) -> None:
+    spec = PartitionSpec(PartitionField(NAME, 1000, IdentityTransform(), "name"))
+    table = warehouse.create("by_name", SCHEMA, partition_spec=spec)
+    table.append(rows(0, 100))
+    found, plan = planned(table, scan_filter="name = 'n3' and id < 20")
+    assert found["id"].to_pylist() == [3, 8, 13, 18]
+    assert (plan.pruning.num_files, plan.pruning.num_files_pruned) == (6, 5)
+    table.append(rows(1000, 1100))
+    found, plan = planned(table, scan_filter="id > 999")
+    assert found.num_rows == 100
+    assert (plan.pruning.num_files, plan.pruning.num_files_pruned) == (12, 6)
+    assert plan.pruning.num_units_counted == 0, "statistics say that all rows pass"
+
+
+@pytest.mark.parametrize(
+    ("scan_filter", "error", "message"),
+    [
+        ("id >", InvalidArgument, "cannot be read"),
+        ("nme = 'a'", SchemaMismatch, "its columns are: id, name, score"),
+        ("id = 'a'", SchemaMismatch, "cannot be asked of this table"),
+        (7, InvalidArgument, "scan_filter is a int"),
+        ("id > 1000", NoData, r"no row passes the filter id > 1000 \(1 files were left out"),
+    ],
+)
+def test_filters_that_make_no_sense_are_refused(
+    warehouse: Warehouse, scan_filter: Any, error: type[Exception], message: str
+) -> None:
+    table = warehouse.create("clicks", SCHEMA)
+    table.append(rows(0, 10))
+    with pytest.raises(error, match=message):
+        plan_table(table, scan_filter=scan_filter)
+
+
+# --- deletes ---
+
+
+@pytest.mark.parametrize("as_orc", [False, True], ids=["parquet", "orc"])
+def test_position_deletes_leave_rows_out_and_units_count_what_is_left(warehouse: Warehouse, as_orc: bool) -> None:
+    table, paths = groups_of_ten(warehouse, (0, 35), (35, 60))
+    warehouse.delete_positions(table, {paths[0]: [*range(10, 20), 3, 34], paths[1]: [0, 24]}, as_orc=as_orc)
+    warehouse.delete_positions(table, {paths[0]: [3, 4]}, as_orc=as_orc)
+    found, plan = planned(table)
+    assert plan.unit_rows.tolist() == [8, 10, 4, 9, 10, 4]
+    assert plan.unit_index.tolist() == [0, 2, 3, 0, 1, 2]
+    gone = {3, 4, *range(10, 20), 34, 35, 59}
+    assert found["id"].to_pylist() == [number for number in range(60) if number not in gone]
+    assert_same_rows(found, oracle(table))
+
+
+def test_deletes_of_positions_do_not_reach_files_of_later_commits_or_other_partitions(warehouse: Warehouse) -> None:
+    spec = PartitionSpec(PartitionField(NAME, 1000, IdentityTransform(), "name"))
+    table = warehouse.create("by_name", SCHEMA, partition_spec=spec)
+    part = rows(0, 10).select(["id", "score"])
+    first = warehouse.add_partitioned_parquet(table, part, IDS, Record("a"))
+    second = warehouse.add_partitioned_parquet(table, part, IDS, Record("b"))
+    warehouse.delete_positions(table, {first: [0], second: [1]}, partition=Record("a"))
+    later = warehouse.path(".parquet")
+    warehouse.delete_positions(table, {later: [2]}, partition=Record("a"))
+    warehouse.add_partitioned_parquet(table, part.slice(0, 3), IDS, Record("a"), path=later)
+    found, _ = planned(table)
+    assert found["id"].to_pylist() == [*range(1, 10), *range(10), 0, 1, 2]
+
+
+def test_deletion_vectors_are_applied(warehouse: Warehouse) -> None:
+    table, paths = groups_of_ten(warehouse, (0, 35), (35, 60))
+    warehouse.delete_by_vector(table, {paths[0]: [0, 9, 30], paths[1]: [5]})
+    found, plan = planned(table)
+    assert plan.unit_rows.tolist() == [8, 10, 10, 4, 9, 10, 5]
+    assert not set(found["id"].to_pylist()) & {0, 9, 30, 40}
+    assert_same_rows(found, oracle(table))
+
+
+def test_a_damaged_delete_file_is_never_passed_over(warehouse: Warehouse) -> None:
+    table, paths = groups_of_ten(warehouse, (0, 35))
+    path = warehouse.delete_by_vector(table, {paths[0]: [0, 9, 30]})
+    data = bytearray(Path(path).read_bytes())
+    data[25] ^= 1
+    Path(path).write_bytes(data)
+    with pytest.raises(DataFileInvalid, match=r"deletes\.puffin: its deletion vectors cannot be read"):
+        plan_table(table, on_error="skip")
+
+
+def test_deletes_by_equality_apply_to_what_was_there_before(warehouse: Warehouse) -> None:
+    table, _ = groups_of_ten(warehouse, (0, 35))
+    table.update_schema().rename_column("name", "label").commit()
+    keys = pa.table({"name": ["n1", None], "score": [1.5, 7 / 4]})
+    warehouse.delete_equal(table, keys, {"name": NAME, "score": SCORE})
+    warehouse.delete_equal(table, pa.table({"id": [20, 21, 99]}), {"id": ID})
+    warehouse.add_parquet(table, rows(20, 22), ids=IDS, row_group_size=10)
+    with pytest.raises(ValueError, match="equality deletes"):
+        oracle(table)
+    found, plan = planned(table, columns=["id"])
+    assert found["id"].to_pylist() == [n for n in range(35) if n not in (6, 7, 20, 21)] + [20, 21]
+    assert plan.unit_rows.tolist() == [8, 10, 8, 5, 2]
+    filtered, _ = planned(table, columns=["score"], scan_filter="id >= 19 and id < 24")
+    assert filtered["score"].to_pylist() == [n / 4 for n in (19, 22, 23, 20, 21)]
+
+
+def test_deletes_by_equality_stay_in_their_partition_unless_they_have_none(warehouse: Warehouse) -> None:
+    spec = PartitionSpec(PartitionField(NAME, 1000, IdentityTransform(), "name"))
+    table = warehouse.create("by_name", SCHEMA, partition_spec=spec)
+    part = rows(0, 5).select(["id", "score"])
+    for name in ("a", "b"):
+        warehouse.add_partitioned_parquet(table, part, IDS, Record(name))
+    warehouse.delete_equal(table, pa.table({"id": [1]}), {"id": ID}, partition=Record("b"))
+    found, _ = planned(table)
+    assert found.select(["name", "id"]).to_pylist() == [
+        {"name": name, "id": number} for name in "ab" for number in range(5) if (name, number) != ("b", 1)
+    ]
+
+
+# --- snapshots ---
+
+
+def test_the_past_is_read_by_snapshot_and_by_time_with_the_schema_it_had(warehouse: Warehouse) -> None:
+    table, _ = groups_of_ten(warehouse, (0, 20))
+    before = table.current_snapshot()
+    assert before is not None
+    table.update_schema().rename_column("name", "label").commit()
+    warehouse.add_parquet(table, rows(20, 30), ids=IDS, row_group_size=10)
+    moment = dt.datetime.fromtimestamp(before.timestamp_ms / 1000, tz=dt.UTC)
+    for when in ({"snapshot_id": before.snapshot_id}, {"as_of": before.timestamp_ms}, {"as_of": moment.isoformat()}):
+        found, _ = planned(table, **when)
+        assert found.column_names == ["id", "name", "score"]
+        assert found["id"].to_pylist() == list(range(20))
+    found, _ = planned(table, snapshot_id=before.snapshot_id, scan_filter="name = 'n1'")
+    assert found["id"].to_pylist() == [1, 6, 11, 16]
+    assert planned(table)[0].column_names == ["id", "label", "score"]
+
+
+def test_a_snapshot_that_is_not_there_is_refused_with_those_that_are(warehouse: Warehouse) -> None:
+    empty = warehouse.create("empty", SCHEMA)
+    with pytest.raises(NoData, match="nothing was ever written"):
+        plan_table(empty)
+    table, _ = groups_of_ten(warehouse, (0, 20))
+    current = table.current_snapshot()
+    assert current is not None
+    with pytest.raises(InvalidArgument, match=rf"no snapshot 17; .* latest of its 1: {current.snapshot_id} \(20"):
+        plan_table(table, snapshot_id=17)
+    with pytest.raises(InvalidArgument, match="no snapshot as old as 2001"):
+        plan_table(table, as_of="2001-01-01T00:00:00+00:00")
+    with pytest.raises(InvalidArgument, match=r"has no time zone; add one, as in 2001-01-01T00:00:00\+00:00"):
+        plan_table(table, as_of="2001-01-01T00:00:00")
+    with pytest.raises(InvalidArgument, match="give one of them"):
+        plan_table(table, as_of=5, snapshot_id=current.snapshot_id)
+
+
+# --- fingerprints ---
+
+
+def test_a_fingerprint_stands_for_the_rows_and_not_for_the_snapshot(warehouse: Warehouse) -> None:
+    table, paths = groups_of_ten(warehouse, (0, 20))
+    first = planned(table)[1].fingerprint
+    assert planned(table)[1].fingerprint == first
+    table.append(rows(100, 101))
+    assert planned(table)[1].fingerprint != first
+    table.delete("id = 100")
+    assert planned(table)[1].fingerprint == first, "the same files again"
+    warehouse.delete_positions(table, {paths[0]: [5]})
+    fifth = planned(table)[1].fingerprint
+    warehouse.delete_positions(table, {paths[0]: [6]})
+    assert len({first, fifth, planned(table)[1].fingerprint}) == 3
+
+
+def test_which_rows_are_deleted_is_part_of_the_fingerprint_even_if_the_counts_are_the_same(
+    warehouse: Warehouse,
+) -> None:
+    table, paths = groups_of_ten(warehouse, (0, 20))
+    plain = table.current_snapshot()
+    assert plain is not None
+    warehouse.delete_positions(table, {paths[0]: [5]})
+    one = planned(table)[1]
+    table.manage_snapshots().rollback_to_snapshot(plain.snapshot_id).commit()
+    warehouse.delete_positions(table, {paths[0]: [6]})
+    other = planned(table)[1]
+    assert one.unit_rows.tolist() == other.unit_rows.tolist()
+    assert one.fingerprint != other.fingerprint
+    table.manage_snapshots().rollback_to_snapshot(plain.snapshot_id).commit()
+    warehouse.delete_positions(table, {paths[0]: [5]})
+    assert planned(table)[1].fingerprint == one.fingerprint, "another snapshot, the same rows"
+
+
+def test_a_plan_can_be_pickled_for_other_processes(warehouse: Warehouse) -> None:
+    table, paths = groups_of_ten(warehouse, (0, 20))
+    warehouse.delete_positions(table, {paths[0]: [5]})
+    source, plan = plan_table(table, scan_filter="name in ('n1', 'n2')")
+    copied = pickle.loads(pickle.dumps((source, plan)))
+    assert read(*copied).equals(read(source, plan))
+
+
+# --- the cache ---
+
+
+def test_what_was_found_in_files_is_remembered_until_other_rows_are_deleted(
+    warehouse: Warehouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = SurveyCache(directory=tmp_path / "cache")
+    table, paths = groups_of_ten(warehouse, (0, 20), (20, 40))
+    asked = {"scan_filter": "name = 'n1'", "cache": cache}
+    first = planned(table, **asked)[1]
+
+    from strata.data.formats.parquet import ParquetFormat
+
+    opened: list[str] = []
+    for name in ("inspect", "open"):
+        original: Callable[..., Any] = getattr(ParquetFormat, name)
+
+        def noting(self: Any, source: Any, file: Any, *args: Any, _of: Any = original, **more: Any) -> Any:
+            opened.append(Path(file.path).name)
+            return _of(self, source, file, *args, **more)
+
+        monkeypatch.setattr(ParquetFormat, name, noting)
+    again = plan_table(table, split_bytes="1MiB", **asked)[1]
+    assert (opened, again.fingerprint) == ([], first.fingerprint)
+    warehouse.delete_positions(table, {paths[1]: [6]})
+    changed = plan_table(table, split_bytes="1MiB", **asked)[1]
+    assert opened == ["files-001.parquet"], "counted again, not looked into again"
+    assert changed.num_rows == first.num_rows - 1
+
+
+# --- what goes wrong ---
+
+
+def test_files_that_are_gone_or_damaged_are_named_or_skipped(warehouse: Warehouse) -> None:
+    table, paths = groups_of_ten(warehouse, (0, 20), (20, 40), (40, 60))
+    Path(paths[0]).unlink()
+    with pytest.raises(DataFileMissing, match="files-000"):
+        plan_table(table)
+    Path(paths[1]).write_bytes(b"PAR1 not really" * 100)
+    source, plan = plan_table(table, on_error="skip")
+    assert read(source, plan)["id"].to_pylist() == list(range(40, 60))
+    assert [Path(name).name for name, _ in plan.pruning.skipped] == ["files-000.parquet", "files-001.parquet"]
+    Path(paths[2]).unlink()
+    with pytest.raises(NoData, match="none of its 3 files can be read"):
+        plan_table(table, on_error="skip")
+
+
+def test_avro_data_files_are_refused_with_the_cure(warehouse: Warehouse) -> None:
+    table = warehouse.create("avro", SCHEMA)
+    path = warehouse.path(".avro")
+    Path(path).write_bytes(b"Obj\x01")
+    warehouse.add_file(table, path, FileFormat.AVRO, 10)
+    with pytest.raises(DataError, match=r"is avro; Iceberg tables are read from orc and parquet files"):
+        plan_table(table)
+
+
+def test_columns_are_checked_against_the_table(warehouse: Warehouse) -> None:
+    table, _ = groups_of_ten(warehouse, (0, 20))
+    with pytest.raises(SchemaMismatch, match=r"no column 'scor'; did you mean 'score'\?"):
+        plan_table(table, columns=["scor"])
+    with pytest.raises(InvalidArgument, match="each once"):
+        plan_table(table, columns=["id", "id"])
+
+
+def test_tables_and_catalogs_that_are_not_there_are_refused_without_telling_passwords(warehouse: Warehouse) -> None:
+    warehouse.create("clicks", SCHEMA)
+    with pytest.raises(InvalidArgument, match=r"no table 'db\.click' in the catalog; did you mean 'db\.clicks'\?"):
+        plan_table("db.click", warehouse.config)
+    with pytest.raises(InvalidArgument, match="no table's metadata at"):
+        plan_table(f"{warehouse.directory}/nothing.metadata.json")
+    with pytest.raises(InvalidArgument, match=r"no catalog can be opened with these settings \(type\)"):
+        plan_table("db.clicks", {"type": "sqlite"})
+    with pytest.raises(StorageUnavailable, match="cannot be reached") as caught:
+        plan_table("db.clicks", {"type": "sql", "uri": "sqlite:////no/such/place/secret-word.db"})
+    assert "secret-word" not in str(caught.value)
+    assert caught.value.__suppress_context__
+    with pytest.raises(InvalidArgument, match="leave catalog_config out"):
+        plan_table(warehouse.catalog.load_table("db.clicks"), {"type": "sql"})
+
+
+def test_an_empty_catalog_is_taken_for_a_wrong_address(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="no tables at all; check uri and name"):
+        plan_table("db.clicks", {"type": "sql", "uri": f"sqlite:///{tmp_path}/other.db"})
+
+
+def test_progress_is_told(warehouse: Warehouse) -> None:
+    table, _ = groups_of_ten(warehouse, (0, 20), (20, 40))
+    told: list[tuple[str, int, int]] = []
+    plan_table(table, progress=lambda *step: told.append(step))
+    assert told == [
+        ("looking at files", 1, 2),
+        ("looking at files", 2, 2),
+        ("counting rows", 1, 2),
+        ("counting rows", 2, 2),
+    ]
+
+
+def test_positions_are_numpy_and_sorted(warehouse: Warehouse) -> None:
+    table, paths = groups_of_ten(warehouse, (0, 20))
+    warehouse.delete_positions(table, {paths[0]: [5, 1]})
+    fit: Any = plan_table(table)[1].files[0].fit
+    assert fit.deleted.dtype == np.int64
+    assert fit.deleted.tolist() == [1, 5]

@@ -1,0 +1,101 @@
+"""Hive partitions: from names to columns."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strata.data.files import DataFile
+from strata.data.partitions import NULL, hive_partition, partition_fields, partition_values
+from strata.errors import SchemaMismatch
+
+
+def file_of(name: str) -> DataFile:
+    return DataFile(f"/data/{name}", name, 1, 1, hive_partition(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("f.parquet", ()),
+        ("a=1/f.parquet", (("a", "1"),)),
+        ("a=1/b=x%20y/f.parquet", (("a", "1"), ("b", "x y"))),
+        (f"a={NULL}/f.parquet", (("a", None),)),
+        ("a=/f.parquet", (("a", ""),)),
+        ("a=b=c/f.parquet", (("a", "b=c"),)),
+        ("plain/a=1/more/f.parquet", (("a", "1"),)),
+        ("=1/f.parquet", ()),
+        ("a=1/b=2.parquet", (("a", "1"),)),
+        ("k%3Dx=%2F/f.parquet", (("k=x", "/"),)),
+    ],
+)
+def test_a_name_tells_its_partition(name: str, expected: tuple[tuple[str, str | None], ...]) -> None:
+    assert hive_partition(name) == expected
+
+
+def test_a_key_that_stands_twice_is_refused_with_the_name() -> None:
+    with pytest.raises(SchemaMismatch, match=r"a=1/a=2/f\.parquet names the partition 'a' twice"):
+        hive_partition("a=1/a=2/f.parquet")
+
+
+@given(st.lists(st.text(), min_size=1))
+def test_whatever_a_value_is_it_comes_back(values: list[str]) -> None:
+    name = "".join(f"k{i}={quote(value, safe='')}/" for i, value in enumerate(values)) + "f.parquet"
+    expected = [(f"k{i}", value) for i, value in enumerate(values)]
+    if NULL not in values:
+        assert list(hive_partition(name)) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (["1", "-2", "0"], pa.int64()),
+        (["9223372036854775807", "-9223372036854775808"], pa.int64()),
+        (["9223372036854775808"], pa.string()),
+        (["1", "01"], pa.string()),
+        (["-0"], pa.string()),
+        (["+1"], pa.string()),
+        (["1_000"], pa.string()),
+        (["٣"], pa.string()),
+        (["1", "x"], pa.string()),
+        (["1", NULL], pa.int64()),
+        ([NULL], pa.string()),
+        (["2026-11-16"], pa.string()),
+        ([""], pa.string()),
+    ],
+)
+def test_a_column_is_of_integers_if_all_its_values_are(values: list[str], expected: pa.DataType) -> None:
+    files = [file_of(f"k={value}/f{i}.parquet") for i, value in enumerate(values)]
+    for order in (files, files[::-1]):
+        assert partition_fields(order) == [pa.field("k", expected)]
+
+
+def test_constants_have_the_types_of_their_columns() -> None:
+    files = [file_of("year=2026/day=01/f.parquet"), file_of(f"year={NULL}/day={NULL}/f.parquet")]
+    fields = partition_fields(files)
+    assert partition_values(files[0], fields) == {"year": 2026, "day": "01"}
+    assert partition_values(files[1], fields) == {"year": None, "day": None}
+    assert partition_values(files[0], fields[1:]) == {"day": "01"}
+
+
+def test_no_files_and_no_keys_give_no_columns() -> None:
+    assert partition_fields([]) == []
+    assert partition_fields([file_of("f.parquet")]) == []
+
+
+@pytest.mark.parametrize("other", ["g.parquet", "b=1/g.parquet", "a=1/b=2/g.parquet"])
+def test_files_with_other_keys_are_refused_and_two_are_named(other: str) -> None:
+    with pytest.raises(SchemaMismatch, match=rf"a=1/f\.parquet has a, {other} has"):
+        partition_fields([file_of("a=1/f.parquet"), file_of(other)])
+
+
+def test_a_value_that_is_not_of_its_columns_type_is_refused() -> None:
+    fields = [pa.field("a", pa.int64())]
+    with pytest.raises(SchemaMismatch, match=r"a=x/f\.parquet has a='x', where the dataset has integers"):
+        partition_values(file_of("a=x/f.parquet"), fields)
+    with pytest.raises(SchemaMismatch, match="has no partition 'a', only none"):
+        partition_values(file_of("f.parquet"), fields)
