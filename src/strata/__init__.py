@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from strata.coordinator.client import AsyncCoordinatorClient as AsyncCoordinatorClient
     from strata.coordinator.client import CoordinatorClient as CoordinatorClient
     from strata.coordinator.registry import DatasetRegistry as DatasetRegistry
+    from strata.data import IcebergDataset as IcebergDataset
     from strata.data import StructuredDataset as StructuredDataset
     from strata.errors import StrataError as StrataError
 
@@ -29,6 +30,7 @@ _HOMES = {
     "CheckpointType": "strata.checkpoint",
     "CoordinatorClient": "strata.coordinator.client",
     "DatasetRegistry": "strata.coordinator.registry",
+    "IcebergDataset": "strata.data",
     "StrataError": "strata.errors",
     "StructuredDataset": "strata.data",
 }

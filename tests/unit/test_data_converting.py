@@ -248,6 +248,21 @@ def test_binaries_and_lists_of_strings_can_have_codes() -> None:
     assert as_rows(convert(table).columns["t"]) == [["q", "p"], [], ["p", None]]
 
 
+def test_nulls_that_an_encoding_hides_are_found() -> None:
+    hidden = pa.DictionaryArray.from_arrays(pa.array([0, 1, 0], pa.int8()), pa.array([5, None]))
+    runs = pc.run_end_encode(pa.array([5, None, 5]))
+    tensor = pa.array([[1, 2], [3, 4]], pa.list_(pa.int32(), 2)).cast(pa.fixed_shape_tensor(pa.int32(), [2]))
+    assert hidden.null_count == runs.null_count == 0
+    for array in (hidden, runs):
+        table = pa.table({"x": array})
+        with pytest.raises(NullsFound, match="1 nulls"):
+            convert(table)
+        chunk = convert(table, nulls="mask")
+        assert as_rows(chunk.columns["x"]) == [5, 0, 5]
+        assert as_rows(chunk.columns["x_mask"]) == [True, False, True]
+    assert as_rows(convert(pa.table({"x": tensor})).columns["x"]) == [[1, 2], [3, 4]]
+
+
 def test_children_of_a_null_struct_are_null() -> None:
     inner = pa.StructArray.from_arrays([pa.array([1.0, 2.0, 3.0])], ["c"], mask=pa.array([False, False, True]))
     outer = pa.StructArray.from_arrays([pa.array([7, 8, 9]), inner], ["a", "b"], mask=pa.array([False, True, False]))

@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from strata.data.iceberg_dataset import IcebergDataset as IcebergDataset
     from strata.data.metrics import LoaderMetrics as LoaderMetrics
     from strata.data.metrics import WorkerMetrics as WorkerMetrics
     from strata.data.outputs import PaddedRows as PaddedRows
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from strata.data.vocabularies import Vocabulary as Vocabulary
 
 _HOMES = {
+    "iceberg_dataset": ("IcebergDataset",),
     "metrics": ("LoaderMetrics", "WorkerMetrics"),
     "outputs": ("PaddedRows", "RaggedRows"),
     "plan": ("Plan",),

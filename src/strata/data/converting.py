@@ -138,6 +138,8 @@ class _Maker:
             return
         if len(policy.path) > 1:
             array = _descend(policy, array)
+        # First of all: what is encoded may have nulls that the encoding does not tell of.
+        array = _unwrapped(array) if _is_nested(policy) else _decoded(array, policy.value_type)
         if policy.nulls is Nulls.ERROR:
             _refuse_nulls(policy, array, where)
         try:
@@ -161,8 +163,8 @@ class _Maker:
                 values, offsets = _list_parts(array)
                 return Ragged(self._numbers(values, where), offsets)
             case Kind.BYTES:
-                return _bytes(_filled(_decoded(array, policy.value_type), policy))
-        return ArrowColumn(_filled(_decoded(array, policy.value_type), policy))
+                return _bytes(_filled(array, policy))
+        return ArrowColumn(_filled(array, policy))
 
     def _numbers(self, array: pa.Array, where: str) -> npt.NDArray[Any]:
         """The values of the column, without lists around them."""
@@ -272,15 +274,20 @@ def _filled(array: pa.Array, policy: Policy) -> pa.Array:
 
 
 def _unwrapped(array: pa.Array) -> pa.Array:
-    """Lists themselves may be in an extension."""
-    while isinstance(array.type, pa.BaseExtensionType):
-        array = array.storage
-    return array
+    """Lists, which may be encoded themselves."""
+    while True:
+        if isinstance(array.type, pa.BaseExtensionType):
+            array = array.storage
+        elif pat.is_run_end_encoded(array.type):
+            array = pc.run_end_decode(array)
+        elif pat.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        else:
+            return array
 
 
 def _flat(policy: Policy, array: pa.Array) -> pa.Array:
     """The values of fixed-size lists; those of a null list are null."""
-    array = _unwrapped(array)
     width = array.type.list_size
     values = array.values.slice(array.offset * width, len(array) * width)
     if array.null_count:
@@ -292,7 +299,6 @@ def _flat(policy: Policy, array: pa.Array) -> pa.Array:
 
 def _list_parts(array: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int64]]:
     """The values of lists, and where each list begins and ends in them; a null list is empty."""
-    array = _unwrapped(array)
     if array.null_count or not (pat.is_list(array.type) or pat.is_large_list(array.type)):
         # Lists of a view may lie anywhere, and there may be values under a null: `flatten` puts that in order.
         lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
@@ -306,11 +312,15 @@ def _list_parts(array: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int64]]:
     return values, offsets
 
 
+def _is_nested(policy: Policy) -> bool:
+    return policy.kind is Kind.RAGGED or (policy.kind is Kind.DENSE and policy.width is not None)
+
+
 def _values(policy: Policy, array: pa.Array) -> pa.Array:
     if policy.kind is Kind.RAGGED:
-        array, _ = _list_parts(array)
-    elif policy.width is not None:
-        array = _flat(policy, array)
+        array, _ = _list_parts(_unwrapped(array))
+    elif _is_nested(policy):
+        array = _flat(policy, _unwrapped(array))
     return _decoded(array, policy.value_type)
 
 

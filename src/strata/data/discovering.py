@@ -226,7 +226,7 @@ def _nothing_taken(
     where = ", ".join(search.written for search in searches[:3]) + (", …" if len(searches) > 3 else "")
     wanted = f" that end with {', '.join(suffixes)}" if suffixes is not None else ""
     found = [_counted(suffix, number) for suffix, number in list(passed_over.items())[:10]]
-    formats = sorted({known for suffix in passed_over if (known := format_of(suffix))})
+    formats = sorted({known for suffix in passed_over if (known := format_of(f"x{suffix}"))})
     if not found:
         cure = "nothing was found at all; check the path"
     elif formats:

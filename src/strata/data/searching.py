@@ -55,7 +55,7 @@ class Place:
     """It was written with a slash at its end."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Seen:
     """A file that a search met."""
 
@@ -193,11 +193,10 @@ def _search(source: Source, place: Place) -> Search:
 
 def _search_directory(source: Source, place: Place) -> Search:
     search = Search(place.written, place.path)
-    for seen in _list(source, place, search, _is_plain_directory):
-        if is_hidden(seen.name.rpartition("/")[2], is_directory=False):
-            search.num_hidden += 1
-        else:
-            search.seen.append(seen)
+    for listed in _list(source, place, search, _is_plain_directory):
+        plain = [one for one in listed if not is_hidden(one.name.rpartition("/")[2], is_directory=False)]
+        search.num_hidden += len(listed) - len(plain)
+        search.seen += plain
     return search
 
 
@@ -207,20 +206,21 @@ def _search_pattern(source: Source, place: Place) -> Search:
     base = place.path[: wild.start()].rpartition("/")[0]
     pattern = Pattern([part for part in place.path[len(base) :].split("/") if part])
     search = Search(place.written, base)
-    for seen in _list(source, place, search, pattern.may_enter):
-        says_name = pattern.matches(seen.name)
-        if says_name is not None:
-            seen.is_named = says_name
-            search.seen.append(seen)
+    for listed in _list(source, place, search, pattern.may_enter):
+        for one in listed:
+            says_name = pattern.matches(one.name)
+            if says_name is not None:
+                one.is_named = says_name
+                search.seen.append(one)
     return search
 
 
-def _list(source: Source, place: Place, search: Search, may_enter: Callable[[str], bool]) -> Iterator[Seen]:
-    """All files below the base in directories that may be entered. Markers and what is no file are counted only."""
+def _list(source: Source, place: Place, search: Search, may_enter: Callable[[str], bool]) -> Iterator[list[Seen]]:
+    """All files below the base in directories that may be entered, some at a time. Markers and what is no file are counted only."""
     if _is_disk(source):
-        for listed in _walk(search.base or "/", may_enter):
-            search.num_hidden += listed.count(None)
-            yield from (seen for seen in listed if seen is not None)
+        for listed, num_others in _walk(search.base or "/", may_enter):
+            search.num_hidden += num_others
+            yield listed
             _check_number(len(search.seen))
         return
     try:
@@ -235,12 +235,13 @@ def _list(source: Source, place: Place, search: Search, may_enter: Callable[[str
     for directory in sorted(directories):
         above = directory.rpartition("/")[0]
         entered[directory] = entered[above] and may_enter(directory)
-    for name, info in files.items():
-        is_marker = name.endswith("/") or (name in directories and not info.size)
-        if is_marker or not entered[name.rpartition("/")[0]]:
-            search.num_hidden += 1
-        else:
-            yield _seen(info, name)
+    listed = [
+        _seen(info, name)
+        for name, info in files.items()
+        if entered[name.rpartition("/")[0]] and not (name.endswith("/") or (name in directories and not info.size))
+    ]
+    search.num_hidden += len(files) - len(listed)
+    yield listed
 
 
 def _directories(names: Iterable[str]) -> set[str]:
@@ -253,7 +254,7 @@ def _directories(names: Iterable[str]) -> set[str]:
     return found
 
 
-def _walk(base: str, may_enter: Callable[[str], bool]) -> Iterator[list[Seen | None]]:
+def _walk(base: str, may_enter: Callable[[str], bool]) -> Iterator[tuple[list[Seen], int]]:
     """A local directory. Links are followed last and in order: what is reached in two ways keeps the straight name."""
     straight, links = [""], list[str]()
     visited: set[tuple[int, int]] = set()
@@ -265,44 +266,45 @@ def _walk(base: str, may_enter: Callable[[str], bool]) -> Iterator[list[Seen | N
             if (about.st_dev, about.st_ino) in visited:
                 continue
             visited.add((about.st_dev, about.st_ino))
-            yield _look(path, f"{name}/" if name else "", may_enter, straight, links)
+            found = _look(path, f"{name}/" if name else "", may_enter, straight, links)
+        yield found
 
 
 def _look(
     path: str, prefix: str, may_enter: Callable[[str], bool], straight: list[str], links: list[str]
-) -> list[Seen | None]:
-    """The files of one directory; its directories go where those are that are looked at later."""
-    files: list[Seen | None] = []
+) -> tuple[list[Seen], int]:
+    """The files of one directory, and how many are none; its directories go to those that are looked at later."""
+    files: list[Seen] = []
+    num_others = 0
     top = f"{path.rstrip('/')}/"
     with os.scandir(path) as entries:
         for entry in entries:
-            name = prefix + entry.name
-            if entry.is_dir(follow_symlinks=False):
-                if may_enter(name):
-                    straight.append(name)
-            elif entry.is_symlink() and _leads_to_directory(entry):
-                if may_enter(name):
-                    heapq.heappush(links, name)
-            else:
-                files.append(_seen_entry(entry, top + entry.name, name))
-    return files
+            name = entry.name
+            if entry.is_file(follow_symlinks=False):
+                about = entry.stat(follow_symlinks=False)
+                files.append(Seen(top + name, prefix + name, about.st_size, about.st_mtime_ns))
+            elif (target := _behind(entry)) is None:
+                files.append(Seen(top + name, prefix + name, GONE, 0))
+            elif stat.S_ISREG(target.st_mode):
+                files.append(Seen(top + name, prefix + name, target.st_size, target.st_mtime_ns))
+            elif not stat.S_ISDIR(target.st_mode):
+                num_others += 1
+            elif may_enter(prefix + name):
+                if entry.is_symlink():
+                    heapq.heappush(links, prefix + name)
+                else:
+                    straight.append(prefix + name)
+    return files, num_others
 
 
-def _leads_to_directory(link: os.DirEntry[str]) -> bool:
+def _behind(entry: os.DirEntry[str]) -> os.stat_result | None:
+    """What a link leads to; None if that is not there, or a circle."""
     try:
-        return link.is_dir()
-    except OSError:  # a circle of links
-        return False
-
-
-def _seen_entry(entry: os.DirEntry[str], path: str, name: str) -> Seen | None:
-    try:
-        about = entry.stat()
+        return entry.stat()
     except OSError:
-        if not entry.is_symlink():
-            raise
-        return Seen(path, name, GONE, 0)
-    return Seen(path, name, about.st_size, about.st_mtime_ns) if stat.S_ISREG(about.st_mode) else None
+        if entry.is_symlink():
+            return None
+        raise
 
 
 def _local_info(place: Place) -> pafs.FileInfo:

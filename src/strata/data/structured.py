@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from strata.clock import SystemClock
 from strata.data import formats, survey_cache
 from strata.data import survey as surveys
+from strata.data.creating import Options, create
 from strata.data.dataset import Dataset
 from strata.data.decoding import Recipe
-from strata.data.delivering import Deliverer, Types
 from strata.data.discovering import discover, guess_format, suffixes_of
 from strata.data.filesystems import open_source
 from strata.data.filters import parse
@@ -20,8 +18,7 @@ from strata.data.packing import parse_bytes
 from strata.data.partitions import partition_fields
 from strata.data.planning import build
 from strata.data.progress import SurveyProgress
-from strata.data.ranks import find_ranks, share
-from strata.data.settings import Delivery
+from strata.data.ranks import share
 from strata.data.surveying import survey
 from strata.errors import InvalidArgument
 
@@ -36,8 +33,6 @@ if TYPE_CHECKING:
     from strata.data.steps import Tail
     from strata.data.strategies import Strategy
     from strata.data.torch_loader import Loader
-
-MAX_DEFAULT_WORKERS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +93,7 @@ def plan_files(where: Where, ranks: Ranks) -> Recipe:
                 split_bytes=split_bytes,
                 on_error=where.on_error,
                 cache=survey_cache.default() if where.cache else None,
-                roots=_roots(where.path),
+                roots=roots_of(where.path),
                 schema=where.schema,
                 progress=progress,
             )
@@ -116,7 +111,7 @@ def plan_files(where: Where, ranks: Ranks) -> Recipe:
         schema_mode=where.schema_mode,
         schema=where.schema,
     )
-    source, _ = open_source(_roots(where.path)[0], filesystem=where.filesystem, storage_options=where.storage_options)
+    source, _ = open_source(roots_of(where.path)[0], filesystem=where.filesystem, storage_options=where.storage_options)
     return Recipe(source, plan, {looked.format: formats.by_name(looked.format, where.format_options)})
 
 
@@ -194,27 +189,6 @@ class StructuredDataset(Dataset):
             NoData: There are no files or no rows.
             DataError, StorageError, InvalidArgument: Something else is wrong; the message says what, and the cure.
         """
-        clock = SystemClock()
-        began_s = clock.monotonic_s()
-        ranks = find_ranks(rank=rank, num_ranks=num_ranks, accelerator=accelerator)
-        output_format = output_format or default_output_format()
-        num_workers = default_num_workers() if num_workers is None else num_workers
-        delivery = Delivery(
-            batch_size=batch_size,
-            shuffle=shuffle,
-            shuffle_seed=shuffle_seed,
-            shuffle_buffer_size=shuffle_buffer_size,
-            split_strategy=split_strategy,
-            num_workers=num_workers,
-            worker_type=worker_type,
-            output_format=output_format,
-            tail=tail,
-            on_error=on_error,
-            lanes=lanes,
-            prefetch_bytes=prefetch_budget(prefetch_bytes, split_bytes, num_workers),
-            transform=transform,
-            collate_fn=collate_fn,
-        )
         where = Where(
             path=path,
             format=format,
@@ -232,59 +206,37 @@ class StructuredDataset(Dataset):
             cache=cache,
             show_progress=show_progress,
         )
-        types = Types(
+        options = Options(
+            batch_size=batch_size,
+            shuffle=shuffle,
+            shuffle_seed=shuffle_seed,
+            shuffle_buffer_size=shuffle_buffer_size,
+            split_bytes=split_bytes,
+            split_strategy=split_strategy,
+            num_workers=num_workers,
+            worker_type=worker_type,
             output_format=output_format,
+            accelerator=accelerator,
+            rank=rank,
+            num_ranks=num_ranks,
+            collate_fn=collate_fn,
+            transform=transform,
             strings=strings,
             string_width=string_width,
             nulls=nulls,
             decimals=decimals,
             vocabularies=vocabularies,
+            tail=tail,
+            on_error=on_error,
+            lanes=lanes,
+            prefetch_bytes=prefetch_bytes,
+            pin_memory=pin_memory,
+            name=name or roots_of(path)[0],
         )
-        recipe = replace(plan_files(where, ranks), transform=transform)
-        dataset = make_dataset(
-            cls, recipe, types, delivery, ranks, name=name or _roots(path)[0], plan_s=clock.monotonic_s() - began_s
-        )
-        return make_loader(dataset, accelerator=accelerator, pin_memory=pin_memory), dataset
+        return create(cls, lambda ranks: plan_files(where, ranks), options)
 
 
-def make_dataset(
-    kind: type[Any], recipe: Recipe, types: Types, delivery: Delivery, ranks: Ranks, *, name: str, plan_s: float
-) -> Any:
-    """Of this class; where torch is installed, of one that torch takes for an IterableDataset as well."""
-    deliverer = Deliverer(recipe, types, num_threads=max(1, delivery.num_workers))
-    if has_torch():
-        torch_loader = importlib.import_module("strata.data.torch_loader")
-        kind = torch_loader.iterable(kind)
-    return kind(recipe, deliverer, delivery, ranks, name=name, plan_s=plan_s)
-
-
-def make_loader(dataset: Any, *, accelerator: Any, pin_memory: bool) -> Any:
-    if has_torch():
-        torch_loader = importlib.import_module("strata.data.torch_loader")
-        return torch_loader.Loader(dataset, accelerator=accelerator, pin_memory=pin_memory)
-    loaders = importlib.import_module("strata.data.loaders")
-    return loaders.PlainLoader(dataset)
-
-
-def has_torch() -> bool:
-    return importlib.util.find_spec("torch") is not None
-
-
-def default_output_format() -> OutputFormat:
-    return "torch" if has_torch() else "numpy"
-
-
-def default_num_workers() -> int:
-    return min(MAX_DEFAULT_WORKERS, len(os.sched_getaffinity(0)))
-
-
-def prefetch_budget(given: int | str | None, split_bytes: int | str, num_workers: int) -> int:
-    """How much may be decoded ahead: with half a split per worker, workers stay busy and memory stays in caches."""
-    if given is not None:
-        return parse_bytes(given, field="prefetch_bytes")
-    return parse_bytes(split_bytes) // 2 * max(1, num_workers)
-
-
-def _roots(path: Any) -> list[str]:
+def roots_of(path: Any) -> list[str]:
+    """What the user wrote, as a list."""
     written = [path] if isinstance(path, str | os.PathLike) else list(path)
     return [os.fspath(one) for one in written]

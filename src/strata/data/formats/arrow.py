@@ -371,7 +371,8 @@ def _outline(handle: _Handle) -> _Outline:
         raise DataFileInvalid(f"{handle.file.name}: its arrow data does not begin with a schema; {CURE}")
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(place.header))
-    except (OSError, pa.ArrowException) as error:
+        _ = schema.names  # are decoded only now
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise DataFileInvalid(f"{handle.file.name}: its arrow schema is damaged ({error}); {CURE}") from error
     digest = xxhash.xxh3_64(handle.size.to_bytes(8, "little"))
     digest.update(place.header)

@@ -174,7 +174,7 @@ class _Tail:
 class _Footer:
     """A parsed footer: the columns that a user sees, and the leaves (column chunks) that they are stored in."""
 
-    __slots__ = ("_file", "metadata", "schema")
+    __slots__ = ("_file", "metadata", "names", "schema")
 
     def __init__(self, file: DataFile, tail: _Tail) -> None:
         # `pq.read_metadata` does the same, and then spends half as much again on the paths of all columns: a plan of
@@ -184,7 +184,8 @@ class _Footer:
             native.open(pa.BufferReader(tail.data))
             self.metadata: pq.FileMetaData = native.metadata
             self.schema: pa.Schema = native.schema_arrow.remove_metadata()
-        except (OSError, pa.ArrowException) as error:
+            self.names: list[str] = self.schema.names
+        except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
             raise DataFileInvalid(f"{file.name}: its parquet footer is damaged ({error}); {CURE}") from error
         self._file = file
 
@@ -272,7 +273,7 @@ def _num_leaves(kind: pa.DataType) -> int:
 def _measure(footer: _Footer, leaves: list[tuple[int, int]]) -> tuple[tuple[Unit, ...], dict[str, int]]:
     """Units with the bytes of these leaves, and the nulls of their columns where statistics tell."""
     metadata, schema = footer.metadata, footer.schema
-    types, names = schema.types, schema.names
+    types, names = schema.types, footer.names
     null_counts = {column: 0 for _, column in leaves if not _is_nested(types[column])}
     units = []
     first_row = 0

@@ -154,7 +154,7 @@ def _by_id(fields: Iterable[pa.Field], mapping: Sequence[MappedField] | None) ->
             number, inside = _own_id(field), None
         else:
             mapped = by_name.get(field.name)
-            number, inside = (mapped.field_id, mapped.fields) if mapped else (None, None)
+            number, inside = (mapped.field_id, mapped.fields) if mapped is not None else (None, None)
         if number is not None:
             found[number] = _Found(place, field, inside)
     return found

@@ -1,0 +1,122 @@
+"""From a way to plan and what the user chose to a loader: what all kinds of datasets have in common."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from strata.clock import SystemClock
+from strata.data.delivering import Deliverer, Types
+from strata.data.packing import parse_bytes
+from strata.data.ranks import find_ranks
+from strata.data.settings import Delivery
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from strata.data.decoding import Recipe
+    from strata.data.ranks import Ranks
+    from strata.data.settings import OnError, OutputFormat, WorkerType
+    from strata.data.steps import Tail
+    from strata.data.strategies import Strategy
+
+MAX_DEFAULT_WORKERS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What `create_dataloader` of every kind of dataset takes; `StructuredDataset` explains it."""
+
+    name: str
+    batch_size: int
+    shuffle: bool
+    shuffle_seed: int
+    shuffle_buffer_size: int
+    split_bytes: int | str
+    split_strategy: str | Strategy | None
+    num_workers: int | None
+    worker_type: WorkerType
+    output_format: OutputFormat | None
+    accelerator: Any
+    rank: int | None
+    num_ranks: int | None
+    collate_fn: Callable[[Any], Any] | None
+    transform: Callable[[Any], Any] | None
+    strings: str | Mapping[str, str]
+    string_width: int | None
+    nulls: str | Mapping[str, Any] | None
+    decimals: str | Mapping[str, str] | None
+    vocabularies: Mapping[str, Any] | None
+    tail: Tail
+    on_error: OnError
+    lanes: int | None
+    prefetch_bytes: int | str | None
+    pin_memory: bool
+
+    def delivery(self) -> Delivery:
+        num_workers = default_num_workers() if self.num_workers is None else self.num_workers
+        return Delivery(
+            batch_size=self.batch_size,
+            shuffle=self.shuffle,
+            shuffle_seed=self.shuffle_seed,
+            shuffle_buffer_size=self.shuffle_buffer_size,
+            split_strategy=self.split_strategy,
+            num_workers=num_workers,
+            worker_type=self.worker_type,
+            output_format=self.output_format or ("torch" if has_torch() else "numpy"),
+            tail=self.tail,
+            on_error=self.on_error,
+            lanes=self.lanes,
+            prefetch_bytes=prefetch_budget(self.prefetch_bytes, self.split_bytes, num_workers),
+            transform=self.transform,
+            collate_fn=self.collate_fn,
+        )
+
+    def types(self, output_format: OutputFormat) -> Types:
+        return Types(
+            output_format=output_format,
+            strings=self.strings,
+            string_width=self.string_width,
+            nulls=self.nulls,
+            decimals=self.decimals,
+            vocabularies=self.vocabularies,
+        )
+
+
+def create(kind: type[Any], plan: Callable[[Ranks], Recipe], options: Options) -> tuple[Any, Any]:
+    """A loader, and the dataset behind it, of this class.
+
+    Where torch is installed, the loader is a DataLoader, and the dataset an IterableDataset as well.
+    """
+    clock = SystemClock()
+    began_s = clock.monotonic_s()
+    ranks = find_ranks(rank=options.rank, num_ranks=options.num_ranks, accelerator=options.accelerator)
+    delivery = options.delivery()  # before anything is read: what is wrong here is known at once
+    recipe = replace(plan(ranks), transform=delivery.transform)
+    deliverer = Deliverer(recipe, options.types(delivery.output_format), num_threads=max(1, delivery.num_workers))
+    plan_s = clock.monotonic_s() - began_s
+    if not has_torch():
+        dataset = kind(recipe, deliverer, delivery, ranks, name=options.name, plan_s=plan_s)
+        return importlib.import_module("strata.data.loaders").PlainLoader(dataset), dataset
+    torch_loader = importlib.import_module("strata.data.torch_loader")
+    dataset = torch_loader.iterable(kind)(recipe, deliverer, delivery, ranks, name=options.name, plan_s=plan_s)
+    loader = torch_loader.Loader(dataset, accelerator=options.accelerator, pin_memory=options.pin_memory)
+    return loader, dataset
+
+
+def has_torch() -> bool:
+    return importlib.util.find_spec("torch") is not None
+
+
+def default_num_workers() -> int:
+    return min(MAX_DEFAULT_WORKERS, len(os.sched_getaffinity(0)))
+
+
+def prefetch_budget(given: int | str | None, split_bytes: int | str, num_workers: int) -> int:
+    """How much may be decoded ahead: with half a split per worker, workers stay busy and memory stays in caches."""
+    if given is not None:
+        return parse_bytes(given, field="prefetch_bytes")
+    return parse_bytes(split_bytes) // 2 * max(1, num_workers)

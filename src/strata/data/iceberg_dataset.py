@@ -1,0 +1,140 @@
+"""`IcebergDataset`: an Iceberg table through the same loader."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+from strata.data import formats, survey_cache
+from strata.data.creating import Options, create
+from strata.data.dataset import Dataset
+from strata.data.decoding import Recipe
+from strata.data.iceberg import plan_table
+from strata.data.progress import SurveyProgress
+from strata.data.ranks import share
+from strata.errors import DataError
+
+if TYPE_CHECKING:
+    import datetime as dt
+    from collections.abc import Callable, Mapping, Sequence
+
+    from strata.data.loaders import PlainLoader
+    from strata.data.ranks import Ranks
+    from strata.data.settings import OnError, OutputFormat, WorkerType
+    from strata.data.steps import Tail
+    from strata.data.strategies import Strategy
+    from strata.data.torch_loader import Loader
+
+
+class IcebergDataset(Dataset):
+    """An Iceberg table as batches of columns: one snapshot of it, exact to the row."""
+
+    @classmethod
+    def create_dataloader(
+        cls,
+        table: Any,
+        catalog_config: Mapping[str, Any] | None = None,
+        *,
+        scan_filter: Any = None,
+        snapshot_id: int | None = None,
+        as_of: dt.datetime | str | int | None = None,
+        columns: Sequence[str] | None = None,
+        batch_size: int = 1024,
+        shuffle: bool = False,
+        shuffle_seed: int = 0,
+        shuffle_buffer_size: int = 100_000,
+        split_bytes: int | str = "128MiB",
+        split_rows: int | None = None,
+        split_strategy: str | Strategy | None = None,
+        num_workers: int | None = None,
+        worker_type: WorkerType = "thread",
+        output_format: OutputFormat | None = None,
+        accelerator: Any = None,
+        rank: int | None = None,
+        num_ranks: int | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        strings: str | Mapping[str, str] = "python",
+        string_width: int | None = None,
+        nulls: str | Mapping[str, Any] | None = None,
+        decimals: str | Mapping[str, str] | None = None,
+        vocabularies: Mapping[str, Any] | None = None,
+        show_progress: bool = False,
+        tail: Tail = "uneven",
+        on_error: OnError = "raise",
+        lanes: int | None = None,
+        prefetch_bytes: int | str | None = None,
+        pin_memory: bool = False,
+        cache: bool = True,
+        name: str | None = None,
+    ) -> tuple[Loader | PlainLoader, Self]:
+        """A loader over one snapshot of a table. What is not listed is as for `StructuredDataset`.
+
+        Args:
+            table: Its name in the catalog (`db.clicks`), the path of its `….metadata.json`, or a table of pyiceberg.
+            catalog_config: What `pyiceberg.catalog.load_catalog` takes, and `name`; left out, pyiceberg's own.
+            scan_filter: Rows to keep, as text or as pyiceberg has it.
+            snapshot_id: Read this state of the table, with the schema that it had.
+            as_of: Or the one that was current then.
+
+        Raises:
+            NoData: There are no rows.
+            DataError, StorageError, InvalidArgument: Something else is wrong; the message says what, and the cure.
+        """
+
+        def plan(ranks: Ranks) -> Recipe:
+            with SurveyProgress(is_shown=show_progress) as progress:
+                source, made = plan_table(
+                    table,
+                    catalog_config,
+                    columns=columns,
+                    scan_filter=scan_filter,
+                    snapshot_id=snapshot_id,
+                    as_of=as_of,
+                    split_bytes=split_bytes,
+                    split_rows=split_rows,
+                    on_error=on_error,
+                    cache=survey_cache.default() if cache else None,
+                    progress=progress,
+                )
+            _check_same(ranks, made.fingerprint, table)
+            used = {file.format for file in made.files}
+            return Recipe(source, made, {format: formats.by_name(format) for format in used})
+
+        options = Options(
+            batch_size=batch_size,
+            shuffle=shuffle,
+            shuffle_seed=shuffle_seed,
+            shuffle_buffer_size=shuffle_buffer_size,
+            split_bytes=split_bytes,
+            split_strategy=split_strategy,
+            num_workers=num_workers,
+            worker_type=worker_type,
+            output_format=output_format,
+            accelerator=accelerator,
+            rank=rank,
+            num_ranks=num_ranks,
+            collate_fn=collate_fn,
+            transform=transform,
+            strings=strings,
+            string_width=string_width,
+            nulls=nulls,
+            decimals=decimals,
+            vocabularies=vocabularies,
+            tail=tail,
+            on_error=on_error,
+            lanes=lanes,
+            prefetch_bytes=prefetch_bytes,
+            pin_memory=pin_memory,
+            name=name or str(getattr(table, "name", lambda: table)()),
+        )
+        return create(cls, plan, options)
+
+
+def _check_same(ranks: Ranks, fingerprint: str, table: Any) -> None:
+    """Ranks plan on their own, from metadata; a table that is written to meanwhile may give them two states."""
+    theirs = share(ranks, fingerprint.encode).decode()
+    if theirs != fingerprint:
+        raise DataError(
+            f"rank {ranks.rank} sees another state of table {table} than rank 0: it was written to while the ranks "
+            "planned; name the state with snapshot_id= or as_of="
+        )
