@@ -22,7 +22,7 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.typedef import Record
 from pyiceberg.types import DecimalType, DoubleType, IntegerType, LongType, NestedField, StringType, StructType
 
-from strata.data.iceberg import plan_table
+from strata.data.iceberg import plan_table, table_state
 from strata.data.plan import Plan
 from strata.data.survey_cache import SurveyCache
 from strata.errors import (
@@ -407,6 +407,21 @@ def test_the_past_is_read_by_snapshot_and_by_time_with_the_schema_it_had(warehou
     assert planned(table)[0].column_names == ["id", "label", "score"]
 
 
+def test_a_state_that_was_asked_for_once_is_read_by_all_whatever_is_written_meanwhile(warehouse: Warehouse) -> None:
+    table, _ = groups_of_ten(warehouse, (0, 20))
+    table.update_schema().add_column("later", LongType()).commit()
+    asked = table_state("db.numbers", warehouse.config)
+    one = plan_table(table)[1]
+    warehouse.add_parquet(table, rows(20, 30), ids=IDS, row_group_size=10)
+    table.update_schema().delete_column("later").commit()
+    other = plan_table(table, snapshot_id=asked.snapshot_id, schema_id=asked.schema_id)[1]
+    assert other.columns == one.columns == ("id", "name", "score", "later")
+    assert other.fingerprint == one.fingerprint
+    assert asked.table_uuid == str(table.metadata.table_uuid)
+    with pytest.raises(InvalidArgument, match=r"db\.numbers has no schema 9; it has: 0, 1"):
+        plan_table(table, schema_id=9)
+
+
 def test_a_snapshot_that_is_not_there_is_refused_with_those_that_are(warehouse: Warehouse) -> None:
     empty = warehouse.create("empty", SCHEMA)
     with pytest.raises(NoData, match="nothing was ever written"):
@@ -556,12 +571,9 @@ def test_progress_is_told(warehouse: Warehouse) -> None:
     table, _ = groups_of_ten(warehouse, (0, 20), (20, 40))
     told: list[tuple[str, int, int]] = []
     plan_table(table, progress=lambda *step: told.append(step))
-    assert told == [
-        ("looking at files", 1, 2),
-        ("looking at files", 2, 2),
-        ("counting rows", 1, 2),
-        ("counting rows", 2, 2),
-    ]
+    assert told == [("looking at files", 1, 2), ("looking at files", 2, 2)]
+    plan_table(table, progress=lambda *step: told.append(step), scan_filter="name = 'n1'")
+    assert told[-1] == ("counting rows", 2, 2)
 
 
 def test_positions_are_numpy_and_sorted(warehouse: Warehouse) -> None:

@@ -89,8 +89,8 @@ class FakeFormat:
 class FakeReader:
     bytes_read = 0
 
-    def __init__(self, format: FakeFormat, file: DataFile, schema: pa.Schema) -> None:
-        self._format, self._file, self._schema = format, file, schema
+    def __init__(self, fake: FakeFormat, file: DataFile, schema: pa.Schema) -> None:
+        self._format, self._file, self._schema = fake, file, schema
 
     def read(self, unit: Unit, columns: Any) -> pa.Table:
         if (self._file.name, unit.index) in self._format.bad_units:

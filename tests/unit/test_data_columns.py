@@ -123,6 +123,20 @@ def test_what_was_gathered_outlives_the_next_gather_of_its_thread() -> None:
     assert first.values.tolist() == list(range(999, -1, -1))
 
 
+@pytest.mark.parametrize("width", [None, 2])
+def test_large_gathers_are_writable_and_their_own(width: int | None) -> None:
+    column = dense_of("int32", width)(range(30_000))
+    index = np.random.default_rng(1).permutation(60_000)
+    shuffled = Dense.gather([column, column], index).values
+    in_order = Dense.gather([column, column], None).values
+    assert shuffled.flags.writeable
+    assert shuffled.flags.c_contiguous
+    assert in_order.flags.writeable
+    in_order[:] = -1
+    expected = column.values[index % 30_000]
+    assert np.array_equal(shuffled, expected)
+
+
 def test_a_thread_keeps_no_more_than_its_share_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dense, "SCRATCH_BYTES", 4096)
     monkeypatch.setattr(dense, "_kept", threading.local())

@@ -78,7 +78,7 @@ def test_hidden_files_and_markers_are_passed_over_and_counted(tmp_path: Path) ->
     os.mkfifo(tmp_path / "pipe.parquet")
     found = discover(tmp_path, suffixes=PARQUET, partitioning=None)
     assert names_of(found) == ["a.parquet", "x/_k=1/d.parquet"]
-    assert found.passed_over == {"": 1, ".txt": 1, "hidden or marker": 7}
+    assert found.passed_over == {"": 1, ".txt": 1, "hidden or marker": 9}
 
 
 def test_a_file_that_is_named_is_taken_whatever_its_name(tmp_path: Path) -> None:
@@ -281,17 +281,17 @@ def test_a_directory_that_may_not_be_read_is_denied(tmp_path: Path, monkeypatch:
         search(tmp_path)
 
 
-def test_ten_thousand_files_are_listed_in_a_tenth_of_a_second(tmp_path: Path) -> None:
+def test_two_thousand_files_are_listed_in_a_fiftieth_of_a_second(tmp_path: Path) -> None:
     for i in range(10):
         (tmp_path / f"d={i}").mkdir()
-        for j in range(1_000):
+        for j in range(200):
             os.mknod(tmp_path / f"d={i}/part-{j:05}.parquet")
     took_s = []
     for _ in range(5):
-        begin_s = time.perf_counter()
-        assert len(search(tmp_path)) == 10_000
-        took_s.append(time.perf_counter() - begin_s)
-    assert min(took_s) < 0.3  # 0.1 on a quiet machine
+        begin_s = time.process_time()
+        assert len(search(tmp_path)) == 2_000
+        took_s.append(time.process_time() - begin_s)
+    assert min(took_s) < 0.06  # a third of it on a quiet machine
 
 
 # Formats

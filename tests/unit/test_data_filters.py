@@ -20,7 +20,7 @@ TABLE = pa.table(
         "country": ["de", "fr", "uk", "de", None],
         "y": [0.5, None, 2.5, 3.5, 4.5],
         "day": pa.array([dt.date(2024, 1, day) for day in range(1, 6)]),
-        "at": pa.array([dt.datetime(2024, 1, 1, hour) for hour in range(5)], pa.timestamp("ns")),
+        "at": pa.array([f"2024-01-01T0{hour}:00:00" for hour in range(5)]).cast(pa.timestamp("ns")),
         "flag": [True, False, None, True, False],
         "s": pa.array([{"t": 1}, {"t": 2}, None, {"t": None}, {"t": 5}]),
         "a b": [1, 2, 3, 4, 5],
@@ -55,7 +55,7 @@ def passing(condition: filters.Condition) -> list[int]:
         ("not flag and x > 1", [1, 4]),
         ("s.t > 1", [1, 4]),
         ("col('a b') > 3", [3, 4]),
-        ("x < y", [3] * 0 + []),
+        ("x < y", []),
         ("country == 'a AND b' OR TRUE == flag", [0, 3]),
         ("x > 3\n  and y > 3", [4]),
         ("y > decimal('2.5')", [3, 4]),
@@ -168,8 +168,8 @@ def test_a_long_list_of_values_has_a_short_text_that_still_tells_lists_apart() -
 
 
 def test_a_long_chain_of_conditions_written_as_text_or_tuples_is_read() -> None:
-    assert passing(filters.parse(" or ".join(f"x == {number}" for number in range(2, 2000)))) == [1, 2, 4]
-    assert passing(filters.parse([("x", "!=", number) for number in range(2, 2000)])) == [0]
+    assert passing(filters.parse(" or ".join(f"x == {number}" for number in range(2, 500)))) == [1, 2, 4]
+    assert passing(filters.parse([("x", "!=", number) for number in range(2, 500)])) == [0]
 
 
 @pytest.mark.parametrize(

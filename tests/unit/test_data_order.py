@@ -50,7 +50,9 @@ def naive_order(order: Order) -> list[Row]:
 def delivered(schedule: Schedule, from_batch: int = 0, to_batch: int | None = None) -> list[list[Row]]:
     """What a rank gets, batch by batch, by way of pieces and indices."""
     batches: list[list[Row]] = []
-    for block in schedule.blocks(from_batch):
+    for outline, block in zip(schedule.outlines(from_batch), schedule.blocks(from_batch), strict=True):
+        assert (outline.first_batch, outline.num_batches) == (block.first_batch, block.num_batches)
+        assert set(block.units) <= set(outline.units)
         rows: list[Row] = []
         for piece in block.pieces:
             picked = range(piece.first, piece.last) if piece.rows is None else piece.rows.tolist()

@@ -124,6 +124,8 @@ def test_types_that_the_user_decides_on_settle_a_disagreement() -> None:
     assert unify(schemas, schema=decided).schema.field("y").type == pa.string()
     with pytest.raises(SchemaMismatch, match="cannot be turned into that"):
         unify(schemas, schema=pa.schema([("y", pa.list_(pa.int8()))]))
+    with pytest.raises(SchemaMismatch, match="decides on column 'q', which no file has"):
+        unify(schemas, schema=pa.schema([("q", pa.string())]))
 
 
 @pytest.mark.parametrize(

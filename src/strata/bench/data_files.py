@@ -42,9 +42,6 @@ COLUMNS = (ID, *DENSE, *CATEGORICAL, LABEL)
 WIDE_COLUMNS = (ID, *(f"value_{i:02d}" for i in range(65)))
 PROJECTED = (ID, "value_40")
 
-Make = "Callable[[range, int], pa.Table]"
-"""Rows with these ids; the number makes their values others than those of any other rows."""
-
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
@@ -175,7 +172,7 @@ def kept(name: str, make: Callable[[Path], None]) -> Path:
     beside = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=root()))
     try:
         make(beside)
-        _sync(beside)
+        os.sync()  # so that nobody who is measured next waits for a disk that still writes
         try:
             beside.rename(place)
         except OSError:
@@ -208,16 +205,6 @@ def _write(place: Path, files: Sequence[range], group_rows: int, make: Callable[
 def _link(place: Path, paths: Sequence[Path], num_files: int) -> None:
     for number in range(num_files):
         (place / _name(number)).hardlink_to(paths[number % len(paths)])
-
-
-def _sync(directory: Path) -> None:
-    """So that nobody who is measured next waits for a disk that still writes."""
-    for path in [*directory.iterdir(), directory]:
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
 
 
 def _file_ids(num_rows: int) -> list[range]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from strata.errors import ConfigError
+
 if TYPE_CHECKING:
     from strata.data.iceberg_dataset import IcebergDataset as IcebergDataset
     from strata.data.metrics import LoaderMetrics as LoaderMetrics
@@ -36,7 +38,15 @@ __all__ = [*sorted(_HOME_OF)]  # noqa: PLE0604 - they are strings
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module 'strata.data' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"strata.data.{_HOME_OF[name]}"), name)
+    try:
+        module = importlib.import_module(f"strata.data.{_HOME_OF[name]}")
+    except ModuleNotFoundError as error:
+        if error.name not in ("pyarrow", "fsspec"):
+            raise
+        raise ConfigError(
+            f"strata.data needs the package {error.name}; install it with: pip install 'strata-runtime[data]'"
+        ) from error
+    value = getattr(module, name)
     globals()[name] = value
     return value
 

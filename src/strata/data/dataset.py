@@ -143,7 +143,7 @@ class Dataset:
         if steps.num_batches:
             work = Work(
                 plan=self.plan,
-                blocks=Schedule(order, steps, self.ranks.rank, BLOCK_ROWS).blocks(),
+                schedule=Schedule(order, steps, self.ranks.rank, BLOCK_ROWS),
                 decoders=self._decoders,
                 convert=self._deliverer.convert,
                 present=self._deliverer.present,

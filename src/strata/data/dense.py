@@ -7,11 +7,13 @@ cache from column to column, and the rows are taken from it: two calls per colum
 
 from __future__ import annotations
 
+import math
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import pyarrow as pa
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 SCRATCH_BYTES: Final = 16 << 20
 """How much a thread keeps for the next gather. What needs more than this gets memory of its own, for once."""
+_POOLED_BYTES: Final = 64 << 10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,14 +44,19 @@ class Dense:
     def gather(cls, pieces: Sequence[Dense], index: npt.NDArray[np.int64] | None) -> Dense:
         arrays = [piece.values for piece in pieces]
         if index is None:
-            return pieces[0] if len(pieces) == 1 else Dense(np.concatenate(arrays))
+            return pieces[0] if len(pieces) == 1 else Dense(join(arrays))
         return Dense(take(arrays, index))
+
+
+def join(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """The arrays behind one another."""
+    return np.concatenate(arrays, out=_fresh(sum(map(len, arrays)), arrays[0]))
 
 
 def take(arrays: Sequence[npt.NDArray[Any]], index: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
     """Of the arrays behind one another, the rows that `index` names."""
     first = arrays[0]
-    fresh = np.empty((len(index), *first.shape[1:]), first.dtype)
+    fresh = _fresh(len(index), first)
     if not len(index):
         return fresh
     source = first
@@ -64,13 +72,28 @@ _kept = threading.local()
 
 def _scratch(num_rows: int, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Room for this many rows; it belongs to the thread until its next gather."""
-    shape = (num_rows, *like.shape[1:])
-    num_bytes = like.dtype.itemsize
-    for size in shape:
-        num_bytes *= size
+    num_bytes = num_rows * _row_bytes(like)
     if num_bytes > SCRATCH_BYTES:
-        return np.empty(shape, like.dtype)
+        return _fresh(num_rows, like)
     buffer: npt.NDArray[np.uint8] | None = getattr(_kept, "buffer", None)
     if buffer is None or len(buffer) < num_bytes:
         buffer = _kept.buffer = np.empty(max(num_bytes, SCRATCH_BYTES // 16), np.uint8)
-    return buffer[:num_bytes].view(like.dtype).reshape(shape)
+    return buffer[:num_bytes].view(like.dtype).reshape(num_rows, *like.shape[1:])
+
+
+def _fresh(num_rows: int, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Memory for this many rows, out of Arrow's pool.
+
+    There, what a batch gave back is used again. The C library returns blocks of this size to the system, and to get
+    them anew, page by page, takes about as long as to gather into them.
+    """
+    shape = (num_rows, *like.shape[1:])
+    num_bytes = num_rows * _row_bytes(like)
+    if num_bytes < _POOLED_BYTES:
+        return np.empty(shape, like.dtype)
+    pooled: npt.NDArray[Any] = np.frombuffer(pa.allocate_buffer(num_bytes), like.dtype)
+    return pooled.reshape(shape)
+
+
+def _row_bytes(array: npt.NDArray[Any]) -> int:
+    return array.dtype.itemsize * math.prod(array.shape[1:])

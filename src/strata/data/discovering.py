@@ -47,7 +47,7 @@ class Found:
     files: tuple[DataFile, ...]
     """At least one; sorted by name."""
     passed_over: Mapping[str, int] = field(default_factory=dict)
-    """How many files were not taken, by their suffix ("" for none), or "hidden or marker"."""
+    """How many files were not taken, by suffix ("" for none); under `HIDDEN`, how many files and directories are so."""
 
 
 def discover(

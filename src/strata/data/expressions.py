@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.acero as acero
 import pyarrow.compute as pc
 import xxhash
 
@@ -130,6 +129,9 @@ def columns(node: Node) -> tuple[str, ...]:
 
 def mask(table: pa.Table, expression: pc.Expression) -> pa.ChunkedArray:
     """What the expression gives for every row, in order."""
+    # Imported late: it brings pandas with it, where that is installed, and only filters need it.
+    import pyarrow.acero as acero  # noqa: PLC0415
+
     source = acero.Declaration("table_source", acero.TableSourceNodeOptions(table))
     project = acero.Declaration("project", acero.ProjectNodeOptions([expression], ["value"]), [source])
     return project.to_table(use_threads=False)["value"]

@@ -18,14 +18,14 @@ from strata.data.strategies import Task
 from strata.errors import DataFileInvalid, DataFileMissing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from strata.data.assembling import Batches
     from strata.data.columns import Chunk
     from strata.data.decoding import Decoder
     from strata.data.metrics import LoaderRecorder, WorkerRecorder
     from strata.data.plan import Plan
-    from strata.data.schedule import Block
+    from strata.data.schedule import Outline, Schedule
     from strata.data.strategies import Strategy
 
 MAX_BLOCKS_AHEAD = 256
@@ -56,7 +56,7 @@ class _Unit:
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    block: Block
+    outline: Outline
     units: list[_Unit]
     is_claimed: bool = False
     batches: Batches | None = None
@@ -72,7 +72,7 @@ class Work:
     """What a pipeline is to do."""
 
     plan: Plan
-    blocks: Iterator[Block]
+    schedule: Schedule
     decoders: Sequence[Decoder]
     convert: Callable[[int, Any], Chunk]
     """A unit's number and rows to columns."""
@@ -97,6 +97,7 @@ class Pipeline:
         self._pending: deque[_Pending] = deque()
         self._units: dict[int, _Unit] = {}
         self._queues: list[deque[_Unit]] = [deque() for _ in work.decoders]
+        self._outlines = work.schedule.outlines()
         self._has_more = True
         self._held_bytes = 0
         """Units started and not released, and blocks not taken."""
@@ -190,13 +191,13 @@ class Pipeline:
             and len(self._pending) < MAX_BLOCKS_AHEAD
             and sum(map(len, self._queues)) + len(fresh) < 2 * len(self._queues)
         ):
-            block = next(self._work.blocks, None)
-            if block is None:
+            outline = next(self._outlines, None)
+            if outline is None:
                 self._has_more = False
                 self._changed.notify_all()
                 break
-            pending = _Pending(block, [])
-            for number in block.units:
+            pending = _Pending(outline, [])
+            for number in outline.units:
                 unit = self._units.get(number)
                 if unit is None:
                     unit = self._units[number] = _Unit(number)
@@ -231,18 +232,15 @@ class Pipeline:
         queue = self._queues[worker] or max(self._queues, key=len)
         if not queue:
             return None
-        urgent = next((p for p in self._pending if not p.is_claimed), None)
+        urgent = next((pending for pending in self._pending if not pending.is_claimed), None)
+        wanted = [] if urgent is None else [unit for unit in urgent.units if not unit.is_started]
         unit = queue[0]
-        if urgent is not None and unit not in urgent.units:
-            # Not needed next: another queue may have one that is, otherwise this one must fit the bound.
-            for other in self._queues:
-                if other and other[0] in urgent.units:
-                    queue, unit = other, other[0]
-                    break
-            else:
-                if self._held_bytes + self._estimate(unit) > self._work.budget_bytes:
-                    return None
-        queue.popleft()
+        if wanted and unit not in wanted:  # whoever's it is: the caller waits for it
+            unit = wanted[0]
+            queue = next(queue for queue in self._queues if unit in queue)
+        elif not wanted and self._held_bytes + self._estimate(unit) > self._work.budget_bytes:
+            return None
+        queue.remove(unit)
         unit.is_started = True
         unit.num_bytes = self._estimate(unit)
         self._hold(unit.num_bytes)
@@ -282,9 +280,10 @@ class Pipeline:
         error = next((unit.error for unit in pending.units if unit.error is not None), None)
         if error is None:
             try:
+                block = self._work.schedule.block(pending.outline.first_batch)
                 chunks = {unit.number: unit.chunk for unit in pending.units}
-                batches = assemble(pending.block, chunks, self._work.present)
-                recorder.assembled(pending.block.num_batches)
+                batches = assemble(block, chunks, self._work.present)
+                recorder.assembled(block.num_batches)
             except Exception as found:  # noqa: BLE001 - told to whoever waits for the block
                 error = found
         with self._changed:

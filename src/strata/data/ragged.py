@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strata.data.dense import take
+from strata.data.dense import join, take
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,7 +54,7 @@ class Ragged:
         lengths = np.concatenate([piece.lengths for piece in pieces])
         rows = [piece.rows for piece in pieces]
         if index is None:
-            return Ragged.of(np.concatenate(rows), lengths)
+            return Ragged.of(join(rows), lengths)
         starts = np.cumsum(lengths) - lengths
         taken = lengths[index]
         fresh = Ragged.of(rows[0][:0], taken)

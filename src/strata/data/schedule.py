@@ -42,6 +42,16 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Outline:
+    """What is known of a block without working out where each of its rows is."""
+
+    first_batch: int
+    num_batches: int
+    units: tuple[int, ...]
+    """All that the block needs, each once, in the order of their rows."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Block:
     first_batch: int
     sizes: tuple[int, ...]
@@ -70,11 +80,16 @@ class Schedule:
     block_rows: int
     """About how many rows of the rank make a block where windows do not say."""
 
-    def blocks(self, batch: int = 0) -> Iterator[Block]:
+    def outlines(self, batch: int = 0) -> Iterator[Outline]:
+        """Of all blocks from the one that begins with this batch. Cheap: for looking ahead."""
         while batch < self.steps.num_batches:
-            block = self.block(batch)
-            yield block
-            batch += block.num_batches
+            outline = self._outline(batch)
+            yield outline
+            batch += outline.num_batches
+
+    def blocks(self, batch: int = 0) -> Iterator[Block]:
+        for outline in self.outlines(batch):
+            yield self.block(outline.first_batch)
 
     def block(self, batch: int) -> Block:
         """The one that begins with this batch."""
@@ -83,6 +98,23 @@ class Schedule:
         sizes = tuple(high - low for low, high in (self.steps.run(b, self.rank) for b in range(batch, end)))
         pieces, index = self._place(lanes, rows)
         return Block(batch, sizes, tuple(pieces), index)
+
+    def _outline(self, batch: int) -> Outline:
+        end = self._end_of_block(batch)
+        begin, counts = self._ranges(batch, end)
+        firsts = np.where(counts > 0, begin, np.iinfo(np.int64).max).min(axis=0).tolist()
+        lasts = np.where(counts > 0, begin + counts, 0).max(axis=0).tolist()
+        starts = self.order.lanes.starts().tolist()
+        window = self.order.window_rows
+        units: dict[int, None] = {}
+        for lane, (first, last) in enumerate(zip(firsts, lasts, strict=True)):
+            if last:
+                if window:  # rows may be anywhere in their windows
+                    first = first // window * window
+                    last = min(-(-last // window) * window, starts[lane + 1] - starts[lane])
+                found = self.order.locate(starts[lane] + first, starts[lane] + last)
+                units |= dict.fromkeys(unit for unit, _, _ in found)
+        return Outline(batch, end - batch, tuple(units))
 
     def _end_of_block(self, batch: int) -> int:
         """One past the last batch: all that end in the window in which the first one ends."""
@@ -102,20 +134,30 @@ class Schedule:
 
     def _rows(self, batch: int, end: int) -> tuple[Ints, Ints]:
         """Lane, and number in the lane, of every row that the rank gets in these batches, in order."""
+        lanes, rows = _expand(*self._ranges(batch, end))
+        if self._begins_again(batch):
+            low, high = self.steps.run(batch, self.rank)
+            repeated = np.arange(low, high) % len(rows)
+            return lanes[repeated], rows[repeated]
+        return lanes, rows
+
+    def _begins_again(self, batch: int) -> bool:
+        """Whether there are not enough rows for all ranks: then every rank works out all of the batch."""
+        return self.steps.padded_rows(batch) > 0
+
+    def _ranges(self, batch: int, end: int) -> tuple[Ints, Ints]:
+        """The rank's rows as ranges: where each begins and how long it is, by batch and lane."""
         bounds = np.array([self.steps.bounds(b) for b in range(batch, end)], dtype=np.int64)
         runs = np.array([self.steps.run(b, self.rank) for b in range(batch, end)], dtype=np.int64)
         begin = self.order.lanes.taken(bounds[:, 0])
         counts = self.order.lanes.taken(bounds[:, 1]) - begin
-        before = np.cumsum(counts, axis=1) - counts
-        totals = (bounds[:, 1] - bounds[:, 0])[:, None]
-        if (runs[:, 1:] > totals).any():
+        if self._begins_again(batch):
             assert end - batch == 1
-            lanes, rows = _expand(begin, counts)
-            repeated = np.arange(runs[0, 0], runs[0, 1]) % len(rows)
-            return lanes[repeated], rows[repeated]
+            return begin, counts
+        before = np.cumsum(counts, axis=1) - counts
         low = np.clip(runs[:, :1] - before, 0, counts)
         high = np.clip(runs[:, 1:] - before, 0, counts)
-        return _expand(begin + low, high - low)
+        return begin + low, high - low
 
     def _place(self, lanes: Ints, rows: Ints) -> tuple[list[Piece], Ints | None]:
         """Pieces that contain these rows of these lanes, and where in them each row is."""

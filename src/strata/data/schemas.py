@@ -65,6 +65,11 @@ def unify(
     everything += partitions
     delivered = _delivered(columns, everything)
     decided = {part.name: part.type for part in schema} if schema is not None else {}
+    for column in decided:
+        if column not in everything:
+            raise SchemaMismatch(
+                f"schema decides on column {column!r}, which no file has; {nearest(column, everything)}", field="schema"
+            )
     fields, missing = [], {}
     for column in dict.fromkeys([*delivered, *condition_columns]):
         if column not in everything:

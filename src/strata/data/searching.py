@@ -77,6 +77,7 @@ class Search:
     """The directory below which it was looked."""
     seen: list[Seen] = field(default_factory=list)
     num_hidden: int = 0
+    """Files and directories that were passed over; what a hidden directory holds is not counted."""
 
 
 def search_all(source: Source, places: Sequence[Place]) -> list[Search]:
@@ -193,10 +194,18 @@ def _search(source: Source, place: Place) -> Search:
 
 def _search_directory(source: Source, place: Place) -> Search:
     search = Search(place.written, place.path)
-    for listed in _list(source, place, search, _is_plain_directory):
+
+    def may_enter(directory: str) -> bool:
+        """The directories above it may be."""
+        hidden = is_hidden(directory.rpartition("/")[2], is_directory=True)
+        search.num_hidden += hidden
+        return not hidden
+
+    for listed, num_others in _list(source, place, search.base, may_enter):
         plain = [one for one in listed if not is_hidden(one.name.rpartition("/")[2], is_directory=False)]
-        search.num_hidden += len(listed) - len(plain)
+        search.num_hidden += num_others + len(listed) - len(plain)
         search.seen += plain
+        _check_number(len(search.seen))
     return search
 
 
@@ -206,42 +215,40 @@ def _search_pattern(source: Source, place: Place) -> Search:
     base = place.path[: wild.start()].rpartition("/")[0]
     pattern = Pattern([part for part in place.path[len(base) :].split("/") if part])
     search = Search(place.written, base)
-    for listed in _list(source, place, search, pattern.may_enter):
+    for listed, _ in _list(source, place, search.base, pattern.may_enter):
         for one in listed:
             says_name = pattern.matches(one.name)
             if says_name is not None:
                 one.is_named = says_name
                 search.seen.append(one)
+        _check_number(len(search.seen))
     return search
 
 
-def _list(source: Source, place: Place, search: Search, may_enter: Callable[[str], bool]) -> Iterator[list[Seen]]:
-    """All files below the base in directories that may be entered, some at a time. Markers and what is no file are counted only."""
+def _list(
+    source: Source, place: Place, base: str, may_enter: Callable[[str], bool]
+) -> Iterator[tuple[list[Seen], int]]:
+    """The files in directories that may be entered, some at a time; and how many are markers, or no files at all."""
     if _is_disk(source):
-        for listed, num_others in _walk(search.base or "/", may_enter):
-            search.num_hidden += num_others
-            yield listed
-            _check_number(len(search.seen))
+        yield from _walk(base or "/", may_enter)
         return
     try:
         with reaching(place.written):
-            infos = source.filesystem.get_file_info(pafs.FileSelector(search.base, recursive=True))
+            infos = source.filesystem.get_file_info(pafs.FileSelector(base, recursive=True))
     except DataFileMissing as error:
-        raise _nothing_there(source, place, search.base) from error
-    base = search.base.strip("/")
-    files = {relative(i.path, base): i for i in infos if i.type == pafs.FileType.File and i.path.strip("/") != base}
+        raise _nothing_there(source, place, base) from error
+    files = {relative(i.path, base): i for i in infos if i.type == pafs.FileType.File and not _is_same(i.path, base)}
     directories = _directories(files)
     entered = {"": True}
     for directory in sorted(directories):
-        above = directory.rpartition("/")[0]
-        entered[directory] = entered[above] and may_enter(directory)
-    listed = [
-        _seen(info, name)
-        for name, info in files.items()
-        if entered[name.rpartition("/")[0]] and not (name.endswith("/") or (name in directories and not info.size))
-    ]
-    search.num_hidden += len(files) - len(listed)
-    yield listed
+        entered[directory] = entered[directory.rpartition("/")[0]] and may_enter(directory)
+    within = {name: info for name, info in files.items() if entered[name.rpartition("/")[0]]}
+    markers = {name for name, info in within.items() if name in directories and not info.size}
+    yield [_seen(info, name) for name, info in within.items() if name not in markers], len(markers)
+
+
+def _is_same(path: str, base: str) -> bool:
+    return path.strip("/") == base.strip("/")
 
 
 def _directories(names: Iterable[str]) -> set[str]:
@@ -333,11 +340,6 @@ def _seen(info: pafs.FileInfo, name: str, *, is_named: bool = False) -> Seen:
 
 def _is_disk(source: Source) -> bool:
     return isinstance(source.filesystem, pafs.LocalFileSystem)
-
-
-def _is_plain_directory(name: str) -> bool:
-    """The directories above it are."""
-    return not is_hidden(name.rpartition("/")[2], is_directory=True)
 
 
 def _check_number(number: int) -> None:

@@ -130,10 +130,11 @@ def survey(
     opened = _not_pruned(looking, files)
     schemas, found, skipped = _inspect(looking, opened, known)
     condition_schema = b""
+    partition_schema = schema_bytes(pa.schema(looking.partition_fields))
     if condition is not None and found:
         dataset = _condition_schema(looking, schemas, found, schema)
         condition_schema = schema_bytes(dataset)
-        if known is None or known.condition_schema != condition_schema:
+        if known is None or (known.condition_schema, known.partition_schema) != (condition_schema, partition_schema):
             found = [msgspec.structs.replace(file, passing=None, num_counted=0) for file in found]
         found, bad = _count(looking, schemas, found, dataset)
         skipped += bad
@@ -141,7 +142,7 @@ def survey(
         format=format.name,
         is_typed=format.is_typed,
         schemas=tuple(map(schema_bytes, schemas)),
-        partition_schema=schema_bytes(pa.schema(looking.partition_fields)),
+        partition_schema=partition_schema,
         files=tuple(found),
         num_files=len(files),
         num_files_pruned=len(files) - len(opened),
@@ -149,8 +150,10 @@ def survey(
         condition_schema=condition_schema,
         skipped=tuple(skipped),
     )
-    if cache and (known is None or known.files != made.files or known.condition_schema != condition_schema):
-        cache.save(key, _without_bad(made))
+    if cache:
+        kept = _without_bad(made)
+        if known is None or known != kept:
+            cache.save(key, kept)
     return made
 
 
@@ -236,9 +239,9 @@ def _recall(kept: SurveyedFile | None, file: DataFile) -> SurveyedFile | None:
     """What the cache knows of the file, if it is still the same."""
     if kept is None or kept.size_bytes != file.size_bytes or kept.mtime_ns != file.mtime_ns or file.mtime_ns <= 0:
         return None
-    if kept.name == file.name and kept.partition == file.partition:
-        return kept
-    return msgspec.structs.replace(kept, name=file.name, partition=file.partition)
+    if kept.partition != file.partition:  # then other rows may pass
+        return msgspec.structs.replace(kept, name=file.name, partition=file.partition, passing=None, num_counted=0)
+    return kept if kept.name == file.name else msgspec.structs.replace(kept, name=file.name)
 
 
 class _Numbers:
@@ -493,7 +496,10 @@ def _attempts(
 
 def _in_threads(work: Callable[[], None], num_threads: int, stop: threading.Event) -> None:
     """Until all are done. What they raise they have noted themselves."""
-    with ThreadPoolExecutor(max(1, num_threads), thread_name_prefix="strata-survey") as pool:
+    if num_threads <= 1:
+        work()
+        return
+    with ThreadPoolExecutor(num_threads, thread_name_prefix="strata-survey") as pool:
         try:
             wait([pool.submit(work) for _ in range(num_threads)])
         except BaseException:  # Ctrl-C: nobody begins another file

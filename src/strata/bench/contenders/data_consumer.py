@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import torch
 
 if TYPE_CHECKING:
@@ -25,9 +26,12 @@ if TYPE_CHECKING:
 
     from strata.bench.data_files import Checksum, Files
 
-sys.path.append(str(Path(__file__).parents[1]))
-data_files: Any = importlib.import_module("data_files")
-sys.path.pop()
+if __package__:
+    from strata.bench import data_files
+else:  # in the peers' environment
+    sys.path.append(str(Path(__file__).parents[1]))
+    data_files = importlib.import_module("data_files")
+    sys.path.pop()
 
 NUM_WORKERS = 2
 REPETITIONS = 3
@@ -129,11 +133,10 @@ def rows_per_s_once(batches: Callable[[], Iterable[Mapping[str, Any]]], files: F
 
 def pss_mb() -> float:
     """Memory of this process and of those that it started, shared pages in equal parts."""
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     total_kb = 0
-    for process in ("self", *children):
+    for number in (os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))):
         try:
-            lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+            lines = Path(f"/proc/{number}/smaps_rollup").read_text().splitlines()
         except (FileNotFoundError, ProcessLookupError):
             continue  # it has just ended
         total_kb += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))

@@ -79,7 +79,7 @@ class ArrowFormat:
         unit_bytes: int,  # noqa: ARG002
     ) -> FileFacts:
         with source.open(file) as opened:
-            handle = _Handle(file, opened, is_local=source.is_local)
+            handle = _Handle(source, file, opened)
             outline = _outline(handle)
             return self._measure(handle, outline, columns)
 
@@ -126,7 +126,7 @@ class ArrowReader:
         self._gap_bytes = LOCAL_GAP_BYTES if source.is_local else REMOTE_GAP_BYTES
         self._opened = source.open(file)
         try:
-            self._handle = _Handle(file, self._opened, is_local=source.is_local)
+            self._handle = _Handle(source, file, self._opened)
             self._dictionaries = self._verify(version)
         except BaseException:
             self._opened.close()
@@ -252,11 +252,12 @@ class _Place:
 class _Handle:
     """Reads from one file, and counts."""
 
-    def __init__(self, file: DataFile, opened: pa.NativeFile, *, is_local: bool) -> None:
+    def __init__(self, source: Source, file: DataFile, opened: pa.NativeFile) -> None:
         self.file = file
-        self.is_local = is_local
+        self.is_local = source.is_local
         self.bytes_read = 0
         self._opened = opened
+        self._counter = source.counter
         self._guess_bytes = GUESS_BYTES
         with reaching(file.name):
             self.size: int = opened.size()
@@ -265,7 +266,7 @@ class _Handle:
         """Fewer bytes where the file ends."""
         with reaching(self.file.name):
             data: bytes = self._opened.read_at(min(num_bytes, max(0, self.size - offset)), offset)
-        self.bytes_read += len(data)
+        self._count(len(data))
         return data
 
     def read_into(self, memory: memoryview, offset: int) -> None:
@@ -274,10 +275,14 @@ class _Handle:
         with reaching(self.file.name):
             self._opened.seek(offset)
             num_read = self._opened.readinto(memory)
-        self.bytes_read += num_read
+        self._count(num_read)
         if num_read != len(memory):
             found = f"{num_read} of {len(memory)} bytes at {offset}"
             raise DataFileChanged(f"{self.file.name} was cut off while it was read: {found}; {CURE}")
+
+    def _count(self, num_bytes: int) -> None:
+        self.bytes_read += num_bytes
+        self._counter.add(num_bytes)
 
     def message_at(self, offset: int, what: str) -> _Place:
         place = self.message_or_end(offset, what)

@@ -144,6 +144,8 @@ class OrcReader:
         try:
             self._fetch(parts, tail, tail.stripes[unit.index], columns)
             batch = native.read_stripe(unit.index, columns=list(columns))
+            if not set(columns) <= set(batch.schema.names):  # "a.b" was taken for what is nested in "a"
+                batch = native.read_stripe(unit.index)
             table = pa.Table.from_batches([batch]).select(list(columns)).replace_schema_metadata(None)
         except StrataError:
             raise
@@ -169,6 +171,7 @@ class OrcReader:
             self._parts = _Parts(self._file, self._source.open(self._file))
             tail = _read_tail(self._file, self._parts, version=self._version).tail
             self._native = _open_native(self._file, self._parts)
+            self._parts.forget()
             self._tail = tail
         return self._parts, self._tail, self._native
 
@@ -218,7 +221,6 @@ class _Parts(io.RawIOBase):
         self._file = file
         self._position = 0
         self._fetched: list[tuple[int, pa.Buffer]] = []
-        self._kept = 0, pa.py_buffer(b"")
         with reaching(file.name):
             self.num_bytes = int(opened.size())
 
@@ -230,13 +232,8 @@ class _Parts(io.RawIOBase):
         self._fetched.append((offset, data))
         return data
 
-    def keep(self, num_bytes: int) -> None:
-        """Of what was fetched last, the end; also when stripes are read."""
-        offset, data = self._fetched[-1]
-        self._kept = offset + len(data) - num_bytes, data.slice(len(data) - num_bytes)
-
     def forget(self) -> None:
-        """What was fetched for a stripe."""
+        """What was fetched."""
         self._fetched.clear()
         self.failure = None
 
@@ -258,7 +255,7 @@ class _Parts(io.RawIOBase):
         first = self._position
         last = self.num_bytes if size < 0 else min(first + size, self.num_bytes)
         self._position = last
-        for offset, data in (*self._fetched, self._kept):
+        for offset, data in self._fetched:
             if offset <= first and last <= offset + len(data):
                 return data.slice(first - offset, last - first)
         try:
@@ -297,8 +294,6 @@ def _read_tail(file: DataFile, parts: _Parts, *, version: str | None = None) -> 
         raise _not_orc(file, parts, error) from error
     if version is not None and tail.version != version:
         raise _changed(file, parts.num_bytes)
-    parts.keep(postscript.tail_bytes)
-    parts.forget()
     return _Parsed(tail, offset, data)
 
 
@@ -400,8 +395,12 @@ def _guarantee(name: str, kind: pa.DataType, statistics: Statistics, num_rows: i
     has_nulls = statistics.num_values < num_rows
     if statistics.low is None or (statistics.low == 0.0 and pa.types.is_floating(kind)):
         return pc.scalar(True) if has_nulls else column.is_valid()
-    bounds = (column >= _scalar(statistics.low, kind)) & (column <= _scalar(statistics.high, kind))
-    return bounds | column.is_null() if has_nulls else bounds
+    low, high = _scalar(statistics.low, kind), _scalar(statistics.high, kind)
+    if has_nulls:  # pyarrow understands this one, but not one bracket around both bounds
+        return ((column >= low) | column.is_null()) & ((column <= high) | column.is_null())
+    if statistics.low == statistics.high and not pa.types.is_floating(kind):
+        return column == low
+    return (column >= low) & (column <= high)
 
 
 def _scalar(value: bool | float | str | None, kind: pa.DataType) -> pa.Scalar:

@@ -19,6 +19,7 @@ from pyarrow.parquet.core import ParquetReader as NativeReader
 
 from strata.data.formats.base import FileFacts, Presence, Unit
 from strata.data.formats.damage import CURE, NUM_HEAD_BYTES, attempt, kind_of
+from strata.data.formats.messages import has_dictionaries
 from strata.data.source import reaching
 from strata.errors import DataFileChanged, DataFileInvalid
 
@@ -56,7 +57,7 @@ class ParquetFormat:
         unit_bytes: int,  # noqa: ARG002
     ) -> FileFacts:
         with source.open(file) as opened:
-            tail = _read_tail(file, opened)
+            tail = _read_tail(source, file, opened)
         footer = _Footer(file, tail)
         leaves = footer.leaves if columns is None else footer.leaves_of(columns)
         units, null_counts = _measure(footer, leaves)
@@ -70,7 +71,7 @@ class ParquetFormat:
         if not all(_has_plain_statistics(kind) for kind in types) or len(floats) > MAX_FLOAT_COLUMNS:
             return [Presence.SOME] * len(facts.units)
         with source.open(file) as opened:
-            tail = _read_tail(file, opened, version=facts.version)
+            tail = _read_tail(source, file, opened, version=facts.version)
         footer = _Footer(file, tail)
         never_null = _groups_without_nulls(footer, columns)
         try:
@@ -101,7 +102,7 @@ class ParquetReader:
         self._opened = source.open(file)
         with contextlib.ExitStack() as on_error:
             on_error.callback(self._opened.close)
-            tail = _read_tail(file, self._opened, version=version)
+            tail = _read_tail(source, file, self._opened, version=version)
             self._footer = _Footer(file, tail)
             self._native = self._open_native()
             on_error.pop_all()
@@ -124,7 +125,9 @@ class ParquetReader:
             ranges=ranges,
             what=f"row group {unit.index}, which begins with row {unit.first_row},",
         )
-        self.bytes_read += sum(num_bytes for _, num_bytes in ranges)
+        num_bytes = sum(num_bytes for _, num_bytes in ranges)
+        self.bytes_read += num_bytes
+        self._source.counter.add(num_bytes)
         table = table.select(list(columns)) if table.column_names != list(columns) else table
         return table.replace_schema_metadata(None)
 
@@ -150,6 +153,9 @@ class ParquetReader:
         table = self._native.read_row_group(unit.index, column_indices=leaves, use_threads=False)
         if table.num_rows != unit.num_rows:
             raise pa.ArrowInvalid(f"{table.num_rows} rows instead of {unit.num_rows}")
+        for column in table.columns:
+            if has_dictionaries(column.type):
+                column.validate(full=True)  # codes are followed without looking; those of a damaged page lead anywhere
         return table
 
     def _decode_anew(self, unit: Unit, leaves: list[int]) -> pa.Table:
@@ -207,7 +213,7 @@ class _Footer:
         return [(leaf, column) for leaf, column in self.leaves if column in wanted]
 
 
-def _read_tail(file: DataFile, opened: pa.NativeFile, *, version: str | None = None) -> _Tail:
+def _read_tail(source: Source, file: DataFile, opened: pa.NativeFile, *, version: str | None = None) -> _Tail:
     """The footer and what lies before it, in one read, or two where it is large.
 
     `version`: what it must be.
@@ -235,6 +241,7 @@ def _read_tail(file: DataFile, opened: pa.NativeFile, *, version: str | None = N
         with reaching(file.name):
             data = opened.read_at(needed, size - needed)
         num_read += len(data)
+    source.counter.add(num_read)
     tail = _Tail(data, num_footer_bytes, num_read)
     if version is not None and tail.version != version:
         raise _changed(file, size)

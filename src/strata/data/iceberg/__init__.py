@@ -7,6 +7,7 @@ What the runtime needs afterwards, `fitting.IcebergFit`, knows nothing of Iceber
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 from strata.errors import ConfigError
@@ -14,11 +15,13 @@ from strata.errors import ConfigError
 if TYPE_CHECKING:
     import datetime as dt
     from collections.abc import Mapping, Sequence
+    from types import ModuleType
     from typing import Any
 
     from pyiceberg.expressions import BooleanExpression
     from pyiceberg.table import Table
 
+    from strata.data.iceberg.snapshots import TableState
     from strata.data.plan import Plan
     from strata.data.settings import OnError
     from strata.data.source import Source
@@ -26,6 +29,25 @@ if TYPE_CHECKING:
     from strata.data.surveying import Progress
 
 DEFAULT_THREADS = 16
+
+
+def table_state(
+    table: str | Table,
+    catalog_config: Mapping[str, Any] | None = None,
+    *,
+    snapshot_id: int | None = None,
+    as_of: dt.datetime | str | int | None = None,
+) -> TableState:
+    """Which state of the table `plan_table` would read with these arguments.
+
+    For ranks that must all read the same while others write to the table, and for going on tomorrow with what was read
+    today: one asks, all plan with its `snapshot_id` and `schema_id`.
+
+    Raises:
+        InvalidArgument, ConfigError, NoData, StorageError: As for `plan_table`.
+    """
+    state: TableState = _planning().state(table, catalog_config, snapshot_id=snapshot_id, as_of=as_of)
+    return state
 
 
 def plan_table(
@@ -36,6 +58,7 @@ def plan_table(
     scan_filter: str | BooleanExpression | None = None,
     snapshot_id: int | None = None,
     as_of: dt.datetime | str | int | None = None,
+    schema_id: int | None = None,
     split_bytes: int | str = "128MiB",
     split_rows: int | None = None,
     on_error: OnError = "raise",
@@ -52,6 +75,7 @@ def plan_table(
         scan_filter: Which rows to deliver, as text (`x > 3 and y in ('a', 'b')`) or as pyiceberg has it.
         snapshot_id: Read this state of the table, with the schema it had, not the current one.
         as_of: Or the one that was current then: a datetime with a zone, ISO text, or milliseconds since 1970.
+        schema_id: Which of the table's schemas; None: today's, or with the two before, the one the snapshot had.
         split_bytes: About how much a split reads.
         split_rows: At most how many rows a split delivers.
         on_error: "skip" leaves out data files that cannot be read, and tells which in `Plan.pruning`.
@@ -66,20 +90,14 @@ def plan_table(
         NoData: No rows are left.
         DataError, StorageError: Files cannot be read; the message names them.
     """
-    try:
-        from strata.data.iceberg import planning  # noqa: PLC0415  pyiceberg takes a while, and is not everybody's
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"Iceberg tables need the package {error.name}; install it with: pip install 'strata-runtime[iceberg]'",
-            field="table",
-        ) from error
-    return planning.plan(
+    source, plan = _planning().plan(
         table,
         catalog_config,
         columns=columns,
         scan_filter=scan_filter,
         snapshot_id=snapshot_id,
         as_of=as_of,
+        schema_id=schema_id,
         split_bytes=split_bytes,
         split_rows=split_rows,
         on_error=on_error,
@@ -87,3 +105,15 @@ def plan_table(
         cache=cache,
         progress=progress,
     )
+    return source, plan
+
+
+def _planning() -> ModuleType:
+    """Imported late: pyiceberg takes a while, and is not everybody's."""
+    try:
+        return importlib.import_module("strata.data.iceberg.planning")
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"Iceberg tables need the package {error.name}; install it with: pip install 'strata-runtime[iceberg]'",
+            field="table",
+        ) from error

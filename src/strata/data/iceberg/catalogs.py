@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +22,23 @@ from sqlalchemy.exc import SQLAlchemyError
 from strata.errors import ConfigError, DataFileInvalid, InvalidArgument, StorageDenied, StorageUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from pyiceberg.catalog import Catalog
 
 _MAX_LISTED = 10
 _NOT_SECRET = ("type", "name", "warehouse", "py-catalog-impl")
+
+
+@contextlib.contextmanager
+def opened(table: str | Table, catalog_config: Mapping[str, Any] | None = None) -> Iterator[Table]:
+    """The table as `open_table` finds it; the connection to the catalog is closed afterwards, if it was made for it."""
+    found = open_table(table, catalog_config)
+    try:
+        yield found
+    finally:
+        if found is not table:
+            found.catalog.close()
 
 
 def open_table(table: str | Table, catalog_config: Mapping[str, Any] | None = None) -> Table:

@@ -75,8 +75,11 @@ def count(
         SchemaMismatch: The file's columns cannot be read as the table's.
         DataFileInvalid, DataFileMissing, StorageError: It cannot be read, and is not to be skipped.
     """
-    columns = replace(looked.resolver, wide=wide).fit(request.fields)
+    columns = looked.layout.columns(request.fields, wide=wide)
     bad: dict[int, str] = {}
+    if request.condition is None and not looked.scanned.equality_deletes:
+        fit = IcebergFit(columns, positions)
+        return Counted(looked, fit, tuple(fit.num_left(unit) for unit in looked.facts.units))
     with LazyReader(looked, request.source) as reader:
         gone = [positions]
         if looked.scanned.equality_deletes:

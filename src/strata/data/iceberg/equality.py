@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile as DeleteFile
     from pyiceberg.types import NestedField
 
-    from strata.data.iceberg.looking import LazyReader, Looked, Request
+    from strata.data.iceberg.looking import Layouts, LazyReader, Looked, Request
 
     Numbers = npt.NDArray[np.int64]
     Flags = npt.NDArray[np.bool_]
@@ -70,8 +70,9 @@ def _places(codes: Numbers, distinct: Numbers) -> tuple[Numbers, Flags]:
 class EqualityDeletes:
     """The deletes by equality of a scan. Read before data files are asked about; then used by several threads."""
 
-    def __init__(self, request: Request, *, wide: bool) -> None:
+    def __init__(self, request: Request, layouts: Layouts, *, wide: bool) -> None:
         self._request = request
+        self._layouts = layouts
         self._wide = wide
         self._read: dict[tuple[str, ...], ValueDeletes] = {}
         """By the files that they are in: most data files have the same."""
@@ -95,14 +96,16 @@ class EqualityDeletes:
         for ids, group in _by_columns(looked.scanned.equality_deletes).items():
             values = self._read[_paths(group)]
             names = values.keys.column_names
-            fit = IcebergFit(replace(looked.resolver, wide=self._wide).fit(self._fields(ids, group[0].file_path)))
+            fit = IcebergFit(
+                replace(looked.layout.resolver, wide=self._wide).fit(self._fields(ids, group[0].file_path))
+            )
             gone |= values.matches(fit.apply(reader.read(unit, fit.file_columns(names)), unit, names))
         return np.flatnonzero(gone).astype(np.int64) + unit.first_row
 
     def _values(self, delete: DeleteFile, fields: Sequence[NestedField]) -> pa.Table:
         file = self._request.locator.file(delete.file_path, delete.file_size_in_bytes)
         table = read_deletes(delete, file, self._request.source, None)
-        resolver = replace(self._request.resolver(file, table.schema, {}), wide=self._wide)
+        resolver = replace(self._layouts.of_deletes(file, table.schema), wide=self._wide)
         names = [each.name for each in fields]
         return IcebergFit(resolver.fit(fields)).apply(table, Unit(0, table.num_rows, 0, 0, 0), names)
 

@@ -23,6 +23,7 @@ class Locator:
         self._name = ".".join(table.name())
         self._io = table.io if isinstance(table.io, PyArrowFileIO) else PyArrowFileIO(table.io.properties)
         self._reached: dict[tuple[str, str], pafs.FileSystem] = {}
+        self._files: dict[tuple[str, int], DataFile] = {}
 
     def source(self, locations: list[str]) -> Source:
         """The file system that all of these are on.
@@ -47,8 +48,12 @@ class Locator:
 
     def file(self, location: str, size_bytes: int) -> DataFile:
         """By its name below the table; in full if it is elsewhere. Files of a table never change: no time is needed."""
-        path = PyArrowFileIO.parse_location(location)[2]
-        return DataFile(path=path, name=location.removeprefix(self._base), size_bytes=size_bytes, mtime_ns=0)
+        found = self._files.get((location, size_bytes))
+        if found is None:
+            path = PyArrowFileIO.parse_location(location)[2]
+            found = DataFile(path=path, name=location.removeprefix(self._base), size_bytes=size_bytes, mtime_ns=0)
+            self._files[location, size_bytes] = found
+        return found
 
     def _filesystem(self, location: str) -> pafs.FileSystem:
         scheme, host, _ = PyArrowFileIO.parse_location(location)

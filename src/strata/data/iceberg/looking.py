@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
 from pyiceberg.transforms import IdentityTransform
@@ -12,7 +13,6 @@ from strata.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Any
 
     import pyarrow as pa
     from pyiceberg.manifest import DataFile as IcebergFile
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from strata.data.files import DataFile
     from strata.data.filters import Condition
     from strata.data.formats.base import FileFacts, Format, Reader, Unit
+    from strata.data.iceberg.fitting import FitColumn
     from strata.data.iceberg.locating import Locator
     from strata.data.iceberg.scanning import ScannedFile
     from strata.data.source import Source
@@ -41,15 +42,70 @@ class Request:
     skips: bool
     """Leave out files that cannot be read."""
 
-    def known_names(self) -> list[str]:
-        """What the columns were ever called: in which of these ways they are in a file is known when it is open."""
-        wanted = {each.field_id for each in self.fields}
-        schemas = self.table.schemas().values()
-        names = [old.name for schema in schemas for old in schema.fields if old.field_id in wanted]
-        return sorted({*names, *(each.name for each in self.fields)})
 
-    def resolver(self, file: DataFile, schema: pa.Schema, partition: Mapping[int, Any]) -> Resolver:
-        return Resolver(file.name, schema, self.table.name_mapping(), partition)
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """What is the same for all files with the same columns and the same partition: most of a table's are alike."""
+
+    schema: pa.Schema
+    resolver: Resolver
+    sources: Mapping[str, pa.Field]
+    """The file's columns, by the table's names."""
+    is_guessed: bool
+    """Whether the names that were guessed are the names in the file, and no others."""
+    _fits: dict[bool, dict[str, FitColumn]] = field(default_factory=dict)
+
+    def columns(self, fields: tuple[NestedField, ...], *, wide: bool) -> dict[str, FitColumn]:
+        """
+        Raises:
+            SchemaMismatch: The files' columns cannot be read as the table's.
+        """
+        if wide not in self._fits:
+            self._fits[wide] = replace(self.resolver, wide=wide).fit(fields)
+        return self._fits[wide]
+
+
+class Layouts:
+    """The layouts of a table's files. Used by several threads: at worst, one is made twice."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._mapping = request.table.name_mapping()
+        self._identities = {
+            number: [
+                (place, part.source_id)
+                for place, part in enumerate(spec.fields)
+                if isinstance(part.transform, IdentityTransform)
+            ]
+            for number, spec in request.table.specs().items()
+        }
+        wanted = {each.field_id for each in request.fields}
+        schemas = request.table.schemas().values()
+        old = [each.name for schema in schemas for each in schema.fields if each.field_id in wanted]
+        self.names = sorted({*old, *(each.name for each in request.fields)})
+        """What the columns were ever called: in which of these ways they are in a file is known when it is open."""
+        self._known: dict[str, list[Layout]] = defaultdict(list)
+
+    def of(self, file: DataFile, schema: pa.Schema, scanned: IcebergFile) -> Layout:
+        """
+        Raises:
+            SchemaMismatch: Nothing tells which of the file's columns is which.
+        """
+        partition = {number: scanned.partition[place] for place, number in self._identities[scanned.spec_id]}
+        alike = self._known[repr(partition)]
+        for layout in alike:
+            if layout.schema is schema or layout.schema.equals(schema, check_metadata=True):
+                return layout
+        resolver = Resolver(file.name, schema, self._mapping, partition)
+        sources = resolver.sources(self._request.fields)
+        exact = {source.name for source in sources.values()}
+        made = Layout(schema, resolver, sources, exact == set(self.names) & set(schema.names))
+        alike.append(made)
+        return made
+
+    def of_deletes(self, file: DataFile, schema: pa.Schema) -> Resolver:
+        """For the rows of a delete file."""
+        return Resolver(file.name, schema, self._mapping, {})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,12 +114,10 @@ class Looked:
     file: DataFile
     format: Format
     facts: FileFacts
-    resolver: Resolver
-    source_types: tuple[pa.DataType, ...]
-    """Of the file's columns that are wanted."""
+    layout: Layout
 
 
-def look(request: Request, scanned: ScannedFile, known: FileFacts | None = None) -> Looked:
+def look(request: Request, layouts: Layouts, scanned: ScannedFile, known: FileFacts | None = None) -> Looked:
     """`known`: what was found in the file before.
 
     Raises:
@@ -73,14 +127,12 @@ def look(request: Request, scanned: ScannedFile, known: FileFacts | None = None)
     """
     file = request.locator.file(scanned.file.file_path, scanned.file.file_size_in_bytes)
     format = _format(request, scanned.file, file)
-    guess = request.known_names()
-    facts = known or format.inspect(request.source, file, columns=guess, unit_bytes=1)
-    resolver = request.resolver(file, facts.schema, _partition(request.table, scanned.file))
-    sources = resolver.sources(request.fields)
-    exact = {found.name for found in sources.values()}
-    if known is None and exact != set(guess) & set(facts.schema.names):
-        facts = format.inspect(request.source, file, columns=sorted(exact), unit_bytes=1)
-    return Looked(scanned, file, format, facts, resolver, tuple(found.type for found in sources.values()))
+    facts = known or format.inspect(request.source, file, columns=layouts.names, unit_bytes=1)
+    layout = layouts.of(file, facts.schema, scanned.file)
+    if known is None and not layout.is_guessed:
+        exact = sorted({source.name for source in layout.sources.values()})
+        facts = format.inspect(request.source, file, columns=exact, unit_bytes=1)
+    return Looked(scanned, file, format, facts, layout)
 
 
 def _format(request: Request, file: IcebergFile, found: DataFile) -> Format:
@@ -93,15 +145,6 @@ def _format(request: Request, file: IcebergFile, found: DataFile) -> Format:
     if file.key_metadata:
         raise DataError(f"{found.name} is encrypted, which is not read; rewrite the table without encryption")
     return request.formats[name]
-
-
-def _partition(table: Table, file: IcebergFile) -> dict[int, Any]:
-    """What all rows of the file have in columns that the table is partitioned by as they are."""
-    return {
-        part.source_id: file.partition[place]
-        for place, part in enumerate(table.specs()[file.spec_id].fields)
-        if isinstance(part.transform, IdentityTransform)
-    }
 
 
 class LazyReader:

@@ -12,14 +12,14 @@ from strata.data import filters as row_filters
 from strata.data.formats.orc import OrcFormat
 from strata.data.formats.parquet import ParquetFormat
 from strata.data.iceberg import filters
-from strata.data.iceberg.catalogs import open_table
+from strata.data.iceberg.catalogs import opened
 from strata.data.iceberg.counting import digest_of
 from strata.data.iceberg.deletes import read_positions
 from strata.data.iceberg.fitting import IcebergFit
 from strata.data.iceberg.locating import Locator
 from strata.data.iceberg.looking import Request
 from strata.data.iceberg.scanning import scan
-from strata.data.iceberg.snapshots import find_snapshot, schema_at
+from strata.data.iceberg.snapshots import find_schema, find_snapshot, state_of
 from strata.data.iceberg.surveying import survey
 from strata.data.iceberg.table_types import arrow_type
 from strata.data.packing import parse_bytes, parse_rows
@@ -39,9 +39,11 @@ if TYPE_CHECKING:
     from pyiceberg.types import NestedField
 
     from strata.data.filters import Condition
-    from strata.data.formats.base import Format
+    from strata.data.formats.base import FileFacts, Format
     from strata.data.iceberg.counting import Counted
+    from strata.data.iceberg.fitting import FitColumn
     from strata.data.iceberg.scanning import Scan
+    from strata.data.iceberg.snapshots import TableState
     from strata.data.iceberg.surveying import Survey
     from strata.data.settings import OnError
     from strata.data.source import Source
@@ -49,6 +51,20 @@ if TYPE_CHECKING:
     from strata.data.surveying import Progress
 
 FORMATS: Mapping[str, Format] = {"parquet": ParquetFormat(), "orc": OrcFormat()}
+
+
+def state(
+    table: str | Table,
+    catalog_config: Mapping[str, Any] | None,
+    *,
+    snapshot_id: int | None,
+    as_of: dt.datetime | str | int | None,
+) -> TableState:
+    """See `strata.data.iceberg.table_state`."""
+    with opened(table, catalog_config) as found:
+        snapshot = find_snapshot(found, snapshot_id=snapshot_id, as_of=as_of)
+        travels = snapshot_id is not None or as_of is not None
+        return state_of(found, snapshot, find_schema(found, snapshot, travels=travels))
 
 
 def plan(
@@ -59,6 +75,7 @@ def plan(
     scan_filter: str | BooleanExpression | None,
     snapshot_id: int | None,
     as_of: dt.datetime | str | int | None,
+    schema_id: int | None,
     split_bytes: int | str,
     split_rows: int | None,
     on_error: OnError,
@@ -68,48 +85,55 @@ def plan(
 ) -> tuple[Source, Plan]:
     """See `strata.data.iceberg.plan_table`."""
     num_split_bytes, num_split_rows = parse_bytes(split_bytes), parse_rows(split_rows)
-    opened = open_table(table, catalog_config)
-    snapshot = find_snapshot(opened, snapshot_id=snapshot_id, as_of=as_of)
-    schema = schema_at(opened, snapshot, travels=snapshot_id is not None or as_of is not None)
-    delivered = choose(schema, columns)
-    row_filter = filters.parse(scan_filter, schema)
-    condition = row_filter.condition if row_filter is not None else None
-    used = [schema.find_field(name) for name in condition.columns] if condition is not None else []
-    fields = (*delivered, *(each for each in used if each not in delivered))
+    if num_threads < 1:
+        raise InvalidArgument(f"num_threads={num_threads} must be at least 1", field="num_threads")
+    with opened(table, catalog_config) as found:
+        snapshot = find_snapshot(found, snapshot_id=snapshot_id, as_of=as_of)
+        travels = snapshot_id is not None or as_of is not None
+        schema = find_schema(found, snapshot, schema_id=schema_id, travels=travels)
+        delivered = choose(schema, columns)
+        row_filter = filters.parse(scan_filter, schema)
+        scanned = scan(
+            found, snapshot, schema, row_filter.expression if row_filter is not None else None, num_threads=num_threads
+        )
+        source, request = _request(
+            found, schema, scanned, delivered, row_filter.condition if row_filter is not None else None, on_error
+        )
+        positions = read_positions(scanned.files, source, request.locator, num_threads=num_threads)
+        seen = survey(request, scanned.files, positions, num_threads=num_threads, cache=cache, progress=progress)
+        made = _assemble(
+            request,
+            f"{'.'.join(found.name())}, snapshot {snapshot.snapshot_id}",
+            seen,
+            scanned,
+            columns=tuple(each.name for each in delivered),
+            split_bytes=num_split_bytes,
+            split_rows=num_split_rows,
+        )
+        return source, made
 
-    found = scan(
-        opened, snapshot, schema, row_filter.expression if row_filter is not None else None, num_threads=num_threads
-    )
-    locator = Locator(opened)
-    source = locator.source(_locations(found))
-    positions = read_positions(found.files, source, locator, num_threads=num_threads)
+
+def _request(
+    table: Table,
+    schema: Schema,
+    scanned: Scan,
+    delivered: tuple[NestedField, ...],
+    condition: Condition | None,
+    on_error: OnError,
+) -> tuple[Source, Request]:
+    used = [schema.find_field(name) for name in condition.columns] if condition is not None else []
+    locator = Locator(table)
+    source = locator.source(_locations(scanned))
     request = Request(
-        table=opened,
-        fields=fields,
+        table=table,
+        fields=(*delivered, *(each for each in used if each not in delivered)),
         condition=condition,
         source=source,
         locator=locator,
         formats=FORMATS,
         skips=on_error == "skip",
     )
-    surveyed = survey(request, found.files, positions, num_threads=num_threads, cache=cache, progress=progress)
-    arrow_schema = _arrow_schema(fields, wide=surveyed.wide)
-    if condition is not None:
-        row_filters.check(condition, arrow_schema)
-    if not any(any(each.unit_rows) for each in surveyed.files):
-        name = f"{'.'.join(opened.name())}, snapshot {snapshot.snapshot_id}"
-        raise NoData(_why_nothing(name, surveyed, found, condition))
-    made = _assemble(
-        opened,
-        surveyed,
-        found,
-        schema=arrow_schema,
-        columns=tuple(each.name for each in delivered),
-        condition=condition,
-        split_bytes=num_split_bytes,
-        split_rows=num_split_rows,
-    )
-    return source, made
+    return source, request
 
 
 def choose(schema: Schema, columns: Sequence[str] | None) -> tuple[NestedField, ...]:
@@ -150,29 +174,33 @@ def _arrow_schema(fields: Sequence[NestedField], *, wide: bool) -> pa.Schema:
 
 
 def _assemble(
-    table: Table,
+    request: Request,
+    name: str,
     seen: Survey,
     found: Scan,
     *,
-    schema: pa.Schema,
     columns: tuple[str, ...],
-    condition: Condition | None,
     split_bytes: int,
     split_rows: int | None,
 ) -> Plan:
+    schema = _arrow_schema(request.fields, wide=seen.wide)
+    if request.condition is not None:
+        row_filters.check(request.condition, schema)
     units = _units(seen.files)
+    if not units.rows.any():
+        raise NoData(_why_nothing(name, seen, found, request.condition))
     made = assemble(
         files=[_planned(each) for each in seen.files],
         units=units,
         schema=schema,
         columns=columns,
-        condition=condition,
+        condition=request.condition,
         null_counts=_null_counts(seen.files, columns),
         split_bytes=split_bytes,
         split_rows=split_rows,
         pruning=_pruning(seen, found, units),
     )
-    return replace(made, fingerprint=_fingerprint(table, made))
+    return replace(made, fingerprint=_fingerprint(request.table, made))
 
 
 def _planned(counted: Counted) -> PlannedFile:
@@ -215,17 +243,29 @@ def _why_nothing(name: str, seen: Survey, found: Scan, condition: Condition | No
 
 def _null_counts(files: Sequence[Counted], columns: Sequence[str]) -> dict[str, int]:
     """Before deletes and the filter, so with these they are bounds."""
-    told = {name: [_nulls(each, name) for each in files] for name in columns}
-    return {
-        name: sum(count for count in counts if count is not None) for name, counts in told.items() if None not in counts
-    }
+    totals: dict[str, int | None] = dict.fromkeys(columns, 0)
+    for alike in _alike(files):
+        facts = [each.looked.facts for each in alike]
+        for name in columns:
+            total, found = totals[name], _nulls(alike[0].fit.columns[name], facts)
+            totals[name] = None if total is None or found is None else total + found
+    return {name: total for name, total in totals.items() if total is not None}
 
 
-def _nulls(counted: Counted, name: str) -> int | None:
-    column, facts = counted.fit.columns[name], counted.looked.facts
-    if column.source is not None:
-        return facts.null_counts.get(column.source) if column.is_plain else None
-    return sum(unit.num_rows for unit in facts.units) if column.constant is None else 0
+def _alike(files: Sequence[Counted]) -> list[list[Counted]]:
+    """Files by their layout."""
+    groups: dict[int, list[Counted]] = {}
+    for each in files:
+        groups.setdefault(id(each.looked.layout), []).append(each)
+    return list(groups.values())
+
+
+def _nulls(column: FitColumn, facts: Sequence[FileFacts]) -> int | None:
+    """In all of these files; None if one does not tell."""
+    if column.source is None:
+        return 0 if column.constant is not None else sum(unit.num_rows for each in facts for unit in each.units)
+    counts = [each.null_counts.get(column.source, -1) for each in facts] if column.is_plain else [-1]
+    return sum(counts) if min(counts) >= 0 else None
 
 
 def _fingerprint(table: Table, plan: Plan) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from strata.errors import InvalidArgument, NoData
@@ -13,6 +14,28 @@ if TYPE_CHECKING:
     from pyiceberg.table.snapshots import Snapshot
 
 _MAX_LISTED = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableState:
+    """What has to be known of a table to read the same of it again, on another rank or on another day."""
+
+    name: str
+    table_uuid: str
+    snapshot_id: int
+    schema_id: int
+    timestamp_ms: int
+    """When the snapshot was made."""
+
+
+def state_of(table: Table, snapshot: Snapshot, schema: Schema) -> TableState:
+    return TableState(
+        name=_name(table),
+        table_uuid=str(table.metadata.table_uuid),
+        snapshot_id=snapshot.snapshot_id,
+        schema_id=schema.schema_id,
+        timestamp_ms=snapshot.timestamp_ms,
+    )
 
 
 def find_snapshot(
@@ -47,10 +70,21 @@ def find_snapshot(
     return found
 
 
-def schema_at(table: Table, snapshot: Snapshot, *, travels: bool) -> Schema:
-    """The table's schema today, or, when the past is asked for, the one that the snapshot was written with."""
-    schema = table.schemas().get(snapshot.schema_id) if travels and snapshot.schema_id is not None else None
-    return schema if schema is not None else table.schema()
+def find_schema(table: Table, snapshot: Snapshot, *, schema_id: int | None = None, travels: bool) -> Schema:
+    """The table's schema today, or, when the past is asked for, the one that the snapshot was written with.
+
+    Raises:
+        InvalidArgument: The table has no schema with this id.
+    """
+    schemas = table.schemas()
+    if schema_id is not None:
+        if schema_id not in schemas:
+            known = ", ".join(map(str, sorted(schemas)))
+            raise InvalidArgument(f"{_name(table)} has no schema {schema_id}; it has: {known}", field="schema_id")
+        return schemas[schema_id]
+    if travels and snapshot.schema_id in schemas:
+        return schemas[snapshot.schema_id]
+    return table.schema()
 
 
 def _milliseconds(moment: dt.datetime | str | int) -> int:

@@ -18,7 +18,7 @@ from strata.data import survey_cache
 from strata.data.iceberg.counting import UNREADABLE, Counted, Known, count
 from strata.data.iceberg.equality import EqualityDeletes
 from strata.data.iceberg.fitting import NO_ROWS
-from strata.data.iceberg.looking import Looked, look
+from strata.data.iceberg.looking import Layouts, Looked, look
 from strata.data.iceberg.table_types import is_wide
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 S = TypeVar("S")
 
+_AT_ONCE = 32
+"""Files that one thread looks at before it takes others."""
 _DELETES = "deletes"
 """In the cache, where other datasets have the values of partitions: which rows were deleted when rows were counted."""
 
@@ -66,11 +68,17 @@ def survey(
     """
     memory = _Memory(request, cache)
     crew = _Crew(request.skips, num_threads, progress)
+    layouts = Layouts(request)
     looked = crew.each(
-        lambda one: look(request, one, memory.facts(one)), files, "looking at files", lambda one: one.file.file_path
+        lambda one: look(request, layouts, one, memory.facts(one)),
+        files,
+        "looking at files",
+        name=lambda one: request.locator.file(one.file.file_path, 0).name,
+        is_quick=memory.knows,
     )
-    wide = is_wide(kind for one in looked for kind in one.source_types)
-    equality = EqualityDeletes(request, wide=wide)
+    found_layouts = {id(one.layout): one.layout for one in looked}.values()
+    wide = is_wide(source.type for layout in found_layouts for source in layout.sources.values())
+    equality = EqualityDeletes(request, layouts, wide=wide)
     for one in looked:
         equality.read(one.scanned.equality_deletes)
 
@@ -78,14 +86,20 @@ def survey(
         path = one.scanned.file.file_path
         return count(request, one, positions.get(path, NO_ROWS), equality, wide=wide, known=memory.counts(one))
 
-    found = crew.each(counted, looked, "counting rows", lambda one: one.file.name)
+    found = crew.each(
+        counted,
+        looked,
+        "counting rows",
+        name=lambda one: one.file.name,
+        is_quick=lambda one: request.condition is None and not one.scanned.equality_deletes,
+    )
     memory.keep(found)
     bad = [(one.looked.file.name, reason) for one in found for reason in one.bad_units]
     return Survey(tuple(found), wide, (*crew.skipped, *bad))
 
 
 class _Crew:
-    """Does the same to many files, in threads; results come in the order of files."""
+    """Does the same to many files, in threads where that waits for storage; results come in the order of files."""
 
     def __init__(self, skips: bool, num_threads: int, progress: Progress | None) -> None:
         self._skips = skips
@@ -93,21 +107,50 @@ class _Crew:
         self._progress = progress
         self.skipped: list[tuple[str, str]] = []
 
-    def each(self, work: Callable[[S], T], items: Sequence[S], what: str, name: Callable[[S], str]) -> list[T]:
+    def each(
+        self,
+        work: Callable[[S], T],
+        items: Sequence[S],
+        what: str,
+        *,
+        name: Callable[[S], str],
+        is_quick: Callable[[S], bool],
+    ) -> list[T]:
+        """
+        Raises:
+            Exception: What `work` raised for the first file for which it did, unless it may be skipped.
+        """
+        slow = [number for number, item in enumerate(items) if not is_quick(item)]
+        results = dict(zip(slow, self._in_threads(work, [items[number] for number in slow], what), strict=True))
         done: list[T] = []
-        with ThreadPoolExecutor(max(1, min(self._num_threads, len(items))), "strata-survey") as pool:
-            futures = [pool.submit(work, item) for item in items]
+        for number, item in enumerate(items):
+            result = results[number] if number in results else work(item)
+            if isinstance(result, Exception):
+                self.skipped.append((name(item), str(result)))
+            else:
+                done.append(result)
+        return done
+
+    def _in_threads(self, work: Callable[[S], T], items: Sequence[S], what: str) -> list[T | Exception]:
+        def attempt(item: S) -> T | Exception:
             try:
-                for number, (item, future) in enumerate(zip(items, futures, strict=True), start=1):
-                    try:
-                        done.append(future.result())
-                    except UNREADABLE as error:
-                        if not self._skips:
-                            raise
-                        self.skipped.append((name(item), str(error)))
+                return work(item)
+            except UNREADABLE as error:
+                if self._skips:
+                    return error
+                raise
+
+        done: list[T | Exception] = []
+        size = max(1, min(_AT_ONCE, len(items) // (4 * self._num_threads)))
+        chunks = [items[first : first + size] for first in range(0, len(items), size)]
+        with ThreadPoolExecutor(max(1, min(self._num_threads, len(chunks))), "strata-survey") as pool:
+            futures = [pool.submit(lambda chunk: [attempt(item) for item in chunk], chunk) for chunk in chunks]
+            try:
+                for future in futures:
+                    done += future.result()
                     if self._progress is not None:
-                        self._progress(what, number, len(items))
-            finally:  # after an error or Ctrl-C nobody begins another file
+                        self._progress(what, len(done), len(items))
+            finally:  # after an error or Ctrl-C nobody begins another chunk
                 for future in futures:
                     future.cancel()
         return done
@@ -132,30 +175,39 @@ class _Memory:
         self._schemas = [surveys.schema_of(data) for data in self._known.schemas] if self._known is not None else []
         self._locate = request.locator.file
 
+    def knows(self, scanned: ScannedFile) -> bool:
+        return self._kept(scanned) is not None
+
     def facts(self, scanned: ScannedFile) -> FileFacts | None:
-        size_bytes = scanned.file.file_size_in_bytes
-        kept = self._files.get(self._locate(scanned.file.file_path, size_bytes).path)
-        if kept is None or kept.size_bytes != size_bytes:
+        kept = self._kept(scanned)
+        return kept.facts(self._schemas[kept.schema]) if kept is not None else None
+
+    def _kept(self, scanned: ScannedFile) -> surveys.SurveyedFile | None:
+        if not self._files:
             return None
-        return kept.facts(self._schemas[kept.schema])
+        file = self._locate(scanned.file.file_path, scanned.file.file_size_in_bytes)
+        kept = self._files.get(file.path)
+        return kept if kept is not None and kept.size_bytes == file.size_bytes else None
 
     def counts(self, looked: Looked) -> Known | None:
         kept = self._files.get(looked.file.path)
         if kept is None or kept.passing is None or kept.version != looked.facts.version:
             return None
-        digest = dict(kept.partition).get(_DELETES) or ""
-        return Known(digest, tuple(surveys.unpack(kept.passing).tolist()), kept.num_counted)
+        return Known(self._digest(kept.path) or "", tuple(surveys.unpack(kept.passing).tolist()), kept.num_counted)
 
     def keep(self, found: Sequence[Counted]) -> None:
         """What is kept is what this run saw: files that are no longer in the table are forgotten."""
-        if self._cache is None:
+        if self._cache is None or self._is_all(found):
             return
         schemas: dict[bytes, int] = {}
+        by_layout: dict[int, int] = {}
         files = []
         for one in found:
             if not one.bad_units:
-                number = schemas.setdefault(surveys.schema_bytes(one.looked.facts.schema), len(schemas))
-                files.append(self._entry(one, number))
+                layout = one.looked.layout
+                if id(layout) not in by_layout:
+                    by_layout[id(layout)] = schemas.setdefault(surveys.schema_bytes(layout.schema), len(schemas))
+                files.append(self._entry(one, by_layout[id(layout)]))
         made = surveys.Survey(
             format="iceberg",
             is_typed=True,
@@ -165,8 +217,20 @@ class _Memory:
             num_files=len(files),
             condition_text=self._text,
         )
-        if self._known is None or made != self._known:
-            self._cache.save(self._key, made)
+        self._cache.save(self._key, made)
+
+    def _is_all(self, found: Sequence[Counted]) -> bool:
+        """Whether there is nothing new to keep."""
+        if len(found) != len(self._files):
+            return False
+        return all(
+            one.looked.file.path in self._files
+            and (not self._text or self._digest(one.looked.file.path) == one.deleted_digest)
+            for one in found
+        )
+
+    def _digest(self, path: str) -> str | None:
+        return dict(self._files[path].partition).get(_DELETES)
 
     def _entry(self, one: Counted, schema: int) -> surveys.SurveyedFile:
         plain = surveys.facts_of(one.looked.file, one.looked.facts, schema)

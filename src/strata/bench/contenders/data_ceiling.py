@@ -1,0 +1,98 @@
+"""What the decoder can do: pyarrow's Parquet reader in as many threads as ours, and a consumer; no loader between them.
+
+Every thread has its own handles; footers were read before. Row groups are dealt to whoever is free and arrive in any
+order. Columns become tensors without a copy. The same consumer touches them twice over: in batches of the size that all
+others deliver, cut within a row group with one call per column; and whole row groups, which is decoding and little else.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import torch
+
+from strata.bench.contenders.data_consumer import NUM_WORKERS, batch_size, num_rows, rows_per_s
+from strata.bench.contenders.data_strata import projected
+from strata.bench.data_files import PROJECTED, table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    import pyarrow as pa
+
+MAX_WAITING = 2 * NUM_WORKERS
+"""Row groups that are decoded and not yet taken."""
+
+
+class Ceiling:
+    """Decodes files in threads, pass after pass."""
+
+    def __init__(self, paths: Sequence[Path], columns: Sequence[str] | None = None) -> None:
+        self._columns = None if columns is None else list(columns)
+        self._footers = [(path, pq.read_metadata(path)) for path in paths]
+
+    def row_groups(self) -> Iterator[dict[str, torch.Tensor]]:
+        """Every row group once, as contiguous tensors."""
+        tasks: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+        num_tasks = 0
+        for number, (_, footer) in enumerate(self._footers):
+            for group in range(footer.num_row_groups):
+                tasks.put((number, group))
+                num_tasks += 1
+        made: queue.Queue[pa.Table | Exception] = queue.Queue(MAX_WAITING)
+        for _ in range(NUM_WORKERS):
+            threading.Thread(target=self._decode, args=(tasks, made), daemon=True).start()
+        for _ in range(num_tasks):
+            found = made.get()
+            if isinstance(found, Exception):
+                raise found
+            yield {name: as_tensor(found[name]) for name in found.column_names}
+
+    def batches(self, num_rows: int) -> Iterator[dict[str, torch.Tensor]]:
+        """The same in batches, of which the last of each row group is smaller."""
+        for group in self.row_groups():
+            parts = [column.split(num_rows) for column in group.values()]
+            for batch in zip(*parts, strict=True):
+                yield dict(zip(group, batch, strict=True))
+
+    def _decode(self, tasks: queue.SimpleQueue[tuple[int, int]], made: queue.Queue[pa.Table | Exception]) -> None:
+        handles: dict[int, pq.ParquetFile] = {}
+        try:
+            while True:
+                number, group = tasks.get_nowait()
+                if number not in handles:
+                    path, footer = self._footers[number]
+                    handles[number] = pq.ParquetFile(path, metadata=footer)
+                made.put(handles[number].read_row_group(group, columns=self._columns, use_threads=False))
+        except queue.Empty:
+            return
+        except Exception as error:  # noqa: BLE001  the consumer raises it
+            made.put(error)
+
+
+def as_tensor(column: pa.ChunkedArray) -> torch.Tensor:
+    (chunk,) = column.chunks  # a row group's numbers are in one piece
+    tensor: Any = torch.from_dlpack(chunk)
+    return tensor  # type: ignore[no-any-return]
+
+
+def main() -> None:
+    files, wide = table(num_rows()), projected()
+    ceiling, narrow = Ceiling(files.paths), Ceiling(wide.paths, PROJECTED)
+    figures = {
+        "ceiling_rows_per_s": rows_per_s(lambda: ceiling.batches(batch_size()), files),
+        "bare_decode_rows_per_s": rows_per_s(ceiling.row_groups, files),
+        "projection_ceiling_rows_per_s": rows_per_s(
+            lambda: narrow.batches(batch_size()), wide, num_columns=len(PROJECTED)
+        ),
+    }
+    print(json.dumps({"figures": figures}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Ours: all columns in the order of the files, shuffled, in smaller batches; two columns of 66; and memory.
+
+Loaders are as they are without any setting but the batch size, the number of workers and `shuffle`. Memory is looked at
+in passes of its own, since looking takes time.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from strata import StructuredDataset
+from strata.bench.contenders.data_consumer import (
+    NUM_WORKERS,
+    PeakPss,
+    batch_size,
+    num_rows,
+    pass_s,
+    pss_mb,
+    rows_per_s,
+)
+from strata.bench.data_files import PROJECTED, table, wide
+
+if TYPE_CHECKING:
+    from strata.bench.data_files import Files
+
+SMALL_BATCH_SIZE = 1_024
+SHUFFLE_BUFFER_SIZE = 100_000
+SPLIT_BYTES = 128 << 20
+ROW_BYTES = 8 + 13 * 4 + 13 * 4 + 13 * 8 + 1
+PROJECTION_TIMES = 8
+"""Two columns are read so fast that the same files are linked until a pass takes long enough to be timed."""
+
+
+def projected() -> Files:
+    return wide(num_rows(), times=PROJECTION_TIMES)
+
+
+def loader_of(files: Files, **arguments: Any) -> tuple[Any, Any]:
+    """A loader and its dataset."""
+    chosen: dict[str, Any] = {"batch_size": batch_size(), "num_workers": NUM_WORKERS, "output_format": "torch"}
+    return StructuredDataset.create_dataloader(str(files.directory), "parquet", **(chosen | arguments))
+
+
+def measured_rows_per_s(files: Files, *, num_columns: int | None = None, **arguments: Any) -> float:
+    loader, dataset = loader_of(files, **arguments)
+    try:
+        return rows_per_s(lambda: loader, files, num_columns=num_columns)
+    finally:
+        dataset.close()
+
+
+def measured_peak_mb(files: Files, **arguments: Any) -> float:
+    loader, dataset = loader_of(files, **arguments)
+    try:
+        with PeakPss() as peak:
+            pass_s(lambda: loader, files)
+        return peak.peak_mb
+    finally:
+        dataset.close()
+
+
+def main() -> None:
+    files, before_mb = table(num_rows()), pss_mb()
+    figures = {
+        "peak_pss_mb": max(measured_peak_mb(files), measured_peak_mb(files, shuffle=True)),
+        "rows_per_s": measured_rows_per_s(files),
+        "shuffled_rows_per_s": measured_rows_per_s(files, shuffle=True),
+        "small_batches_rows_per_s": measured_rows_per_s(files, batch_size=SMALL_BATCH_SIZE),
+        "projection_rows_per_s": measured_rows_per_s(projected(), num_columns=len(PROJECTED), columns=list(PROJECTED)),
+    }
+    allowed_mb = (SHUFFLE_BUFFER_SIZE * ROW_BYTES + 2 * SPLIT_BYTES * NUM_WORKERS) / 1e6
+    figures["base_pss_mb"] = before_mb
+    figures["pss_over_allowed"] = (figures["peak_pss_mb"] - before_mb) / allowed_mb
+    print(json.dumps({"figures": figures}))
+
+
+if __name__ == "__main__":
+    main()

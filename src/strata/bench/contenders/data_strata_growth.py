@@ -1,0 +1,57 @@
+"""Ours: whether more data makes rows slower or takes more memory. The same files, linked so often that there are 50
+times as many rows; the small dataset is read again and again. Memory is looked at in both while they are timed.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from strata.bench.contenders.data_consumer import PeakPss, num_rows, pass_s
+from strata.bench.contenders.data_strata import loader_of
+from strata.bench.data_files import table_again
+
+if TYPE_CHECKING:
+    from strata.bench.data_files import Files
+
+SMALL_FILES = 2
+LARGE_FILES = 100
+SMALL_PASSES = 10
+
+
+def small() -> Files:
+    return table_again(num_rows(), SMALL_FILES)
+
+
+def large() -> Files:
+    return table_again(num_rows(), LARGE_FILES)
+
+
+def measure(files: Files, *, num_passes: int) -> tuple[float, float]:
+    """Rows per second and the most memory."""
+    loader, dataset = loader_of(files)
+    try:
+        with PeakPss() as peak:
+            taken_s = sum(pass_s(lambda: loader, files) for _ in range(num_passes))
+        return num_passes * files.num_rows / taken_s, peak.peak_mb
+    finally:
+        dataset.close()
+
+
+def main() -> None:
+    measure(small(), num_passes=1)  # to warm up
+    small_rows_per_s, small_mb = measure(small(), num_passes=SMALL_PASSES)
+    large_rows_per_s, large_mb = measure(large(), num_passes=1)
+    figures = {
+        "growth_rows_per_s_ratio": large_rows_per_s / small_rows_per_s,
+        "growth_peak_pss_ratio": large_mb / small_mb,
+        "growth_small_rows_per_s": small_rows_per_s,
+        "growth_large_rows_per_s": large_rows_per_s,
+        "growth_small_peak_pss_mb": small_mb,
+        "growth_large_peak_pss_mb": large_mb,
+    }
+    print(json.dumps({"figures": figures}))
+
+
+if __name__ == "__main__":
+    main()

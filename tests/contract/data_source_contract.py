@@ -1,0 +1,183 @@
+"""What every place that data is read from must do, whatever stands behind it."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from strata.data.discovering import Found, discover, guess_format, suffixes_of
+from strata.data.files import DataFile
+from strata.data.filesystems import open_source
+from strata.data.source import ByteCounter
+from strata.errors import DataFileMissing, NoData, StorageDenied
+
+PARQUET = suffixes_of("parquet")
+NUM_ROWS, NUM_ROWS_OF_GROUP = 10_000, 2_500
+HOSTILE = [
+    *("a b/ c.parquet", "ünï/日本.parquet", "50%25.parquet", "100%.parquet", "a=1=2/b.parquet", "a+b&c.parquet"),
+    *("quote'.parquet", "[1]*.parquet", "#hash.parquet", "semi;colon,comma.parquet"),
+]
+
+
+class DataPlace:
+    """An empty place, with what is needed to write there and to read from it."""
+
+    def __init__(
+        self, url: str, *, writer: dict[str, Any] | None = None, reader: dict[str, Any] | None = None, **more: Any
+    ) -> None:
+        self.url = url
+        self.reader = reader or writer or {}
+        self.filesystem = more.get("filesystem")
+        self._source, self._path = open_source(url, filesystem=self.filesystem, storage_options=writer)
+
+    def write(self, name: str, content: bytes = b"x") -> None:
+        above = f"{self._path}/{name}".rpartition("/")[0]
+        if self._source.is_local:
+            self._source.filesystem.create_dir(above, recursive=True)
+        with self._source.filesystem.open_output_stream(f"{self._path}/{name}") as stream:
+            stream.write(content)
+
+    def make_directory(self, name: str) -> None:
+        """In object stores: an object without bytes, whose name ends with a slash."""
+        self._source.filesystem.create_dir(f"{self._path}/{name}", recursive=True)
+
+    def remove(self, name: str) -> None:
+        self._source.filesystem.delete_file(f"{self._path}/{name}")
+
+    def discover(self, below: str = "", **more: Any) -> Found:
+        path = f"{self.url}/{below}" if below else self.url
+        options = {"suffixes": PARQUET, "filesystem": self.filesystem, "storage_options": self.reader, **more}
+        return discover(path, **options)
+
+
+def names_of(found: Found) -> list[str]:
+    return [file.name for file in found.files]
+
+
+def parquet_of(first: int) -> bytes:
+    table = pa.table({"id": range(first, first + NUM_ROWS), "x": [i * 0.5 for i in range(NUM_ROWS)]})
+    written = io.BytesIO()
+    pq.write_table(table, written, row_group_size=NUM_ROWS_OF_GROUP, use_dictionary=False, compression="none")
+    return written.getvalue()
+
+
+class DataSourceContract:
+    @pytest.fixture
+    def place(self) -> DataPlace:
+        raise NotImplementedError
+
+    def test_a_directory_is_searched_to_the_bottom_in_order(self, place: DataPlace) -> None:
+        for name in ("b.parquet", "a/z.parquet", "a/c/y.parquet", "B.parquet", "a-1.parquet", "a/_tmp/t.parquet"):
+            place.write(name, name.encode())
+        for name in ("_SUCCESS", "a/.hidden.parquet", "notes.txt"):
+            place.write(name)
+        place.make_directory("a/empty")
+        expected = ["B.parquet", "a-1.parquet", "a/c/y.parquet", "a/z.parquet", "b.parquet"]
+        found = place.discover()
+        assert names_of(found) == names_of(place.discover("/")) == expected
+        assert [file.size_bytes for file in found.files] == [len(name) for name in expected]
+        assert [found.source.read(file, 0, 99).to_pybytes().decode() for file in found.files] == expected
+        assert found.passed_over == {".txt": 1, "hidden or marker": 3}
+        assert names_of(place.discover("a")) == ["c/y.parquet", "z.parquet"]
+
+    def test_patterns_match(self, place: DataPlace) -> None:
+        for name in ("d1/part-0.parquet", "d1/e/part-1.parquet", "d2/part-2.parquet", "d2/x.parquet", "d2/part-3.bin"):
+            place.write(name)
+        assert names_of(place.discover("*/part-*.parquet")) == ["d1/part-0.parquet", "d2/part-2.parquet"]
+        assert names_of(place.discover("**/part-[12].parquet")) == ["d1/e/part-1.parquet", "d2/part-2.parquet"]
+        assert names_of(place.discover("d2/part-?.bin")) == ["part-3.bin"]
+        with pytest.raises(NoData, match="nothing was found"):
+            place.discover("*/part-*.orc")
+
+    def test_lists_name_files_and_directories(self, place: DataPlace) -> None:
+        for name in ("x/a.parquet", "x/b.parquet", "y/c.parquet", "z.parquet"):
+            place.write(name)
+        listed = [f"{place.url}/{name}" for name in ("z.parquet", "x/b.parquet", "y/")]
+        found = discover(listed, suffixes=PARQUET, filesystem=place.filesystem, storage_options=place.reader)
+        assert names_of(found) == ["x/b.parquet", "y/c.parquet", "z.parquet"]
+
+    @pytest.mark.parametrize("name", HOSTILE)
+    def test_hostile_names_work(self, place: DataPlace, name: str) -> None:
+        place.write(name, b"abc")
+        for below in ("", name):
+            found = place.discover(below)
+            assert names_of(found) == [name if not below else name.rpartition("/")[2]]
+            assert found.source.read(found.files[0], 1, 2).to_pybytes() == b"bc"
+
+    def test_ranges_and_tails_are_read_and_counted(self, place: DataPlace) -> None:
+        content = bytes(range(256)) * 1_024
+        place.write("a.parquet", content)
+        found = place.discover()
+        source, (file,) = found.source, found.files
+        assert source.read(file, 1_000, 70_000).to_pybytes() == content[1_000:71_000]
+        assert source.read_tail(file, 8).to_pybytes() == content[-8:]
+        assert source.read_tail(file, 1 << 30).to_pybytes() == content
+        assert source.read(file, len(content) - 3, 10).to_pybytes() == content[-3:]
+        assert source.read(file, len(content) + 5, 10).to_pybytes() == b""
+        assert source.counter.total == 70_000 + 8 + len(content) + 3
+
+    def test_what_is_not_there_is_told(self, place: DataPlace) -> None:
+        place.write("a.parquet")
+        found = place.discover()
+        with pytest.raises(NoData, match=r"nothing at .*nope\.parquet"):
+            place.discover("nope.parquet")
+        place.remove("a.parquet")
+        with pytest.raises(DataFileMissing, match=r"^a\.parquet is gone"):
+            found.source.open(found.files[0])
+        gone = DataFile(f"{found.files[0].path}.never", "never", 1, 0)
+        with pytest.raises(DataFileMissing, match=r"^never is gone"):
+            found.source.read(gone, 0, 1)
+
+    def test_a_dataset_is_read_by_row_group_and_bytes_are_counted(self, place: DataPlace) -> None:
+        for i in range(3):
+            place.write(f"part={i}/f.parquet", parquet_of(i * NUM_ROWS))
+        found = place.discover(suffixes=None)
+        assert guess_format(found.source, found.files) == "parquet"
+        assert [file.partition for file in found.files] == [(("part", str(i)),) for i in range(3)]
+        source = pickle.loads(pickle.dumps(found.source))
+        ids = []
+        for file in found.files:
+            with source.open(file) as opened, pq.ParquetFile(opened) as parquet:
+                ids += [i for group in range(4) for i in parquet.read_row_group(group, ["id"])["id"].to_pylist()]
+        assert ids == list(range(3 * NUM_ROWS))
+        own = ByteCounter()
+        with source.open_counted(found.files[1], own) as opened, pq.ParquetFile(opened, pre_buffer=False) as parquet:
+            footer = own.total
+            group = parquet.read_row_group(2, ["id"])
+        assert group["id"].to_pylist() == list(range(NUM_ROWS + 5_000, NUM_ROWS + 7_500))
+        chunk = parquet.metadata.row_group(2).column(0).total_compressed_size
+        assert chunk <= own.total - footer < 2 * chunk  # the id column of one group, and nothing else
+        assert source.counter.total == own.total
+
+    def test_reading_writes_nothing(self, place: DataPlace) -> None:
+        place.write("a/b.parquet", b"abc")
+        before = place.discover()
+        with pytest.raises(NoData):
+            place.discover("c/")
+        before.source.read(before.files[0], 0, 3)
+        assert place.discover().files == before.files
+
+
+class DeniedContract:
+    """For servers that know their users."""
+
+    @pytest.fixture
+    def strangers(self) -> list[dict[str, Any]]:
+        """`storage_options` of some who may not read at `place`."""
+        raise NotImplementedError
+
+    def test_strangers_are_denied(self, place: DataPlace, strangers: list[dict[str, Any]]) -> None:
+        place.write("a.parquet")
+        (file,) = place.discover().files
+        for options in strangers:
+            for below in ("", "a.parquet", "*.parquet"):
+                with pytest.raises(StorageDenied, match="check its permissions, or the credentials"):
+                    place.discover(below, storage_options=options)
+            source, _ = open_source(place.url, storage_options=options)
+            with pytest.raises(StorageDenied, match=r"^a\.parquet may not be read"):
+                source.open(file)

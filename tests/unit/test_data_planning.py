@@ -1,0 +1,385 @@
+"""Looking at files, packing their units into splits, and what a plan says of itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import itertools
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from data_fakes import SOURCE, FakeFormat, version_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from strata.data import filters, packing, plan_table
+from strata.data.changes import MAX_FILES, explain, summary
+from strata.data.files import DataFile
+from strata.data.formats.parquet import ParquetFormat
+from strata.data.partitions import partition_fields
+from strata.data.plan import Plan
+from strata.data.planning import build
+from strata.data.survey import Survey
+from strata.data.surveying import survey
+from strata.errors import DataFileInvalid, InvalidArgument, NoData, SchemaMismatch
+
+
+def look(fake: FakeFormat, files: list[DataFile], filter_: Any = None, **options: Any) -> Survey:
+    condition = None if filter_ is None else filters.parse(filter_)
+    fields = partition_fields(files)
+    return survey(SOURCE, files, fake, condition=condition, partition_fields=fields, **{"num_threads": 1} | options)
+
+
+def plan(
+    fake: FakeFormat,
+    files: list[DataFile],
+    filter_: Any = None,
+    *,
+    columns: list[str] | None = None,
+    on_error: Any = "raise",
+    **options: Any,
+) -> Plan:
+    found = look(fake, files, filter_, columns=columns, on_error=on_error)
+    return build(found, columns=columns, condition=filters.parse(filter_) if filter_ else None, **options)
+
+
+# --- packing ---
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 120)), max_size=8), max_size=6),
+    st.integers(1, 100),
+    st.none() | st.integers(1, 60),
+)
+def test_splits_cover_every_unit_once_in_order_within_their_bounds(
+    files: list[list[tuple[int, int]]], split_bytes: int, split_rows: int | None
+) -> None:
+    unit_file = np.array([number for number, units in enumerate(files) for _ in units], np.int64)
+    rows = np.array([rows for units in files for rows, _ in units], np.int64)
+    num_bytes = np.array([size for units in files for _, size in units], np.int64)
+    starts = packing.pack(unit_file, rows, num_bytes, split_bytes=split_bytes, split_rows=split_rows).tolist()
+
+    def fits(first: int, last: int) -> bool:
+        within = num_bytes[first:last].sum() <= split_bytes and (
+            split_rows is None or rows[first:last].sum() <= split_rows
+        )
+        return bool(within and len(set(unit_file[first:last])) == 1)
+
+    assert (starts[0], starts[-1]) == (0, len(rows))
+    for first, last in itertools.pairwise(starts):
+        assert first < last
+        assert last == first + 1 or fits(first, last)
+        assert last == len(rows) or not fits(first, last + 1), "a split takes as much as it may"
+
+
+def test_sizes_are_read_as_people_write_them() -> None:
+    written = ["128MiB", "1GB", "1.5 GiB", "10_000", " 3kb ", 77]
+    assert [packing.parse_bytes(size) for size in written] == [2**27, 10**9, 3 * 2**29, 10_000, 3000, 77]
+    assert [packing.parse_rows(rows) for rows in (None, 1, 10**9)] == [None, 1, 10**9]
+
+
+@pytest.mark.parametrize("size", ["128M", "much", "", 0, -1, True, 1.5, None, "1e3", "2TiB", "9" * 50])
+def test_a_size_that_is_not_clear_is_refused(size: Any) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        packing.parse_bytes(size)
+    assert caught.value.field == "split_bytes"
+
+
+@pytest.mark.parametrize("rows", [0, -1, True, "5", 1.0])
+def test_a_number_of_rows_that_is_none_is_refused(rows: Any) -> None:
+    with pytest.raises(InvalidArgument, match="split_rows"):
+        packing.parse_rows(rows)
+
+
+# --- plans ---
+
+
+def test_a_plan_has_all_units_in_the_order_of_names() -> None:
+    fake = FakeFormat(unit_rows=2)
+    files = [fake.add(name, {"x": list(range(rows))}) for name, rows in (("b", 3), ("a", 5), ("empty", 0), ("c", 2))]
+    made = plan(fake, files, split_bytes=32)
+    assert [file.file.name for file in made.files] == ["a", "b", "c"]
+    assert made.unit_file.tolist() == [0, 0, 0, 1, 1, 2]
+    assert made.unit_rows.tolist() == [2, 2, 1, 2, 1, 2]
+    assert made.unit_first_row.tolist() == [0, 2, 4, 0, 2, 0]
+    assert made.split_starts.tolist() == [0, 2, 3, 5, 6]
+    assert (made.num_rows, made.null_counts, made.columns) == (10, {"x": 0}, ("x",))
+    assert made.unit(4).num_rows == 1
+    assert (made.pruning.num_files, made.pruning.num_units, made.pruning.bytes_planned) == (4, 6, 80)
+    assert plan(fake, files, split_rows=2).split_starts.tolist() == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_nulls_are_known_where_every_file_tells_them() -> None:
+    fake = FakeFormat()
+    files = [
+        fake.add("y=1/a", {"x": [1, None], "z": [1, 2]}),
+        fake.add("y=2/b", {"x": [None, None, 3]}),
+    ]
+    made = plan(fake, files)
+    assert made.null_counts == {"x": 3, "z": 3, "y": 0}
+    assert made.schema.names == ["x", "z", "y"]
+    assert plan(fake, files, columns=["x"]).null_counts == {"x": 3}
+
+
+def test_files_whose_partition_cannot_pass_are_not_opened() -> None:
+    fake = FakeFormat()
+    files = [fake.add(f"year={year}/c={c}/f", {"x": [1, 2, 3]}) for year in (2023, 2024) for c in ("de", "fr")]
+    made = plan(fake, files, "year > 2023 and (c == 'de' or x > 2)")
+    assert {name for what, name in fake.calls if what == "inspect"} == {"year=2024/c=de/f", "year=2024/c=fr/f"}
+    assert {name for what, name in fake.calls if what != "inspect"} == {"year=2024/c=fr/f"}
+    assert made.unit_rows.tolist() == [3, 1]
+    assert made.columns == ("x", "year", "c")
+    assert made.pruning.num_files_pruned == 2
+    assert made.pruning.num_units_counted == 1
+    assert made.files[1].fit.file_columns(["year", "x", "c"]) == ["x"]
+
+
+def test_units_are_counted_only_where_statistics_leave_a_doubt() -> None:
+    fake = FakeFormat(unit_rows=1)
+    files = [fake.add("a", {"x": [1, 2, 3]}), fake.add("b", {"y": [1, 2, 3]})]
+    made = plan(fake, files, "x > 1")
+    assert not [what for what, _ in fake.calls if what == "open"]
+    assert made.unit_index.tolist() == [1, 2]
+    assert made.pruning.num_units_pruned == 4
+    fake.unit_rows = 2
+    made = plan(fake, files, "x > 1 or x is None")
+    assert made.unit_rows.tolist() == [1, 1, 2, 1]
+    assert made.pruning.num_units_counted == 1
+
+
+def test_rows_are_counted_with_the_types_of_the_dataset() -> None:
+    fake = FakeFormat(unit_rows=3)
+    files = [
+        fake.add("a", {"x": pa.array([1, 2, 3], pa.int8()), "c": pa.array(["u", "v", "u"]).dictionary_encode()}),
+        fake.add("b", {"x": pa.array([1000, 2, None], pa.int64()), "c": ["u", "v", None]}),
+    ]
+    made = plan(fake, files, "x >= 2 and c == 'u'", columns=["x"])
+    assert made.unit_rows.tolist() == [1, 1]
+    assert (made.columns, made.schema.names) == (("x",), ["x", "c"])
+
+
+def test_text_is_read_with_the_types_that_all_its_files_agree_on() -> None:
+    fake = FakeFormat(is_typed=False)
+    files = [fake.add("a", {"x": [1, 2]}), fake.add("b", {"x": [1.5, 2.5]})]
+    made = plan(fake, files, "x < 2")
+    assert [file.schema.field("x").type for file in made.files] == [pa.float64(), pa.float64()]
+    assert made.unit_rows.tolist() == [1, 1]
+
+
+def test_a_filter_that_does_not_fit_is_refused_before_anything_is_counted() -> None:
+    fake = FakeFormat()
+    files = [fake.add("y=1/a", {"x": [1]})]
+    for text, told in (("z > 1", "'z', which is not there"), ("y == 'a'", "y is int64"), ("x > 'a'", "x is int64")):
+        with pytest.raises(SchemaMismatch, match=told):
+            look(fake, files, text)
+    assert not [what for what, _ in fake.calls if what == "open"]
+    with pytest.raises(InvalidArgument, match="was made for the filter 'x > 0'"):
+        build(look(fake, files, "x > 0"), condition=filters.parse("x > 1"))
+
+
+def test_no_rows_are_told_apart_by_when_they_went() -> None:
+    fake = FakeFormat()
+    with pytest.raises(NoData, match="there are no files"):
+        plan(fake, [])
+    with pytest.raises(NoData, match=r"no rows: 1 files were read and all are empty\. Check"):
+        plan(fake, [fake.add("e", {"x": pa.array([], pa.int64())})])
+    with pytest.raises(NoData, match="no row passes the filter x > 9: there were 2 rows in 1 files before it"):
+        plan(fake, [fake.add("a", {"x": [1, 2]})], "x > 9")
+    with pytest.raises(NoData, match=r"no row passes the filter y == 3: .*1 files were left out by their partition"):
+        plan(fake, [fake.add("y=1/a", {"x": [1, 2]})], "y == 3")
+    with pytest.raises(NoData, match="1 could not be read and were skipped, the first: bad: bad is damaged"):
+        plan(fake, [fake.add("bad", None)], on_error="skip")
+
+
+def test_what_cannot_be_read_is_raised_or_skipped_and_named() -> None:
+    fake = FakeFormat(unit_rows=2, bad_units={("a", 1)})
+    files = [fake.add("z", None), fake.add("a", {"x": [1, 2, 3, 4, 5]}), fake.add("y", None)]
+    with pytest.raises(DataFileInvalid, match="z is damaged"):
+        look(fake, files)
+    with pytest.raises(DataFileInvalid, match="a, chunk 1: damaged"):
+        look(fake, files[1:2], "x > 1")
+    made = plan(fake, files, "x > 1", on_error="skip")
+    assert made.unit_rows.tolist() == [1, 1]
+    assert made.pruning.skipped == (("z", "z is damaged"), ("y", "y is damaged"), ("a", "a, chunk 1: damaged"))
+
+
+def test_of_several_files_that_fail_at_once_the_first_is_told() -> None:
+    both = threading.Barrier(2)
+
+    class Failing(FakeFormat):
+        def inspect(self, source: Any, file: DataFile, **options: Any) -> Any:
+            both.wait(10)
+            raise DataFileInvalid(f"{file.name} is damaged")
+
+    fake = Failing()
+    with pytest.raises(DataFileInvalid, match="first is damaged"):
+        look(fake, [fake.add("first", None), fake.add("second", None)], num_threads=2)
+
+
+def test_progress_is_told_and_what_it_raises_stops_the_work() -> None:
+    fake = FakeFormat()
+    files = [fake.add(f"f{number}", {"x": [1, 2]}) for number in range(20)]
+    told: list[tuple[str, int, int]] = []
+    look(fake, files, "x > 1", progress=lambda *args: told.append(args), num_threads=3)
+    steps = ("looking at files", "asking statistics", "counting rows")
+    assert told == [(what, done, 20) for what in steps for done in range(1, 21)]
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    fake.calls.clear()
+    with pytest.raises(KeyboardInterrupt):
+        look(fake, files, progress=stop, num_threads=2)
+    assert fake.calls.total() <= 2
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("strata-survey")]
+
+
+def test_parquet_files_are_planned_as_pyarrow_reads_them(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    files = []
+    for number in range(6):
+        path = tmp_path / f"f{number}.parquet"
+        x = pa.array(rng.integers(0, 40, 30) + 10 * number, mask=rng.random(30) < 0.1)
+        pq.write_table(pa.table({"x": x, "y": rng.random(30)}), path, row_group_size=8)
+        files.append(DataFile(str(path), path.name, path.stat().st_size, path.stat().st_mtime_ns))
+    table = pq.read_table(tmp_path)
+    everything = build(survey(SOURCE, files, ParquetFormat()), split_bytes=1)
+    assert (everything.num_rows, everything.num_splits) == (180, 24)
+    assert everything.null_counts == {"x": table["x"].null_count, "y": 0}
+    for text in ("x > 30", "not x > 30", "x in (3, 60) or y < 0.1", "x is None", "35 < x and y >= 0"):
+        condition = filters.parse(text)
+        made = build(
+            survey(SOURCE, files, ParquetFormat(), condition=condition, columns=["y"]),
+            condition=condition,
+            columns=["y"],
+        )
+        assert made.num_rows == table.filter(condition.expression).num_rows, text
+        assert made.num_units + made.pruning.num_units_pruned == 24
+
+
+# --- fingerprints ---
+
+TABLES = st.dictionaries(
+    st.sampled_from(["a", "b", "c/d"]), st.lists(st.integers(0, 9), min_size=1, max_size=9), min_size=1
+)
+
+
+@settings(deadline=None, max_examples=15)
+@given(TABLES, st.permutations(["a", "b", "c/d"]), st.data())
+def test_the_fingerprint_is_of_the_data_and_of_nothing_else(
+    tables: dict[str, list[int]], order: list[str], data: st.DataObject
+) -> None:
+    fake = FakeFormat()
+    first = [fake.add(name, {"x": values}) for name, values in tables.items()]
+    moved = [fake.add(name, {"x": tables[name]}, root="/else", mtime_ns=9) for name in order if name in tables]
+    made = plan(fake, first)
+    assert plan(fake, moved).fingerprint == made.fingerprint
+
+    name = data.draw(st.sampled_from(sorted(tables)))
+    place = data.draw(st.integers(0, len(tables[name]) - 1))
+    others = {
+        "a value": {**tables, name: [value + (number == place) for number, value in enumerate(tables[name])]},
+        "a row more": {**tables, name: [*tables[name], 1]},
+        "a file more": {**tables, "new": [1]},
+        "a name": {f"{file}x" if file == name else file: values for file, values in tables.items()},
+    }
+    changed = {
+        what: plan(fake, [fake.add(file, {"x": values}) for file, values in other.items()]).fingerprint
+        for what, other in others.items()
+    }
+    for file in first:
+        fake.add(file.name, {"x": tables[file.name]})
+    changed["splits"] = plan(fake, first, split_rows=1).fingerprint if made.num_splits < made.num_units else ""
+    changed["a filter"] = plan(fake, first, "x >= 0").fingerprint
+    changed["another filter"] = plan(fake, first, "x > -1").fingerprint
+    assert len({made.fingerprint, *changed.values()}) == len(changed) + 1
+
+
+# --- what changed ---
+
+
+def made_of(fake: FakeFormat, **tables: list[int]) -> Plan:
+    return plan(fake, [fake.add(name, {"x": values}) for name, values in tables.items()])
+
+
+def test_what_changed_is_named() -> None:
+    fake = FakeFormat(unit_rows=2)
+    before = json.loads(json.dumps(summary(made_of(fake, a=[1, 2, 3], b=[4], c=[5]))))
+    assert before["files"] == [["a", version_of(pa.table({"x": [1, 2, 3]}))[:8], 3], *before["files"][1:]]
+    told = explain(before, made_of(fake, a=[1, 2, 3], b=[9], d=[5]))
+    assert told == "d was added; c was removed; b was rewritten"
+    told = explain(before, made_of(fake, a=[1, 2, 3], b=[4], c=[5], d=[6, 7], e=[8], f=[9], g=[1]))
+    assert told == "d, e, f and 1 more were added; there were 3 files and are 7; there were 5 rows and are 10"
+    files = [fake.add("a", {"x": [1, 2, 3]}), fake.add("b", {"x": [4]}), fake.add("c", {"x": [5]})]
+    assert explain(before, plan(fake, files, "x > 1")) == "the filter was none and is x > 1"
+    assert "splits of up to 16 bytes, before 3 of up to 24" in explain(before, plan(fake, files, split_rows=2))
+    fake.unit_rows = 1
+    assert "in 5 units, before in 4" in explain(before, plan(fake, files))
+
+
+@pytest.mark.parametrize("before", [{}, {"condition": 3, "files": [[1]]}, {"condition": "", "files": None}])
+def test_a_summary_that_makes_no_sense_is_said_to_be_of_other_data(before: dict[str, Any]) -> None:
+    assert "other data" in explain(before, made_of(FakeFormat(), a=[1]))
+
+
+def test_the_summary_of_many_files_is_small_and_still_names_changes_among_the_first() -> None:
+    fake = FakeFormat()
+    files = [fake.add(f"f{number:05}", {"x": [number]}) for number in range(2 * MAX_FILES)]
+    made = plan(fake, files)
+    before = summary(made)
+    assert len(before["files"]) == MAX_FILES
+    assert len(json.dumps(before)) < 40 * MAX_FILES
+    assert explain(before, plan(fake, files[1:])).startswith("f00000 was removed; there were 512 files and are 511")
+    last = [*files[:-1], fake.add("f00511", {"x": [-1]})]
+    assert "behind the first 256" in explain(before, plan(fake, last))
+
+
+# --- the table ---
+
+
+def shown(made: Plan) -> str:
+    out = io.StringIO()
+    Console(file=out, width=160).print(plan_table.table(made))
+    return out.getvalue()
+
+
+def test_the_table_has_a_line_per_split_and_says_what_was_left_out() -> None:
+    fake = FakeFormat(unit_rows=2)
+    files = [fake.add("a", {"x": [1, 2, 3, 4, 9, 9]}), fake.add("z", None)]
+    made = plan(fake, files, "x not in (3, 4)", on_error="skip")
+    assert plan_table.rows(made) == [
+        {"split": 0, "file": "a", "units": "0–2 without 1", "rows": 4, "bytes": 32, "share": 1.0}
+    ]
+    text = " ".join(shown(made).split())
+    for told in ("4 rows in 1 splits", "0–2 without 1", "32 B", "100.0%", "1 of 3 units left out", "z is damaged"):
+        assert told in text
+
+
+def test_names_of_files_are_shown_and_never_obeyed() -> None:
+    fake = FakeFormat()
+    names = ["[red]a[/red]", "[/]", "b\x1b[31m\n", "long" * 50 + "end"]
+    text = shown(plan(fake, [fake.add(name, {"x": [1]}) for name in names]))
+    for told in ("[red]a[/red]", "[/]", r"b\x1b[31m\n", "longend"):
+        assert told in text
+    assert "\x1b" not in text
+
+
+def test_a_long_plan_is_shortened() -> None:
+    fake = FakeFormat(unit_rows=1)
+    made = plan(fake, [fake.add("a", {"x": list(range(100))})], split_rows=1)
+    text = shown(made)
+    assert "60 more splits" in text
+    assert "60.0%" in text
+    assert len(text.splitlines()) < 55
+    assert len(plan_table.rows(made)) == 100
+    nothing = dataclasses.replace(made, split_starts=np.array([0]))
+    assert plan_table.rows(nothing) == []
+    sizes = [plan_table.size(size) for size in (5, 2**10, 3 * 2**19, 2**30, 2**41)]
+    assert sizes == ["5 B", "1.0 KiB", "1.5 MiB", "1.0 GiB", "2.0 TiB"]
