@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import pickle
 import socket
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -164,6 +165,18 @@ def test_hostile_names_work_in_directories_by_name_and_in_patterns(tmp_path: Pat
     assert search(f"{tmp_path}/a[[]1]*") == ["a[1]*?.parquet"]
 
 
+def test_an_object_without_bytes_that_stands_for_a_directory_is_passed_over() -> None:
+    memory = fsspec.filesystem("memory")
+    try:
+        memory.pipe("/marked/a.parquet/b.parquet", b"x")
+        memory.pipe("/marked/c.parquet", b"")
+        memory.store["/marked/a.parquet"] = type(memory.store["/marked/c.parquet"])(memory, "/marked/a.parquet", b"")
+        found = discover("memory://marked", suffixes=PARQUET)
+        assert names_of(found) == ["a.parquet/b.parquet", "c.parquet"]
+    finally:
+        memory.store.clear()
+
+
 def test_a_name_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.parquet")).write_bytes(b"x")
     with pytest.raises(InvalidArgument, match="not in UTF-8"):
@@ -206,7 +219,13 @@ def test_a_file_that_is_named_twice_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("path", "said"),
-    [([], r"path=\[\] names no files"), ([3], "path holds 3"), ("", "is no path"), (["a", "s3://b/c"], "different")],
+    [
+        ([], r"path=\[\] names no files"),
+        (None, "path holds None"),
+        ([3], "path holds 3"),
+        ("", "is no path"),
+        (["a", "s3://b/c"], "different"),
+    ],
 )
 def test_what_is_no_path_is_refused(path: Any, said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
@@ -423,6 +442,20 @@ def test_what_cannot_be_is_refused_with_the_cure(
     with pytest.raises(ConfigError) as caught:
         open_source(url, storage_options=options, filesystem=filesystem)
     assert said in str(caught.value)
+
+
+def test_a_package_that_is_missing_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(ConfigError, match=r"needs the package fsspec; .* pip install 'strata-runtime\[data\]'"):
+        open_source("memory://x")
+    monkeypatch.undo()
+
+    def lacking(**_: Any) -> None:
+        raise ImportError("built without it")
+
+    monkeypatch.setattr(pafs, "GcsFileSystem", lacking)
+    with pytest.raises(ConfigError, match="gs:// is not in this build of pyarrow"):
+        open_source("gs://b/x")
 
 
 def test_what_is_no_file_system_is_refused() -> None:

@@ -179,6 +179,8 @@ def test_a_filter_that_does_not_fit_is_refused_before_anything_is_counted() -> N
     for text, told in (("z > 1", "'z', which is not there"), ("y == 'a'", "y is int64"), ("x > 'a'", "x is int64")):
         with pytest.raises(SchemaMismatch, match=told):
             look(fake, files, text)
+    with pytest.raises(SchemaMismatch, match="no column 'xx' in any file; did you mean 'x'"):
+        look(fake, files, "x > 1", columns=["xx"])
     assert not [what for what, _ in fake.calls if what == "open"]
     with pytest.raises(InvalidArgument, match="was made for the filter 'x > 0'"):
         build(look(fake, files, "x > 0"), condition=filters.parse("x > 1"))

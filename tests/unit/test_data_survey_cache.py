@@ -161,6 +161,7 @@ def test_bytes_that_cannot_be_true_are_refused(monkeypatch: pytest.MonkeyPatch) 
         tampered(found, rows=surveys.pack([1, 2, 3])),
         tampered(found, rows=b"123"),
         tampered(found, rows=surveys.pack([-1, 2])),
+        tampered(found, num_bytes=surveys.pack([2**60, 2])),
         tampered(found, passing=surveys.pack([3, 0])),
         tampered(found, null_counts=b""),
     ]

@@ -50,6 +50,7 @@ class Options:
     nulls: str | Mapping[str, Any] | None
     decimals: str | Mapping[str, str] | None
     vocabularies: Mapping[str, Any] | None
+    max_vocabulary: int
     tail: Tail
     on_error: OnError
     lanes: int | None
@@ -83,6 +84,7 @@ class Options:
             nulls=self.nulls,
             decimals=self.decimals,
             vocabularies=self.vocabularies,
+            max_vocabulary=self.max_vocabulary,
         )
 
 

@@ -14,7 +14,7 @@ from strata.data.decoding import ThreadDecoder, where
 from strata.data.metrics import WorkerRecorder
 from strata.data.outputs import Presenter
 from strata.data.policies import decide
-from strata.data.vocabularies import Vocabulary
+from strata.data.vocabularies import MAX_VALUES, Vocabulary
 from strata.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class Types:
     nulls: str | Mapping[str, Any] | None = None
     decimals: str | Mapping[str, str] | None = None
     vocabularies: Mapping[str, Sequence[str] | Vocabulary] | None = None
+    max_vocabulary: int = MAX_VALUES
 
     def decide(self, schema: pa.Schema, null_counts: Mapping[str, int]) -> tuple[Policy, ...]:
         return decide(
@@ -67,14 +68,14 @@ class Deliverer:
         self._lock = threading.Lock()
         self._made: tuple[tuple[Policy, ...], Converter, Presenter] | None = None
         self.vocabularies: dict[str, Vocabulary] = {
-            name: values if isinstance(values, Vocabulary) else Vocabulary.given(name, values)
+            name: values if isinstance(values, Vocabulary) else Vocabulary.given(name, values, types.max_vocabulary)
             for name, values in (types.vocabularies or {}).items()
         }
         if not self._is_transformed:
-            policies = types.decide(delivered_schema(recipe.plan), recipe.plan.null_counts)
+            policies = types.decide(delivered_schema(recipe.plan), _null_counts(recipe.plan))
             missing = [policy for policy in policies if policy.is_coded and policy.name not in self.vocabularies]
             if missing:
-                self.vocabularies |= find_vocabularies(recipe, missing, num_threads)
+                self.vocabularies |= find_vocabularies(recipe, missing, num_threads, types.max_vocabulary)
             self._made = self._make(policies)
 
     @property
@@ -118,7 +119,16 @@ def lanes_that_fit(plan: Plan, budget_bytes: int, at_most: int) -> int:
     return max(1, min(at_most, budget_bytes // largest))
 
 
-def find_vocabularies(recipe: Recipe, policies: Sequence[Policy], num_threads: int) -> dict[str, Vocabulary]:
+def _null_counts(plan: Plan) -> Mapping[str, int]:
+    """Of what is delivered. They were counted before the filter, which may leave out the very rows that have nulls."""
+    if plan.condition is None:
+        return plan.null_counts
+    return {name: count for name, count in plan.null_counts.items() if count == 0}
+
+
+def find_vocabularies(
+    recipe: Recipe, policies: Sequence[Policy], num_threads: int, max_values: int
+) -> dict[str, Vocabulary]:
     """All values of these columns, by reading them alone, once."""
     columns = tuple(dict.fromkeys(policy.path[0] for policy in policies))
     narrow = replace(recipe, plan=replace(recipe.plan, columns=columns), transform=None)
@@ -128,11 +138,11 @@ def find_vocabularies(recipe: Recipe, policies: Sequence[Policy], num_threads: i
         if not hasattr(local, "decoder"):
             local.decoder = ThreadDecoder(narrow, WorkerRecorder(0))
         table = local.decoder.decode(number)
-        return {p.name: Vocabulary.found(p.name, vocabulary_values(p, table)) for p in policies}
+        return {p.name: Vocabulary.found(p.name, vocabulary_values(p, table), max_values) for p in policies}
 
     with ThreadPoolExecutor(num_threads, thread_name_prefix="strata-data-vocabulary") as threads:
         found = list(_bounded_map(threads, look, range(recipe.plan.num_units), 4 * num_threads))
-    return {p.name: Vocabulary.merge(p.name, [part[p.name] for part in found]) for p in policies}
+    return {p.name: Vocabulary.merge(p.name, [part[p.name] for part in found], max_values) for p in policies}
 
 
 def _bounded_map(

@@ -11,6 +11,7 @@ import collections
 import itertools
 import operator
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -136,7 +137,7 @@ def _by_magic(source: Source, file: DataFile) -> str | None:
 
 
 def _places(path: Any, filesystem: Any, storage_options: Mapping[str, Any] | None) -> tuple[Source, list[Place]]:
-    written = [path] if isinstance(path, (str, os.PathLike)) else list(path)
+    written = list(path) if isinstance(path, Iterable) and not isinstance(path, (str, os.PathLike)) else [path]
     for one in written:
         if not isinstance(one, (str, os.PathLike)) or isinstance(os.fspath(one), bytes):
             raise InvalidArgument(f"path holds {one!r}; give paths or URLs as text", field="path")

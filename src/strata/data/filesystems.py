@@ -178,15 +178,15 @@ def _by_fsspec(scheme: str, url: str, options: Mapping[str, Any]) -> tuple[Sourc
         import fsspec  # noqa: PLC0415 - only some places need it
     except ImportError as error:
         raise ConfigError(f"{scheme}:// needs the package fsspec; install it with: {INSTALL}", field="path") from error
-    known = [name.partition("::")[0] for name in scheme.split("::")]
-    unknown = [name for name in known if name not in fsspec.available_protocols()]
+    unknown = [name for name in scheme.split("::") if name not in fsspec.available_protocols()]
     if unknown:
         raise ConfigError(
             f"{unknown[0]}:// is not a kind of store; use a path, one of {', '.join(_KINDS)}, or a scheme of fsspec",
             field="path",
         )
     try:
-        made, path = fsspec.core.url_to_fs(url, **options)
+        with reaching(url):
+            made, path = fsspec.core.url_to_fs(url, **options)
     except ImportError as error:
         raise ConfigError(f"{scheme}:// needs a package that is not there: {error}", field="path") from error
     except (TypeError, ValueError) as error:

@@ -179,7 +179,7 @@ class Pattern:
 
 
 def _search(source: Source, place: Place) -> Search:
-    info = _local_info(place) if _is_disk(source) else source.info(place.path)
+    info = _local_info(place) if _is_disk(source) else source.info(place.path, place.written)
     if info.type == pafs.FileType.File and not (place.is_directory and not source.is_local):
         base, _, name = place.path.rpartition("/")
         return Search(place.written, base, [_seen(info, name, is_named=True)])

@@ -107,14 +107,14 @@ class Source:
         first = max(0, file.size_bytes - num_bytes)
         return self.read(file, first, file.size_bytes - first)
 
-    def info(self, path: str) -> pafs.FileInfo:
-        """What is at this path, of type NotFound if nothing is.
+    def info(self, path: str, name: str = "") -> pafs.FileInfo:
+        """What is at this path, of type NotFound if nothing is. `name`: what errors call it.
 
         Raises:
             StorageUnavailable: Nobody answers in time.
             StorageDenied, StorageError: As for `reaching`.
         """
-        with reaching(path):
+        with reaching(name or path):
             if self.is_local:
                 return self.filesystem.get_file_info(path)
             return _within(self.timeout_s, lambda: self.filesystem.get_file_info(path))

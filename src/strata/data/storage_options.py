@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import platformdirs
 
+from strata.data.source import TIMEOUT_S
 from strata.errors import ConfigError
 from strata.storage.aws_profile import read_profile
 from strata.storage.object_options import AZURE, GCS, S3
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 CONNECT_TIMEOUT_S = 5.0
-TIMEOUT_S = 60.0
 MAX_ATTEMPTS = 4
 GCS_RETRY_S = 5.0
 """Google's client takes up to twice as long, and has no other bound."""
@@ -105,7 +105,15 @@ _REFUSED = frozenset(
     (
         *("allow_invalid_certificates", "root_certificate", "default_headers", "proxy_url", "proxy_ca_certificate"),
         *("proxy_excludes", "sse_customer_key_base64", "sts_endpoint", "imdsv1_fallback", "request_payer"),
-        *("s3_express", "service_account_key", "token", "skip_signature", "credential_type", "msi_endpoint"),
+        *(
+            "s3_express",
+            "service_account_key",
+            "token",
+            "skip_signature",
+            "anonymous",
+            "credential_type",
+            "msi_endpoint",
+        ),
         *("msi_resource_id", "object_id", "use_azure_cli", "use_fabric_endpoint", "encryption_key"),
     )
 )
@@ -123,7 +131,6 @@ _ELSEWHERE = {
     "token": "bearer_token",
     "timeout": "timeout_s",
     "retries": "max_retries",
-    "connection_string": "account_key",
 }
 """What other libraries call it → what it is called here."""
 _SWITCHES = ("anonymous", "force_virtual_addressing", "use_emulator")

@@ -152,6 +152,7 @@ class StructuredDataset(Dataset):
         nulls: str | Mapping[str, Any] | None = None,
         decimals: str | Mapping[str, str] | None = None,
         vocabularies: Mapping[str, Any] | None = None,
+        max_vocabulary: int = 1_000_000,
         show_progress: bool = False,
         tail: Tail = "uneven",
         on_error: OnError = "raise",
@@ -178,6 +179,8 @@ class StructuredDataset(Dataset):
                 what torch.distributed, DeepSpeed, Horovod or the environment say.
             collate_fn: Is given each batch, and what it returns is delivered.
             transform: Is given what was decoded at once, as a RecordBatch, and returns as many rows.
+            strings: What becomes of strings: python, codes or bytes, for all or by column; see the table of types.
+            nulls: What becomes of nulls: error, fill, mask, keep, or a value, for all or by column.
             tail: What becomes of rows that do not fill a batch on every rank: uneven, pad or drop.
             on_error: "skip" leaves out what cannot be read, and counts it.
             lanes: Fixes the order for any number of ranks; left out, it is chosen by the ranks at an epoch's start.
@@ -226,6 +229,7 @@ class StructuredDataset(Dataset):
             nulls=nulls,
             decimals=decimals,
             vocabularies=vocabularies,
+            max_vocabulary=max_vocabulary,
             tail=tail,
             on_error=on_error,
             lanes=lanes,

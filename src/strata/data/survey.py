@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 VERSION = 1
 MAX_BYTES = 1 << 30
 """Of a survey before compression: some ten million units."""
+MAX_NUMBER = 1 << 50
+"""Of rows and bytes of a unit: sums of these stay far from overflow."""
 _MAGIC = b"strata survey %d\n" % VERSION
 _DIGEST_BYTES = 16
 
@@ -182,8 +184,9 @@ def _check(survey: Survey) -> None:
         if size % 8 or any(len(other) != size for other in others):
             raise ValueError(f"{file.name} has units that are not told fully")
     numbers = (column for file in survey.files for column in (file.rows, file.index, file.first_row, file.num_bytes))
-    if (unpack(b"".join(numbers)) < 0).any():
-        raise ValueError("a unit has less than no rows or bytes")
+    found = unpack(b"".join(numbers))
+    if ((found < 0) | (found > MAX_NUMBER)).any():
+        raise ValueError("a unit has less than no rows or bytes, or more than there can be")
     counted = [file for file in survey.files if file.passing is not None]
     passing = unpack(b"".join(file.passing or b"" for file in counted))
     if (passing < 0).any() or (passing > unpack(b"".join(file.rows for file in counted))).any():

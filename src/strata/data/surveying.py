@@ -68,7 +68,10 @@ class _Looking:
     source: Source
     format: Format
     columns: list[str] | None
-    """Whose bytes count: what is delivered, and what the filter needs."""
+    """What is delivered."""
+    read_columns: list[str] | None
+    """Whose bytes count: the filter needs some too."""
+    schema: pa.Schema | None
     condition: Condition | None
     partition_fields: list[pa.Field]
     unit_bytes: int
@@ -97,7 +100,7 @@ def survey(
 
     Args:
         columns: What will be delivered; None: all.
-        num_threads: Left out: two per core, or 16 where files are far away.
+        num_threads: Left out: one per core, from 4 to 16; 16 where files are far away.
         on_error: "skip" leaves out what cannot be read, and says so in `Survey.skipped`.
         roots: The paths that the user gave: what a cache knows the dataset by. Left out: where the files are.
         schema: Types that the user has decided on.
@@ -110,7 +113,9 @@ def survey(
     looking = _Looking(
         source=source,
         format=format,
-        columns=wanted,
+        columns=None if columns is None else list(columns),
+        read_columns=wanted,
+        schema=schema,
         condition=condition,
         partition_fields=list(partition_fields),
         unit_bytes=min(split_bytes, MAX_UNIT_BYTES),
@@ -132,7 +137,7 @@ def survey(
     condition_schema = b""
     partition_schema = schema_bytes(pa.schema(looking.partition_fields))
     if condition is not None and found:
-        dataset = _condition_schema(looking, schemas, found, schema)
+        dataset = _condition_schema(looking, schemas, found)
         condition_schema = schema_bytes(dataset)
         if known is None or (known.condition_schema, known.partition_schema) != (condition_schema, partition_schema):
             found = [msgspec.structs.replace(file, passing=None, num_counted=0) for file in found]
@@ -158,7 +163,8 @@ def survey(
 
 
 def _default_threads(source: Source) -> int:
-    return 2 * (os.cpu_count() or 1) if source.is_local else 16
+    # Near, looking is mostly the interpreter's work and counting mostly the decoder's; far away, both are waiting.
+    return max(4, min(os.cpu_count() or 1, 16)) if source.is_local else 16
 
 
 def _common(files: Sequence[DataFile]) -> list[str]:
@@ -221,7 +227,7 @@ def _inspect(
 
     def look(number: int) -> SurveyedFile:
         facts = looking.format.inspect(
-            looking.source, files[number], columns=looking.columns, unit_bytes=looking.unit_bytes
+            looking.source, files[number], columns=looking.read_columns, unit_bytes=looking.unit_bytes
         )
         return facts_of(files[number], facts, numbers.of(facts.schema))
 
@@ -278,21 +284,23 @@ def _renumbered(schemas: list[pa.Schema], files: list[SurveyedFile]) -> tuple[li
 # --- rows that pass ---
 
 
-def _condition_schema(
-    looking: _Looking, schemas: Sequence[pa.Schema], files: Sequence[SurveyedFile], decided: pa.Schema | None
-) -> pa.Schema:
+def _condition_schema(looking: _Looking, schemas: Sequence[pa.Schema], files: Sequence[SurveyedFile]) -> pa.Schema:
+    """The filter's columns, as all files agree on them. What is delivered is checked too, before the work of counting."""
     assert looking.condition is not None
-    names = [field.name for field in looking.partition_fields]
-    filters.check_names(looking.condition, list(dict.fromkeys([*(n for each in schemas for n in each.names), *names])))
+    partitions = [field.name for field in looking.partition_fields]
+    names = dict.fromkeys([*(name for schema in schemas for name in schema.names), *partitions])
+    filters.check_names(looking.condition, list(names))
     unified = unify(
         named_schemas(schemas, files),
-        columns=looking.condition.columns,
+        columns=looking.columns,
+        condition_columns=looking.condition.columns,
         partition_fields=looking.partition_fields,
         is_typed=looking.format.is_typed,
-        schema=decided,
+        schema=looking.schema,
     )
-    filters.check(looking.condition, unified.schema)
-    return unified.schema
+    used = pa.schema([unified.schema.field(name) for name in looking.condition.columns])
+    filters.check(looking.condition, used)
+    return used
 
 
 @dataclass(frozen=True, slots=True)

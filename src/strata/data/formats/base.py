@@ -78,11 +78,18 @@ class Reader(Protocol):
 class Format(Protocol):
     """Stateless; every method may be called from several threads at once."""
 
-    name: str
-    unit_name: str
-    """What a unit is called: row group, stripe, …"""
-    is_typed: bool
-    """Whether files state the types of their columns. Those of text are guessed from their beginning."""
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def unit_name(self) -> str:
+        """What a unit is called: row group, stripe, …"""
+        ...
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether files state the types of their columns. Those of text are guessed from their beginning."""
+        ...
 
     def inspect(self, source: Source, file: DataFile, *, columns: Sequence[str] | None, unit_bytes: int) -> FileFacts:
         """Looks into the file, reading as little as possible.

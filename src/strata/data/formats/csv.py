@@ -59,7 +59,8 @@ class CsvFormat(TextFormat):
     def guess(self, header: bytes, sample: bytes) -> pa.Schema:
         names = self.column_names
         if names is None and header:
-            names = tuple(self._read(header, pacsv.ReadOptions(use_threads=False), pacsv.ConvertOptions()).column_names)
+            reading = pacsv.ReadOptions(use_threads=False, block_size=_block_size(header))
+            names = tuple(self._read(header + b"\n", reading, pacsv.ConvertOptions()).column_names)
         if not sample.strip(b"\r\n"):
             return pa.schema([(name, pa.null()) for name in names or ()])
         options = pacsv.ReadOptions(
@@ -96,4 +97,4 @@ class CsvFormat(TextFormat):
 
 def _block_size(data: bytes | memoryview | pa.Buffer) -> int:
     """All of it is one block, so that pyarrow does not look for the ends of records once more."""
-    return min(max(len(data) + 1, _BLOCK_BYTES_MIN), 2 * UNIT_BYTES_MAX - 1)
+    return min(max(len(data) + 2, _BLOCK_BYTES_MIN), 2 * UNIT_BYTES_MAX - 1)

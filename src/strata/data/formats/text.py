@@ -133,12 +133,10 @@ class TextFormat(abc.ABC):
         where = f"{file.name}: its first {len(header) + len(sample):,} bytes"
         try:
             schema = self.guess(header, sample)
+            _check_names(schema.names)
             found = self.parse(memoryview(sample), schema, schema.names).num_rows if num_rows else 0
         except (pa.ArrowException, ValueError) as error:
             raise DataFileInvalid(f"{where} are not {self.name}: {shortened(error)}; {self.cure}") from error
-        if len(set(schema.names)) < len(schema.names):
-            twice = next(name for name in schema.names if schema.names.count(name) > 1)
-            raise DataFileInvalid(f"{where} name the column {twice!r} twice; rename one, or give column_names")
         if schema.names and found != num_rows:
             raise DataFileInvalid(
                 f"{where} are {num_rows} lines with {found} records; as {self.name}, every record has a line of its own"
@@ -158,6 +156,12 @@ class TextFormat(abc.ABC):
 
     def open(self, source: Source, file: DataFile, schema: pa.Schema, version: str) -> TextReader:
         return TextReader(self, source, file, schema, version)
+
+
+def _check_names(names: list[str]) -> None:
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"two columns are called {twice!r}: rename one, or give column_names")
 
 
 def _units(file: DataFile, cuts: list[tuple[int, int, int]], *, is_compressed: bool) -> tuple[Unit, ...]:
