@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import math
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.orc as paorc
@@ -60,7 +62,7 @@ def presences(path: Path, condition: pc.Expression, *columns: str) -> list[str]:
 
 @pytest.mark.parametrize("compression", ["uncompressed", "zlib", "snappy", "lz4", "zstd"])
 def test_every_compression_is_read_stripe_by_stripe(tmp_path: Path, compression: str) -> None:
-    table = sample(40_000, ["id", "word", "tags", "point"])
+    table = sample(2_000, ["id", "word", "tags", "point"]).take(pa.array(np.arange(40_000) * 7 % 2_000))
     path = tmp_path / "part.orc"
     paorc.write_table(table, path, compression=compression, stripe_size=1)
     facts = facts_of(path)
@@ -68,7 +70,7 @@ def test_every_compression_is_read_stripe_by_stripe(tmp_path: Path, compression:
     found = [reader.read(unit, ["point", "id", "word", "tags"]) for unit in facts.units]
     reader.close()
     assert len(found) > 1
-    assert same(pa.concat_tables(found), table.select(["point", "id", "word", "tags"]))
+    assert pa.concat_tables(found).equals(table.select(["point", "id", "word", "tags"]))
     assert dict(facts.null_counts) == {name: table[name].null_count for name in table.column_names}
 
 
@@ -77,13 +79,13 @@ def test_a_tail_is_one_request_and_a_large_one_two(tmp_path: Path) -> None:
     small = stripes(tmp_path / "small.orc", sample(10, ["id", "word"]))
     assert facts_of(small, source=remote(handler)) == facts_of(small)
     assert handler.num_reads == 1
-    wide = pa.table({f"column_{number:05}": [number] for number in range(1_200)})
+    wide = pa.table({f"column {number} " * 30: [number] for number in range(300)})
     large = stripes(tmp_path / "large.orc", wide)
     handler.num_reads = 0
     facts = facts_of(large, source=remote(handler))
     assert large.stat().st_size > TAIL_BYTES
     assert handler.num_reads == 2
-    assert len(facts.schema) == 1_200
+    assert len(facts.schema) == 300
     assert [unit.num_rows for unit in facts.units] == [1]
 
 
@@ -122,6 +124,30 @@ def test_stripes_are_left_out_or_taken_whole_by_their_statistics(tmp_path: Path)
     assert presences(path, ~pc.field("flag"), "flag") == ["ALL", "ALL", "NONE"]
     assert presences(path, (pc.field("id") < 2) | (pc.field("word") > "w3"), "id", "word") == ["ALL", "NONE", "ALL"]
     assert presences(path, pc.field("id").isin([1, 5]), "id") == ["SOME", "NONE", "SOME"]
+
+
+def test_dates_times_and_nulls_have_statistics_too(tmp_path: Path) -> None:
+    first = dt.datetime(2026, 1, 1)  # noqa: DTZ001
+    tables = [
+        pa.table(
+            {
+                "day": pa.array([first.date() + dt.timedelta(days=day)] * 2),
+                "time": pa.array([first + dt.timedelta(days=day)] * 2, pa.timestamp("ns")),
+                "some": pa.array([day, None]),
+                "none": pa.array([None, None], pa.int32()),
+                "word": ["so that a stripe", "is not empty to its writer"],
+            }
+        )
+        for day in range(3)
+    ]
+    path = stripes(tmp_path / "part.orc", *tables)
+    second = first + dt.timedelta(days=1)
+    assert presences(path, pc.field("day") >= second.date(), "day") == ["NONE", "ALL", "ALL"]
+    assert presences(path, pc.field("time") < second - dt.timedelta(hours=1), "time") == ["ALL", "NONE", "NONE"]
+    assert presences(path, pc.field("some") >= 1, "some") == ["NONE", "SOME", "SOME"]
+    assert presences(path, pc.field("some").is_valid(), "some") == ["SOME"] * 3
+    assert presences(path, pc.field("none").is_valid(), "none") == ["NONE"] * 3
+    assert presences(path, pc.field("none") > 0, "none") == ["NONE"] * 3
 
 
 def test_floats_are_never_said_to_pass_all_and_nan_hides_no_row(tmp_path: Path) -> None:

@@ -44,15 +44,15 @@ PATH_ID, POSITION_ID = 2147483546, 2147483545
 class Warehouse:
     """A catalog in a directory, and the tables in it."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, **storage: str) -> None:
         self.directory = directory
-        self.config = {
-            "name": "test",
-            "type": "sql",
+        settings = {
             "uri": f"sqlite:///{directory}/catalog.db",
             "warehouse": f"file://{directory}/warehouse",
+            **storage,
         }
-        self.catalog = SqlCatalog("test", uri=self.config["uri"], warehouse=self.config["warehouse"])
+        self.config = {"name": "test", "type": "sql", **settings}
+        self.catalog = SqlCatalog("test", **settings)
         self.catalog.create_namespace("db")
         self._numbers = itertools.count()
 

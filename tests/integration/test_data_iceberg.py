@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from iceberg_tables import Warehouse, read
 from pyiceberg.expressions import And, EqualTo, In
@@ -21,6 +22,7 @@ from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.typedef import Record
 from pyiceberg.types import DecimalType, DoubleType, IntegerType, LongType, NestedField, StringType, StructType
+from s3 import ADMIN, S3Server, s3
 
 from strata.data.iceberg import plan_table, table_state
 from strata.data.plan import Plan
@@ -42,6 +44,9 @@ SCHEMA = Schema(
     NestedField(NAME, "name", StringType()),
     NestedField(SCORE, "score", DoubleType()),
 )
+
+
+__all__ = ["s3"]  # a fixture
 
 
 @pytest.fixture
@@ -133,6 +138,29 @@ def test_orc_files_are_read_by_stripes_and_by_their_ids(warehouse: Warehouse) ->
     assert plan.num_units > 1
     assert found.column_names == ["id", "label", "score"]
     assert_same_rows(found, oracle(table))
+    warehouse.delete_positions(table, {plan.files[0].file.path: [0, 501, 999]})
+    filtered, _ = planned(table, scan_filter="label = 'n1' or id > 900")
+    assert_same_rows(filtered, oracle(table, row_filter="label = 'n1' or id > 900"))
+
+
+def test_tables_of_the_first_format_version_are_read(warehouse: Warehouse) -> None:
+    table = warehouse.create("first", SCHEMA, properties={"format-version": "1"})
+    table.append(rows(0, 30))
+    table.append(rows(30, 50))
+    found, _ = planned(table, scan_filter="id >= 10")
+    assert table.format_version == 1
+    assert_same_rows(found, oracle(table, row_filter="id >= 10"))
+
+
+def test_files_of_several_partition_specs_are_read_together(warehouse: Warehouse) -> None:
+    table = warehouse.create("respecified", SCHEMA)
+    table.append(rows(0, 30))
+    table.update_spec().add_identity("name").commit()
+    table.append(rows(30, 60))
+    found, plan = planned(table, scan_filter="name = 'n1'")
+    assert (plan.pruning.num_files, plan.pruning.num_files_pruned) == (7, 5)
+    assert_same_rows(found, oracle(table, row_filter="name = 'n1'"))
+    assert_same_rows(planned(table)[0], oracle(table))
 
 
 def test_orc_and_parquet_files_without_ids_are_read_with_the_name_mapping(warehouse: Warehouse) -> None:
@@ -243,6 +271,34 @@ def test_a_file_whose_column_cannot_be_read_as_the_tables_is_refused_by_name(war
         plan_table(table)
     found, _ = planned(table, columns=["name"])
     assert found["name"].to_pylist() == ["a", "b"]
+
+
+# --- elsewhere ---
+
+
+def test_a_table_on_s3_is_read_through_what_its_catalog_says_of_the_storage(tmp_path: Path, s3: S3Server) -> None:
+    warehouse = Warehouse(
+        tmp_path,
+        warehouse=s3.new_url(),
+        **{
+            "s3.endpoint": s3.endpoint,
+            "s3.region": "us-east-1",
+            "s3.access-key-id": ADMIN["access_key_id"],
+            "s3.secret-access-key": ADMIN["secret_access_key"],
+        },
+    )
+    table = warehouse.create("clicks", SCHEMA)
+    for part in ((0, 50), (50, 80)):
+        table.append(rows(*part))
+    source, plan = plan_table("db.clicks", warehouse.config, scan_filter="id >= 20 and name = 'n1'")
+    assert not source.is_local
+    copied = pickle.loads(pickle.dumps((source, plan)))
+    assert_same_rows(read(*copied), oracle(table, row_filter="id >= 20 and name = 'n1'"))
+    assert all(planned.file.name.startswith("data/") for planned in plan.files)
+    source.filesystem.delete_file(plan.files[0].file.path)
+    with pytest.raises(DataFileMissing, match="data/"):
+        plan_table("db.clicks", warehouse.config)
+    warehouse.close()
 
 
 # --- filters ---
@@ -527,6 +583,20 @@ def test_files_that_are_gone_or_damaged_are_named_or_skipped(warehouse: Warehous
     Path(paths[2]).unlink()
     with pytest.raises(NoData, match="none of its 3 files can be read"):
         plan_table(table, on_error="skip")
+
+
+def test_a_damaged_row_group_that_is_found_while_counting_is_named_or_skipped(warehouse: Warehouse) -> None:
+    table, paths = groups_of_ten(warehouse, (0, 30))
+    column = pq.ParquetFile(paths[0]).metadata.row_group(1).column(1)
+    data = bytearray(Path(paths[0]).read_bytes())
+    first = column.dictionary_page_offset or column.data_page_offset
+    data[first : first + column.total_compressed_size] = b"\xff" * column.total_compressed_size
+    Path(paths[0]).write_bytes(data)
+    with pytest.raises(DataFileInvalid, match=r"files-000\.parquet: row group 1, which begins with row 10"):
+        plan_table(table, scan_filter="name = 'n1'")
+    source, plan = plan_table(table, scan_filter="name = 'n1'", on_error="skip")
+    assert read(source, plan)["id"].to_pylist() == [1, 6, 26]
+    assert [reason.split(":")[0] for _, reason in plan.pruning.skipped] == ["row group 1"]
 
 
 def test_avro_data_files_are_refused_with_the_cure(warehouse: Warehouse) -> None:

@@ -25,10 +25,10 @@ SOURCE = Source(pafs.LocalFileSystem(), is_local=True)
 class FakeFormat:
     """Units are chunks of a fixed number of rows. A file of None cannot be read."""
 
-    tables: dict[str, pa.Table | None] = field(default_factory=dict)
+    tables: dict[str, pa.Table | None] = field(default_factory=dict, repr=False)
     unit_rows: int = 4
     is_typed: bool = True
-    bad_units: set[tuple[str, int]] = field(default_factory=set)
+    bad_units: set[tuple[str, int]] = field(default_factory=set, repr=False)
     name: str = "fake"
     unit_name: str = "chunk"
 

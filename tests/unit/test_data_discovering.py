@@ -300,7 +300,7 @@ def test_a_directory_that_may_not_be_read_is_denied(tmp_path: Path, monkeypatch:
         search(tmp_path)
 
 
-def test_two_thousand_files_are_listed_in_a_fiftieth_of_a_second(tmp_path: Path) -> None:
+def test_two_thousand_files_are_listed_within_60_ms_of_processor_time(tmp_path: Path) -> None:
     for i in range(10):
         (tmp_path / f"d={i}").mkdir()
         for j in range(200):
@@ -310,7 +310,7 @@ def test_two_thousand_files_are_listed_in_a_fiftieth_of_a_second(tmp_path: Path)
         begin_s = time.process_time()
         assert len(search(tmp_path)) == 2_000
         took_s.append(time.process_time() - begin_s)
-    assert min(took_s) < 0.06  # a third of it on a quiet machine
+    assert min(took_s) < 0.06
 
 
 # Formats

@@ -67,7 +67,7 @@ def test_files_that_are_known_are_not_opened_again(cache: SurveyCache) -> None:
     assert stat.S_IMODE(entry(cache).stat().st_mode) == 0o600
 
 
-def test_another_filter_or_other_columns_are_another_survey(cache: SurveyCache) -> None:
+def test_another_filter_other_columns_or_another_option_of_the_format_is_another_survey(cache: SurveyCache) -> None:
     fake = FakeFormat()
     files = two_files(fake)
     for options in (
@@ -81,7 +81,9 @@ def test_another_filter_or_other_columns_are_another_survey(cache: SurveyCache) 
         fake.calls.clear()
         look(fake, files, cache, **options)
         assert fake.calls["inspect", "a"] == 1, options
-    assert len(list(cache.directory.iterdir())) == 6
+    fake.unit_rows = 3
+    assert look(fake, files, cache) == look(fake, files, None), "an option of the format"
+    assert len(list(cache.directory.iterdir())) == 7
 
 
 def test_only_what_changed_is_looked_at(cache: SurveyCache) -> None:

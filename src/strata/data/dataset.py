@@ -14,6 +14,7 @@ from strata.data.changes import explain, summary
 from strata.data.cursor import Cursor, read_cursor
 from strata.data.decoding import Recipe, ThreadDecoder
 from strata.data.delivering import lanes_that_fit
+from strata.data.fetching import Fetcher
 from strata.data.iterating import Pass
 from strata.data.metrics import LoaderRecorder
 from strata.data.order import choose_lanes, choose_window, make_order
@@ -70,7 +71,10 @@ class Dataset:
         self._num_threads = max(1, delivery.num_workers)
         self._recorder = LoaderRecorder(self._num_threads, self._clock)
         self._recorder.planned(plan_s)
-        self._decoders = self._make_decoders()
+        self._processes: list[ProcessDecoder] = []
+        """Kept from one pass to the next: starting them takes a while."""
+        if delivery.worker_type == "process":
+            self._processes = [ProcessDecoder(recipe, recorder) for recorder in self._recorder.workers]
         self._lookout = Lookout(self._facts(), num_workers=self._num_threads)
         self._summary = summary(self.plan)
         self._cursor = self._start_of(0)
@@ -141,10 +145,12 @@ class Dataset:
         )
         pipeline = None
         if steps.num_batches:
+            fetcher = self._fetcher()
             work = Work(
                 plan=self.plan,
                 schedule=Schedule(order, steps, self.ranks.rank, BLOCK_ROWS),
-                decoders=self._decoders,
+                decoders=self._decoders(fetcher),
+                fetcher=fetcher,
                 convert=self._deliverer.convert,
                 present=self._deliverer.present,
                 strategy=by_name(delivery.split_strategy),
@@ -217,9 +223,8 @@ class Dataset:
     def close(self) -> None:
         """Ends what is under way, processes too; the dataset can be used again."""
         self._forget_pass()
-        for decoder in self._decoders:
-            if isinstance(decoder, ProcessDecoder):
-                decoder.shutdown()
+        for decoder in self._processes:
+            decoder.shutdown()
 
     def _moved(self, position: int) -> None:
         self._cursor = msgspec.structs.replace(self._cursor, position=position)
@@ -266,10 +271,16 @@ class Dataset:
             tail=self.delivery.tail,
         )
 
-    def _make_decoders(self) -> Sequence[Decoder]:
-        if self.delivery.worker_type == "thread":
-            return [ThreadDecoder(self._recipe, recorder) for recorder in self._recorder.workers]
-        return [ProcessDecoder(self._recipe, recorder) for recorder in self._recorder.workers]
+    def _decoders(self, fetcher: Fetcher | None) -> Sequence[Decoder]:
+        if self._processes:
+            return self._processes
+        return [ThreadDecoder(self._recipe, recorder, fetcher) for recorder in self._recorder.workers]
+
+    def _fetcher(self) -> Fetcher | None:
+        """Only for what is far away, and not for processes: each of them reads for itself."""
+        if self._recipe.source.is_local or self._processes:
+            return None
+        return Fetcher(self._recipe, budget_bytes=self.delivery.prefetch_bytes)
 
     def _skipped(self, unit: int, error: BaseException) -> None:
         num_rows = int(self.plan.unit_rows[unit])

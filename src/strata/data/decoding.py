@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
@@ -14,6 +14,7 @@ from strata.errors import DataFileChanged, StrataError, TransformFailed
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from strata.data.fetching import Fetcher
     from strata.data.formats.base import Format, Reader
     from strata.data.metrics import WorkerRecorder
     from strata.data.plan import Plan
@@ -33,6 +34,12 @@ class Recipe:
     plan: Plan
     formats: Mapping[str, Format]
     transform: Transform | None = None
+
+    @property
+    def columns(self) -> list[str]:
+        """What is read: the columns to be delivered, and those that only the filter needs."""
+        plan = self.plan
+        return [*plan.columns, *(name for name in plan.condition_columns if name not in plan.columns)]
 
 
 class Decoder(Protocol):
@@ -58,16 +65,27 @@ class Decoder(Protocol):
 class ThreadDecoder:
     """Decodes in the thread that asks."""
 
-    def __init__(self, recipe: Recipe, recorder: WorkerRecorder) -> None:
-        self._recipe = recipe
+    def __init__(self, recipe: Recipe, recorder: WorkerRecorder, fetcher: Fetcher | None = None) -> None:
+        self._recipe = recipe if fetcher is None else replace(recipe, source=fetcher.source)
         self._recorder = recorder
+        self._fetcher = fetcher
         self._readers: OrderedDict[int, Reader] = OrderedDict()
 
     def decode(self, number: int) -> pa.Table:
+        if self._fetcher is None:
+            return self._decode(number)
+        try:
+            with self._recorder.during(State.READ):
+                self._fetcher.wait(number)
+            return self._decode(number)
+        finally:
+            self._fetcher.release(number)
+
+    def _decode(self, number: int) -> pa.Table:
         plan, unit = self._recipe.plan, self._recipe.plan.unit(number)
         file_number = int(plan.unit_file[number])
         planned = plan.files[file_number]
-        wanted = list(plan.columns) + [name for name in plan.condition_columns if name not in plan.columns]
+        wanted = self._recipe.columns
         reader = self._reader(file_number)
         before = reader.bytes_read
         try:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from strata.data.assembling import Batches
     from strata.data.columns import Chunk
     from strata.data.decoding import Decoder
+    from strata.data.fetching import Fetcher
     from strata.data.metrics import LoaderRecorder, WorkerRecorder
     from strata.data.plan import Plan
     from strata.data.schedule import Outline, Schedule
@@ -81,6 +82,8 @@ class Work:
     recorder: LoaderRecorder
     budget_bytes: int
     """Decoded and not handed over."""
+    fetcher: Fetcher | None = None
+    """Asked for the bytes of units that are due."""
     skips_bad_units: bool = False
     on_skip: Callable[[int, BaseException], None] = field(default=lambda _unit, _error: None)
 
@@ -145,6 +148,8 @@ class Pipeline:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(JOIN_S)
+        if self._work.fetcher is not None:
+            self._work.fetcher.close()
         self._pending.clear()
         self._units.clear()
 
@@ -213,6 +218,9 @@ class Pipeline:
         tasks = [Task(u.number, int(plan.unit_bytes[u.number]), int(plan.unit_rows[u.number])) for u in fresh]
         for queue, numbers in zip(self._queues, self._work.strategy(tasks, len(self._queues)), strict=True):
             queue.extend(self._units[number] for number in numbers)
+        if self._work.fetcher is not None:
+            for unit in fresh:
+                self._work.fetcher.ahead(unit.number)
 
     def _block_to_assemble(self) -> _Pending | None:
         num_assembled = 0

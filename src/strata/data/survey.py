@@ -7,6 +7,7 @@ that a million of them is read in no time.
 
 from __future__ import annotations
 
+import operator
 import struct
 from typing import TYPE_CHECKING
 
@@ -87,8 +88,13 @@ class Survey(msgspec.Struct, frozen=True):
     """What could not be read and was to be skipped: file (and unit), reason."""
 
 
+_NUMBERS = operator.attrgetter("index", "num_rows", "first_row", "offset", "num_bytes")
+
+
 def facts_of(file: DataFile, facts: FileFacts, schema: int) -> SurveyedFile:
-    units = facts.units
+    """What a file said of itself, whose schema is the survey's with this number."""
+    columns = zip(*map(_NUMBERS, facts.units), strict=True) if facts.units else [()] * 5
+    index, rows, first_row, offset, num_bytes = map(pack, columns)
     nulls = facts.null_counts
     return SurveyedFile(
         path=file.path,
@@ -98,11 +104,11 @@ def facts_of(file: DataFile, facts: FileFacts, schema: int) -> SurveyedFile:
         partition=file.partition,
         version=facts.version,
         schema=schema,
-        index=pack([unit.index for unit in units]),
-        rows=pack([unit.num_rows for unit in units]),
-        first_row=pack([unit.first_row for unit in units]),
-        offset=pack([unit.offset for unit in units]),
-        num_bytes=pack([unit.num_bytes for unit in units]),
+        index=index,
+        rows=rows,
+        first_row=first_row,
+        offset=offset,
+        num_bytes=num_bytes,
         null_counts=pack([nulls.get(name, -1) for name in facts.schema.names]),
     )
 

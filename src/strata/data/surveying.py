@@ -7,77 +7,38 @@ alone. Each answer is kept for the next run.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import posixpath
 import threading
-from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 import msgspec
 import pyarrow as pa
 
-from strata.data import expressions, filters, survey_cache
-from strata.data.fitting import PlainFit
+from strata.data import expressions, survey_cache
+from strata.data.counting import condition_schema, count_passing
 from strata.data.formats.base import Presence
+from strata.data.looking import Looking, Progress, attempts, known_values
 from strata.data.partitions import partition_values
-from strata.data.schemas import retyped, unify
-from strata.data.survey import (
-    Survey,
-    SurveyedFile,
-    facts_of,
-    named_schemas,
-    pack,
-    schema_bytes,
-    schema_of,
-    unpack,
-)
-from strata.errors import DataError, StorageError
+from strata.data.survey import Survey, SurveyedFile, facts_of, schema_bytes, schema_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from strata.data.expressions import Resolved
     from strata.data.files import DataFile
     from strata.data.filters import Condition
-    from strata.data.formats.base import Format, Unit
+    from strata.data.formats.base import Format
+    from strata.data.looking import OnError
     from strata.data.source import Source
     from strata.data.survey import Partition
     from strata.data.survey_cache import SurveyCache
 
-    T = TypeVar("T")
-    R = TypeVar("R")
+__all__ = ["Progress", "survey"]
 
 MAX_UNIT_BYTES = 16 << 20
 """Of a format that leaves the size of units open: small enough that several are decoded at once and fit in memory."""
 MAX_THREADS = 64
-_COUNT_AT_ONCE = 8
-"""Units of one file that one thread counts before it takes others."""
-
-OnError = Literal["raise", "skip"]
-
-
-class Progress(Protocol):
-    """Told what is being done, and how much of it is; from any thread, one at a time."""
-
-    def __call__(self, what: str, done: int, total: int) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Looking:
-    source: Source
-    format: Format
-    columns: list[str] | None
-    """What is delivered."""
-    read_columns: list[str] | None
-    """Whose bytes count: the filter needs some too."""
-    schema: pa.Schema | None
-    condition: Condition | None
-    partition_fields: list[pa.Field]
-    unit_bytes: int
-    num_threads: int
-    on_error: OnError
-    progress: Progress | None
 
 
 def survey(
@@ -110,7 +71,7 @@ def survey(
         SchemaMismatch: The filter does not fit the files.
     """
     wanted = None if columns is None else sorted({*columns, *(condition.columns if condition else ())})
-    looking = _Looking(
+    looking = Looking(
         source=source,
         format=format,
         columns=None if columns is None else list(columns),
@@ -126,7 +87,7 @@ def survey(
     key = survey_cache.key(
         source_kind=source.filesystem.type_name,
         roots=roots or _common(files),
-        format_name=format.name,
+        format_name=_told(format),
         columns=wanted,
         condition_text=condition.text if condition else "",
         unit_bytes=looking.unit_bytes,
@@ -134,14 +95,14 @@ def survey(
     known = cache.load(key) if cache else None
     opened = _not_pruned(looking, files)
     schemas, found, skipped = _inspect(looking, opened, known)
-    condition_schema = b""
+    counted_as = b""
     partition_schema = schema_bytes(pa.schema(looking.partition_fields))
     if condition is not None and found:
-        dataset = _condition_schema(looking, schemas, found)
-        condition_schema = schema_bytes(dataset)
-        if known is None or (known.condition_schema, known.partition_schema) != (condition_schema, partition_schema):
+        dataset = condition_schema(looking, schemas, found)
+        counted_as = schema_bytes(dataset)
+        if known is None or (known.condition_schema, known.partition_schema) != (counted_as, partition_schema):
             found = [msgspec.structs.replace(file, passing=None, num_counted=0) for file in found]
-        found, bad = _count(looking, schemas, found, dataset)
+        found, bad = count_passing(looking, schemas, found, dataset)
         skipped += bad
     made = Survey(
         format=format.name,
@@ -152,7 +113,7 @@ def survey(
         num_files=len(files),
         num_files_pruned=len(files) - len(opened),
         condition_text=condition.text if condition else "",
-        condition_schema=condition_schema,
+        condition_schema=counted_as,
         skipped=tuple(skipped),
     )
     if cache:
@@ -165,6 +126,12 @@ def survey(
 def _default_threads(source: Source) -> int:
     # Near, looking is mostly the interpreter's work and counting mostly the decoder's; far away, both are waiting.
     return max(4, min(os.cpu_count() or 1, 16)) if source.is_local else 16
+
+
+def _told(format: Format) -> str:
+    """The format with its options, where it has any: another delimiter makes other rows."""
+    made: object = format
+    return repr(made) if dataclasses.is_dataclass(made) else format.name
 
 
 def _common(files: Sequence[DataFile]) -> list[str]:
@@ -188,7 +155,7 @@ def _without_bad(made: Survey) -> Survey:
 # --- partitions ---
 
 
-def _not_pruned(looking: _Looking, files: Sequence[DataFile]) -> list[DataFile]:
+def _not_pruned(looking: Looking, files: Sequence[DataFile]) -> list[DataFile]:
     """Files of which some row may pass, by what stands in their paths."""
     fields = [
         field for field in looking.partition_fields if looking.condition and field.name in looking.condition.columns
@@ -202,22 +169,17 @@ def _not_pruned(looking: _Looking, files: Sequence[DataFile]) -> list[DataFile]:
             places[file.partition] = len(rows)
             rows.append(partition_values(file, looking.partition_fields))
     try:
-        resolved = expressions.resolve(expressions.decode(looking.condition.expression), _known(fields, rows))
+        resolved = expressions.resolve(expressions.decode(looking.condition.expression), known_values(fields, rows))
     except pa.ArrowException:  # compared with something of another type: `filters.check` will say so
         return list(files)
     return [file for file in files if resolved[places[file.partition]].presence is not Presence.NONE]
-
-
-def _known(fields: Sequence[pa.Field], rows: Sequence[dict[str, object]]) -> pa.Table:
-    arrays = [pa.array([row.get(field.name) for row in rows], field.type) for field in fields]
-    return pa.Table.from_arrays(arrays, names=[field.name for field in fields])
 
 
 # --- units ---
 
 
 def _inspect(
-    looking: _Looking, files: Sequence[DataFile], known: Survey | None
+    looking: Looking, files: Sequence[DataFile], known: Survey | None
 ) -> tuple[list[pa.Schema], list[SurveyedFile], list[tuple[str, str]]]:
     """The different schemas, files in the order in which they were given, and what was skipped."""
     kept = {file.path: file for file in known.files} if known else {}
@@ -232,7 +194,7 @@ def _inspect(
         return facts_of(files[number], facts, numbers.of(facts.schema))
 
     skipped = []
-    for number, made in zip(new, _attempts(looking, look, new, "looking at files"), strict=True):
+    for number, made in zip(new, attempts(looking, look, new, "looking at files"), strict=True):
         if isinstance(made, Exception):
             skipped.append((files[number].name, str(made)))
         else:
@@ -279,237 +241,3 @@ def _renumbered(schemas: list[pa.Schema], files: list[SurveyedFile]) -> tuple[li
         return schemas[: len(order)], files
     renumbered = [msgspec.structs.replace(file, schema=order[file.schema]) for file in files]
     return [schemas[old] for old in order], renumbered
-
-
-# --- rows that pass ---
-
-
-def _condition_schema(looking: _Looking, schemas: Sequence[pa.Schema], files: Sequence[SurveyedFile]) -> pa.Schema:
-    """The filter's columns, as all files agree on them. What is delivered is checked too, before the work of counting."""
-    assert looking.condition is not None
-    partitions = [field.name for field in looking.partition_fields]
-    names = dict.fromkeys([*(name for schema in schemas for name in schema.names), *partitions])
-    filters.check_names(looking.condition, list(names))
-    unified = unify(
-        named_schemas(schemas, files),
-        columns=looking.columns,
-        condition_columns=looking.condition.columns,
-        partition_fields=looking.partition_fields,
-        is_typed=looking.format.is_typed,
-        schema=looking.schema,
-    )
-    used = pa.schema([unified.schema.field(name) for name in looking.condition.columns])
-    filters.check(looking.condition, used)
-    return used
-
-
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """Units of one file whose rows have to be counted."""
-
-    number: int
-    """Of the file."""
-    units: list[Unit]
-
-
-@dataclass(slots=True)
-class _Tally:
-    """What is known so far of the rows that pass, of files that were not counted before."""
-
-    passing: dict[int, list[int]]
-    """By the file's number, then by unit."""
-    counted: dict[int, int]
-    skipped: list[tuple[str, str]]
-
-
-def _count(
-    looking: _Looking, schemas: Sequence[pa.Schema], files: list[SurveyedFile], dataset: pa.Schema
-) -> tuple[list[SurveyedFile], list[tuple[str, str]]]:
-    """How many rows of each unit pass."""
-    new = [number for number, file in enumerate(files) if file.passing is None]
-    tally = _Tally({}, dict.fromkeys(new, 0), [])
-    unsettled: list[tuple[int, Resolved]] = []
-    for number, left in zip(new, _resolve(looking, schemas, [files[number] for number in new], dataset), strict=True):
-        rows = unpack(files[number].rows).tolist()
-        tally.passing[number] = rows if left.presence is Presence.ALL else [0] * len(rows)
-        if left.presence is Presence.SOME and rows:
-            unsettled.append((number, left))
-    tasks = _ask_statistics(looking, schemas, files, unsettled, tally)
-    _count_rows(looking, schemas, files, tasks, dataset, tally)
-    made = list(files)
-    for number in new:
-        made[number] = msgspec.structs.replace(
-            files[number], passing=pack(tally.passing[number]), num_counted=tally.counted[number]
-        )
-    return made, tally.skipped
-
-
-def _ask_statistics(
-    looking: _Looking,
-    schemas: Sequence[pa.Schema],
-    files: Sequence[SurveyedFile],
-    unsettled: Sequence[tuple[int, Resolved]],
-    tally: _Tally,
-) -> list[_Task]:
-    """What statistics leave to be counted."""
-
-    def ask(each: tuple[int, Resolved]) -> list[Presence]:
-        number, left = each
-        return _presence(looking, files[number], schemas[files[number].schema], left)
-
-    tasks = []
-    answers = _attempts(looking, ask, unsettled, "asking statistics")
-    for (number, _), answer in zip(unsettled, answers, strict=True):
-        if isinstance(answer, Exception):
-            tally.skipped.append((files[number].name, str(answer)))
-            continue
-        units = files[number].facts(schemas[files[number].schema]).units
-        told = list(zip(units, answer, strict=True))
-        tally.passing[number] = [unit.num_rows if presence is Presence.ALL else 0 for unit, presence in told]
-        some = [unit for unit, presence in told if presence is Presence.SOME]
-        tasks += [_Task(number, some[at : at + _COUNT_AT_ONCE]) for at in range(0, len(some), _COUNT_AT_ONCE)]
-    return tasks
-
-
-def _count_rows(
-    looking: _Looking,
-    schemas: Sequence[pa.Schema],
-    files: Sequence[SurveyedFile],
-    tasks: Sequence[_Task],
-    dataset: pa.Schema,
-    tally: _Tally,
-) -> None:
-    def count(task: _Task) -> list[int | DataError | StorageError]:
-        return _count_units(looking, files[task.number], schemas[files[task.number].schema], dataset, task.units)
-
-    for task, counts in zip(tasks, _attempts(looking, count, tasks, "counting rows"), strict=True):
-        name, passing = files[task.number].name, tally.passing[task.number]
-        tally.counted[task.number] += len(task.units)
-        if isinstance(counts, Exception):
-            tally.skipped.append((name, str(counts)))
-            continue
-        places = {index: place for place, index in enumerate(unpack(files[task.number].index).tolist())}
-        for unit, found in zip(task.units, counts, strict=True):
-            if isinstance(found, Exception):
-                tally.skipped.append((name, str(found)))
-            else:
-                passing[places[unit.index]] = found
-
-
-def _resolve(
-    looking: _Looking, schemas: Sequence[pa.Schema], files: Sequence[SurveyedFile], dataset: pa.Schema
-) -> list[Resolved]:
-    """What is left of the filter for each file, whose partition is known and which may lack columns."""
-    assert looking.condition is not None
-    tree = expressions.decode(looking.condition.expression)
-    partitions = {field.name for field in looking.partition_fields}
-    groups: dict[tuple[int, Partition], tuple[int, int]] = {}
-    rows: dict[int, list[dict[str, object]]] = {}
-    for file in files:
-        if (file.schema, file.partition) not in groups:
-            known = rows.setdefault(file.schema, [])
-            groups[file.schema, file.partition] = (file.schema, len(known))
-            known.append(partition_values(file.data_file(), looking.partition_fields) if partitions else {})
-    resolved: dict[int, list[Resolved]] = {}
-    for number, known in rows.items():
-        there = set(schemas[number].names) - partitions
-        fields = [field for field in dataset if field.name not in there]
-        if fields:
-            resolved[number] = expressions.resolve(tree, _known(fields, known))
-        else:
-            left = expressions.Resolved(Presence.SOME, looking.condition.expression, looking.condition.columns)
-            resolved[number] = [left] * len(known)
-    places = (groups[file.schema, file.partition] for file in files)
-    return [resolved[number][place] for number, place in places]
-
-
-def _presence(looking: _Looking, file: SurveyedFile, schema: pa.Schema, left: Resolved) -> list[Presence]:
-    facts = file.facts(schema)
-    partitions = {field.name for field in looking.partition_fields}
-    if not all(name in schema.names and name not in partitions for name in left.columns):
-        return [Presence.SOME] * len(facts.units)
-    return looking.format.presence(looking.source, file.data_file(), facts, left.expression, left.columns)
-
-
-def _count_units(
-    looking: _Looking, file: SurveyedFile, schema: pa.Schema, dataset: pa.Schema, units: Sequence[Unit]
-) -> list[int | DataError | StorageError]:
-    assert looking.condition is not None
-    data_file = file.data_file()
-    constants = partition_values(data_file, looking.partition_fields) if looking.partition_fields else {}
-    fit = PlainFit(schema, dataset, constants, file.name)
-    columns = fit.file_columns(looking.condition.columns)
-    read_schema = schema if looking.format.is_typed else retyped(schema, dataset)
-    reader = looking.format.open(looking.source, data_file, read_schema, file.version)
-    counts: list[int | DataError | StorageError] = []
-    try:
-        for unit in units:
-            try:
-                table = fit.apply(reader.read(unit, columns), unit, looking.condition.columns)
-                counts.append(expressions.count(table, looking.condition.expression))
-            except (DataError, StorageError) as error:
-                if looking.on_error == "raise":
-                    raise
-                counts.append(error)
-    finally:
-        reader.close()
-    return counts
-
-
-# --- threads ---
-
-
-def _attempts(
-    looking: _Looking, function: Callable[[T], R], items: Sequence[T], what: str
-) -> list[R | DataError | StorageError]:
-    """The function's result for each item, in order; with on_error="skip", the error where it failed."""
-    results: list[Any] = [None] * len(items)
-    failed: dict[int, BaseException] = {}
-    lock = threading.Lock()
-    stop = threading.Event()
-    left = iter(range(len(items)))
-    done = 0
-
-    def attempt(number: int) -> None:
-        try:
-            results[number] = function(items[number])
-        except (DataError, StorageError) as error:
-            if looking.on_error == "raise":
-                raise
-            results[number] = error
-
-    def work() -> None:
-        nonlocal done
-        while not stop.is_set():
-            with lock:
-                number = next(left, -1)
-            if number < 0:
-                return
-            try:
-                attempt(number)
-                if looking.progress is not None:
-                    with lock:
-                        done += 1
-                        looking.progress(what, done, len(items))
-            except BaseException as error:
-                stop.set()
-                failed[number] = error
-                raise
-
-    _in_threads(work, min(looking.num_threads, len(items)), stop)
-    if failed:
-        raise failed[min(failed)]  # of several, the first file's
-    return results
-
-
-def _in_threads(work: Callable[[], None], num_threads: int, stop: threading.Event) -> None:
-    """Until all are done. What they raise they have noted themselves."""
-    if num_threads <= 1:
-        work()
-        return
-    with ThreadPoolExecutor(num_threads, thread_name_prefix="strata-survey") as pool:
-        try:
-            wait([pool.submit(work) for _ in range(num_threads)])
-        except BaseException:  # Ctrl-C: nobody begins another file
-            stop.set()
-            raise

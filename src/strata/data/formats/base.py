@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pyarrow.compute as pc
 
     from strata.data.files import DataFile
+    from strata.data.ranges import Range
     from strata.data.source import Source
 
 
@@ -73,6 +74,17 @@ class Reader(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Ranged(Protocol):
+    """A format that knows which bytes a unit's columns are in, so that they can be fetched before they are needed."""
+
+    def ranges(
+        self, source: Source, file: DataFile, columns: Sequence[str], version: str
+    ) -> Mapping[int, Sequence[Range]]:
+        """By the index of the unit, for all units of the file. Raises what `Reader.read` does."""
+        ...
 
 
 class Format(Protocol):

@@ -69,7 +69,7 @@ class OrcFormat:
         with source.open(file) as opened:
             parts = _Parts(file, opened)
             parsed = _read_tail(file, parts)
-            schema = _open_native(file, parts).schema.remove_metadata()
+            schema = _open_native(file, parts)[1]
         tail = parsed.tail
         names = [name for name in (tail.column_ids if columns is None else columns) if name in tail.column_ids]
         sizes = _column_bytes(parsed, {number for name in names for number in tail.column_ids[name]})
@@ -93,16 +93,16 @@ class OrcFormat:
             raise DataFileInvalid(
                 f"{file.name}: the statistics of its orc stripes are damaged ({error}); {CURE}"
             ) from error
-        known = [
-            _Known(facts.schema, tail, unit, {name: statistics[unit.index].get(numbers[name]) for name in numbers})
-            for unit in facts.units
-        ]
-        guarantees = [each.guarantee for each in known]
         try:
+            known = [
+                _Known(facts.schema, tail, unit, {name: statistics[unit.index].get(numbers[name]) for name in numbers})
+                for unit in facts.units
+            ]
+            guarantees = [each.guarantee for each in known]
             possible = _may_pass(facts.schema, guarantees, condition)
             # Not `~condition` alone: a condition can be null of itself, and then neither it nor its inverse is true.
             doubtful = _may_pass(facts.schema, guarantees, ~condition | condition.is_null())
-        except (pa.ArrowException, TypeError):  # not to be answered by statistics; evaluating it will say why
+        except (pa.ArrowException, TypeError, OverflowError):  # not to be answered so; evaluating it will say why
             return [Presence.SOME] * len(facts.units)
         return [
             Presence.NONE
@@ -127,11 +127,7 @@ class OrcReader:
         self._parts: _Parts | None = None
         self._tail: Tail | None = None
         self._native: paorc.ORCFile | None = None
-        self._bytes_read = 0
-
-    @property
-    def bytes_read(self) -> int:
-        return self._bytes_read + (self._parts.bytes_read if self._parts is not None else 0)
+        self.bytes_read = 0
 
     def read(self, unit: Unit, columns: Sequence[str]) -> pa.Table:
         if not columns:
@@ -155,22 +151,27 @@ class OrcReader:
             raise DataFileInvalid(f"{place} is damaged ({shortened(error)}); {CURE}") from error
         finally:
             parts.forget()
+            self._count(parts)
         if table.num_rows != unit.num_rows:
             raise DataFileInvalid(f"{place} has {table.num_rows} rows, not {unit.num_rows} as planned; {CURE}")
         return table
 
     def close(self) -> None:
         if self._parts is not None:
-            self._bytes_read += self._parts.bytes_read
+            self._count(self._parts)
             self._parts.opened.close()
         self._parts = self._tail = self._native = None
+
+    def _count(self, parts: _Parts) -> None:
+        self.bytes_read += parts.bytes_read
+        parts.bytes_read = 0
 
     def _open(self) -> tuple[_Parts, Tail, paorc.ORCFile]:
         if self._parts is None or self._tail is None or self._native is None:
             self.close()
             self._parts = _Parts(self._file, self._source.open(self._file))
             tail = _read_tail(self._file, self._parts, version=self._version).tail
-            self._native = _open_native(self._file, self._parts)
+            self._native, _ = _open_native(self._file, self._parts)
             self._parts.forget()
             self._tail = tail
         return self._parts, self._tail, self._native
@@ -297,9 +298,10 @@ def _read_tail(file: DataFile, parts: _Parts, *, version: str | None = None) -> 
     return _Parsed(tail, offset, data)
 
 
-def _open_native(file: DataFile, parts: _Parts) -> paorc.ORCFile:
+def _open_native(file: DataFile, parts: _Parts) -> tuple[paorc.ORCFile, pa.Schema]:
     try:
-        return paorc.ORCFile(pa.PythonFile(parts, mode="r"))
+        native = paorc.ORCFile(pa.PythonFile(parts, mode="r"))
+        return native, native.schema.remove_metadata()
     except (pa.ArrowException, OSError, ValueError) as error:
         if parts.failure is not None:
             raise parts.failure from error

@@ -181,6 +181,9 @@ def fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
 
 
 def _varint(data: memoryview, position: int) -> tuple[int, int]:
+    """The number that begins there, and where it ends."""
+    if position < len(data) and data[position] < 0x80:  # most are small
+        return data[position], position + 1
     value = 0
     for shift, byte in enumerate(data[position : position + _VARINT_BYTES_MAX]):
         value |= (byte & 0x7F) << (7 * shift)

@@ -20,11 +20,12 @@ from pyarrow.parquet.core import ParquetReader as NativeReader
 from strata.data.formats.base import FileFacts, Presence, Unit
 from strata.data.formats.damage import CURE, NUM_HEAD_BYTES, attempt, kind_of
 from strata.data.formats.messages import has_dictionaries
+from strata.data.ranges import Range
 from strata.data.source import reaching
 from strata.errors import DataFileChanged, DataFileInvalid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import pyarrow.parquet as pq
 
@@ -91,6 +92,15 @@ class ParquetFormat:
 
     def open(self, source: Source, file: DataFile, schema: pa.Schema, version: str) -> ParquetReader:  # noqa: ARG002
         return ParquetReader(source, file, version)
+
+    def ranges(
+        self, source: Source, file: DataFile, columns: Sequence[str], version: str
+    ) -> Mapping[int, Sequence[Range]]:
+        with source.open(file) as opened:
+            footer = _Footer(file, _read_tail(source, file, opened, version=version))
+        leaves = [leaf for leaf, _ in footer.leaves_of(columns)]
+        groups = [footer.metadata.row_group(index) for index in range(footer.metadata.num_row_groups)]
+        return {index: [Range(*_range_of(group.column(leaf))) for leaf in leaves] for index, group in enumerate(groups)}
 
 
 class ParquetReader:

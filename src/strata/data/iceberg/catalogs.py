@@ -60,15 +60,18 @@ def open_table(table: str | Table, catalog_config: Mapping[str, Any] | None = No
     config = dict(catalog_config or {})
     if "/" in table or table.endswith(".metadata.json"):
         return _open_static(table, config)
-    catalog = _reach(config)
-    try:
-        return catalog.load_table(table)
-    except (NoSuchTableError, NoSuchNamespaceError, NoSuchIdentifierError):
-        raise InvalidArgument(
-            f"there is no table {table!r} in the catalog{_nearest(catalog, table)}", field="table"
-        ) from None
-    except (RESTError, SQLAlchemyError, OSError, ValueError) as error:
-        raise _explain(error, config) from None
+    with contextlib.ExitStack() as on_error:
+        catalog = _reach(config)
+        on_error.callback(catalog.close)
+        try:
+            found = catalog.load_table(table)
+        except (NoSuchTableError, NoSuchNamespaceError, NoSuchIdentifierError):
+            cure = _nearest(catalog, table)
+            raise InvalidArgument(f"there is no table {table!r} in the catalog{cure}", field="table") from None
+        except (RESTError, SQLAlchemyError, OSError, ValueError) as error:
+            raise _explain(error, config) from None
+        on_error.pop_all()
+        return found
 
 
 def _reach(config: dict[str, Any]) -> Catalog:

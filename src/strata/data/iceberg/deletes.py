@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.orc as orc
 import pyarrow.parquet as pq
 from pyiceberg.manifest import FileFormat
@@ -22,7 +21,6 @@ from pyiceberg.table.puffin import PuffinFile
 from pyroaring import BitMap
 
 from strata.data.iceberg.fitting import NO_ROWS
-from strata.data.source import reaching
 from strata.errors import DataError, DataFileInvalid
 
 if TYPE_CHECKING:
@@ -38,8 +36,12 @@ if TYPE_CHECKING:
 
     Positions = npt.NDArray[np.int64]
 
+MAX_FILE_BYTES = 2 << 30
+"""Of one delete file, which is held in memory while its rows are taken out of it."""
 _VECTOR = "deletion-vector-v1"
 _VECTOR_MAGIC = b"\xd1\xd3\x39\x64"
+_BITMAP_BYTES = 8
+"""At least: its place and its head."""
 CURE = "restore the file, or go back to a snapshot without it"
 
 
@@ -75,46 +77,60 @@ def _read_one(delete: DeleteFile, file: DataFile, source: Source, targets: Seque
     """Of the data files in `targets` alone: deletes of a partition can be many times what a scan needs."""
     if delete.file_format == FileFormat.PUFFIN:
         return _read_vectors(source, file, set(targets))
-    table = read_deletes(delete, file, source, ["file_path", "pos"])
-    wanted = pc.is_in(table["file_path"], value_set=pa.array(targets, table["file_path"].type))
-    table = table.filter(wanted).combine_chunks()
-    paths = pc.dictionary_encode(table["file_path"]).combine_chunks()
-    if not len(paths):
-        return {}
+    table = read_deletes(delete, file, source, ["file_path", "pos"], as_codes=["file_path"])
+    column = table["file_path"]
+    coded = column.unify_dictionaries() if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    paths = coded.combine_chunks()
     codes = paths.indices.to_numpy(zero_copy_only=False)
     rows = table["pos"].cast(pa.int64()).to_numpy()
+    named = paths.dictionary.to_pylist()
+    wanted = set(targets)
+    numbers = [number for number, path in enumerate(named) if path in wanted]
     order = np.argsort(codes, kind="stable")
-    cuts = np.searchsorted(codes[order], np.arange(1, len(paths.dictionary)))
-    return dict(zip(paths.dictionary.to_pylist(), np.split(rows[order], cuts), strict=True))
+    codes = codes[order]
+    ends = zip(np.searchsorted(codes, numbers), np.searchsorted(codes, numbers, side="right"), strict=True)
+    return {named[number]: rows[order[first:last]] for number, (first, last) in zip(numbers, ends, strict=True)}
 
 
-def read_deletes(delete: DeleteFile, file: DataFile, source: Source, columns: list[str] | None) -> pa.Table:
-    """The rows of a delete file.
+def read_deletes(
+    delete: DeleteFile, file: DataFile, source: Source, columns: list[str] | None, *, as_codes: Sequence[str] = ()
+) -> pa.Table:
+    """The rows of a delete file. `as_codes`: columns to keep as dictionaries where the format can.
 
     Raises:
         DataFileInvalid: It is damaged.
         DataError: It is neither Parquet nor ORC.
     """
-    with source.open(file) as opened:
-        try:
-            if delete.file_format == FileFormat.PARQUET:
-                return pq.ParquetFile(opened).read(columns=columns, use_threads=False)
-            if delete.file_format == FileFormat.ORC:
-                return orc.ORCFile(opened).read(columns=columns)
-        except (pa.ArrowException, OSError, KeyError) as error:
-            raise DataFileInvalid(f"{file.name}: this delete file cannot be read ({error}); {CURE}") from error
+    data = pa.BufferReader(_read_whole(source, file))
+    try:
+        if delete.file_format == FileFormat.PARQUET:
+            return pq.ParquetFile(data, read_dictionary=list(as_codes)).read(columns=columns, use_threads=False)
+        if delete.file_format == FileFormat.ORC:
+            return orc.ORCFile(data).read(columns=columns)
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise DataFileInvalid(f"{file.name}: this delete file cannot be read ({error}); {CURE}") from error
     raise DataError(
         f"{file.name}: delete files of the format {delete.file_format.name} are not read; compact the table "
         "(Spark: CALL system.rewrite_data_files), which applies them"
     )
 
 
+def _read_whole(source: Source, file: DataFile) -> pa.Buffer:
+    """All of it before it is decoded: what fails after that is damage, and not the storage."""
+    if file.size_bytes > MAX_FILE_BYTES:
+        raise DataError(
+            f"{file.name} is a delete file of {file.size_bytes} bytes, at most {MAX_FILE_BYTES} are read; compact the table "
+            "(Spark: CALL system.rewrite_data_files), which applies it"
+        )
+    return source.read(file, 0, file.size_bytes)
+
+
 # --- deletion vectors ---
 
 
 def _read_vectors(source: Source, file: DataFile, targets: set[str]) -> dict[str, Positions]:
-    with reaching(file.name):
-        data = source.read(file, 0, file.size_bytes).to_pybytes()
+    """A vector that a newer file has replaced may still be in an older one: the newer says the same rows, and more."""
+    data = _read_whole(source, file).to_pybytes()
     try:
         puffin = PuffinFile(data)
         vectors = [
@@ -123,7 +139,7 @@ def _read_vectors(source: Source, file: DataFile, targets: set[str]) -> dict[str
             if blob.type == _VECTOR
         ]
         return {path: decode_vector(payload) for path, payload in vectors if path in targets}
-    except (ValueError, KeyError, IndexError) as error:
+    except (ValueError, KeyError) as error:
         raise DataFileInvalid(f"{file.name}: its deletion vectors cannot be read ({error}); {CURE}") from error
 
 
@@ -144,6 +160,8 @@ def decode_vector(blob: bytes) -> Positions:
     num_bitmaps = int.from_bytes(body[4:12], "little")
     rest, found = body[12:], [NO_ROWS]
     for _ in range(num_bitmaps):
+        if len(rest) < _BITMAP_BYTES:
+            raise ValueError("it ends before its last bitmap")
         high = int.from_bytes(rest[:4], "little")
         bitmap = BitMap.deserialize(rest[4:])
         rest = rest[4 + len(bitmap.serialize()) :]

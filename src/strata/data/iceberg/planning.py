@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from strata.data import filters as row_filters
-from strata.data.formats.orc import OrcFormat
-from strata.data.formats.parquet import ParquetFormat
+from strata.data import formats
 from strata.data.iceberg import filters
 from strata.data.iceberg.catalogs import opened
 from strata.data.iceberg.counting import digest_of
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
     from strata.data.survey_cache import SurveyCache
     from strata.data.surveying import Progress
 
-FORMATS: Mapping[str, Format] = {"parquet": ParquetFormat(), "orc": OrcFormat()}
+FORMATS: Mapping[str, Format] = {name: formats.by_name(name) for name in ("parquet", "orc")}
 
 
 def state(

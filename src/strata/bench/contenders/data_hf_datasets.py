@@ -1,0 +1,63 @@
+"""HF datasets with torch format, in the two ways that are its fastest. Runs in the peers' environment; imports nothing
+of ours.
+
+Two workers of torch's DataLoader take whole batches (`batch`) from an iterable dataset: one that streams the Parquet
+files, and one over its own Arrow copy of them, which was made before and is mapped into memory. The better one counts.
+Its map-style dataset and `iter` in the consumer's process are many times slower.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).parent))
+NUM_FILES = 2
+"""Of 8, since a pass over all would take long."""
+NUM_SHARDS = 8
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="strata-bench-hf-") as home:
+        os.environ |= {"HF_HOME": home, "HF_HUB_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+        try:
+            datasets = importlib.import_module("datasets")
+        except ImportError:
+            print(json.dumps({"not_installed": "datasets"}))
+            return
+        print(json.dumps({"figures": measure(datasets), "versions": {"datasets": metadata.version("datasets")}}))
+
+
+def measure(datasets: Any) -> dict[str, float]:
+    common = importlib.import_module("data_consumer")
+    torch_data = importlib.import_module("torch.utils.data")
+    files = common.data_files.table_again(common.num_rows(), NUM_FILES)
+    paths = [str(path) for path in files.paths]
+
+    def loader_of(dataset: Any) -> Any:
+        batches = dataset.with_format("torch").batch(common.batch_size())
+        return torch_data.DataLoader(batches, batch_size=None, num_workers=common.NUM_WORKERS)
+
+    def kept_place(place: Path) -> None:
+        datasets.load_dataset("parquet", data_files=paths, split="train").save_to_disk(place)
+
+    name = f"hf-{metadata.version('datasets')}-{common.num_rows()}-files-{NUM_FILES}"
+    arrow = datasets.load_from_disk(common.data_files.kept(name, kept_place))
+    streaming = loader_of(datasets.load_dataset("parquet", data_files=paths, split="train", streaming=True))
+    mapped = loader_of(arrow.to_iterable_dataset(num_shards=NUM_SHARDS))
+    figures: dict[str, float] = {
+        "hf_datasets_streaming_rows_per_s": common.rows_per_s_once(lambda: streaming, files),
+        "hf_datasets_mapped_rows_per_s": common.rows_per_s_once(lambda: mapped, files),
+    }
+    figures["hf_datasets_rows_per_s"] = max(figures.values())
+    return figures
+
+
+if __name__ == "__main__":
+    main()

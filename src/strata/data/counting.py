@@ -1,0 +1,209 @@
+"""How many rows of each unit pass the filter.
+
+What is decided by the values of a file's partition, and by columns that it lacks, needs no reading; of some units
+statistics say that all rows pass, or none; of the others the filter's columns are decoded and counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+import pyarrow as pa
+
+from strata.data import expressions, filters
+from strata.data.fitting import PlainFit
+from strata.data.formats.base import Presence
+from strata.data.looking import attempts, known_values
+from strata.data.partitions import partition_values
+from strata.data.schemas import retyped, unify
+from strata.data.survey import SurveyedFile, named_schemas, pack, unpack
+from strata.errors import DataError, StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from strata.data.expressions import Resolved
+    from strata.data.formats.base import Unit
+    from strata.data.looking import Looking
+    from strata.data.survey import Partition
+
+_COUNT_AT_ONCE = 8
+"""Units of one file that one thread counts before it takes others."""
+
+
+def condition_schema(looking: Looking, schemas: Sequence[pa.Schema], files: Sequence[SurveyedFile]) -> pa.Schema:
+    """The filter's columns, as all files agree on them. What is delivered is checked too, before the work of counting.
+
+    Raises:
+        SchemaMismatch: The filter does not fit the files, or files disagree on what is used of them.
+    """
+    assert looking.condition is not None
+    partitions = [field.name for field in looking.partition_fields]
+    names = dict.fromkeys([*(name for schema in schemas for name in schema.names), *partitions])
+    filters.check_names(looking.condition, list(names))
+    unified = unify(
+        named_schemas(schemas, files),
+        columns=looking.columns,
+        condition_columns=looking.condition.columns,
+        partition_fields=looking.partition_fields,
+        is_typed=looking.format.is_typed,
+        schema=looking.schema,
+    )
+    used = pa.schema([unified.schema.field(name) for name in looking.condition.columns])
+    filters.check(looking.condition, used)
+    return used
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """Units of one file whose rows have to be counted."""
+
+    number: int
+    """Of the file."""
+    units: list[Unit]
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What is known so far of the rows that pass, of files that were not counted before."""
+
+    passing: dict[int, list[int]]
+    """By the file's number, then by unit."""
+    counted: dict[int, int]
+    skipped: list[tuple[str, str]]
+
+
+def count_passing(
+    looking: Looking, schemas: Sequence[pa.Schema], files: list[SurveyedFile], dataset: pa.Schema
+) -> tuple[list[SurveyedFile], list[tuple[str, str]]]:
+    """The files with how many rows of each unit pass, where that was not known, and what was skipped."""
+    new = [number for number, file in enumerate(files) if file.passing is None]
+    tally = _Tally({}, dict.fromkeys(new, 0), [])
+    unsettled: list[tuple[int, Resolved]] = []
+    for number, left in zip(new, _resolve(looking, schemas, [files[number] for number in new], dataset), strict=True):
+        rows = unpack(files[number].rows).tolist()
+        tally.passing[number] = rows if left.presence is Presence.ALL else [0] * len(rows)
+        if left.presence is Presence.SOME and rows:
+            unsettled.append((number, left))
+    tasks = _ask_statistics(looking, schemas, files, unsettled, tally)
+    _count_rows(looking, schemas, files, tasks, dataset, tally)
+    made = list(files)
+    for number in new:
+        made[number] = msgspec.structs.replace(
+            files[number], passing=pack(tally.passing[number]), num_counted=tally.counted[number]
+        )
+    return made, tally.skipped
+
+
+def _ask_statistics(
+    looking: Looking,
+    schemas: Sequence[pa.Schema],
+    files: Sequence[SurveyedFile],
+    unsettled: Sequence[tuple[int, Resolved]],
+    tally: _Tally,
+) -> list[_Task]:
+    """What statistics leave to be counted."""
+
+    def ask(each: tuple[int, Resolved]) -> list[Presence]:
+        number, left = each
+        return _presence(looking, files[number], schemas[files[number].schema], left)
+
+    tasks = []
+    answers = attempts(looking, ask, unsettled, "asking statistics")
+    for (number, _), answer in zip(unsettled, answers, strict=True):
+        if isinstance(answer, Exception):
+            tally.skipped.append((files[number].name, str(answer)))
+            continue
+        units = files[number].facts(schemas[files[number].schema]).units
+        told = list(zip(units, answer, strict=True))
+        tally.passing[number] = [unit.num_rows if presence is Presence.ALL else 0 for unit, presence in told]
+        some = [unit for unit, presence in told if presence is Presence.SOME]
+        tasks += [_Task(number, some[at : at + _COUNT_AT_ONCE]) for at in range(0, len(some), _COUNT_AT_ONCE)]
+    return tasks
+
+
+def _count_rows(
+    looking: Looking,
+    schemas: Sequence[pa.Schema],
+    files: Sequence[SurveyedFile],
+    tasks: Sequence[_Task],
+    dataset: pa.Schema,
+    tally: _Tally,
+) -> None:
+    def count(task: _Task) -> list[int | DataError | StorageError]:
+        return _count_units(looking, files[task.number], schemas[files[task.number].schema], dataset, task.units)
+
+    for task, counts in zip(tasks, attempts(looking, count, tasks, "counting rows"), strict=True):
+        name, passing = files[task.number].name, tally.passing[task.number]
+        tally.counted[task.number] += len(task.units)
+        if isinstance(counts, Exception):
+            tally.skipped.append((name, str(counts)))
+            continue
+        places = {index: place for place, index in enumerate(unpack(files[task.number].index).tolist())}
+        for unit, found in zip(task.units, counts, strict=True):
+            if isinstance(found, Exception):
+                tally.skipped.append((name, str(found)))
+            else:
+                passing[places[unit.index]] = found
+
+
+def _resolve(
+    looking: Looking, schemas: Sequence[pa.Schema], files: Sequence[SurveyedFile], dataset: pa.Schema
+) -> list[Resolved]:
+    """What is left of the filter for each file, whose partition is known and which may lack columns."""
+    assert looking.condition is not None
+    tree = expressions.decode(looking.condition.expression)
+    partitions = {field.name for field in looking.partition_fields}
+    groups: dict[tuple[int, Partition], tuple[int, int]] = {}
+    rows: dict[int, list[dict[str, object]]] = {}
+    for file in files:
+        if (file.schema, file.partition) not in groups:
+            known = rows.setdefault(file.schema, [])
+            groups[file.schema, file.partition] = (file.schema, len(known))
+            known.append(partition_values(file.data_file(), looking.partition_fields) if partitions else {})
+    resolved: dict[int, list[Resolved]] = {}
+    for number, known in rows.items():
+        there = set(schemas[number].names) - partitions
+        fields = [field for field in dataset if field.name not in there]
+        if fields:
+            resolved[number] = expressions.resolve(tree, known_values(fields, known))
+        else:
+            left = expressions.Resolved(Presence.SOME, looking.condition.expression, looking.condition.columns)
+            resolved[number] = [left] * len(known)
+    places = (groups[file.schema, file.partition] for file in files)
+    return [resolved[number][place] for number, place in places]
+
+
+def _presence(looking: Looking, file: SurveyedFile, schema: pa.Schema, left: Resolved) -> list[Presence]:
+    facts = file.facts(schema)
+    partitions = {field.name for field in looking.partition_fields}
+    if not all(name in schema.names and name not in partitions for name in left.columns):
+        return [Presence.SOME] * len(facts.units)
+    return looking.format.presence(looking.source, file.data_file(), facts, left.expression, left.columns)
+
+
+def _count_units(
+    looking: Looking, file: SurveyedFile, schema: pa.Schema, dataset: pa.Schema, units: Sequence[Unit]
+) -> list[int | DataError | StorageError]:
+    assert looking.condition is not None
+    data_file = file.data_file()
+    constants = partition_values(data_file, looking.partition_fields) if looking.partition_fields else {}
+    fit = PlainFit(schema, dataset, constants, file.name)
+    columns = fit.file_columns(looking.condition.columns)
+    read_schema = schema if looking.format.is_typed else retyped(schema, dataset)
+    reader = looking.format.open(looking.source, data_file, read_schema, file.version)
+    counts: list[int | DataError | StorageError] = []
+    try:
+        for unit in units:
+            try:
+                table = fit.apply(reader.read(unit, columns), unit, looking.condition.columns)
+                counts.append(expressions.count(table, looking.condition.expression))
+            except (DataError, StorageError) as error:
+                if looking.on_error == "raise":
+                    raise
+                counts.append(error)
+    finally:
+        reader.close()
+    return counts

@@ -1,0 +1,237 @@
+"""Bytes of units, from far away, before they are needed.
+
+A decoder that reads from an object store waits for round trips. So the bytes of units that are due are asked for ahead,
+in parts, over several connections; a decoder finds them in memory. How many bytes are on their way is bounded; a unit
+that did not fit is asked for when its turn comes, in parts as well.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from strata.data.formats.base import Ranged
+from strata.data.ranges import Range, coalesced, parts
+from strata.data.source import Source, reaching
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from strata.data.decoding import Recipe
+    from strata.data.files import DataFile
+
+NUM_CONNECTIONS = 16
+MAX_FILES_KNOWN = 256
+"""Whose ranges are kept: a lane is in one file for a while."""
+
+
+class _Parts:
+    """What has been asked for of one unit."""
+
+    def __init__(self, file: DataFile, ranges: Sequence[Range], futures: Sequence[Future[bytes]]) -> None:
+        self.file = file
+        self.ranges = ranges
+        self.futures = futures
+        self._offsets = [each.offset for each in ranges]
+
+    def read(self, offset: int, num_bytes: int) -> pa.Buffer | None:
+        """These bytes; None if they were not asked for."""
+        place = bisect_right(self._offsets, offset) - 1
+        if place < 0 or offset >= self.ranges[place].end:
+            return None
+        found: list[memoryview] = []
+        while num_bytes:
+            if place == len(self.ranges) or self.ranges[place].offset > offset:
+                return None
+            part = self.ranges[place]
+            first = offset - part.offset
+            view = memoryview(self.futures[place].result())[first : first + num_bytes]
+            found.append(view)
+            offset, num_bytes, place = offset + len(view), num_bytes - len(view), place + 1
+        return pa.py_buffer(found[0]) if len(found) == 1 else pa.py_buffer(b"".join(found))
+
+
+class Fetcher:
+    """Fetches for one pass. `ahead` may be called from any thread, the rest by the decoder of the unit."""
+
+    def __init__(self, recipe: Recipe, *, budget_bytes: int, num_connections: int = NUM_CONNECTIONS) -> None:
+        self._recipe = recipe
+        self._budget_bytes = budget_bytes
+        self._lock = threading.Lock()
+        self._units: dict[int, Future[_Parts]] = {}
+        self._by_path: dict[str, list[_Parts]] = {}
+        self._files: dict[str, pa.NativeFile] = {}
+        self._bytes_ahead = 0
+        self._planners = ThreadPoolExecutor(num_connections // 4 or 1, thread_name_prefix="strata-data-fetch")
+        self._readers = ThreadPoolExecutor(num_connections, thread_name_prefix="strata-data-read")
+        self._file_ranges: dict[int, Mapping[int, Sequence[Range]]] = {}
+        self.source = FetchedSource(recipe.source, self)
+        """What decoders read from."""
+
+    def ahead(self, number: int) -> None:
+        """Asks for a unit's bytes, if they fit; returns at once."""
+        size = int(self._recipe.plan.unit_bytes[number])
+        with self._lock:
+            if number in self._units or self._bytes_ahead + size > self._budget_bytes:
+                return
+            self._begin(number, size)
+
+    def wait(self, number: int) -> None:
+        """Until all bytes of the unit are there.
+
+        Raises:
+            DataError, StorageError: They cannot be had.
+        """
+        with self._lock:
+            if number not in self._units:
+                self._begin(number, int(self._recipe.plan.unit_bytes[number]))
+            asked = self._units[number]
+        for future in asked.result().futures:
+            future.result()
+
+    def release(self, number: int) -> None:
+        with self._lock:
+            asked = self._units.pop(number, None)
+            if asked is None:
+                return
+            self._bytes_ahead -= int(self._recipe.plan.unit_bytes[number])
+            if asked.done() and asked.exception() is None:
+                unit = asked.result()
+                self._by_path[unit.file.path].remove(unit)
+
+    def close(self) -> None:
+        for threads in (self._planners, self._readers):
+            threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._planners, self._readers):
+            threads.shutdown(wait=True)
+        with self._lock:
+            files, self._files = self._files, {}
+            self._units.clear()
+            self._by_path.clear()
+        for file in files.values():
+            file.close()
+
+    def read(self, path: str, offset: int, num_bytes: int) -> pa.Buffer | None:
+        """What was fetched of a file; None if this was not."""
+        with self._lock:
+            units = list(self._by_path.get(path, ()))
+        for unit in units:
+            found = unit.read(offset, num_bytes)
+            if found is not None:
+                return found
+        return None
+
+    def _begin(self, number: int, size: int) -> None:
+        self._bytes_ahead += size
+        self._units[number] = self._planners.submit(self._ask, number)
+
+    def _ask(self, number: int) -> _Parts:
+        plan = self._recipe.plan
+        file_number = int(plan.unit_file[number])
+        file = plan.files[file_number].file
+        cut = parts(coalesced(self._ranges(number, file_number)))
+        opened = self.opened(file)
+        unit = _Parts(file, cut, [self._readers.submit(self.read_there, opened, file, each) for each in cut])
+        with self._lock:
+            self._by_path.setdefault(file.path, []).append(unit)
+        return unit
+
+    def _ranges(self, number: int, file_number: int) -> Sequence[Range]:
+        """Of a unit; none where nobody knows: then it is read when it is decoded."""
+        planned, unit = self._recipe.plan.files[file_number], self._recipe.plan.unit(number)
+        format = self._recipe.formats[planned.format]
+        if not format.is_typed:  # units of text are ranges
+            return [Range(unit.offset, unit.num_bytes)]
+        if not isinstance(format, Ranged):
+            return []
+        with self._lock:
+            known = self._file_ranges.get(file_number)
+        if known is None:
+            columns = planned.fit.file_columns(self._recipe.columns)
+            known = format.ranges(self._recipe.source, planned.file, columns, planned.version)
+            with self._lock:
+                self._file_ranges[file_number] = known
+                if len(self._file_ranges) > MAX_FILES_KNOWN:
+                    del self._file_ranges[next(iter(self._file_ranges))]
+        return known[unit.index]
+
+    def opened(self, file: DataFile) -> pa.NativeFile:
+        with self._lock:
+            if file.path in self._files:
+                return self._files[file.path]
+        opened = self._recipe.source.open(file)
+        with self._lock:
+            return self._files.setdefault(file.path, opened)
+
+    def read_there(self, opened: pa.NativeFile, file: DataFile, part: Range) -> bytes:
+        """Whoever wanted the bytes counts them."""
+        with reaching(file.name):
+            found: bytes = opened.read_at(part.num_bytes, part.offset)
+        return found
+
+
+class FetchedSource(Source):
+    """A source whose files give what was fetched from memory, and the rest from where it is."""
+
+    __slots__ = ("_fetcher",)
+    _fetcher: Fetcher
+
+    def __init__(self, there: Source, fetcher: Fetcher) -> None:
+        # As if local: what is read from it costs no round trip.
+        super().__init__(there.filesystem, True, there.timeout_s, there.max_attempts, there.counter)
+        object.__setattr__(self, "_fetcher", fetcher)
+
+    def open(self, file: DataFile) -> pa.NativeFile:
+        return pa.PythonFile(_FetchedFile(self._fetcher, file), mode="r")
+
+
+class _FetchedFile:
+    """For `pa.PythonFile`."""
+
+    def __init__(self, fetcher: Fetcher, file: DataFile) -> None:
+        self._fetcher = fetcher
+        self._file = file
+        self._place = 0
+        self.closed = False
+
+    def read(self, num_bytes: int = -1) -> pa.Buffer:
+        left = max(0, self._file.size_bytes - self._place)
+        num_bytes = left if num_bytes < 0 else min(num_bytes, left)
+        found = self._fetcher.read(self._file.path, self._place, num_bytes) if num_bytes else pa.py_buffer(b"")
+        if found is None:
+            opened = self._fetcher.opened(self._file)
+            found = pa.py_buffer(self._fetcher.read_there(opened, self._file, Range(self._place, num_bytes)))
+        self._place += found.size
+        return found
+
+    read_buffer = read
+
+    def seek(self, position: int, whence: int = 0) -> int:
+        base = {0: 0, 1: self._place, 2: self._file.size_bytes}[whence]
+        self._place = base + position
+        return self._place
+
+    def tell(self) -> int:
+        return self._place
+
+    def size(self) -> int:
+        return self._file.size_bytes
+
+    def readable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return False
+
+    def seekable(self) -> bool:
+        return True
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed = True

@@ -1,0 +1,180 @@
+"""What runs in other processes in the tests of `strata.data`: transforms of worker processes, and whole scripts.
+
+As a script: `python data_children.py NAME ARGUMENT…` runs the function of that name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+POISONED = 777
+"""The id at which `poisoned` and `fatal` give up."""
+
+
+# Transforms, at the top level so that other processes find them
+
+
+def doubled(batch: pa.RecordBatch) -> dict[str, Any]:
+    return {"id": batch["id"], "twice": pc.multiply(batch["id"], 2), "process": [os.getpid()] * batch.num_rows}
+
+
+def poisoned(batch: pa.RecordBatch) -> pa.RecordBatch:
+    if POISONED in batch["id"].to_pylist():
+        raise ValueError(f"id {POISONED} is poisoned")
+    return batch
+
+
+def fatal(batch: pa.RecordBatch) -> pa.RecordBatch:
+    if POISONED in batch["id"].to_pylist():
+        os.kill(os.getpid(), signal.SIGKILL)
+    return batch
+
+
+def endless(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Never comes back, except for the first rows."""
+    if batch["id"][0].as_py():
+        time.sleep(3600)
+    return batch
+
+
+# Scripts
+
+
+def say(**words: Any) -> None:
+    print(json.dumps(words), flush=True)
+
+
+def loop_for_ever(path: str, worker_type: str, transform: str) -> None:
+    """Says who its processes are when the first batch has come, and reads on until it is interrupted."""
+    import psutil
+
+    from strata import StructuredDataset
+
+    loader, _ = StructuredDataset.create_dataloader(
+        path,
+        batch_size=100,
+        num_workers=2,
+        worker_type=worker_type,  # type: ignore[arg-type]
+        transform=globals()[transform],
+        shuffle=True,
+        shuffle_buffer_size=100,
+        shuffle_seed=1,
+        output_format="numpy",
+        split_rows=100,
+        lanes=1,
+    )
+    is_told = False
+    while True:
+        for _ in loader:
+            if not is_told:
+                say(children=[child.pid for child in psutil.Process().children(recursive=True)])
+                is_told = True
+
+
+def without_torch(path: str) -> None:
+    """A Python in which there is no torch."""
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    from strata import StructuredDataset
+    from strata.errors import StrataError
+
+    loader, dataset = StructuredDataset.create_dataloader(path, batch_size=100, num_workers=2)
+    found: dict[str, Any] = {"loader": type(loader).__name__, "len": len(loader)}
+    batches = iter(loader)
+    begun = [next(batches) for _ in range(3)]
+    found["type"] = type(begun[0]["id"]).__name__
+    state = json.loads(json.dumps(loader.state_dict()))
+    dataset.close()
+    arrow, _ = StructuredDataset.create_dataloader(path, batch_size=70, num_workers=1, output_format="arrow")
+    arrow.load_state_dict(state)
+    rest = list(arrow)
+    found["arrow_type"] = type(rest[0]).__name__
+    ids = [number for batch in begun for number in batch["id"].tolist()]
+    ids += [number for batch in rest for number in batch["id"].to_pylist()]
+    found["ids"] = ids
+    loader.set_epoch(3)
+    found["epoch"] = loader.state_dict()["epoch"]
+    try:
+        refused, _ = StructuredDataset.create_dataloader(path, output_format="torch")
+        next(iter(refused))
+    except StrataError as error:
+        found["refusal"] = f"{type(error).__name__}: {error}"
+    say(**found, torch=sys.modules.get("torch") is not None)
+
+
+def train(path: str, meeting: str, rank: str, num_ranks: str, state: str) -> None:
+    """One rank of a real training with DDP over gloo; it says what it read."""
+    import torch
+    import torch.distributed as distributed
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    from strata import StructuredDataset, data
+
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{meeting}", rank=int(rank), world_size=int(num_ranks)
+    )
+    looked = []
+    survey = data.structured.survey
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        looked.append(1)
+        return survey(*arguments, **options)
+
+    data.structured.survey = counted
+    loader, dataset = StructuredDataset.create_dataloader(
+        path,
+        batch_size=16,
+        filters="part < 3",
+        shuffle=True,
+        shuffle_buffer_size=200,
+        num_workers=2,
+        cache=False,
+    )
+    stop_after = None
+    if state:
+        told = json.loads(state)
+        stop_after = told.get("stop_after")
+        if "load" in told:
+            loader.load_state_dict(told["load"])
+    model = DistributedDataParallel(nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    ids: list[int] = []
+    sizes: list[int] = []
+    for step, batch in enumerate(loader, start=1):
+        features = torch.stack([batch["x0"], batch["part"]], dim=1).float()
+        loss = (model(features).squeeze(1) - batch["part"].float()).square().mean()
+        optimizer.zero_grad()
+        loss.backward()  # waits for all ranks: one with a step less would leave the others here
+        optimizer.step()
+        ids += batch["id"].tolist()
+        sizes.append(len(batch["id"]))
+        if step == stop_after:
+            break
+    distributed.barrier()
+    say(
+        rank=dataset.ranks.rank,
+        num_ranks=dataset.ranks.num_ranks,
+        found_in=dataset.ranks.found_in,
+        looked=len(looked),
+        ids=ids,
+        sizes=sizes,
+        length=len(loader),
+        padded=dataset.get_metrics().padded_rows,
+        weight=model.module.weight.flatten().tolist(),
+        state=loader.state_dict(),
+    )
+    dataset.close()
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

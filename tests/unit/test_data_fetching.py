@@ -1,0 +1,194 @@
+"""Bytes that are asked for before they are needed."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strata.data.fetching import Fetcher
+from strata.data.formats.parquet import TAIL_BYTES
+from strata.data.ranges import Range, coalesced, parts
+from strata.data.structured import StructuredDataset
+from strata.errors import DataFileMissing
+
+ranges = st.lists(st.builds(Range, st.integers(0, 300), st.integers(0, 40)), max_size=12)
+
+
+def covered(of: list[Range]) -> set[int]:
+    return {byte for each in of for byte in range(each.offset, each.end)}
+
+
+@given(asked=ranges, hole=st.integers(0, 20))
+def test_joined_ranges_cover_what_was_asked_and_only_small_holes_more(asked: list[Range], hole: int) -> None:
+    joined = coalesced(asked, hole_bytes=hole)
+    assert covered(asked) <= covered(joined)
+    assert all(low.end + hole < high.offset for low, high in itertools.pairwise(joined))
+    extra = sorted(covered(joined) - covered(asked))
+    runs = [sum(1 for _ in run) for run in _runs(extra)]
+    assert all(length <= hole for length in runs)
+
+
+def _runs(numbers: list[int]) -> Iterator[list[int]]:
+    run: list[int] = []
+    for number in numbers:
+        if run and number != run[-1] + 1:
+            yield run
+            run = []
+        run.append(number)
+    if run:
+        yield run
+
+
+@given(asked=ranges, size=st.integers(1, 17))
+def test_parts_are_small_and_cover_the_same_bytes_once(asked: list[Range], size: int) -> None:
+    joined = coalesced(asked)
+    cut = parts(joined, part_bytes=size)
+    assert all(0 < part.num_bytes <= size for part in cut)
+    assert sum(part.num_bytes for part in cut) == sum(each.num_bytes for each in joined)
+    assert covered(cut) == covered(joined)
+
+
+class Requests(pafs.FileSystemHandler):  # type: ignore[misc]
+    """Counts what is asked of a directory, by file."""
+
+    def __init__(self) -> None:
+        self._inner = pafs.LocalFileSystem()
+        self.lock = threading.Lock()
+        self.reads: list[tuple[str, int, int]] = []
+
+    def get_type_name(self) -> str:
+        return "counted"
+
+    def get_file_info(self, paths: list[str]) -> list[pafs.FileInfo]:
+        return self._inner.get_file_info(paths)  # type: ignore[no-any-return]
+
+    def get_file_info_selector(self, selector: pafs.FileSelector) -> list[pafs.FileInfo]:
+        return self._inner.get_file_info(selector)  # type: ignore[no-any-return]
+
+    def open_input_file(self, path: str) -> pa.NativeFile:
+        return pa.PythonFile(_Noted(self._inner.open_input_file(path), path, self), mode="r")
+
+    def open_input_stream(self, path: str) -> pa.NativeFile:
+        return self._inner.open_input_stream(path)
+
+    def normalize_path(self, path: str) -> str:
+        return path
+
+    def create_dir(self, path: str, recursive: bool) -> None:
+        raise NotImplementedError
+
+    delete_dir = delete_dir_contents = delete_root_dir_contents = delete_file = create_dir
+    move = copy_file = open_output_stream = open_append_stream = create_dir
+
+
+class _Noted:
+    closed = False
+
+    def __init__(self, inner: pa.NativeFile, path: str, requests: Requests) -> None:
+        self._inner, self._path, self._requests = inner, path, requests
+
+    def read(self, num_bytes: int = -1) -> bytes:
+        found: bytes = self._inner.read(None if num_bytes < 0 else num_bytes)
+        with self._requests.lock:
+            self._requests.reads.append((self._path, self._inner.tell() - len(found), len(found)))
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+@pytest.fixture
+def requests() -> Requests:
+    return Requests()
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    for number in range(3):
+        columns = {f"c{i}": pa.array(range(number * 1000, number * 1000 + 900)) for i in range(6)}
+        pq.write_table(pa.table(columns), tmp_path / f"{number}.parquet", row_group_size=300)
+    return tmp_path
+
+
+def far_away(data: Path, requests: Requests, **more: Any) -> tuple[Any, Any]:
+    return StructuredDataset.create_dataloader(
+        str(data), filesystem=pafs.PyFileSystem(requests), cache=False, batch_size=64, num_workers=2, **more
+    )
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_dataset_that_is_far_away_is_delivered_whole_in_a_few_requests(
+    data: Path, requests: Requests, shuffle: bool
+) -> None:
+    loader, dataset = far_away(data, requests, shuffle=shuffle, lanes=1)
+    assert not dataset._recipe.source.is_local
+    planned = len(requests.reads)
+    ids = [number for batch in loader for number in batch["c0"].tolist()]
+    assert sorted(ids) == sorted(base + i for base in (0, 1000, 2000) for i in range(900))
+    # A row group is one request, whatever the number of its columns; a file is opened by each worker, and once to ask.
+    assert len(requests.reads) - planned <= 9 + 3 * 3
+    assert dataset.get_metrics().total.read_s > 0
+
+
+def test_only_the_bytes_of_wanted_columns_are_asked_for(tmp_path: Path, requests: Requests) -> None:
+    noise = np.random.default_rng(7).integers(0, 1 << 60, (3, 60_000))  # a column chunk is larger than a hole
+    pq.write_table(pa.table({f"c{i}": column for i, column in enumerate(noise)}), tmp_path / "wide.parquet")
+    loader, dataset = far_away(tmp_path, requests, columns=["c2", "c0"])
+    planned = sum(size for _, _, size in requests.reads)
+    assert sum(len(batch["c2"]) for batch in loader) == 60_000
+    asked = sum(size for _, _, size in requests.reads) - planned
+    num_tails = 3  # by each worker, and by who asks
+    assert asked <= int(dataset.plan.unit_bytes.sum()) + num_tails * TAIL_BYTES
+    assert asked < 0.9 * (tmp_path / "wide.parquet").stat().st_size
+
+
+def test_text_is_fetched_by_its_ranges(tmp_path: Path, requests: Requests) -> None:
+    table = pa.table({"a": list(range(5000)), "b": [f"row {i}" for i in range(5000)]})
+    pyarrow.csv.write_csv(table, tmp_path / "t.csv")
+    loader, dataset = far_away(tmp_path, requests, split_bytes="16KiB")
+    assert dataset.plan.num_units > 3
+    assert [number for batch in loader for number in batch["a"].tolist()] == list(range(5000))
+
+
+def test_what_does_not_fit_the_bound_is_not_asked_for_ahead(data: Path, requests: Requests) -> None:
+    _, dataset = far_away(data, requests)
+    size = int(dataset.plan.unit_bytes.max())
+    fetcher = Fetcher(dataset._recipe, budget_bytes=size * 2)
+    try:
+        for number in range(5):
+            fetcher.ahead(number)
+        assert sorted(fetcher._units) == [0, 1]
+        fetcher.wait(4)  # its turn has come: it is fetched whatever the bound
+        fetcher.release(0)
+        fetcher.release(4)
+        fetcher.ahead(3)
+        assert sorted(fetcher._units) == [1, 3]
+    finally:
+        fetcher.close()
+
+
+def test_a_file_that_is_gone_is_named_by_whoever_needs_it(data: Path, requests: Requests) -> None:
+    loader, _ = far_away(data, requests)
+    (data / "1.parquet").unlink()
+    with pytest.raises(DataFileMissing, match=r"1\.parquet"):
+        list(loader)
+
+
+def test_leaving_the_loop_ends_all_threads_that_fetch(data: Path, requests: Requests) -> None:
+    loader, _ = far_away(data, requests)
+    for _ in loader:
+        break
+    loader.dataset.close()
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("strata-data")]
