@@ -54,6 +54,7 @@ def say(**words: Any) -> None:
 
 def loop_for_ever(path: str, worker_type: str, transform: str) -> None:
     """Says who its processes are when the first batch has come, and reads on until it is interrupted."""
+    sys.modules["torch"] = None  # type: ignore[assignment]  # which takes seconds to import
     import psutil
 
     from strata import StructuredDataset

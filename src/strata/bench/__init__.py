@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "checkpoint": "strata.bench.checkpoint",
     "coordinator": "strata.bench.coordinator",
+    "data": "strata.bench.data",
     "shards": "strata.bench.shards",
 }
 """Where each benchmark is: a module with a `BENCHMARK`, imported when it is asked for."""

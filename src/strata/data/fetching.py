@@ -68,7 +68,7 @@ class Fetcher:
         self._bytes_ahead = 0
         self._planners = ThreadPoolExecutor(num_connections // 4 or 1, thread_name_prefix="strata-data-fetch")
         self._readers = ThreadPoolExecutor(num_connections, thread_name_prefix="strata-data-read")
-        self._file_ranges: dict[int, Mapping[int, Sequence[Range]]] = {}
+        self._file_ranges: dict[int, Future[Mapping[int, Sequence[Range]]]] = {}
         self.source = FetchedSource(recipe.source, self)
         """What decoders read from."""
 
@@ -150,14 +150,18 @@ class Fetcher:
             return []
         with self._lock:
             known = self._file_ranges.get(file_number)
-        if known is None:
-            columns = planned.fit.file_columns(self._recipe.columns)
-            known = format.ranges(self._recipe.source, planned.file, columns, planned.version)
-            with self._lock:
-                self._file_ranges[file_number] = known
+            is_first = known is None
+            if known is None:
+                known = self._file_ranges[file_number] = Future()
                 if len(self._file_ranges) > MAX_FILES_KNOWN:
                     del self._file_ranges[next(iter(self._file_ranges))]
-        return known[unit.index]
+        if is_first:  # the others wait, so that a footer is read once
+            try:
+                columns = planned.fit.file_columns(self._recipe.columns)
+                known.set_result(format.ranges(self._recipe.source, planned.file, columns, planned.version))
+            except Exception as error:  # noqa: BLE001 - raised for whoever needs it
+                known.set_exception(error)
+        return known.result()[unit.index]
 
     def opened(self, file: DataFile) -> pa.NativeFile:
         with self._lock:

@@ -119,8 +119,8 @@ def _read_whole(source: Source, file: DataFile) -> pa.Buffer:
     """All of it before it is decoded: what fails after that is damage, and not the storage."""
     if file.size_bytes > MAX_FILE_BYTES:
         raise DataError(
-            f"{file.name} is a delete file of {file.size_bytes} bytes, at most {MAX_FILE_BYTES} are read; compact the table "
-            "(Spark: CALL system.rewrite_data_files), which applies it"
+            f"{file.name} is a delete file of {file.size_bytes} bytes, at most {MAX_FILE_BYTES} are read; compact "
+            "the table (Spark: CALL system.rewrite_data_files), which applies it"
         )
     return source.read(file, 0, file.size_bytes)
 
