@@ -9,7 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import csv, orc
 
+from strata.data import StructuredDataset
 from strata.data.discovering import Found, discover, guess_format, suffixes_of
 from strata.data.files import DataFile
 from strata.data.filesystems import open_source
@@ -53,6 +55,20 @@ class DataPlace:
         path = f"{self.url}/{below}" if below else self.url
         options = {"suffixes": PARQUET, "filesystem": self.filesystem, "storage_options": self.reader, **more}
         return discover(path, **options)
+
+
+def _encoded(table: pa.Table, suffix: str) -> bytes:
+    sink = pa.BufferOutputStream()
+    if suffix == "parquet":
+        pq.write_table(table, sink, row_group_size=200)
+    elif suffix == "orc":
+        orc.write_table(table, sink)
+    elif suffix == "csv":
+        csv.write_csv(table, sink)
+    else:
+        with pa.ipc.new_file(sink, table.schema) as file:
+            file.write_table(table, max_chunksize=200)
+    return bytes(sink.getvalue())
 
 
 def names_of(found: Found) -> list[str]:
@@ -153,6 +169,41 @@ class DataSourceContract:
         chunk = parquet.metadata.row_group(2).column(0).total_compressed_size
         assert chunk <= own.total - footer < 2 * chunk  # the id column of one group, and nothing else
         assert source.counter.total == own.total
+
+    @pytest.mark.parametrize("suffix", ["parquet", "orc", "csv", "arrow"])
+    def test_a_loader_delivers_every_row_once_and_goes_on_where_another_stopped(
+        self, place: DataPlace, suffix: str
+    ) -> None:
+        for number in range(3):
+            table = pa.table({"id": list(range(number * 700, number * 700 + 700)), "x": [0.5] * 700})
+            place.write(f"day={number}/part.{suffix}", _encoded(table, suffix))
+
+        def load(**more: Any) -> Any:
+            loader, _ = StructuredDataset.create_dataloader(
+                place.url,
+                filesystem=place.filesystem,
+                storage_options=place.reader or None,
+                batch_size=100,
+                num_workers=2,
+                shuffle=True,
+                output_format="numpy",
+                cache=False,
+                **more,
+            )
+            return loader
+
+        first = load()
+        batches = iter(first)
+        seen = [number for _ in range(8) for number in next(batches)["id"].tolist()]
+        state = first.state_dict()
+        first.dataset.close()
+        for rank in range(2):
+            rest = load(rank=rank, num_ranks=2)
+            rest.load_state_dict(state)
+            for batch in rest:
+                assert (batch["id"] // 700 == batch["day"]).all()
+                seen += batch["id"].tolist()
+        assert sorted(seen) == list(range(2100))
 
     def test_reading_writes_nothing(self, place: DataPlace) -> None:
         place.write("a/b.parquet", b"abc")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import ModuleType
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,6 +17,7 @@ import torch
 
 from strata import bench
 from strata.bench import data_files
+from strata.bench.contenders import data_ceiling, data_strata, data_strata_growth, data_strata_start
 from strata.bench.contenders.data_consumer import Consumer
 from strata.bench.data_files import Checksum, checksum_of
 
@@ -26,8 +28,7 @@ ASKED_FOR = {
     *("plan_10k_files_s", "plan_10k_files_cached_s", "resume_s", "peak_pss_mb", "projection_over_ceiling"),
     "growth_rows_per_s_ratio",
 }
-NEED_PEERS = {key for key in ASKED_FOR if key.startswith("vs_")}
-NEED_GROWTH = {"growth_rows_per_s_ratio"}
+"""What programs read."""
 
 
 @pytest.fixture(scope="module")
@@ -36,63 +37,75 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("bench-data")
 
 
-def run(*command: str, place: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", *command],
-        capture_output=True,
-        text=True,
-        timeout=55,
-        check=False,
-        env={
-            **os.environ,
-            "STRATA_BENCH_DATA_DIR": str(place),
-            "STRATA_CACHE_DIR": str(place / "cache"),
-            "STRATA_BENCH_ROWS": str(ROWS),
-        },
+@pytest.fixture
+def small(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For contenders that run in this process."""
+    sizes = {"STRATA_BENCH_ROWS": ROWS, "STRATA_BENCH_FILES": 30, "STRATA_BENCH_BATCH_SIZE": 1_000}
+    for name, value in {**sizes, "STRATA_BENCH_DATA_DIR": place, "STRATA_CACHE_DIR": place / "cache"}.items():
+        monkeypatch.setenv(name, str(value))
+
+
+@pytest.mark.usefixtures("small")
+def test_ours_is_measured_beside_the_ceiling(place: Path) -> None:
+    command = ["bench", "data", "--quick", "--json", "--only", "ceiling", "--only", "strata", "--set", f"rows={ROWS}"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "strata.cli", *command], capture_output=True, text=True, timeout=55, check=False
     )
-
-
-def test_ours_is_measured_beside_the_ceiling_with_the_keys_that_programs_read(place: Path) -> None:
-    chosen = [word for name in ("ceiling", "strata", "strata start") for word in ("--only", name)]
-    sizes = ["--set", f"rows={ROWS}", "--set", "files=30", "--set", "batch_size=1000"]
-    ended = run("strata.cli", "bench", "data", "--quick", "--json", *chosen, *sizes, place=place)
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout.splitlines()[-1])["figures"]
-    assert ASKED_FOR - NEED_PEERS - NEED_GROWTH <= found.keys()
+    ratios = {"over_decode_ceiling", "over_decode_ceiling_shuffled", "projection_over_ceiling"}
+    assert found.keys() >= {*ratios, "rows_per_s", "peak_pss_mb"}
     assert all(value > 0 for key, value in found.items() if key != "pss_over_allowed")
     assert found["over_decode_ceiling"] == pytest.approx(found["rows_per_s"] / found["ceiling_rows_per_s"])
-    assert found["peak_pss_mb"] > found["base_pss_mb"] * 0.5
     assert not list(place.glob(".*")), "what was half made is gone"
+
+
+@pytest.mark.usefixtures("small")
+def test_first_batches_plans_and_resumes_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    data_strata_start.main()
+    found = json.loads(capsys.readouterr().out)["figures"]
+    assert found.keys() == {
+        *("first_batch_s", "first_batch_8_files_s", "first_batch_8_files_shuffled_s"),
+        *("plan_10k_files_s", "plan_10k_files_cached_s", "resume_s"),
+    }
+    assert all(value > 0 for value in found.values())
+
+
+@pytest.mark.usefixtures("small")
+def test_growth_is_measured(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_strata_growth, "LARGE_FILES", 17)
+    monkeypatch.setattr(data_strata_growth, "SMALL_PASSES", 2)
+    data_strata_growth.main()
+    found = json.loads(capsys.readouterr().out)["figures"]
+    ratio = found["growth_large_rows_per_s"] / found["growth_small_rows_per_s"]
+    assert found["growth_rows_per_s_ratio"] == pytest.approx(ratio)
+    assert found["growth_large_peak_pss_mb"] > 1
 
 
 def test_the_benchmark_has_every_figure_that_was_asked_for() -> None:
     assert {figure.key for figure in bench.get("data").figures} >= ASKED_FOR
 
 
-def test_a_row_that_came_twice_instead_of_another_fails_the_ceiling_and_would_fail_everybody(
-    place: Path, tmp_path: Path
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("contender", [data_ceiling, data_strata])
+def test_a_row_that_came_twice_instead_of_another_fails_a_contender(
+    contender: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The number of rows is right, and so is everything but one id."""
-    whole = data_files_in(place)
-    (tmp_path / whole.name).mkdir()
-    for path in whole.glob("*.parquet"):
-        (tmp_path / whole.name / path.name).hardlink_to(path)
-    first = min((tmp_path / whole.name).iterdir())
-    rows = pq.read_table(first)
-    ids = pc.if_else(pc.equal(rows["id"], 7), 6, rows["id"])
-    first.unlink()
-    pq.write_table(rows.set_column(0, "id", pc.cast(ids, pa.int64())), first)
-    ended = run("strata.bench.contenders.data_ceiling", "--quick", place=tmp_path)
-    assert ended.returncode != 0
-    assert "rows were lost, repeated or changed" in ended.stderr
-    assert not ended.stdout
-
-
-def data_files_in(place: Path) -> Path:
-    """The directory of the 41-column dataset."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(data_files.DIRECTORY_VARIABLE, str(place))
-        return data_files.table(ROWS).directory
+    whole = data_files.table(ROWS)
+    monkeypatch.setenv(data_files.DIRECTORY_VARIABLE, str(tmp_path))
+    for number, path in enumerate(whole.paths):
+        copy = tmp_path / whole.directory.name / path.name
+        copy.parent.mkdir(exist_ok=True)
+        rows = pq.read_table(path)
+        if number == 0:
+            rows = rows.set_column(0, "id", pc.if_else(pc.equal(rows["id"], 7), pa.scalar(6), rows["id"]))
+        pq.write_table(rows, copy)
+    num_threads = threading.active_count()
+    with pytest.raises(ValueError, match="rows were lost, repeated or changed"):
+        contender.main()
+    assert not capsys.readouterr().out
+    assert threading.active_count() == num_threads
 
 
 def batch_of(ids: list[int]) -> dict[str, torch.Tensor]:

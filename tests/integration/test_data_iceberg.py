@@ -21,7 +21,25 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.typedef import Record
-from pyiceberg.types import DecimalType, DoubleType, IntegerType, LongType, NestedField, StringType, StructType
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FixedType,
+    FloatType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestampType,
+    TimestamptzType,
+    TimeType,
+)
 from s3 import ADMIN, S3Server, s3
 
 from strata.data.iceberg import plan_table, table_state
@@ -182,6 +200,53 @@ def test_files_without_ids_and_without_a_mapping_are_refused_with_the_cure(wareh
         SchemaMismatch, match=r"files-000\.parquet carries no field ids .* schema\.name-mapping\.default"
     ):
         plan_table(table)
+
+
+EVERY_TYPE = {
+    "flag": (BooleanType(), [True, None, False]),
+    "small": (IntegerType(), [1, None, -1]),
+    "large": (LongType(), [2**40, None, -1]),
+    "single": (FloatType(), [0.5, None, -1.25]),
+    "double": (DoubleType(), [0.1, None, -1.25]),
+    "money": (DecimalType(20, 3), [Decimal("1.125"), None, Decimal("-7.000")]),
+    "day": (DateType(), [dt.date(2024, 2, 29), None, dt.date(1969, 1, 1)]),
+    "clock": (TimeType(), [dt.time(1, 2, 3, 4), None, dt.time(0)]),
+    "moment": (
+        TimestampType(),
+        [dt.datetime.fromisoformat("2024-01-01T12:00"), None, dt.datetime.fromisoformat("1969-01-01")],
+    ),
+    "instant": (
+        TimestamptzType(),
+        [dt.datetime(2024, 1, 1, tzinfo=dt.UTC), None, dt.datetime(1969, 1, 1, tzinfo=dt.UTC)],
+    ),
+    "text": (StringType(), ["a", None, "ü"]),
+    "bytes": (BinaryType(), [b"a", None, b""]),
+    "fixed": (FixedType(2), [b"ab", None, b"cd"]),
+    "numbers": (ListType(100, LongType(), element_required=False), [[1, None], None, []]),
+    "by_name": (MapType(101, StringType(), 102, LongType(), value_required=False), [[("a", 1)], None, []]),
+}
+
+
+def test_every_type_is_read_and_filtered_as_pyiceberg_does(warehouse: Warehouse) -> None:
+    fields = [NestedField(number, name, kind) for number, (name, (kind, _)) in enumerate(EVERY_TYPE.items(), start=2)]
+    table = warehouse.create("types", Schema(NestedField(1, "id", LongType()), *fields))
+    columns = {"id": [0, 1, 2], **{name: values for name, (_, values) in EVERY_TYPE.items()}}
+    table.append(pa.table(columns, schema=table.schema().as_arrow()))
+    found, _ = planned(table)
+    assert found.to_pydict() == oracle(table).to_pydict() == columns
+    for scan_filter in (
+        "flag = true",
+        "small < 1",
+        "single <= -1.25",
+        "money > 1.124",
+        "day >= '2024-01-01'",
+        "moment < '2024-01-01T12:00:01'",
+        "instant > '2020-01-01T00:00:00+00:00'",
+        "text >= 'b'",
+        "double is null",
+    ):
+        found, _ = planned(table, columns=["id"], scan_filter=scan_filter)
+        assert found.to_pydict() == oracle(table, selected_fields=("id",), row_filter=scan_filter).to_pydict()
 
 
 # --- schemas that moved on ---

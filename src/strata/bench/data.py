@@ -106,15 +106,12 @@ BENCHMARK = Benchmark(
         Setting(name="files", title="small files to plan, 10000 unless told; a tenth of it to read", at_least=10),
     ),
     notes=(
-        "4 M rows × 41 columns, snappy: id, 13 float32, 26 int32 and int64, int8 label; 8 files, 32 row groups; "
-        "--set rows=…",
-        "… made once, in .build/bench-data of the checkout or where STRATA_BENCH_DATA_DIR says (2 GB); "
-        "all read it from the page cache.",
+        "4 M rows × 41 columns, snappy: id, 13 float32, 26 int32 or int64, int8 label; 8 files of 4 row groups.",
+        "… made once, in .build/bench-data of the checkout or STRATA_BENCH_DATA_DIR; read from the page cache by all.",
         "Batches of 4,096, as models of tables take them; what is done per batch counts at 1,024, which is shown too.",
         "Everybody's consumer reads an element of each column and sums all ids, which must come out exactly.",
-        "Ceiling and ours: 2 decode threads, median of 3 passes after one; … a pass of ours begins with its threads.",
-        "Peers whose passes take long read fewer rows, and count from their first batch: HF datasets and "
-        "… 2-worker loaders 2 of the 8 files, LitData 1.",
+        "Ceiling and ours: 2 decode threads; the median of 3 passes, with their start, after one that does not count.",
+        "Peers with workers read fewer rows, LitData 1 of the 8 files, others 2; and count from their first batch.",
         "LitData reads its own format, which `optimize` wrote before; a row is a sample of 4 arrays.",
         "Growth: 1 M rows are 2 of the 8 files; 50 M are 100 links to the 8. Of 66 columns: 16 M rows, 4 files linked.",
         "First batch, planning: the call of create_dataloader counts, imports do not; nothing is remembered.",

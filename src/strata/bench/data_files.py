@@ -1,7 +1,7 @@
 """The files that `strata bench data` reads: generated once, the same on every machine, kept for the next run.
 
 A dataset is a directory whose name says what is in it, and it appears only when it is whole: it is made beside its
-place, synced, and renamed. Other contents are another `VERSION`. Ids count from 0, so what a reader must find (how many
+place, and renamed. Other contents are another `VERSION`. Ids count from 0, so what a reader must find (how many
 rows, and sums over their ids) is arithmetic and needs no look at the files.
 
 The peers' environment loads this file too, so it imports nothing of ours.
@@ -9,6 +9,7 @@ The peers' environment loads this file too, so it imports nothing of ours.
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import sys
@@ -172,7 +173,6 @@ def kept(name: str, make: Callable[[Path], None]) -> Path:
     beside = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=root()))
     try:
         make(beside)
-        os.sync()  # so that nobody who is measured next waits for a disk that still writes
         try:
             beside.rename(place)
         except OSError:
@@ -210,7 +210,7 @@ def _link(place: Path, paths: Sequence[Path], num_files: int) -> None:
 def _file_ids(num_rows: int) -> list[range]:
     """Which ids each file of a table has."""
     borders = [num_rows * number // NUM_FILES for number in range(NUM_FILES + 1)]
-    return [range(first, last) for first, last in zip(borders, borders[1:], strict=False)]
+    return [range(first, last) for first, last in itertools.pairwise(borders)]
 
 
 def _group_rows(num_rows: int) -> int:

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import psutil
 import torch
@@ -93,8 +93,8 @@ class Consumer:
         if num_columns != self._num_columns:
             raise ValueError(f"a batch has {num_columns} columns, not {self._num_columns}")
         self._num_rows += num_rows
-        self._id_sum += ids.sum().item()
-        self._id_squares += torch.dot(ids, ids).item()  # wraps around, as the sum of the squares is meant to
+        self._id_sum += int(ids.sum())
+        self._id_squares += int(torch.dot(ids, ids))  # wraps around, as the sum of the squares is meant to
 
     def verify(self, expected: Checksum) -> None:
         """
@@ -105,7 +105,7 @@ class Consumer:
         wanted = (expected.num_rows, expected.id_sum, expected.id_squares)
         if found != wanted:
             raise ValueError(
-                f"rows, sum of ids and sum of their squares are {found}, not {wanted}; rows were lost, repeated or changed"
+                f"rows, sum of ids and sum of squares are {found}, not {wanted}: rows were lost, repeated or changed"
             )
 
 
@@ -168,7 +168,7 @@ class PeakPss:
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
 
-    def __enter__(self) -> PeakPss:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 from strata.bench.contenders import data_strata, data_strata_growth, data_strata_start
 from strata.bench.contenders.data_consumer import num_rows
@@ -16,6 +17,7 @@ def main() -> None:
     data_strata_start.ten_thousand()
     data_strata_growth.small()
     data_strata_growth.large()
+    os.sync()  # so that nobody who is measured next waits for a disk that still writes
     size_bytes = sum(path.stat().st_size for path in files.paths)
     print(json.dumps({"figures": {"dataset_mb": size_bytes / 1e6}}))
 

@@ -1,7 +1,7 @@
 """LitData, from its own format. Runs in the peers' environment; imports nothing of ours.
 
-Its `optimize` has written the rows before, outside the timing. A sample is a row, as in its documentation; the dense and
-the categorical columns of a row are one array each. Its own loader reads them, with two workers and with none; the
+Its `optimize` has written the rows before, outside the timing. A sample is a row, as in its documentation; the dense
+and the categorical columns of a row are one array each. Its own loader reads them, with two workers and with none; the
 better one counts. (Its Parquet loader makes a Python dict of every row, and needs polars.)
 """
 

@@ -1,7 +1,7 @@
 """Ours: how soon the first batch is there, of few and of many files; how long planning takes; and resuming.
 
-Everything is imported before, and nothing else has run before: what is made at first use is in the first figure. Nothing
-is remembered of the files either, except where said. Every batch that is timed is compared with the one it should be.
+Everything is imported before, and nothing else has run before: what is made at first use is in the first figure.
+Nothing is remembered of the files either, except where said. Batches are compared with those that they should be.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-import strata.data.structured
-import strata.data.torch_loader
+import strata.data.torch_loader  # noqa: F401  else imported at first use
 from strata.bench.contenders.data_consumer import batch_size, num_rows, num_small_files
 from strata.bench.contenders.data_strata import loader_of
 from strata.bench.data_files import ID, many, table

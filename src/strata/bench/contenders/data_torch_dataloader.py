@@ -44,7 +44,7 @@ class RowGroups:
 
 
 def loader_of(torch_data: Any, row_groups: RowGroups, num_workers: int) -> Any:
-    class Dataset(torch_data.IterableDataset):  # type: ignore[misc, name-defined]
+    class Dataset(torch_data.IterableDataset):  # type: ignore[misc]
         def __iter__(self) -> Iterator[dict[str, Any]]:
             worker = torch_data.get_worker_info()
             if worker is None:
