@@ -110,7 +110,7 @@ def without_torch(path: str) -> None:
     say(**found, torch=sys.modules.get("torch") is not None)
 
 
-def train(path: str, meeting: str, rank: str, num_ranks: str, state: str) -> None:
+def train(path: str, meeting: str, rank: str, num_ranks: str) -> None:
     """One rank of a real training with DDP over gloo; it says what it read."""
     import torch
     import torch.distributed as distributed
@@ -140,17 +140,11 @@ def train(path: str, meeting: str, rank: str, num_ranks: str, state: str) -> Non
         num_workers=2,
         cache=False,
     )
-    stop_after = None
-    if state:
-        told = json.loads(state)
-        stop_after = told.get("stop_after")
-        if "load" in told:
-            loader.load_state_dict(told["load"])
     model = DistributedDataParallel(nn.Linear(2, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     ids: list[int] = []
     sizes: list[int] = []
-    for step, batch in enumerate(loader, start=1):
+    for batch in loader:
         features = torch.stack([batch["x0"], batch["part"]], dim=1).float()
         loss = (model(features).squeeze(1) - batch["part"].float()).square().mean()
         optimizer.zero_grad()
@@ -158,8 +152,6 @@ def train(path: str, meeting: str, rank: str, num_ranks: str, state: str) -> Non
         optimizer.step()
         ids += batch["id"].tolist()
         sizes.append(len(batch["id"]))
-        if step == stop_after:
-            break
     distributed.barrier()
     say(
         rank=dataset.ranks.rank,
@@ -169,7 +161,6 @@ def train(path: str, meeting: str, rank: str, num_ranks: str, state: str) -> Non
         ids=ids,
         sizes=sizes,
         length=len(loader),
-        padded=dataset.get_metrics().padded_rows,
         weight=model.module.weight.flatten().tolist(),
         state=loader.state_dict(),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -131,6 +132,7 @@ def test_accelerate_skips_batches_for_those_who_do_not_load_a_state(accelerate: 
 LIGHTNING_WARNINGS = [
     # Lightning's own, about its own defaults or its own use of torch; none of them is of our making.
     "ignore:.*does not have many workers.*",
+    "ignore:.*has `__len__` defined.*",
     "ignore:.*Checkpoint directory .* exists and is not empty.*",
     "ignore:.*You're resuming from a checkpoint that ended before the epoch ended.*",
     "ignore:.*isinstance.treespec, LeafSpec.*:FutureWarning",
@@ -178,35 +180,93 @@ def test_lightning_sees_every_row_once_per_epoch(folder: Path, tmp_path: Path) -
     assert trainer.global_step == 2 * NUM_BATCHES
     assert sorted(module.seen) == [0, 1]
     assert all(sorted(ids) == list(range(NUM_ROWS)) for ids in module.seen.values())
-    assert module.seen[0] != module.seen[1]
+
+
+@quiet
+@pytest.mark.xfail(reason="Lightning takes len(loader) batches and no StopIteration: the epoch is then begun again")
+def test_lightning_sees_another_order_in_every_epoch(folder: Path, tmp_path: Path) -> None:
+    lightning = pytest.importorskip("lightning")
+    expected_loader, _ = open_loader(folder)
+    expected = [ids_of(expected_loader) for _ in range(3)]
+    module = lightning_module(lightning)
+    loader, _ = open_loader(folder)
+    lightning_trainer(lightning, tmp_path, max_epochs=3, enable_checkpointing=False).fit(module, loader)
+    assert [module.seen[epoch] for epoch in range(3)] == expected
 
 
 @quiet
 def test_lightning_keeps_the_position_in_its_checkpoint_and_goes_on_from_it(folder: Path, tmp_path: Path) -> None:
     lightning = pytest.importorskip("lightning")
     expected_loader, _ = open_loader(folder)
-    expected = [batch["id"].tolist() for _ in range(2) for batch in expected_loader]
+    expected = [batch["id"].tolist() for batch in expected_loader]
 
     begun = lightning_module(lightning)
-    trainer = lightning_trainer(lightning, tmp_path, max_steps=5, enable_checkpointing=False)
-    loader, dataset = open_loader(folder)
-    trainer.fit(begun, loader)
-    assert dataset.position == 5 * BATCH_SIZE
-    trainer.save_checkpoint(tmp_path / "middle.ckpt")
+    keep = lightning.pytorch.callbacks.ModelCheckpoint(
+        dirpath=tmp_path, filename="middle", every_n_train_steps=5, save_top_k=-1
+    )
+    loader, _ = open_loader(folder)
+    lightning_trainer(lightning, tmp_path, max_steps=6, callbacks=[keep]).fit(begun, loader)
     saved = torch.load(tmp_path / "middle.ckpt", weights_only=True)
     states = saved["loops"]["fit_loop"]["state_dict"]["combined_loader"]
-    assert [state["position"] for state in states] == [5 * BATCH_SIZE]
+    assert [(state["epoch"], state["position"]) for state in states] == [(0, 5 * BATCH_SIZE)]
 
     resumed = lightning_module(lightning)
     fresh, _ = open_loader(folder)
     trainer = lightning_trainer(lightning, tmp_path, max_epochs=2, enable_checkpointing=False)
     trainer.fit(resumed, fresh, ckpt_path=tmp_path / "middle.ckpt", weights_only=True)
-    assert begun.seen[0] == sum(expected[:5], [])
-    assert resumed.seen[0] == sum(expected[5:NUM_BATCHES], [])
-    assert resumed.seen[1] == sum(expected[NUM_BATCHES:], [])
+    assert begun.seen[0] == [number for ids in expected[:6] for number in ids]
+    assert resumed.seen[0] == [number for ids in expected[5:NUM_BATCHES] for number in ids]
+    assert sorted(resumed.seen[1]) == list(range(NUM_ROWS))
+    assert trainer.global_step == 2 * NUM_BATCHES
 
 
 # transformers
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+        self.seen: list[int] = []
+
+    def forward(self, id: torch.Tensor, x: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
+        self.seen += id.tolist()
+        return {"loss": (self.layer(x[:, None]).squeeze(1) - labels).square().mean()}
+
+
+def train(transformers: Any, folder: Path, saved: Path, *, resume_at: int = 0, with_state: bool = False) -> list[int]:
+    """With the Trainer of transformers, two epochs or what is left of them; gives back the ids that the model saw."""
+    loader, _ = open_loader(folder)
+
+    class Trainer(transformers.Trainer):  # type: ignore[misc,name-defined]
+        def get_train_dataloader(self) -> Any:
+            return loader
+
+    class KeepState(transformers.TrainerCallback):  # type: ignore[misc,name-defined]
+        def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+            place = Path(args.output_dir) / f"checkpoint-{state.global_step}" / "data.json"
+            place.write_text(json.dumps(loader.state_dict()))
+
+    resume = saved / f"checkpoint-{resume_at}" if resume_at else None
+    if resume and with_state:
+        loader.load_state_dict(json.loads((resume / "data.json").read_text()))
+    arguments = transformers.TrainingArguments(
+        output_dir=str(saved),
+        num_train_epochs=2,
+        use_cpu=True,
+        report_to=[],
+        save_strategy="steps",
+        save_steps=NUM_BATCHES // 2 + 1 if not resume else 1000,
+        logging_strategy="no",
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        ignore_data_skip=with_state,
+    )
+    model = Model()
+    Trainer(model=model, args=arguments, callbacks=[KeepState()]).train(
+        resume_from_checkpoint=None if resume is None else str(resume)
+    )
+    return model.seen
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers and torch about each other
@@ -216,44 +276,15 @@ def test_the_trainer_of_transformers_sees_every_row_once_per_epoch_and_resumes(
     accelerate: Any, folder: Path, tmp_path: Path
 ) -> None:
     transformers = pytest.importorskip("transformers")
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(1, 1)
-            self.seen: list[int] = []
-
-        def forward(self, id: torch.Tensor, x: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
-            self.seen += id.tolist()
-            return {"loss": (self.layer(x[:, None]).squeeze(1) - labels).square().mean()}
-
-    class Trainer(transformers.Trainer):  # type: ignore[misc,name-defined]
-        def get_train_dataloader(self) -> Any:
-            return open_loader(folder)[0]
-
-    def train(steps: int, resume: str | None = None) -> list[int]:
-        arguments = transformers.TrainingArguments(
-            output_dir=str(tmp_path),
-            num_train_epochs=2,
-            max_steps=steps,
-            use_cpu=True,
-            report_to=[],
-            save_strategy="steps",
-            save_steps=11,
-            logging_strategy="no",
-            disable_tqdm=True,
-            remove_unused_columns=False,
-        )
-        model = Model()
-        Trainer(model=model, args=arguments).train(resume_from_checkpoint=resume)
-        return model.seen
-
-    whole = train(-1)
+    whole = train(transformers, folder, tmp_path)
     assert Counter(whole) == dict.fromkeys(range(NUM_ROWS), 2)
     assert sorted(whole[:NUM_ROWS]) == list(range(NUM_ROWS))
     assert whole[:NUM_ROWS] != whole[NUM_ROWS:]
-    # Step 11 is the third of the second epoch. It knows of no state, and skips what it has seen.
-    assert train(-1, str(tmp_path / "checkpoint-11")) == whole[NUM_ROWS + 3 * BATCH_SIZE :]
+    # Step 5 lies in the first epoch: the Trainer skips what it has seen, by itself.
+    assert train(transformers, folder, tmp_path, resume_at=5) == whole[5 * BATCH_SIZE :]
+    # Step 10 is the second of the second epoch. What the Trainer skips does not know its epoch; a state does.
+    in_second = whole[NUM_ROWS + 2 * BATCH_SIZE :]
+    assert train(transformers, folder, tmp_path, resume_at=10, with_state=True) == in_second
 
 
 # torchdata
@@ -266,7 +297,7 @@ def test_it_keeps_its_state_as_torchdata_defines_it(folder: Path) -> None:
     assert isinstance(dataset, stateful.Stateful)
 
 
-@pytest.mark.xfail(strict=False, reason="measured, not yet promised: see the report")
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata asks torch for it
 def test_torchdatas_own_loader_over_our_dataset_goes_on_at_the_same_row(folder: Path) -> None:
     stateful_dataloader = pytest.importorskip("torchdata.stateful_dataloader")
     _, dataset = open_loader(folder)

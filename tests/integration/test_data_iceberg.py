@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import pickle
+import uuid
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -39,6 +40,7 @@ from pyiceberg.types import (
     TimestampType,
     TimestamptzType,
     TimeType,
+    UUIDType,
 )
 from s3 import ADMIN, S3Server, s3
 
@@ -222,6 +224,7 @@ EVERY_TYPE = {
     "text": (StringType(), ["a", None, "ü"]),
     "bytes": (BinaryType(), [b"a", None, b""]),
     "fixed": (FixedType(2), [b"ab", None, b"cd"]),
+    "who": (UUIDType(), [uuid.UUID(int=5).bytes, None, uuid.UUID(int=6).bytes]),
     "numbers": (ListType(100, LongType(), element_required=False), [[1, None], None, []]),
     "by_name": (MapType(101, StringType(), 102, LongType(), value_required=False), [[("a", 1)], None, []]),
 }
@@ -233,7 +236,8 @@ def test_every_type_is_read_and_filtered_as_pyiceberg_does(warehouse: Warehouse)
     columns = {"id": [0, 1, 2], **{name: values for name, (_, values) in EVERY_TYPE.items()}}
     table.append(pa.table(columns, schema=table.schema().as_arrow()))
     found, _ = planned(table)
-    assert found.to_pydict() == oracle(table).to_pydict() == columns
+    assert found.to_pydict() == columns
+    assert found.drop(["who"]).to_pydict() == oracle(table).drop(["who"]).to_pydict(), "UUIDs are bytes here"
     for scan_filter in (
         "flag = true",
         "small < 1",
@@ -247,6 +251,8 @@ def test_every_type_is_read_and_filtered_as_pyiceberg_does(warehouse: Warehouse)
     ):
         found, _ = planned(table, columns=["id"], scan_filter=scan_filter)
         assert found.to_pydict() == oracle(table, selected_fields=("id",), row_filter=scan_filter).to_pydict()
+    for scan_filter in (f"who = '{uuid.UUID(int=6)}'", f"who in ('{uuid.UUID(int=6)}', '{uuid.UUID(int=7)}')"):
+        assert planned(table, scan_filter=scan_filter)[0]["id"].to_pylist() == [2], "pyiceberg cannot"
 
 
 # --- schemas that moved on ---

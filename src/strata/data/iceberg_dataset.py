@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
+import msgspec
+
 from strata.data import formats, survey_cache
 from strata.data.creating import Options, create
 from strata.data.dataset import Dataset
 from strata.data.decoding import Recipe
-from strata.data.iceberg import plan_table
+from strata.data.iceberg import plan_table, table_state
 from strata.data.progress import SurveyProgress
 from strata.data.ranks import share
-from strata.errors import DataError
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -82,22 +83,27 @@ class IcebergDataset(Dataset):
             DataError, StorageError, InvalidArgument: Something else is wrong; the message says what, and the cure.
         """
 
+        def look() -> bytes:
+            found = table_state(table, catalog_config, snapshot_id=snapshot_id, as_of=as_of)
+            return msgspec.json.encode((found.snapshot_id, found.schema_id))
+
         def plan(ranks: Ranks) -> Recipe:
+            # All ranks read the state that rank 0 saw, whatever is written to the table meanwhile.
+            snapshot, schema = msgspec.json.decode(share(ranks, look), type=tuple[int, int])
             with SurveyProgress(is_shown=show_progress) as progress:
                 source, made = plan_table(
                     table,
                     catalog_config,
                     columns=columns,
                     scan_filter=scan_filter,
-                    snapshot_id=snapshot_id,
-                    as_of=as_of,
+                    snapshot_id=snapshot,
+                    schema_id=schema,
                     split_bytes=split_bytes,
                     split_rows=split_rows,
                     on_error=on_error,
                     cache=survey_cache.default() if cache else None,
                     progress=progress,
                 )
-            _check_same(ranks, made.fingerprint, table)
             used = {file.format for file in made.files}
             return Recipe(source, made, {format: formats.by_name(format) for format in used})
 
@@ -130,13 +136,3 @@ class IcebergDataset(Dataset):
             name=name or str(getattr(table, "name", lambda: table)()),
         )
         return create(cls, plan, options)
-
-
-def _check_same(ranks: Ranks, fingerprint: str, table: Any) -> None:
-    """Ranks plan on their own, from metadata; a table that is written to meanwhile may give them two states."""
-    theirs = share(ranks, fingerprint.encode).decode()
-    if theirs != fingerprint:
-        raise DataError(
-            f"rank {ranks.rank} sees another state of table {table} than rank 0: it was written to while the ranks "
-            "planned; name the state with snapshot_id= or as_of="
-        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyiceberg.expressions import parser as iceberg_parser
 from pyiceberg.expressions.visitors import bind, extract_field_ids
@@ -17,6 +18,7 @@ from strata.errors import InvalidArgument, SchemaMismatch
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import pyarrow.compute as pc
     from pyiceberg.schema import Schema
 
     from strata.data.filters import Condition
@@ -44,7 +46,7 @@ def parse(scan_filter: str | BooleanExpression | None, schema: Schema) -> ScanFi
     try:
         bound = bind(schema, expression, case_sensitive=True)
         _refuse_dots(bound, schema)
-        return ScanFilter(expression, filters.parse(expression_to_pyarrow(bound, schema)))
+        return ScanFilter(expression, filters.parse(_plain(expression_to_pyarrow(bound, schema))))
     except InvalidArgument:
         raise
     except (ValueError, TypeError, NotImplementedError) as error:
@@ -80,6 +82,19 @@ def _refuse_dots(bound: BooleanExpression, schema: Schema) -> None:
             f"scan_filter uses the column {dotted[0]!r}, whose name has a dot; filter by another, or rename it",
             field="scan_filter",
         )
+
+
+def _plain(condition: pc.Expression) -> pc.Expression:
+    """With UUIDs as the bytes that columns have."""
+
+    def plain(node: expressions.Node) -> expressions.Node:
+        if isinstance(node, expressions.Literal) and isinstance(node.value, pa.ExtensionArray):
+            return expressions.Literal(node.value.storage)
+        if isinstance(node, expressions.Call):
+            return expressions.Call(node.function, tuple(map(plain, node.arguments)), node.options)
+        return node
+
+    return expressions.encode(plain(expressions.decode(condition)))
 
 
 def renamed(node: expressions.Node, names: Mapping[str, str]) -> expressions.Node:

@@ -121,6 +121,8 @@ def _request(
     on_error: OnError,
 ) -> tuple[Source, Request]:
     used = [schema.find_field(name) for name in condition.columns] if condition is not None else []
+    if condition is not None:
+        row_filters.check(condition, _arrow_schema(used, wide=False))
     locator = Locator(table)
     source = locator.source(_locations(scanned))
     request = Request(
@@ -183,8 +185,6 @@ def _assemble(
     split_rows: int | None,
 ) -> Plan:
     schema = _arrow_schema(request.fields, wide=seen.wide)
-    if request.condition is not None:
-        row_filters.check(request.condition, schema)
     units = _units(seen.files)
     if not units.rows.any():
         raise NoData(_why_nothing(name, seen, found, request.condition))
