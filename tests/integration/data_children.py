@@ -120,17 +120,16 @@ def train(path: str, meeting: str, rank: str, num_ranks: str) -> None:
     from strata import StructuredDataset, data
 
     torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{meeting}", rank=int(rank), world_size=int(num_ranks)
-    )
+    distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=int(rank), world_size=int(num_ranks))
     looked = []
-    survey = data.structured.survey
+    structured: Any = data.structured
+    survey = structured.survey
 
     def counted(*arguments: Any, **options: Any) -> Any:
         looked.append(1)
         return survey(*arguments, **options)
 
-    data.structured.survey = counted
+    structured.survey = counted
     loader, dataset = StructuredDataset.create_dataloader(
         path,
         batch_size=16,

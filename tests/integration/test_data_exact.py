@@ -1,4 +1,4 @@
-"""Every row exactly once, whoever reads: real Parquet files, all ranks of a world in this process, one after another."""
+"""Every row exactly once, whoever reads: real Parquet files, all ranks of a world in this process, in step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,11 @@ FILE_ROWS = {
     "many": ([20] * 12, 6),
 }
 """Rows of each file, and rows of a row group."""
-FILTERS = {None: lambda number: True, "part < 3": lambda number: number % MODULUS < 3, "id >= 9": lambda n: n >= 9}
+FILTERS: dict[str | None, Callable[[int], bool]] = {
+    None: lambda number: True,
+    "part < 3": lambda number: number % MODULUS < 3,
+    "id >= 9": lambda n: n >= 9,
+}
 
 
 def write_files(folder: Path, file_rows: list[int], group_rows: int, *, width: int = 1) -> int:
@@ -91,9 +95,9 @@ class Loaders:
     def run(self, steps: int | None = None) -> list[list[list[int]]]:
         """Step by step, the ids that each rank gets. Every rank has as many batches as the others, none is empty."""
         given: list[list[list[int]]] = []
-        iterators = [iter(loader) for loader in self.loaders]
+        iterators: list[Any] = [iter(loader) for loader in self.loaders]
         while steps is None or len(given) < steps:
-            batches = [next(iterator, None) for iterator in iterators]
+            batches: list[Any] = [next(iterator, None) for iterator in iterators]
             if None in batches:
                 assert batches == [None] * len(batches), "the same number of batches on every rank"
                 break
@@ -144,7 +148,7 @@ worlds = st.builds(
     prefetch_bytes=st.sampled_from([1, "1MiB"]),
     split_rows=st.sampled_from([None, 10]),
 )
-@settings(max_examples=40)
+@settings(max_examples=30)
 def test_every_row_is_delivered_exactly_once_through_any_chain_of_worlds_and_crashes(
     root: Path,
     chain: list[World],
@@ -202,7 +206,7 @@ def test_every_row_is_delivered_exactly_once_through_any_chain_of_worlds_and_cra
     tail=st.sampled_from(["uneven", "pad", "drop"]),
     other_workers=st.integers(0, 3),
 )
-@settings(max_examples=15)
+@settings(max_examples=10)
 def test_a_resume_in_the_same_world_gives_the_same_batches_to_the_bit(
     root: Path, world: World, shuffle: bool, buffer_rows: int, tail: str, other_workers: int
 ) -> None:
@@ -274,9 +278,7 @@ def test_with_lanes_given_the_order_is_the_same_for_any_number_of_ranks(root: Pa
 @pytest.mark.xfail(reason="choose_window rounds to batches, so the order depends on batch_size × ranks, lanes= or not")
 def test_with_lanes_given_the_order_is_the_same_for_any_batch_size(root: Path) -> None:
     sizes = [World(batch_size=size) for size in (4, 12, 20, 60)] + [World(num_ranks=3, batch_size=20)]
-    found = [
-        global_batches(root, world, 60 // (world.batch_size * world.num_ranks), lanes=4) for world in sizes
-    ]
+    found = [global_batches(root, world, 60 // (world.batch_size * world.num_ranks), lanes=4) for world in sizes]
     assert all(ids == found[0] for ids in found)
 
 
@@ -294,7 +296,8 @@ def test_a_loop_after_a_finished_one_is_the_next_epoch_and_after_a_broken_one_th
     assert first != second
     broken = next(iter(loader))["id"].tolist()
     assert (dataset.epoch, dataset.position) == (2, 50)
-    assert [batch["id"].tolist() for batch in loader][0] == broken
+    again = [batch["id"].tolist() for batch in loader]
+    assert (again[0], len(again)) == (broken, 5)
     assert dataset.epoch == 2
     loader.set_epoch(0)
     assert (dataset.epoch, dataset.position) == (0, 0)
@@ -372,6 +375,25 @@ def test_a_state_with_the_largest_seed_is_loaded_again(root: Path) -> None:
     loaders.run(1)
     loaders.load(loaders.state())
     assert len(flat(loaders.run())) == 232
+
+
+@pytest.mark.xfail(reason="the state's num_rows is not compared with the plan's")
+def test_a_state_with_the_right_fingerprint_and_wrong_numbers_is_refused(root: Path) -> None:
+    loaders = Loaders(root / "many", World())
+    hostile = {**loaders.state(), "num_rows": 10**6, "position": 10**5}
+    with pytest.raises(InvalidArgument, match="rows"):
+        loaders.load(hostile)
+
+
+@pytest.mark.xfail(
+    raises=OverflowError, reason="explain() does not expect it: OverflowError is not among what it catches"
+)
+def test_a_state_with_a_nonsensical_summary_is_refused_all_the_same(root: Path) -> None:
+    loaders = Loaders(root / "many", World())
+    hostile = {**loaders.state(), "fingerprint": "other"}
+    hostile["plan"]["files"][0][2] = float("inf")
+    with pytest.raises(PlanChanged):
+        loaders.load(hostile)
 
 
 # A changed dataset

@@ -139,6 +139,7 @@ LIGHTNING_WARNINGS = [
     "ignore:.*:DeprecationWarning",
     "ignore:.*GPU available but not used.*",
     "ignore:.*is in beta.*",
+    "ignore:.*callbacks used to create the checkpoint need to be provided.*",
 ]
 
 
@@ -149,7 +150,7 @@ def quiet(test: Any) -> Any:
 
 
 def lightning_module(lightning: Any) -> Any:
-    class Fit(lightning.LightningModule):  # type: ignore[misc,name-defined]
+    class Fit(lightning.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.layer = nn.Linear(1, 1)
@@ -229,8 +230,8 @@ class Model(nn.Module):
         self.layer = nn.Linear(1, 1)
         self.seen: list[int] = []
 
-    def forward(self, id: torch.Tensor, x: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
-        self.seen += id.tolist()
+    def forward(self, x: torch.Tensor, labels: torch.Tensor, **others: torch.Tensor) -> dict[str, Any]:
+        self.seen += others["id"].tolist()
         return {"loss": (self.layer(x[:, None]).squeeze(1) - labels).square().mean()}
 
 
@@ -238,11 +239,11 @@ def train(transformers: Any, folder: Path, saved: Path, *, resume_at: int = 0, w
     """With the Trainer of transformers, two epochs or what is left of them; gives back the ids that the model saw."""
     loader, _ = open_loader(folder)
 
-    class Trainer(transformers.Trainer):  # type: ignore[misc,name-defined]
+    class Trainer(transformers.Trainer):  # type: ignore[misc]
         def get_train_dataloader(self) -> Any:
             return loader
 
-    class KeepState(transformers.TrainerCallback):  # type: ignore[misc,name-defined]
+    class KeepState(transformers.TrainerCallback):  # type: ignore[misc]
         def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
             place = Path(args.output_dir) / f"checkpoint-{state.global_step}" / "data.json"
             place.write_text(json.dumps(loader.state_dict()))
@@ -309,4 +310,4 @@ def test_torchdatas_own_loader_over_our_dataset_goes_on_at_the_same_row(folder: 
     resumed = stateful_dataloader.StatefulDataLoader(fresh, batch_size=None)
     resumed.load_state_dict(state)
     rest = [batch["id"].tolist() for batch in resumed]
-    assert sorted(sum(begun + rest, [])) == list(range(NUM_ROWS))
+    assert sorted(number for ids in begun + rest for number in ids) == list(range(NUM_ROWS))

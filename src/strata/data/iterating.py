@@ -83,6 +83,7 @@ class Pass:
             self.close()
             raise
         self.is_exhausted = True
+        log.info("epoch %d is read: %s", self._epoch, self._recorder.snapshot().log_line())
         self._recorder.dropped(self._steps.dropped_rows if self._rank == 0 else 0)
         self._on_position(self._steps.num_rows)
         self.close()

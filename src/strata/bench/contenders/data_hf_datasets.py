@@ -52,10 +52,10 @@ def measure(datasets: Any) -> dict[str, float]:
     streaming = loader_of(datasets.load_dataset("parquet", data_files=paths, split="train", streaming=True))
     mapped = loader_of(arrow.to_iterable_dataset(num_shards=NUM_SHARDS))
     figures: dict[str, float] = {
-        "hf_datasets_streaming_rows_per_s": common.rows_per_s_once(lambda: streaming, files),
-        "hf_datasets_mapped_rows_per_s": common.rows_per_s_once(lambda: mapped, files),
+        "hf_streaming_rows_per_s": common.rows_per_s_once(lambda: streaming, files),
+        "hf_mapped_rows_per_s": common.rows_per_s_once(lambda: mapped, files),
     }
-    figures["hf_datasets_rows_per_s"] = max(figures.values())
+    figures["hf_rows_per_s"] = max(figures.values())
     return figures
 
 

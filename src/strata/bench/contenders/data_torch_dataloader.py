@@ -66,8 +66,8 @@ def main() -> None:
     inline = loader_of(torch_data, RowGroups(files.paths, common.batch_size()), 0)
     with_workers = loader_of(torch_data, RowGroups(some.paths, common.batch_size()), common.NUM_WORKERS)
     figures = {
-        "torch_dataloader_inline_rows_per_s": common.rows_per_s(lambda: inline, files),
-        "torch_dataloader_rows_per_s": common.rows_per_s_once(lambda: with_workers, some),
+        "torch_inline_rows_per_s": common.rows_per_s(lambda: inline, files),
+        "torch_rows_per_s": common.rows_per_s_once(lambda: with_workers, some),
     }
     print(json.dumps({"figures": figures, "versions": {"torch": metadata.version("torch")}}))
 

@@ -41,10 +41,10 @@ def main() -> None:
     some = common.data_files.table_again(common.num_rows(), FILES_WITH_WORKERS)
     inline, with_workers = loader_of(files, 0), loader_of(some, common.NUM_WORKERS)
     figures = {
-        "torch_dataloader_utils_inline_rows_per_s": common.rows_per_s(lambda: inline, files),
-        "torch_dataloader_utils_2_workers_rows_per_s": common.rows_per_s_once(lambda: with_workers, some),
+        "tdu_inline_rows_per_s": common.rows_per_s(lambda: inline, files),
+        "tdu_2_workers_rows_per_s": common.rows_per_s_once(lambda: with_workers, some),
     }
-    figures["torch_dataloader_utils_rows_per_s"] = max(figures.values())
+    figures["tdu_rows_per_s"] = max(figures.values())
     print(json.dumps({"figures": figures, "versions": {NAME: metadata.version(NAME)}}))
 
 

@@ -1,0 +1,221 @@
+"""One pass over batches, without threads: the position, the counts, and how it ends."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from strata.data.assembling import Batches
+from strata.data.iterating import Pass
+from strata.data.metrics import LoaderRecorder
+from strata.data.starving import Lookout, PlanFacts
+from strata.data.steps import Steps
+from strata.errors import DataError, StrataError
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def wall_s(self) -> float:
+        return self.now_s
+
+
+class FakePipeline:
+    """Gives these blocks, or raises them."""
+
+    def __init__(self, blocks: list[Batches | BaseException]) -> None:
+        self._blocks = iter(blocks)
+        self.num_closed = 0
+
+    def take(self) -> Batches | None:
+        found = next(self._blocks, None)
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def close(self) -> None:
+        self.num_closed += 1
+
+
+def block(first: int, sizes: list[int], repeated: list[int] | None = None) -> Batches:
+    batches: list[Any] = [f"batch {first + number}" for number in range(len(sizes))]
+    return Batches(first, batches, tuple(sizes), tuple(repeated or [0] * len(sizes)), 8 * sum(sizes))
+
+
+class Made:
+    def __init__(
+        self,
+        blocks: list[Batches | BaseException],
+        steps: Steps,
+        *,
+        rank: int = 0,
+        collate: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.clock: Any = Clock()
+        pipeline: Any = FakePipeline(blocks)
+        self.pipeline: FakePipeline = pipeline
+        self.recorder = LoaderRecorder(1, self.clock)
+        self.positions: list[int] = []
+        facts = PlanFacts(
+            num_units=8,
+            num_splits=8,
+            is_local=True,
+            num_ranks=1,
+            unit_name="row group",
+            worker_type="thread",
+            num_cpus=2,
+        )
+        self.iterator = Pass(
+            pipeline,
+            steps,
+            epoch=0,
+            rank=rank,
+            recorder=self.recorder,
+            lookout=Lookout(facts, num_workers=1),
+            clock=self.clock,
+            collate=collate,
+            on_position=self.positions.append,
+        )
+
+
+def steps_of(num_rows: int, *, first: int = 0, num_ranks: int = 1, tail: Any = "uneven") -> Steps:
+    return Steps(num_rows=num_rows, first=first, batch_size=4, num_ranks=num_ranks, tail=tail)
+
+
+def test_the_position_moves_when_a_batch_is_handed_over_and_not_when_its_block_is_there() -> None:
+    made = Made([block(0, [4, 4]), block(2, [2])], steps_of(10))
+    assert made.positions == []
+    assert next(made.iterator) == "batch 0"
+    assert made.positions == [4]
+    assert (made.iterator.is_last, made.iterator.last_batch_rows) == (False, 4)
+    assert list(made.iterator) == ["batch 1", "batch 2"]
+    assert made.positions[:3] == [4, 8, 10]
+    assert set(made.positions[3:]) <= {10}
+    assert (made.iterator.is_last, made.iterator.last_batch_rows) == (True, 2)
+    assert made.iterator.is_exhausted
+    assert made.pipeline.num_closed == 1
+    assert next(made.iterator, "nothing") == "nothing"
+    metrics = made.recorder.snapshot()
+    assert (metrics.rows, metrics.batches, metrics.padded_rows, metrics.dropped_rows) == (10, 3, 0, 0)
+
+
+def test_a_pass_that_begins_in_mid_epoch_counts_from_there() -> None:
+    made = Made([block(0, [4, 2])], steps_of(10, first=4))
+    assert list(made.iterator) == ["batch 0", "batch 1"]
+    assert made.positions[:2] == [8, 10]
+
+
+def test_rows_that_are_repeated_are_counted_where_they_are_delivered() -> None:
+    # Ten rows for three ranks of four: the second and third rank get two and four rows of others.
+    counts = []
+    for rank, sizes in enumerate(([4], [4], [4])):
+        made = Made([block(0, sizes)], steps_of(10, num_ranks=3, tail="pad"), rank=rank)
+        assert len(list(made.iterator)) == 1
+        assert made.iterator.last_batch_rows == 10
+        counts.append(made.recorder.snapshot().padded_rows)
+    assert counts == [0, 0, 2]
+
+
+def test_rows_of_a_hole_are_counted_too() -> None:
+    made = Made([block(0, [1, 4], [1, 0])], steps_of(8))
+    assert len(list(made.iterator)) == 2
+    metrics = made.recorder.snapshot()
+    assert (metrics.rows, metrics.padded_rows) == (5, 1)
+
+
+def test_rows_that_are_dropped_are_counted_by_one_rank() -> None:
+    counts = []
+    for rank in range(2):
+        made = Made([block(0, [4])], steps_of(11, num_ranks=2, tail="drop"), rank=rank)
+        assert len(list(made.iterator)) == 1
+        assert made.positions[-1] == 11
+        counts.append(made.recorder.snapshot().dropped_rows)
+    assert counts == [3, 0]
+
+
+def test_an_error_ends_the_pass_and_leaves_the_position_after_the_last_batch() -> None:
+    made = Made([block(0, [4]), DataError("unit 3 is damaged")], steps_of(12))
+    assert next(made.iterator) == "batch 0"
+    with pytest.raises(DataError, match="unit 3 is damaged"):
+        next(made.iterator)
+    assert made.positions == [4]
+    assert made.pipeline.num_closed == 1
+    assert not made.iterator.is_exhausted
+    with pytest.raises(StrataError, match="begin a new loop"):
+        next(made.iterator)
+
+
+@pytest.mark.parametrize("error", [ValueError("bad row"), KeyboardInterrupt()])
+def test_a_collate_fn_that_raises_ends_the_pass_without_the_batch(error: BaseException) -> None:
+    def collate(batch: Any) -> Any:
+        if batch == "batch 1":
+            raise error
+        return batch.upper()
+
+    made = Made([block(0, [4, 4])], steps_of(8), collate=collate)
+    assert next(made.iterator) == "BATCH 0"
+    with pytest.raises(type(error)):
+        next(made.iterator)
+    assert made.positions == [4]
+    assert made.pipeline.num_closed == 1
+    assert made.recorder.snapshot().rows == 4
+
+
+def test_an_interrupt_while_the_caller_waits_ends_the_threads() -> None:
+    made = Made([KeyboardInterrupt()], steps_of(8))
+    with pytest.raises(KeyboardInterrupt):
+        next(made.iterator)
+    assert made.pipeline.num_closed == 1
+
+
+def test_an_iterator_that_is_closed_says_so_and_one_that_is_forgotten_ends_its_threads() -> None:
+    made = Made([block(0, [4, 4])], steps_of(8))
+    next(made.iterator)
+    made.iterator.close()
+    made.iterator.close()
+    assert made.pipeline.num_closed == 1
+    with pytest.raises(StrataError, match="closed while it was iterated over"):
+        next(made.iterator)
+
+    other = Made([block(0, [4, 4])], steps_of(8))
+    next(other.iterator)
+    del other.iterator
+    gc.collect()
+    assert other.pipeline.num_closed == 1
+
+
+def test_the_time_inside_next_is_ours_and_the_time_between_is_the_callers() -> None:
+    made = Made([block(0, [4, 4])], steps_of(8))
+    made.clock.now_s += 50  # before the first batch is asked for: nobody's
+    next(made.iterator)
+    made.clock.now_s += 3
+    next(made.iterator)
+    made.clock.now_s += 4
+    assert next(made.iterator, None) is None
+    made.clock.now_s += 60
+    metrics = made.recorder.snapshot()
+    assert (metrics.consumer_wait_s, metrics.consumer_busy_s) == (0, 7)
+    assert metrics.first_batch_s == 50
+
+
+def test_a_batch_that_was_handed_over_is_the_callers_alone() -> None:
+    class Batch:
+        pass
+
+    batches: list[Any] = [Batch(), Batch()]
+    made = Made([Batches(0, batches, (4, 4), (0, 0), 64)], steps_of(8))
+    first = next(made.iterator)
+    assert not any(one is first for one in batches), "whoever drops it frees it"
+
+
+def test_an_epoch_without_batches_ends_at_once() -> None:
+    made = Made([], steps_of(8, first=8))
+    assert list(made.iterator) == []
+    assert made.positions == [8]
