@@ -275,7 +275,6 @@ def test_with_lanes_given_the_order_is_the_same_for_any_number_of_ranks(root: Pa
     assert len(found[0]) == 60
 
 
-@pytest.mark.xfail(reason="choose_window rounds to batches, so the order depends on batch_size × ranks, lanes= or not")
 def test_with_lanes_given_the_order_is_the_same_for_any_batch_size(root: Path) -> None:
     sizes = [World(batch_size=size) for size in (4, 12, 20, 60)] + [World(num_ranks=3, batch_size=20)]
     found = [global_batches(root, world, 60 // (world.batch_size * world.num_ranks), lanes=4) for world in sizes]
@@ -348,7 +347,6 @@ def test_a_state_of_a_shuffled_loader_goes_on_shuffled_whatever_the_new_loader_w
     assert other.run() == whole[1:]
 
 
-@pytest.mark.xfail(reason="close() forgets that the epoch was read to its end, and the next loop gives nothing")
 def test_a_loop_after_close_at_the_end_of_an_epoch_is_the_next_epoch(root: Path) -> None:
     loaders = Loaders(root / "many", World())
     loaders.run()
@@ -357,7 +355,6 @@ def test_a_loop_after_close_at_the_end_of_an_epoch_is_the_next_epoch(root: Path)
     assert loaders.datasets[0].epoch == 1
 
 
-@pytest.mark.xfail(reason="only StopIteration ends an epoch, and who takes len(loader) batches never meets it")
 def test_an_epoch_is_over_when_its_last_batch_was_taken(root: Path) -> None:
     loader, dataset = StructuredDataset.create_dataloader(
         root / "many", batch_size=50, tail="drop", output_format="numpy", num_workers=1, columns=["id"]
@@ -369,7 +366,6 @@ def test_an_epoch_is_over_when_its_last_batch_was_taken(root: Path) -> None:
         assert dataset.get_metrics().dropped_rows == 40 * (epoch + 1)
 
 
-@pytest.mark.xfail(reason="read_cursor refuses seeds above 2**53, which shuffle_seed= takes")
 def test_a_state_with_the_largest_seed_is_loaded_again(root: Path) -> None:
     loaders = Loaders(root / "many", World(), shuffle=True, shuffle_seed=(1 << 63) - 1)
     loaders.run(1)
@@ -377,7 +373,6 @@ def test_a_state_with_the_largest_seed_is_loaded_again(root: Path) -> None:
     assert len(flat(loaders.run())) == 232
 
 
-@pytest.mark.xfail(reason="the state's num_rows is not compared with the plan's")
 def test_a_state_with_the_right_fingerprint_and_wrong_numbers_is_refused(root: Path) -> None:
     loaders = Loaders(root / "many", World())
     hostile = {**loaders.state(), "num_rows": 10**6, "position": 10**5}
@@ -385,9 +380,6 @@ def test_a_state_with_the_right_fingerprint_and_wrong_numbers_is_refused(root: P
         loaders.load(hostile)
 
 
-@pytest.mark.xfail(
-    raises=OverflowError, reason="explain() does not expect it: OverflowError is not among what it catches"
-)
 def test_a_state_with_a_nonsensical_summary_is_refused_all_the_same(root: Path) -> None:
     loaders = Loaders(root / "many", World())
     hostile = {**loaders.state(), "fingerprint": "other"}
@@ -606,7 +598,6 @@ def test_with_a_small_window_a_batch_is_mixed_from_as_many_places_as_there_are_l
     assert min(len(set(batch.tolist())) for batch in batches[:-1]) >= num_lanes - 1
 
 
-@pytest.mark.xfail(reason="rows of a batch lie lane by lane: 91 % of neighbours are of one file, 19 % at the best")
 @pytest.mark.parametrize("buffer_rows", [2000, 100_000])
 def test_neighbours_after_shuffling_are_of_one_file_no_more_often_than_any_two_rows_of_a_batch(
     many_files: Path, buffer_rows: int

@@ -184,7 +184,6 @@ def test_lightning_sees_every_row_once_per_epoch(folder: Path, tmp_path: Path) -
 
 
 @quiet
-@pytest.mark.xfail(reason="Lightning takes len(loader) batches and no StopIteration: the epoch is then begun again")
 def test_lightning_sees_another_order_in_every_epoch(folder: Path, tmp_path: Path) -> None:
     lightning = pytest.importorskip("lightning")
     expected_loader, _ = open_loader(folder)

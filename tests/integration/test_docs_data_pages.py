@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 from strata import IcebergDataset, StructuredDataset, errors
 from strata.cli.app import app
-from strata.data import discovering, formats, policies
+from strata.data import discovering, formats, policies, storage_options
 from strata.data.formats.csv import CsvFormat
 from strata.data.formats.text import TextFormat
 from strata.data.metrics import LoaderMetrics, LoaderRecorder, WorkerMetrics
@@ -284,9 +284,26 @@ def test_what_the_page_says_a_loader_tells_is_what_it_tells(cause: Cause) -> Non
     assert len(told) == len(Cause)
 
 
+def test_the_page_on_stores_tells_how_often_reading_is_tried_again() -> None:
+    told = re.search(
+        r"`max_retries` is (\d+) .*`retry_timeout_s` is (\d+)", section(DOCS / "object-stores.md", "Reading data")
+    )
+    assert told
+
+    assert (int(told[1]), float(told[2])) == (storage_options.MAX_ATTEMPTS - 1, storage_options.GCS_RETRY_S)
+
+
 def test_the_table_of_faults_names_every_error_of_data() -> None:
     known = {name for name, kind in errors.BY_KIND.items() if issubclass(kind, DataError)} - {"DataError"}
-    told = set(re.findall(r"`([A-Z]\w+)`", section(RESUME, "What happens when …"))) | {"PlanChanged"}
+    told = set(re.findall(r"`([A-Z]\w+)`", section(RESUME, "When something goes wrong"))) | {"PlanChanged"}
 
     assert known <= told
     assert [name for name in told if name not in errors.BY_KIND] == []
+
+
+def test_every_module_of_data_has_its_room_in_the_architecture() -> None:
+    rooms = section(ROOT / "ARCHITECTURE.md", "Data, room by room")
+    package = Path(inspect.getfile(formats)).parents[1]
+    modules = {path.name for path in package.rglob("*.py")} - {"__init__.py"}
+
+    assert set(re.findall(r"`(\w+\.py)`", rooms)) == modules

@@ -74,7 +74,6 @@ def test_without_shuffle_there_is_no_window() -> None:
     assert read_cursor(state(shuffle=False, window=0)).window == 0
 
 
-@pytest.mark.xfail(reason="lanes are not bounded by MAX_LANES: arrays of that length are made of them")
 def test_more_lanes_than_can_be_asked_for_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="lanes"):
         read_cursor(state(lanes=MAX_LANES + 1))

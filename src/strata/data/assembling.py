@@ -32,9 +32,21 @@ class Batches:
     num_bytes: int
 
 
-def assemble(block: Block, chunks: Mapping[int, Chunk | None], present: Present) -> Batches:
-    """`chunks`: the block's units; None for one that could not be read and is to be left out."""
+def assemble(
+    block: Block,
+    chunks: Mapping[int, Chunk | None],
+    present: Present,
+    find_spare: Callable[[], Chunk | None] = lambda: None,
+) -> Batches:
+    """`chunks`: the block's units; None for one that could not be read and is to be left out.
+
+    `find_spare`: some row of the dataset, for when nothing of the block is left.
+    """
     if any(chunk is None for chunk in chunks.values()):
+        if all(chunks[unit] is None for unit in block.units) and (spare := find_spare()) is not None:
+            rows = gather([spare], np.zeros(block.num_batches, dtype=np.int64))
+            ones = (1,) * block.num_batches
+            return Batches(block.first_batch, present(rows, ones), ones, ones, rows.nbytes)
         return _assemble_what_is_left(block, chunks, present)
     pieces = [_cut(piece, chunks[piece.unit]) for piece in block.pieces]
     if block.index is None:

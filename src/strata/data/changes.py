@@ -45,7 +45,7 @@ def explain(before: Mapping[str, Any], plan: Plan) -> str:
         reasons = [*_conditions(before, now), *_files(before, now)]
         if not reasons:
             reasons = _splits(before, now)
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         reasons = []
     return "; ".join(reasons) or "what changed cannot be told from the state; it is of other data"
 

@@ -11,11 +11,19 @@ from typing import Any
 
 import msgspec
 
+from strata.data.order import MAX_LANES, MAX_SEED
 from strata.errors import InvalidArgument, PlanChanged
 
 VERSION = 1
 MAX_COUNT = 1 << 53
-"""JSON keeps whole numbers exactly up to here."""
+_LIMITS = {
+    "seed": MAX_SEED,
+    "epoch": MAX_COUNT,
+    "position": MAX_COUNT,
+    "num_rows": MAX_COUNT,
+    "lanes": MAX_LANES,
+    "window": MAX_COUNT,
+}
 
 
 class Cursor(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,10 +63,10 @@ def read_cursor(state: Mapping[str, Any]) -> Cursor:
         cursor = msgspec.convert(dict(state), Cursor, strict=True)
     except (msgspec.ValidationError, TypeError) as error:
         raise InvalidArgument(f"this is not what a loader's state_dict() gives: {error}", field="state") from error
-    counts = {name: getattr(cursor, name) for name in ("seed", "epoch", "position", "num_rows", "lanes", "window")}
-    for name, count in counts.items():
-        if not 0 <= count <= MAX_COUNT:
-            raise InvalidArgument(f"the state's {name} is {count}; it must be from 0 to {MAX_COUNT}", field="state")
+    for name, limit in _LIMITS.items():
+        count = getattr(cursor, name)
+        if not 0 <= count <= limit:
+            raise InvalidArgument(f"the state's {name} is {count}; it must be from 0 to {limit}", field="state")
     if cursor.lanes < 1 or cursor.position > cursor.num_rows or (cursor.shuffle and cursor.window < 1):
         raise InvalidArgument(
             f"the state's numbers contradict each other: position {cursor.position} of {cursor.num_rows} rows, "

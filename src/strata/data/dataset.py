@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 import os
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -80,7 +81,9 @@ class Dataset:
         self._cursor = self._start_of(0)
         self._is_resuming = False
         """The cursor was loaded and nobody has begun to iterate from it."""
-        self._pass: Pass | None = None
+        self._is_begun = False
+        """Somebody has begun to iterate from the cursor."""
+        self._pass: weakref.ref[Pass] | None = None
         register(name, self.get_metrics)
 
     @property
@@ -126,13 +129,11 @@ class Dataset:
 
     def begin(self) -> Pass:
         """Goes on from a loaded state; otherwise begins the epoch: the next one if this one was read to its end."""
-        if self._pass is not None:
-            self._pass.close()
-            if self._pass.is_exhausted and not self._is_resuming:
-                self._cursor = self._start_of(self._cursor.epoch + 1)
-            elif not self._is_resuming:
-                self._cursor = self._start_of(self._cursor.epoch)
-        self._is_resuming = False
+        self._end_pass()
+        if self._is_begun and not self._is_resuming:
+            is_over = self._cursor.position == self._cursor.num_rows
+            self._cursor = self._start_of(self._cursor.epoch + is_over)
+        self._is_begun, self._is_resuming = True, False
         cursor, delivery = self._cursor, self.delivery
         steps = self._steps(first=cursor.position)
         order = make_order(
@@ -160,7 +161,7 @@ class Dataset:
                 on_skip=self._skipped,
             )
             pipeline = Pipeline(work)
-        self._pass = Pass(
+        begun = Pass(
             pipeline,
             steps,
             epoch=cursor.epoch,
@@ -171,7 +172,8 @@ class Dataset:
             collate=delivery.collate_fn,
             on_position=self._moved,
         )
-        return self._pass
+        self._pass = weakref.ref(begun)  # who leaves the loop forgets it, and its threads end
+        return begun
 
     def set_epoch(self, epoch: int) -> None:
         """The next loop reads this epoch, from its beginning, or from where a state that was loaded says."""
@@ -179,8 +181,8 @@ class Dataset:
             raise InvalidArgument(f"epoch={epoch} must not be negative", field="epoch")
         if self._is_resuming and epoch == self._cursor.epoch:
             return
-        self._forget_pass()
-        self._is_resuming = False
+        self._end_pass()
+        self._is_resuming = self._is_begun = False
         self._cursor = self._start_of(epoch)
 
     def state_dict(self) -> dict[str, Any]:
@@ -210,9 +212,14 @@ class Dataset:
             log.warning("the dataset has changed: %s; going on at row %d of the new order", what, cursor.position)
             fresh = self._start_of(cursor.epoch)
             cursor = msgspec.structs.replace(fresh, position=min(cursor.position, fresh.num_rows))
-        self._forget_pass()
+        elif cursor.num_rows != self.plan.num_rows:
+            raise InvalidArgument(
+                f"the state says {cursor.num_rows} rows, and the same dataset has {self.plan.num_rows}; it was changed",
+                field="state",
+            )
+        self._end_pass()
         self._cursor = cursor
-        self._is_resuming = True
+        self._is_resuming, self._is_begun = True, False
 
     def get_metrics(self) -> LoaderMetrics:
         return self._recorder.snapshot()
@@ -222,16 +229,17 @@ class Dataset:
 
     def close(self) -> None:
         """Ends what is under way, processes too; the dataset can be used again."""
-        self._forget_pass()
+        self._end_pass()
         for decoder in self._processes:
             decoder.shutdown()
 
     def _moved(self, position: int) -> None:
         self._cursor = msgspec.structs.replace(self._cursor, position=position)
 
-    def _forget_pass(self) -> None:
-        if self._pass is not None:
-            self._pass.close()
+    def _end_pass(self) -> None:
+        under_way = None if self._pass is None else self._pass()
+        if under_way is not None:
+            under_way.close()
         self._pass = None
 
     def _start_of(self, epoch: int) -> Cursor:
@@ -245,11 +253,9 @@ class Dataset:
                 shuffle=delivery.shuffle,
                 max_lanes_per_rank=lanes_that_fit(plan, delivery.prefetch_bytes, MAX_LANES_PER_RANK),
             )
-        window = choose_window(
-            num_lanes=lanes,
-            batch_rows=delivery.batch_size * self.ranks.num_ranks,
-            buffer_rows=delivery.shuffle_buffer_size,
-        )
+        # With lanes that are fixed the order must not depend on batches and ranks, so the window does not either.
+        batch_rows = delivery.batch_size * self.ranks.num_ranks if delivery.lanes is None else lanes
+        window = choose_window(num_lanes=lanes, batch_rows=batch_rows, buffer_rows=delivery.shuffle_buffer_size)
         return Cursor(
             fingerprint=plan.fingerprint,
             seed=delivery.shuffle_seed,

@@ -84,7 +84,8 @@ class Pass:
             raise
         self.is_exhausted = True
         log.info("epoch %d is read: %s", self._epoch, self._recorder.snapshot().log_line())
-        self._recorder.dropped(self._steps.dropped_rows if self._rank == 0 else 0)
+        if not self._steps.num_batches:
+            self._drop()
         self._on_position(self._steps.num_rows)
         self.close()
         raise StopIteration
@@ -120,8 +121,13 @@ class Pass:
         number = self._next_batch
         self._place, self._next_batch = place + 1, number + 1
         self._on_position(self._steps.position_after(number))
+        if self.is_last:
+            self._drop()
         self._recorder.delivered(block.sizes[place], padded_rows=self._padded(number) + block.num_repeated[place])
         return batch
+
+    def _drop(self) -> None:
+        self._recorder.dropped(self._steps.dropped_rows if self._rank == 0 else 0)
 
     def _padded(self, number: int) -> int:
         """How many of this rank's rows repeat others."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     Ints = npt.NDArray[np.int64]
 
 MAX_LANES = 1 << 16
+MAX_SEED = (1 << 63) - 1
 _SPLITS, _ROWS = 0, 1  # what a random stream is for, so that no two share one
 
 

@@ -7,12 +7,17 @@ What the next block needs is always allowed, so neither bound can stop the work.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from strata.clock import SystemClock
 from strata.data.assembling import assemble
+from strata.data.columns import gather
 from strata.data.metrics import State
 from strata.data.strategies import Task
 from strata.errors import DataFileInvalid, DataFileMissing
@@ -35,7 +40,7 @@ MAX_BLOCKS_ASSEMBLED = 3
 """One that the caller takes from, and one more for each of two workers."""
 FIRST_GUESS = 3
 """How much larger a unit is decoded than read, until one has been."""
-JOIN_S = 10.0
+JOIN_S = 5.0
 """How long to wait for threads that are in native code when the loop is left."""
 
 
@@ -122,6 +127,8 @@ class Pipeline:
         """
         with self._changed:
             while True:
+                if self._is_closed:
+                    return None
                 if self._error is not None:
                     raise self._error
                 if self._pending:
@@ -145,9 +152,11 @@ class Pipeline:
             self._changed.notify_all()
         for decoder in self._work.decoders:
             decoder.abort()
+        now_s = SystemClock.monotonic_s
+        end_s = now_s() + JOIN_S
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join(JOIN_S)
+                thread.join(max(0.0, end_s - now_s()))
         if self._work.fetcher is not None:
             self._work.fetcher.close()
         self._pending.clear()
@@ -165,7 +174,7 @@ class Pipeline:
                 if isinstance(job, _Unit):
                     self._decode(job, decoder, recorder)
                 else:
-                    self._assemble(job, recorder)
+                    self._assemble(job, decoder, recorder)
         except BaseException as error:  # noqa: BLE001 - the caller must hear of it, whatever it is
             with self._changed:
                 self._error = error
@@ -282,7 +291,7 @@ class Pipeline:
                 self._bytes_per_planned_byte = self._bytes_decoded / self._bytes_planned
             self._changed.notify_all()
 
-    def _assemble(self, pending: _Pending, recorder: WorkerRecorder) -> None:
+    def _assemble(self, pending: _Pending, decoder: Decoder, recorder: WorkerRecorder) -> None:
         recorder.enter(State.ASSEMBLE)
         batches: Batches | None = None
         error = next((unit.error for unit in pending.units if unit.error is not None), None)
@@ -290,7 +299,7 @@ class Pipeline:
             try:
                 block = self._work.schedule.block(pending.outline.first_batch)
                 chunks = {unit.number: unit.chunk for unit in pending.units}
-                batches = assemble(block, chunks, self._work.present)
+                batches = assemble(block, chunks, self._work.present, lambda: self._find_spare(decoder))
                 recorder.assembled(block.num_batches)
             except Exception as found:  # noqa: BLE001 - told to whoever waits for the block
                 error = found
@@ -305,6 +314,13 @@ class Pipeline:
                     self._hold(-unit.num_bytes)
             pending.units = []
             self._changed.notify_all()
+
+    def _find_spare(self, decoder: Decoder) -> Chunk | None:
+        """A row that can be read, from wherever: rare, so it is looked for only when it is needed."""
+        for number in range(self._work.plan.num_units):
+            with contextlib.suppress(DataFileInvalid, DataFileMissing):
+                return gather([self._work.convert(number, decoder.decode(number))], np.zeros(1, dtype=np.int64))
+        return None
 
     def _hold(self, num_bytes: int) -> None:
         self._held_bytes += num_bytes

@@ -134,7 +134,11 @@ class Schedule:
 
     def _rows(self, batch: int, end: int) -> tuple[Ints, Ints]:
         """Lane, and number in the lane, of every row that the rank gets in these batches, in order."""
-        lanes, rows = _expand(*self._ranges(batch, end))
+        begin, counts = self._ranges(batch, end)
+        lanes, rows = _expand(begin, counts)
+        if self.order.window_rows:
+            turns = _turns(counts, rows)
+            lanes, rows = lanes[turns], rows[turns]
         if self._begins_again(batch):
             low, high = self.steps.run(batch, self.rank)
             repeated = np.arange(low, high) % len(rows)
@@ -183,7 +187,7 @@ class Schedule:
         places = np.empty_like(rows)
         num_placed = 0
         windows = rows // self.order.window_rows
-        for window in range(int(windows.min()), int(windows.max()) + 1):
+        for window in np.unique(windows).tolist():
             mine = windows == window
             found, within, num_rows = self._place_window(lane, window, rows[mine])
             places[mine] = within + num_placed
@@ -226,6 +230,18 @@ def _expand(begin: Ints, counts: Ints) -> tuple[Ints, Ints]:
     ends = np.cumsum(lengths)
     within = np.arange(int(ends[-1])) - np.repeat(ends - lengths, lengths)
     return lanes, np.repeat(starts, lengths) + within
+
+
+def _turns(counts: Ints, rows: Ints) -> Ints:
+    """From lane by lane to lanes in turn, within each batch: so that neighbours come from different places."""
+    given = counts[counts > 0]
+    num_lanes = np.count_nonzero(counts, axis=1)
+    if (given == given[0]).all() and (num_lanes == num_lanes[0]).all():
+        shape = (len(counts), int(num_lanes[0]), int(given[0]))
+        return np.arange(len(rows)).reshape(shape).transpose(0, 2, 1).ravel()
+    within = np.arange(len(rows)) - np.repeat(np.cumsum(given) - given, given)
+    batches = np.repeat(np.arange(len(counts)), counts.sum(axis=1))
+    return np.lexsort((within, batches))
 
 
 def _counts_up(index: Ints) -> bool:

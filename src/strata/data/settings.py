@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from strata.data.order import MAX_LANES
+from strata.data.order import MAX_LANES, MAX_SEED
 from strata.data.steps import Tail
 from strata.data.strategies import Strategy, by_name
 from strata.errors import InvalidArgument
@@ -19,7 +19,6 @@ OnError: TypeAlias = Literal["raise", "skip"]
 
 MAX_BATCH_ROWS = 1 << 31
 MAX_WORKERS = 256
-MAX_SEED = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
