@@ -101,7 +101,7 @@ def test_commands_and_their_flags_exist(block: Block) -> None:
             continue
         words = shlex.split(line.removeprefix("$ strata"))
         commands = [word for word in words if re.fullmatch(r"[a-z]+", word)][
-            : 2 if words[0] in ("journal", "jobs", "checkpoints") else 1
+            : 2 if words[0] in ("journal", "jobs", "checkpoints", "data") else 1
         ]
         told = help_of(*commands)
 

@@ -220,6 +220,16 @@ def test_with_the_lanes_that_we_choose_a_unit_is_read_by_one_rank_or_by_two_at_a
         assert len(ranks) <= 2 + rows[unit] // (per_lane * lanes / num_ranks)
 
 
+def test_a_padded_batch_may_need_the_first_and_the_last_window_and_none_between() -> None:
+    order = make_order(plan_of([9]), seed=1, epoch=0, shuffle=True, num_lanes=1, window_rows=2)
+    steps = steps_of(
+        order, (3, 4), tail="pad"
+    )  # 9 rows for 12 places: the last rank has the last row and the first three
+    batches = [delivered(Schedule(order, steps, rank, 9)) for rank in range(3)]
+    expected = naive_order(order)
+    assert [row for (batch,) in batches for row in batch] == [*expected, *expected[:3]]
+
+
 def test_the_window_is_the_buffer_over_all_lanes_and_ends_where_batches_end() -> None:
     assert choose_window(num_lanes=8, batch_rows=1024, buffer_rows=100_000) == 12_416
     assert 12_416 % (1024 // 8) == 0

@@ -33,4 +33,7 @@ def main(args: Sequence[str] | None = None) -> None:
 def _explain(error: Exception, message: str) -> None:
     if os.environ.get(TRACEBACK_VARIABLE) == "1":
         raise error
-    print("error:", " ".join(message.split()), file=sys.stderr)
+    words = " ".join(message.split())
+    # Names of files come from whoever made them: nothing in them is for the terminal to obey.
+    printable = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words)
+    print("error:", printable, file=sys.stderr)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
+import operator
 import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -11,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 from strata.clock import SystemClock
 from strata.data.delivering import Deliverer, Types
 from strata.data.packing import parse_bytes
-from strata.data.ranks import find_ranks
+from strata.data.ranks import find_ranks, share
 from strata.data.settings import Delivery
+from strata.errors import DataError, InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from strata.data.dataset import Dataset
     from strata.data.decoding import Recipe
     from strata.data.ranks import Ranks
     from strata.data.settings import OnError, OutputFormat, WorkerType
@@ -58,12 +62,12 @@ class Options:
     pin_memory: bool
 
     def delivery(self) -> Delivery:
-        num_workers = default_num_workers() if self.num_workers is None else self.num_workers
+        num_workers = default_num_workers() if self.num_workers is None else _whole("num_workers", self.num_workers)
         return Delivery(
-            batch_size=self.batch_size,
+            batch_size=_whole("batch_size", self.batch_size),
             shuffle=self.shuffle,
-            shuffle_seed=self.shuffle_seed,
-            shuffle_buffer_size=self.shuffle_buffer_size,
+            shuffle_seed=_whole("shuffle_seed", self.shuffle_seed),
+            shuffle_buffer_size=_whole("shuffle_buffer_size", self.shuffle_buffer_size),
             split_strategy=self.split_strategy,
             num_workers=num_workers,
             worker_type=self.worker_type,
@@ -71,6 +75,7 @@ class Options:
             tail=self.tail,
             on_error=self.on_error,
             lanes=self.lanes,
+            lane_bytes=parse_bytes(self.split_bytes),
             prefetch_bytes=prefetch_budget(self.prefetch_bytes, self.split_bytes, num_workers),
             transform=self.transform,
             collate_fn=self.collate_fn,
@@ -98,19 +103,47 @@ def create(kind: type[Any], plan: Callable[[Ranks], Recipe], options: Options) -
     ranks = find_ranks(rank=options.rank, num_ranks=options.num_ranks, accelerator=options.accelerator)
     delivery = options.delivery()  # before anything is read: what is wrong here is known at once
     recipe = replace(plan(ranks), transform=delivery.transform)
-    deliverer = Deliverer(recipe, options.types(delivery.output_format), num_threads=max(1, delivery.num_workers))
-    plan_s = clock.monotonic_s() - began_s
+    plan_s = clock.monotonic_s() - began_s  # without `import torch`, which the next line may bring
+    deliverer = Deliverer(recipe, options.types(delivery.output_format), delivery)
     if not has_torch():
         dataset = kind(recipe, deliverer, delivery, ranks, name=options.name, plan_s=plan_s)
+        check_same(dataset)
         return importlib.import_module("strata.data.loaders").PlainLoader(dataset), dataset
     torch_loader = importlib.import_module("strata.data.torch_loader")
     dataset = torch_loader.iterable(kind)(recipe, deliverer, delivery, ranks, name=options.name, plan_s=plan_s)
+    check_same(dataset)
     loader = torch_loader.Loader(dataset, accelerator=options.accelerator, pin_memory=options.pin_memory)
     return loader, dataset
 
 
+def check_same(dataset: Dataset) -> None:
+    """That all ranks are about to read one order, if they can ask each other.
+
+    Raises:
+        DataError: This rank and rank 0 see other files, or were given other settings.
+    """
+    mine = {**dataset.state_dict(), "batch_size": dataset.delivery.batch_size, "tail": dataset.delivery.tail}
+    del mine["plan"]
+    first = json.loads(share(dataset.ranks, lambda: json.dumps(mine).encode()))
+    different = [name for name, value in mine.items() if first.get(name) != value]
+    if different:
+        listed = ", ".join(f"{name} is {mine[name]!r} here and {first.get(name)!r} there" for name in different)
+        raise DataError(
+            f"rank {dataset.ranks.rank} and rank 0 would not read the same order: {listed}; give all ranks the same "
+            "arguments and the same files"
+        )
+
+
 def has_torch() -> bool:
     return importlib.util.find_spec("torch") is not None
+
+
+def _whole(name: str, value: Any) -> int:
+    """Any kind of integer: numpy's as well."""
+    try:
+        return operator.index(value)
+    except TypeError as error:
+        raise InvalidArgument(f"{name}={value!r} must be a whole number", field=name) from error
 
 
 def default_num_workers() -> int:

@@ -251,7 +251,7 @@ class Dataset:
                 batch_size=delivery.batch_size,
                 num_units=plan.num_units,
                 shuffle=delivery.shuffle,
-                max_lanes_per_rank=lanes_that_fit(plan, delivery.prefetch_bytes, MAX_LANES_PER_RANK),
+                max_lanes_per_rank=lanes_that_fit(plan, delivery.lane_bytes, MAX_LANES_PER_RANK),
             )
         # With lanes that are fixed the order must not depend on batches and ranks, so the window does not either.
         batch_rows = delivery.batch_size * self.ranks.num_ranks if delivery.lanes is None else lanes

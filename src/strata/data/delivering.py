@@ -15,7 +15,7 @@ from strata.data.metrics import WorkerRecorder
 from strata.data.outputs import Presenter
 from strata.data.policies import decide
 from strata.data.vocabularies import MAX_VALUES, Vocabulary
-from strata.errors import InvalidArgument
+from strata.errors import DataFileInvalid, DataFileMissing, InvalidArgument, TransformFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from strata.data.decoding import Recipe
     from strata.data.plan import Plan
     from strata.data.policies import Policy
-    from strata.data.settings import OutputFormat
+    from strata.data.settings import Delivery, OutputFormat
 
 VARIABLE_BYTES = 32
 """What a value without a fixed width is taken to occupy, when memory is estimated."""
@@ -61,7 +61,7 @@ class Deliverer:
     it; otherwise before anything is read.
     """
 
-    def __init__(self, recipe: Recipe, types: Types, *, num_threads: int = 1) -> None:
+    def __init__(self, recipe: Recipe, types: Types, delivery: Delivery) -> None:
         self._plan = recipe.plan
         self._types = types
         self._is_transformed = recipe.transform is not None
@@ -75,7 +75,13 @@ class Deliverer:
             policies = types.decide(delivered_schema(recipe.plan), _null_counts(recipe.plan))
             missing = [policy for policy in policies if policy.is_coded and policy.name not in self.vocabularies]
             if missing:
-                self.vocabularies |= find_vocabularies(recipe, missing, num_threads, types.max_vocabulary)
+                self.vocabularies |= find_vocabularies(
+                    recipe,
+                    missing,
+                    num_threads=max(1, delivery.num_workers),
+                    max_values=types.max_vocabulary,
+                    skips_bad_units=delivery.on_error == "skip",
+                )
             self._made = self._make(policies)
 
     @property
@@ -90,11 +96,23 @@ class Deliverer:
                 if self._made is None:
                     self._made = self._make(self._types.decide(table.schema, {}))
                 made = self._made
+        if self._is_transformed:
+            self._check_columns(table, made[0], number)
         return made[1].convert(table, where(self._plan, number))
 
     def present(self, chunk: Chunk, sizes: Sequence[int]) -> list[Any]:
         assert self._made is not None, "a chunk comes from convert"
         return self._made[2].present(chunk, sizes)
+
+    def _check_columns(self, table: pa.Table, policies: Sequence[Policy], number: int) -> None:
+        """Batches must not depend on which unit came out of the transform first."""
+        known = {policy.path[0] for policy in policies}
+        if known != set(table.column_names):
+            odd = sorted(known ^ set(table.column_names))
+            raise TransformFailed(
+                f"transform gave columns {sorted(table.column_names)} for {where(self._plan, number)}, and "
+                f"{sorted(known)} for another unit (they differ in {odd[0]!r}); give back the same columns always"
+            )
 
     def _make(self, policies: tuple[Policy, ...]) -> tuple[tuple[Policy, ...], Converter, Presenter]:
         for policy in policies:
@@ -120,29 +138,38 @@ def lanes_that_fit(plan: Plan, budget_bytes: int, at_most: int) -> int:
 
 
 def _null_counts(plan: Plan) -> Mapping[str, int]:
-    """Of what is delivered. They were counted before the filter, which may leave out the very rows that have nulls."""
-    if plan.condition is None:
+    """Of what is delivered. They were counted before deletes and filter, which may leave out the rows with nulls."""
+    if plan.condition is None and (plan.unit_rows == plan.unit_total_rows).all():
         return plan.null_counts
     return {name: count for name, count in plan.null_counts.items() if count == 0}
 
 
 def find_vocabularies(
-    recipe: Recipe, policies: Sequence[Policy], num_threads: int, max_values: int
+    recipe: Recipe, policies: Sequence[Policy], *, num_threads: int, max_values: int, skips_bad_units: bool
 ) -> dict[str, Vocabulary]:
     """All values of these columns, by reading them alone, once."""
     columns = tuple(dict.fromkeys(policy.path[0] for policy in policies))
     narrow = replace(recipe, plan=replace(recipe.plan, columns=columns), transform=None)
     local = threading.local()
+    decoders: list[ThreadDecoder] = []
 
     def look(number: int) -> dict[str, Vocabulary]:
         if not hasattr(local, "decoder"):
             local.decoder = ThreadDecoder(narrow, WorkerRecorder(0))
-        table = local.decoder.decode(number)
+            decoders.append(local.decoder)
+        try:
+            table = local.decoder.decode(number)
+        except (DataFileInvalid, DataFileMissing):
+            if not skips_bad_units:
+                raise
+            return {}  # counted when it is met again, on delivery
         return {p.name: Vocabulary.found(p.name, vocabulary_values(p, table), max_values) for p in policies}
 
     with ThreadPoolExecutor(num_threads, thread_name_prefix="strata-data-vocabulary") as threads:
         found = list(_bounded_map(threads, look, range(recipe.plan.num_units), 4 * num_threads))
-    return {p.name: Vocabulary.merge(p.name, [part[p.name] for part in found], max_values) for p in policies}
+    for decoder in decoders:
+        decoder.close()
+    return {p.name: Vocabulary.merge(p.name, [part[p.name] for part in found if part], max_values) for p in policies}
 
 
 def _bounded_map(

@@ -19,6 +19,7 @@ from strata.data.files import DataFile
 from strata.data.filesystems import open_source, path_of, store_of
 from strata.data.partitions import hive_partition
 from strata.data.searching import GONE, Place, Search, Seen, common_directory, relative, search_all
+from strata.data.source import without_secrets
 from strata.errors import DataFileMissing, InvalidArgument, NoData
 
 if TYPE_CHECKING:
@@ -145,14 +146,16 @@ def _places(path: Any, filesystem: Any, storage_options: Mapping[str, Any] | Non
         raise InvalidArgument("path=[] names no files; give at least one", field="path")
     first, *others = texts = [os.fspath(one) for one in written]
     source, found = open_source(first, filesystem=filesystem, storage_options=storage_options)
-    places = [Place(first, found, is_directory=first.endswith("/"))]
+    places = [Place(without_secrets(first), found, is_directory=first.endswith("/"))]
     for text in others:
         if filesystem is None and store_of(text) != store_of(first):
             raise InvalidArgument(
-                f"{first} and {text} are on different stores; read them as two datasets", field="path"
+                f"{without_secrets(first)} and {without_secrets(text)} are on different stores; read them as two "
+                "datasets",
+                field="path",
             )
         found = path_of(text, filesystem=filesystem, storage_options=storage_options)
-        places.append(Place(text, found, is_directory=text.endswith("/")))
+        places.append(Place(without_secrets(text), found, is_directory=text.endswith("/")))
     assert len(places) == len(texts)
     return source, places
 

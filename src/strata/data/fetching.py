@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from strata.data.files import DataFile
 
 NUM_CONNECTIONS = 16
+MAX_FILES_OPEN = 64
 MAX_FILES_KNOWN = 256
 """Whose ranges are kept: a lane is in one file for a while."""
 
@@ -169,6 +170,8 @@ class Fetcher:
                 return self._files[file.path]
         opened = self._recipe.source.open(file)
         with self._lock:
+            while len(self._files) >= MAX_FILES_OPEN:  # not closed here: another thread may be reading from it
+                del self._files[next(iter(self._files))]
             return self._files.setdefault(file.path, opened)
 
     def read_there(self, opened: pa.NativeFile, file: DataFile, part: Range) -> bytes:

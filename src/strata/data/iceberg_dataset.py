@@ -133,6 +133,11 @@ class IcebergDataset(Dataset):
             lanes=lanes,
             prefetch_bytes=prefetch_bytes,
             pin_memory=pin_memory,
-            name=name or str(getattr(table, "name", lambda: table)()),
+            name=name or _name_of(table),
         )
         return create(cls, plan, options)
+
+
+def _name_of(table: Any) -> str:
+    """Of a table that the user named, or has opened."""
+    return table if isinstance(table, str) else ".".join(table.name())

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import weakref
 from typing import TYPE_CHECKING, Any, Self
 
-from strata.errors import StrataError
+from strata.errors import StrataError, TransformFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,6 +51,8 @@ class Pass:
         self._place = 0
         self._next_batch = 0
         self.is_exhausted = False
+        self._is_closed = False
+        self._pid = os.getpid()
         if pipeline is not None:
             # However the caller forgets this iterator, its threads end.
             self._finalizer = weakref.finalize(self, pipeline.close)
@@ -73,8 +76,12 @@ class Pass:
         return stop - start
 
     def __next__(self) -> Any:
-        if self.is_exhausted:
+        if self.is_exhausted or (self._is_closed and self.is_last):
             raise StopIteration
+        if self._is_closed:
+            raise StrataError("this loop was ended by another one, by close(), or by a state that was loaded")
+        if os.getpid() != self._pid:
+            raise StrataError("this loop belongs to the parent process, which goes on with it; begin a new one here")
         self._recorder.asked()
         try:
             if self._has_next():
@@ -92,6 +99,7 @@ class Pass:
 
     def close(self) -> None:
         """Ends the threads; the position stays after the last batch that was handed over."""
+        self._is_closed = True
         self._recorder.ended()
         self._block = None
         pipeline, self._pipeline = self._pipeline, None
@@ -107,7 +115,7 @@ class Pass:
         self._block = None if self._pipeline is None else self._pipeline.take()
         self._place = 0
         if self._block is None:
-            raise StrataError("the loader was closed while it was iterated over; begin a new loop")
+            raise StrataError("the loader was closed by another thread; begin a new loop")
         self._look()
         return True
 
@@ -117,7 +125,10 @@ class Pass:
         batch = block.batches[place]
         block.batches[place] = None  # the caller's from now on: whoever drops it frees it
         if self._collate is not None:
-            batch = self._collate(batch)
+            try:
+                batch = self._collate(batch)
+            except StopIteration as error:  # would end the loop as if the epoch were over
+                raise TransformFailed("collate_fn raised StopIteration") from error
         number = self._next_batch
         self._place, self._next_batch = place + 1, number + 1
         self._on_position(self._steps.position_after(number))

@@ -28,5 +28,5 @@ class PlainLoader:
     def state_dict(self) -> dict[str, Any]:
         return self.dataset.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.dataset.load_state_dict(state)
+    def load_state_dict(self, state: Mapping[str, Any], *, on_change: str = "refuse") -> None:
+        self.dataset.load_state_dict(state, on_change=on_change)

@@ -20,7 +20,7 @@ from strata.data.assembling import assemble
 from strata.data.columns import gather
 from strata.data.metrics import State
 from strata.data.strategies import Task
-from strata.errors import DataFileInvalid, DataFileMissing
+from strata.errors import DataError, DataFileInvalid, DataFileMissing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -154,9 +154,9 @@ class Pipeline:
             decoder.abort()
         now_s = SystemClock.monotonic_s
         end_s = now_s() + JOIN_S
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, end_s - now_s()))
+        # The collector may end a pass in a worker, which may have the lock: the others could not come to their end.
+        for thread in () if threading.current_thread() in self._threads else self._threads:
+            thread.join(max(0.0, end_s - now_s()))
         if self._work.fetcher is not None:
             self._work.fetcher.close()
         self._pending.clear()
@@ -177,7 +177,7 @@ class Pipeline:
                     self._assemble(job, decoder, recorder)
         except BaseException as error:  # noqa: BLE001 - the caller must hear of it, whatever it is
             with self._changed:
-                self._error = error
+                self._error = _told(error)
                 self._changed.notify_all()
         finally:
             recorder.enter(State.OFF)
@@ -280,7 +280,7 @@ class Pipeline:
                 error = found
         except Exception as found:  # noqa: BLE001 - told to whoever waits for the unit
             recorder.failed()
-            error = found
+            error = _told(found)
         with self._changed:
             num_bytes = 0 if chunk is None else chunk.nbytes
             self._hold(num_bytes - unit.num_bytes)
@@ -302,7 +302,7 @@ class Pipeline:
                 batches = assemble(block, chunks, self._work.present, lambda: self._find_spare(decoder))
                 recorder.assembled(block.num_batches)
             except Exception as found:  # noqa: BLE001 - told to whoever waits for the block
-                error = found
+                error = _told(found)
         with self._changed:
             pending.batches, pending.error = batches, error
             if batches is not None:
@@ -325,3 +325,12 @@ class Pipeline:
     def _hold(self, num_bytes: int) -> None:
         self._held_bytes += num_bytes
         self._work.recorder.buffered(self._held_bytes)
+
+
+def _told(error: BaseException) -> BaseException:
+    """As it may be raised in a loop: a StopIteration would end it as if the epoch were over."""
+    if not isinstance(error, StopIteration):
+        return error
+    told = DataError("a worker met a StopIteration, from split_strategy or from a file system")
+    told.__cause__ = error
+    return told

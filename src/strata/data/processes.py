@@ -14,6 +14,7 @@ import mmap
 import multiprocessing
 import os
 import pickle
+import select
 import signal
 import threading
 import weakref
@@ -141,7 +142,11 @@ class ProcessDecoder:
             how = f"was killed by {signal.Signals(-code).name}"
             cure = "; if memory ran out, use fewer workers or a smaller split_bytes" if code == -signal.SIGKILL else ""
         else:
-            how, cure = f"ended with code {code}", "; its error output says why"
+            how = f"ended with code {code}"
+            cure = (
+                "; its error output says why. A script that starts processes must begin its work below "
+                "`if __name__ == '__main__':`"
+            )
         return f"worker process {process.pid} {how} while it decoded{cure}"
 
 
@@ -174,6 +179,7 @@ def _rebuilt(failed: _Failed) -> StrataError:
 
 def _serve(connection: Connection[Any, Any], recipe: Recipe) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    threading.Thread(target=_end_with_parent, args=(connection.fileno(),), daemon=True).start()
     recorder = WorkerRecorder(0)
     decoder = ThreadDecoder(recipe, recorder)
     with contextlib.suppress(EOFError, OSError), connection:
@@ -194,6 +200,14 @@ def _serve(connection: Connection[Any, Any], recipe: Recipe) -> None:
                 reduction.send_handle(connection, handle, os.getppid())
             finally:
                 os.close(handle)
+
+
+def _end_with_parent(handle: int) -> None:
+    """The socket is hung up when the parent is gone, also while a transform does not return."""
+    poll = select.poll()
+    poll.register(handle, select.POLLRDHUP)
+    poll.poll()
+    os._exit(1)
 
 
 def _send_failure(connection: Connection[Any, Any], kind: str, message: str, field: str) -> None:

@@ -36,6 +36,9 @@ class Delivery:
     on_error: OnError
     lanes: int | None
     """None: chosen anew at the start of each epoch, by the number of ranks."""
+    lane_bytes: int
+    """How much the decoded units of a rank's lanes may take together. Decides the number of lanes, and so the order:
+    the same on every rank, whatever its machine."""
     prefetch_bytes: int
     """How much may be decoded and not yet handed over."""
     transform: Callable[[Any], Any] | None = None
@@ -51,6 +54,9 @@ class Delivery:
         self._check_count("shuffle_buffer_size", 1, MAX_BATCH_ROWS)
         self._check_count("num_workers", 0, MAX_WORKERS)
         self._check_count("prefetch_bytes", 0, 1 << 50)
+        self._check_count("lane_bytes", 1, 1 << 50)
+        if not isinstance(self.shuffle, bool):
+            raise InvalidArgument(f"shuffle={self.shuffle!r} must be True or False", field="shuffle")
         if self.lanes is not None:
             self._check_count("lanes", 1, MAX_LANES)
         for name in ("transform", "collate_fn"):

@@ -44,6 +44,8 @@ _AWAY = re.compile(
 _QUOTED = re.compile(r"'[^']*'")
 """Names of files, which may hold any words."""
 _SECRET = re.compile(r"(?i)\b(sig|signature|x-amz-[a-z-]+|token|secret|password|key)=[^&\s'\"]+")
+_USER = re.compile(r"://[^/@\s]*@")
+"""A name, and perhaps a password, in a URL."""
 _LONGEST = 500
 
 
@@ -141,7 +143,7 @@ def reaching(name: str) -> Iterator[None]:
 def translated(error: OSError, name: str) -> DataFileMissing | StorageError:
     """What a file system meant."""
     said = _QUOTED.sub("", str(error))
-    text = _SECRET.sub(r"\1=…", str(error))
+    name, text = without_secrets(name), without_secrets(str(error))
     text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
     if isinstance(error, PermissionError) or _DENIED.search(said):
         return StorageDenied(f"{name} may not be read: {text}; check its permissions, or the credentials")
@@ -152,6 +154,11 @@ def translated(error: OSError, name: str) -> DataFileMissing | StorageError:
     if _MISSING.search(said):
         return DataFileMissing(f"{name} is gone: {text}")
     return StorageError(f"{name} cannot be read: {text}")
+
+
+def without_secrets(text: str) -> str:
+    """As it may be told: URLs without users and passwords, without signatures and tokens."""
+    return _SECRET.sub(r"\1=…", _USER.sub("://", text))
 
 
 class _Counted:

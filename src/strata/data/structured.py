@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+import pyarrow as pa
+
 from strata.data import formats, survey_cache
 from strata.data import survey as surveys
 from strata.data.creating import Options, create
@@ -19,13 +21,12 @@ from strata.data.partitions import partition_fields
 from strata.data.planning import build
 from strata.data.progress import SurveyProgress
 from strata.data.ranks import share
+from strata.data.source import without_secrets
 from strata.data.surveying import survey
 from strata.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-    import pyarrow as pa
 
     from strata.data.loaders import PlainLoader
     from strata.data.ranks import Ranks
@@ -56,6 +57,12 @@ class Where:
     show_progress: bool = False
 
     def __post_init__(self) -> None:
+        roots_of(self.path)
+        if self.schema is not None and not isinstance(self.schema, pa.Schema):
+            raise InvalidArgument(
+                f"schema is a {type(self.schema).__name__}; give a pyarrow schema: pa.schema({{'x': pa.int32()}})",
+                field="schema",
+            )
         if isinstance(self.columns, str):
             raise InvalidArgument(f"columns={self.columns!r}; give a list: [{self.columns!r}]", field="columns")
         if self.columns is not None:
@@ -235,12 +242,18 @@ class StructuredDataset(Dataset):
             lanes=lanes,
             prefetch_bytes=prefetch_bytes,
             pin_memory=pin_memory,
-            name=name or roots_of(path)[0],
+            name=name or without_secrets(roots_of(path)[0]),
         )
         return create(cls, lambda ranks: plan_files(where, ranks), options)
 
 
 def roots_of(path: Any) -> list[str]:
-    """What the user wrote, as a list."""
-    written = [path] if isinstance(path, str | os.PathLike) else list(path)
+    """What the user wrote, as a list.
+
+    Raises:
+        InvalidArgument: It is no path, and no list of paths.
+    """
+    written = path if isinstance(path, list | tuple) else [path]
+    if not written or not all(isinstance(one, str | os.PathLike) for one in written):
+        raise InvalidArgument(f"path={path!r}; give a path or a URL as text, or a list of them", field="path")
     return [os.fspath(one) for one in written]

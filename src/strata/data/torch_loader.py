@@ -88,8 +88,8 @@ class Loader(DataLoader[Any]):
     def state_dict(self) -> dict[str, Any]:
         return self.dataset.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.dataset.load_state_dict(state)
+    def load_state_dict(self, state: Mapping[str, Any], *, on_change: str = "refuse") -> None:
+        self.dataset.load_state_dict(state, on_change=on_change)
 
     def _placed(self, batches: Pass) -> Iterator[Any]:
         """On the accelerator's device, and with it told when the end comes."""

@@ -10,6 +10,7 @@ are wanted are fetched beforehand, neighbours together, and the decoder reads fr
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -46,6 +47,9 @@ GAP_BYTES: Final = 4 << 10
 """Ranges that are no further apart are read as one."""
 GAP_BYTES_REMOTE: Final = 1 << 20
 """The same where every read is a request."""
+
+_NAN = re.compile(r"(?<!\w)nan(?!\w)")
+"""A literal, as pyarrow writes expressions."""
 
 
 class OrcFormat:
@@ -84,6 +88,8 @@ class OrcFormat:
     def presence(
         self, source: Source, file: DataFile, facts: FileFacts, condition: pc.Expression, columns: Sequence[str]
     ) -> list[Presence]:
+        if _NAN.search(str(condition)):  # compared with NaN nothing is true, which no bound can tell
+            return [Presence.SOME] * len(facts.units)
         with source.open(file) as opened:
             tail = _read_tail(file, _Parts(file, opened), version=facts.version).tail
         numbers = {name: tail.column_ids[name][0] for name in columns if name in tail.column_ids}

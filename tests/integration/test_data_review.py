@@ -1,0 +1,221 @@
+"""Faults that were found once, each with the shortest way to it."""
+
+from __future__ import annotations
+
+import gc
+import math
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+import pytest
+from fsspec.implementations.dirfs import DirFileSystem
+from pyarrow import orc
+from servers import until
+
+from strata import StructuredDataset
+from strata.errors import DataError, InvalidArgument, StrataError, TransformFailed
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("ids")
+    pq.write_table(pa.table({"id": range(1000), "x": [0.5] * 1000}), path / "0.parquet", row_group_size=50)
+    return path
+
+
+def load(path: Path, **more: Any) -> tuple[Any, Any]:
+    chosen = {"output_format": "numpy", "batch_size": 50, "num_workers": 2, "cache": False, **more}
+    return StructuredDataset.create_dataloader(path, **chosen)
+
+
+def ids(batches: Any) -> list[int]:
+    return [number for batch in batches for number in batch["id"].tolist()]
+
+
+def test_the_order_does_not_depend_on_the_number_of_workers(folder: Path) -> None:
+    orders = [
+        ids(load(folder, shuffle=True, num_workers=workers, split_bytes="4KiB")[0]) for workers in (1, 2, 4, None)
+    ]
+    assert all(order == orders[0] for order in orders)
+    assert sorted(orders[0]) == list(range(1000))
+
+
+def test_setting_the_next_epoch_inside_the_last_batch_loses_no_epoch(folder: Path) -> None:
+    loader, dataset = load(folder)
+    counts = []
+    for epoch in range(3):
+        counts.append(0)
+        for number, batch in enumerate(loader):
+            counts[-1] += len(batch["id"])
+            if number == len(loader) - 1:
+                dataset.set_epoch(epoch + 1)
+    assert counts == [1000, 1000, 1000]
+
+
+def test_an_iterator_that_another_replaced_moves_nothing(folder: Path) -> None:
+    loader, dataset = load(folder)
+    first = iter(loader)
+    list(islice(first, len(loader)))
+    second = iter(loader)
+    next(second)
+    assert next(first, None) is None
+    assert (dataset.epoch, dataset.position) == (1, 50)
+    third = iter(loader)
+    next(third)
+    with pytest.raises(StrataError, match="ended by another one"):
+        next(second)
+    assert dataset.position == 50
+
+
+def test_loaders_that_are_forgotten_in_the_middle_leave_neither_threads_nor_files(folder: Path) -> None:
+    for _ in range(5):
+        loader, dataset = load(folder, prefetch_bytes=1)
+        next(iter(loader))
+        del loader, dataset
+    gc.collect()
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("strata-data")]
+    assert not [link for link in _open_files() if link.endswith("0.parquet")]
+
+
+def _open_files() -> Iterator[str]:
+    for handle in Path("/proc/self/fd").iterdir():
+        try:
+            yield str(handle.readlink())
+        except FileNotFoundError:
+            continue
+
+
+def _stops(_: Any) -> Any:
+    raise StopIteration
+
+
+def test_a_stop_iteration_of_the_users_code_is_not_the_end_of_the_epoch(folder: Path) -> None:
+    with pytest.raises(TransformFailed, match="StopIteration"):
+        list(load(folder, collate_fn=_stops)[0])
+    with pytest.raises(DataError, match="StopIteration"):
+        list(load(folder, split_strategy=lambda tasks, num_workers: _stops(tasks))[0])
+    with pytest.raises(TransformFailed, match="StopIteration"):
+        list(load(folder, transform=_stops)[0])
+
+
+def test_a_transform_whose_columns_change_from_unit_to_unit_is_refused(folder: Path) -> None:
+    def odd(batch: pa.RecordBatch) -> Any:
+        table = pa.table(batch)
+        return table.append_column("late", table["id"]) if table["id"][0].as_py() >= 500 else table
+
+    with pytest.raises(TransformFailed, match="'late'"):
+        list(load(folder, transform=odd)[0])
+
+
+def test_codes_skip_damaged_units_like_everything_else(tmp_path: Path) -> None:
+    table = pa.table({"id": range(300), "s": [f"value {i % 7}" for i in range(300)]})
+    pq.write_table(table, tmp_path / "0.parquet", row_group_size=100, use_dictionary=False, compression="none")
+    chunk = pq.read_metadata(tmp_path / "0.parquet").row_group(1).column(1)
+    with (tmp_path / "0.parquet").open("r+b") as file:
+        file.seek(chunk.data_page_offset)
+        file.write(b"\xff" * chunk.total_compressed_size)
+    loader, dataset = load(tmp_path, strings="codes", on_error="skip", batch_size=10)
+    assert sorted({*ids(loader)} - {*range(100, 200)}) == [*range(100), *range(200, 300)]
+    assert dataset.get_metrics().skipped_rows == 100
+    assert dataset.vocabulary("s").num_codes == 8
+
+
+def test_far_away_files_are_not_all_kept_open(tmp_path: Path) -> None:
+    for number in range(200):
+        pq.write_table(pa.table({"id": [number]}), tmp_path / f"{number:03}.parquet")
+    far = pafs.PyFileSystem(pafs.FSSpecHandler(DirFileSystem(str(tmp_path))))
+    loader, dataset = load("/", filesystem=far, batch_size=10)  # type: ignore[arg-type]
+    assert not dataset._recipe.source.is_local
+    most = 0
+    for _ in loader:
+        most = max(most, sum(link.endswith(".parquet") for link in _open_files()))
+    assert most <= 120
+
+
+def test_passwords_in_urls_are_told_to_nobody() -> None:
+    with pytest.raises(StrataError) as raised:
+        StructuredDataset.create_dataloader("ftp://user:SECRETPW@127.0.0.1:1/x?token=SECRETPW")
+    assert "SECRETPW" not in str(raised.value)
+
+
+def test_a_comparison_with_nan_loses_no_row_of_orc(tmp_path: Path) -> None:
+    orc.write_table(pa.table({"id": [0, 1], "x": [1.5, None]}), tmp_path / "0.orc")
+    loader, _ = load(tmp_path, filters=~(pc.field("x") <= pa.scalar(math.nan)), columns=["id"])
+    assert ids(loader) == [0]
+
+
+def test_an_iterator_in_a_forked_child_says_so_instead_of_hanging(folder: Path) -> None:
+    script = f"""
+import os
+from strata import StructuredDataset
+loader, _ = StructuredDataset.create_dataloader({str(folder)!r}, batch_size=10, num_workers=1, output_format="numpy")
+batches = iter(loader)
+next(batches)
+child = os.fork()
+if not child:
+    try:
+        for _ in batches: pass
+    except Exception as error:
+        os.write(1, str(error).encode())
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=True)
+    assert "parent process" in done.stdout
+
+
+def test_a_worker_process_in_an_endless_transform_dies_with_its_parent(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "endless.py").write_text(
+        f"""
+import os, pathlib
+from strata import StructuredDataset
+def forever(batch):
+    pathlib.Path({str(tmp_path / "pid")!r}).write_text(str(os.getpid()))
+    while True: pass
+if __name__ == "__main__":
+    loader, _ = StructuredDataset.create_dataloader(
+        {str(folder)!r}, num_workers=1, worker_type="process", transform=forever, output_format="numpy"
+    )
+    next(iter(loader))
+"""
+    )
+    parent = subprocess.Popen([sys.executable, tmp_path / "endless.py"])
+    try:
+        until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "", "the transform runs")
+    finally:
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+    worker = int((tmp_path / "pid").read_text())
+    until(lambda: not Path(f"/proc/{worker}").exists(), "the worker has ended")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "cure"),
+    [
+        ({"path": []}, "give a path or a URL"),
+        ({"path": 123}, "give a path or a URL"),
+        ({"schema": {"id": "int32"}}, "pa.schema"),
+        ({"shuffle": "yes"}, "True or False"),
+        ({"batch_size": 2.5}, "whole number"),
+        ({"columns": "id"}, r"\['id'\]"),
+        ({"columns": ["id", "id"]}, "twice"),
+    ],
+)
+def test_wrong_arguments_get_the_cure(folder: Path, wrong: dict[str, Any], cure: str) -> None:
+    with pytest.raises(InvalidArgument, match=cure):
+        load(**{"path": folder, **wrong})
+
+
+def test_integers_of_numpy_are_integers(folder: Path) -> None:
+    assert len(load(folder, batch_size=np.int64(100))[0]) == 10
