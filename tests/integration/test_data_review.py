@@ -73,7 +73,7 @@ def test_an_iterator_that_another_replaced_moves_nothing(folder: Path) -> None:
     assert (dataset.epoch, dataset.position) == (1, 50)
     third = iter(loader)
     next(third)
-    with pytest.raises(StrataError, match="ended by another one"):
+    with pytest.raises(StrataError, match="closed while it was iterated over"):
         next(second)
     assert dataset.position == 50
 
@@ -219,3 +219,16 @@ def test_wrong_arguments_get_the_cure(folder: Path, wrong: dict[str, Any], cure:
 
 def test_integers_of_numpy_are_integers(folder: Path) -> None:
     assert len(load(folder, batch_size=np.int64(100))[0]) == 10
+
+
+def test_pandas_is_not_imported_unless_it_is_asked_for(folder: Path) -> None:
+    """pyarrow imports it to look at numbers that come from Python: a third of a second, before the first batch."""
+    script = f"""
+import sys
+from strata import StructuredDataset
+loader, _ = StructuredDataset.create_dataloader({str(folder)!r}, batch_size=64, shuffle=True, num_workers=1)
+assert sum(len(batch["id"]) for batch in loader) == 1000
+print("pandas" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=True)
+    assert done.stdout.strip() == "False"

@@ -11,6 +11,8 @@ import pyarrow.types as pat
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    import numpy.typing as npt
+
 
 def plain(kind: pa.DataType) -> pa.DataType:
     """The type of what is encoded: without dictionaries, runs and extensions; strings and binaries are large."""
@@ -82,3 +84,9 @@ def zero_of(kind: pa.DataType) -> Any:
     if pat.is_floating(kind):
         return 0.0
     return 0 if pat.is_decimal(kind) or physical(kind) is not None else None
+
+
+def of_numbers(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
+    """An array that holds these numbers where they lie. `pa.array` would import pandas to ask whether they are its."""
+    buffer = pa.py_buffer(np.ascontiguousarray(values).view(np.uint8) if len(values) else b"")
+    return pa.Array.from_buffers(kind, len(values), [None, buffer])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from strata.data.arrow_types import of_numbers
 from strata.errors import LimitExceeded
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class ArrowColumn:
     @classmethod
     def gather(cls, pieces: Sequence[ArrowColumn], index: npt.NDArray[np.int64] | None) -> ArrowColumn:
         array = joined([piece.array for piece in pieces])
-        return ArrowColumn(array if index is None else array.take(pa.array(index)))
+        return ArrowColumn(array if index is None else array.take(of_numbers(index, pa.int64())))
 
 
 def joined(arrays: Sequence[pa.Array]) -> pa.Array:

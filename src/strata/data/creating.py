@@ -151,7 +151,7 @@ def default_num_workers() -> int:
 
 
 def prefetch_budget(given: int | str | None, split_bytes: int | str, num_workers: int) -> int:
-    """How much may be decoded ahead: with half a split per worker, workers stay busy and memory stays in caches."""
+    """How much may be decoded ahead: half a split for each worker, and as much for what lanes hold."""
     if given is not None:
         return parse_bytes(given, field="prefetch_bytes")
-    return parse_bytes(split_bytes) // 2 * max(1, num_workers)
+    return parse_bytes(split_bytes) // 2 * (1 + max(1, num_workers))

@@ -17,6 +17,7 @@ from strata.data.decoding import Recipe, ThreadDecoder
 from strata.data.delivering import lanes_that_fit
 from strata.data.fetching import Fetcher
 from strata.data.iterating import Pass
+from strata.data.memory import release
 from strata.data.metrics import LoaderRecorder
 from strata.data.order import choose_lanes, choose_window, make_order
 from strata.data.pipeline import Pipeline, Work
@@ -232,6 +233,7 @@ class Dataset:
         self._end_pass()
         for decoder in self._processes:
             decoder.shutdown()
+        release()
 
     def _moved(self, position: int) -> None:
         self._cursor = msgspec.structs.replace(self._cursor, position=position)
@@ -279,6 +281,8 @@ class Dataset:
 
     def _decoders(self, fetcher: Fetcher | None) -> Sequence[Decoder]:
         if self._processes:
+            for decoder in self._processes:
+                decoder.ready()
             return self._processes
         return [ThreadDecoder(self._recipe, recorder, fetcher) for recorder in self._recorder.workers]
 

@@ -98,7 +98,7 @@ class Deliverer:
                 made = self._made
         if self._is_transformed:
             self._check_columns(table, made[0], number)
-        return made[1].convert(table, where(self._plan, number))
+        return made[1].convert(table, where(self._plan, number)).pack()
 
     def present(self, chunk: Chunk, sizes: Sequence[int]) -> list[Any]:
         assert self._made is not None, "a chunk comes from convert"

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
+from strata.data.memory import pool
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -91,7 +93,7 @@ def _fresh(num_rows: int, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
     num_bytes = num_rows * _row_bytes(like)
     if num_bytes < _POOLED_BYTES:
         return np.empty(shape, like.dtype)
-    pooled: npt.NDArray[Any] = np.frombuffer(pa.allocate_buffer(num_bytes), like.dtype)
+    pooled: npt.NDArray[Any] = np.frombuffer(pa.allocate_buffer(num_bytes, pool()), like.dtype)
     return pooled.reshape(shape)
 
 

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+CLOSED = (
+    "the loader was closed while it was iterated over: by another loop, by close(), or by a state that was loaded; "
+    "begin a new loop"
+)
+
 
 class Pass:
     """An iterator over batches. Leaving the loop, by its end or in any other way, ends the threads."""
@@ -79,7 +84,7 @@ class Pass:
         if self.is_exhausted or (self._is_closed and self.is_last):
             raise StopIteration
         if self._is_closed:
-            raise StrataError("this loop was ended by another one, by close(), or by a state that was loaded")
+            raise StrataError(CLOSED)
         if os.getpid() != self._pid:
             raise StrataError("this loop belongs to the parent process, which goes on with it; begin a new one here")
         self._recorder.asked()
@@ -115,7 +120,7 @@ class Pass:
         self._block = None if self._pipeline is None else self._pipeline.take()
         self._place = 0
         if self._block is None:
-            raise StrataError("the loader was closed by another thread; begin a new loop")
+            raise StrataError(CLOSED)
         self._look()
         return True
 

@@ -77,7 +77,7 @@ class Presenter:
     def present(self, chunk: Chunk, sizes: Sequence[int]) -> list[Any]:
         """One batch for every size; together they have all rows of the chunk."""
         assert sum(sizes) == chunk.num_rows, "batches must take all rows"
-        return self._present(chunk, list(sizes)) if len(sizes) else []
+        return self._present(chunk.unpack(), list(sizes)) if len(sizes) else []
 
     def _arrays(self, chunk: Chunk, sizes: Sequence[int]) -> list[Any]:
         names = tuple(chunk.columns)

@@ -45,7 +45,6 @@ inside are treated as by default; that of a fixed-size list says whether all of 
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -55,7 +54,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from strata.data.arrow_types import TORCH_DTYPES, gatherable, is_list, is_stringlike, physical, plain, unit_of, zero_of
+from strata.data.arrow_types import (
+    TORCH_DTYPES,
+    gatherable,
+    is_list,
+    is_stringlike,
+    of_numbers,
+    physical,
+    plain,
+    unit_of,
+    zero_of,
+)
 from strata.errors import InvalidArgument, NullsFound, SchemaMismatch
 
 if TYPE_CHECKING:
@@ -433,7 +442,8 @@ def _nan(policy: Policy) -> pa.Scalar | None:
     if policy.dtype is None or not np.issubdtype(policy.dtype, np.floating):
         return None
     is_decimal = pat.is_decimal(policy.value_type)
-    return pa.scalar(math.nan, pa.float64() if is_decimal else policy.value_type)
+    kind = pa.float64() if is_decimal else policy.value_type
+    return of_numbers(np.full(1, np.nan, kind.to_pandas_dtype()), kind)[0]
 
 
 def _checked_fill(policy: Policy, value: Any) -> pa.Scalar:

@@ -63,12 +63,13 @@ class ProcessDecoder:
         self._process: ForkServerProcess | None = None
         self._connection: Connection[Any, Any] | None = None
         self._is_busy = False
+        self._is_aborted = False
         self._stop: Any = None
 
     def decode(self, number: int) -> pa.Table:
-        connection = self._connected()
         self._is_busy = True
         try:
+            connection = self._connected()
             with self._recorder.during(State.DECODE):
                 connection.send_bytes(str(number).encode())
                 answer = connection.recv_bytes(MAX_MESSAGE_BYTES)
@@ -92,8 +93,13 @@ class ProcessDecoder:
     def close(self) -> None:
         """The process stays for the next pass; `shutdown` ends it."""
 
+    def ready(self) -> None:
+        """Before a pass."""
+        self._is_aborted = False
+
     def abort(self) -> None:
         """Ends a process that is at work, whatever it does: nobody waits for its answer any more."""
+        self._is_aborted = True  # also for who is about to start one
         if self._is_busy:
             self.shutdown()
 
@@ -106,6 +112,8 @@ class ProcessDecoder:
 
     def _connected(self) -> Connection[Any, Any]:
         with self._lock:
+            if self._is_aborted:
+                raise DataWorkerDied("the worker process was stopped")
             if self._connection is None:
                 self._start()
             assert self._connection is not None

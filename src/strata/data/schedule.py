@@ -94,9 +94,10 @@ class Schedule:
     def block(self, batch: int) -> Block:
         """The one that begins with this batch."""
         end = self._end_of_block(batch)
-        lanes, rows = self._rows(batch, end)
+        begin, counts = self._ranges(batch, end)
         sizes = tuple(high - low for low, high in (self.steps.run(b, self.rank) for b in range(batch, end)))
-        pieces, index = self._place(lanes, rows)
+        placed = self._place_evenly(begin, counts) if not self._begins_again(batch) else None
+        pieces, index = placed or self._place(*self._rows(batch, begin, counts))
         return Block(batch, sizes, tuple(pieces), index)
 
     def _outline(self, batch: int) -> Outline:
@@ -132,9 +133,42 @@ class Schedule:
             end -= 1
         return end
 
-    def _rows(self, batch: int, end: int) -> tuple[Ints, Ints]:
-        """Lane, and number in the lane, of every row that the rank gets in these batches, in order."""
-        begin, counts = self._ranges(batch, end)
+    def _place_evenly(self, begin: Ints, counts: Ints) -> tuple[list[Piece], Ints | None] | None:
+        """The usual case, quickly: every lane gives the same number of rows to each batch, without gaps.
+
+        None: it is not so, or in a window it does not begin or end with.
+        """
+        present = np.flatnonzero(counts.any(axis=0))
+        begin, counts = begin[:, present], counts[:, present]
+        each = int(counts[0, 0])
+        has_gaps = (begin[1:] != begin[:-1] + counts[:-1]).any()
+        firsts, lasts = begin[0].tolist(), (begin[-1] + counts[-1]).tolist()
+        starts = self.order.lanes.starts().tolist()
+        lanes = present.tolist()
+        window = self.order.window_rows
+        if has_gaps:
+            return None
+        if not window and len(lanes) == 1:
+            return self._whole(starts[lanes[0]] + firsts[0], starts[lanes[0]] + lasts[0]), None
+        if (counts != each).any():
+            return None
+        pieces: list[Piece] = []
+        index = np.empty((len(begin), each, len(lanes)), dtype=np.int64)
+        num_placed = 0
+        for place, (lane, first, last) in enumerate(zip(lanes, firsts, lasts, strict=True)):
+            num_rows = last - first
+            if window and (first % window or num_rows != min(window, starts[lane + 1] - starts[lane] - first)):
+                return None
+            order = self.order.permutation(lane, first // window, num_rows) if window else np.arange(num_rows)
+            index[:, :, place] = order.reshape(len(begin), each) + num_placed
+            pieces += self._whole(starts[lane] + first, starts[lane] + last)
+            num_placed += num_rows
+        if not window:  # lane by lane, as everywhere
+            index = index.transpose(0, 2, 1)
+        return pieces, index.reshape(-1)
+
+    def _rows(self, batch: int, begin: Ints, counts: Ints) -> tuple[Ints, Ints]:
+        """Lane, and number in the lane, of every row that the rank gets from a batch on, in order."""
         lanes, rows = _expand(begin, counts)
         if self.order.window_rows:
             turns = _turns(counts, rows)

@@ -223,7 +223,7 @@ def _within(deadline_s: float, call: Callable[[], Answer]) -> Answer:
         except BaseException as error:  # noqa: BLE001 - raised again by who waits
             failure.append(error)
 
-    thread = threading.Thread(target=ask, name="strata-data-info", daemon=True)
+    thread = threading.Thread(target=ask, name="strata-info", daemon=True)
     thread.start()
     thread.join(deadline_s)
     if failure:

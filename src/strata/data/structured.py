@@ -191,7 +191,8 @@ class StructuredDataset(Dataset):
             tail: What becomes of rows that do not fill a batch on every rank: uneven, pad or drop.
             on_error: "skip" leaves out what cannot be read, and counts it.
             lanes: Fixes the order for any number of ranks; left out, it is chosen by the ranks at an epoch's start.
-            prefetch_bytes: How much may be decoded and not yet taken; left out, half of split_bytes for each worker.
+            prefetch_bytes: How much may be decoded and not yet taken; left out, half of split_bytes for each worker and
+                as much again.
             cache: Whether to remember what files say of themselves for the next time.
             name: What metrics call the dataset; left out, the path.
 

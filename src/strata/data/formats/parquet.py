@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ from pyarrow.parquet.core import ParquetReader as NativeReader
 from strata.data.formats.base import FileFacts, Presence, Unit
 from strata.data.formats.damage import CURE, NUM_HEAD_BYTES, attempt, kind_of
 from strata.data.formats.messages import has_dictionaries
+from strata.data.memory import pool
 from strata.data.ranges import Range
 from strata.data.source import reaching
 from strata.errors import DataFileChanged, DataFileInvalid
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 TAIL_BYTES = 64 << 10
 """Holds the footer of most files: about 70 column chunks with statistics fit in 8 KiB."""
 MAX_FOOTER_BYTES = 512 << 20
-LOCAL_BUFFER_BYTES = 128 << 10
+LOCAL_BUFFER_BYTES = 0
 MAX_FLOAT_COLUMNS = 3
 """In a filter; each multiplies by four the cases that statistics are asked about."""
 _MARK = b"PAR1"
@@ -146,7 +148,7 @@ class ParquetReader:
         self._opened.close()
 
     def _open_native(self) -> NativeReader:
-        native = NativeReader()
+        native = NativeReader(pool())
         # Far away, the columns of a row group are fetched together, in few and large reads. Nearby, in pieces that stay
         # in the processor's cache: as fast as a memory map, without the crash when a file is cut off meanwhile.
         is_local = self._source.is_local
@@ -187,10 +189,38 @@ class _Tail:
         self.version: str = xxhash.xxh3_128_hexdigest(memoryview(data)[start:])
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Shape:
+    """The columns of a file. Files of a dataset mostly have the same, and to recognise them is quicker than to ask."""
+
+    stored: pq.ParquetSchema
+    notes: Mapping[bytes, bytes] | None
+    """Beside the schema in the footer; Arrow keeps its own there."""
+    schema: pa.Schema
+    names: list[str]
+    flat: frozenset[int]
+    """Columns that are not nested."""
+
+
+_last_shape: _Shape | None = None
+"""That was met; by whichever thread."""
+
+
+def _shape_of(native: NativeReader) -> _Shape:
+    global _last_shape  # noqa: PLW0603 - only ever replaced as a whole, and compared before it is used
+    last, stored, notes = _last_shape, native.metadata.schema, native.metadata.metadata
+    if last is not None and last.notes == notes and last.stored.equals(stored):
+        return last
+    schema = native.schema_arrow.remove_metadata()
+    flat = frozenset(number for number, kind in enumerate(schema.types) if not _is_nested(kind))
+    _last_shape = shape = _Shape(stored, notes, schema, schema.names, flat)
+    return shape
+
+
 class _Footer:
     """A parsed footer: the columns that a user sees, and the leaves (column chunks) that they are stored in."""
 
-    __slots__ = ("_file", "metadata", "names", "schema")
+    __slots__ = ("_file", "flat", "metadata", "names", "schema")
 
     def __init__(self, file: DataFile, tail: _Tail) -> None:
         # `pq.read_metadata` does the same, and then spends half as much again on the paths of all columns: a plan of
@@ -199,8 +229,10 @@ class _Footer:
         try:
             native.open(pa.BufferReader(tail.data))
             self.metadata: pq.FileMetaData = native.metadata
-            self.schema: pa.Schema = native.schema_arrow.remove_metadata()
-            self.names: list[str] = self.schema.names
+            shape = _shape_of(native)
+            self.schema: pa.Schema = shape.schema
+            self.names: list[str] = shape.names
+            self.flat = shape.flat
         except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
             raise DataFileInvalid(f"{file.name}: its parquet footer is damaged ({error}); {CURE}") from error
         self._file = file
@@ -289,9 +321,8 @@ def _num_leaves(kind: pa.DataType) -> int:
 
 def _measure(footer: _Footer, leaves: list[tuple[int, int]]) -> tuple[tuple[Unit, ...], dict[str, int]]:
     """Units with the bytes of these leaves, and the nulls of their columns where statistics tell."""
-    metadata, schema = footer.metadata, footer.schema
-    types, names = schema.types, footer.names
-    null_counts = {column: 0 for _, column in leaves if not _is_nested(types[column])}
+    metadata, names, flat = footer.metadata, footer.names, footer.flat
+    null_counts = {column: 0 for _, column in leaves if column in flat}
     units = []
     first_row = 0
     for index in range(metadata.num_row_groups):
