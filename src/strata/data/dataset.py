@@ -14,7 +14,7 @@ from strata.clock import SystemClock
 from strata.data.changes import explain, summary
 from strata.data.cursor import Cursor, read_cursor
 from strata.data.decoding import Recipe, ThreadDecoder
-from strata.data.delivering import lanes_that_fit
+from strata.data.delivering import lanes_that_fit, row_bytes
 from strata.data.fetching import Fetcher
 from strata.data.iterating import Pass
 from strata.data.memory import release
@@ -46,7 +46,8 @@ log = logging.getLogger(__name__)
 
 MAX_LANES_PER_RANK = 8
 """More would mix a batch from more places, and hold more decoded units at once."""
-BLOCK_ROWS = 1 << 16
+BLOCK_BYTES = 16 << 20
+MAX_BLOCK_ROWS = 1 << 20
 """Made at once when there is no window: enough that what is done per block does not count."""
 
 
@@ -150,7 +151,7 @@ class Dataset:
             fetcher = self._fetcher()
             work = Work(
                 plan=self.plan,
-                schedule=Schedule(order, steps, self.ranks.rank, BLOCK_ROWS),
+                schedule=Schedule(order, steps, self.ranks.rank, self._block_rows()),
                 decoders=self._decoders(fetcher),
                 fetcher=fetcher,
                 convert=self._deliverer.convert,
@@ -291,6 +292,9 @@ class Dataset:
         if self._recipe.source.is_local or self._processes:
             return None
         return Fetcher(self._recipe, budget_bytes=self.delivery.prefetch_bytes)
+
+    def _block_rows(self) -> int:
+        return max(1, min(MAX_BLOCK_ROWS, BLOCK_BYTES // row_bytes(self.plan)))
 
     def _skipped(self, unit: int, error: BaseException) -> None:
         num_rows = int(self.plan.unit_rows[unit])

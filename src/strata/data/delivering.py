@@ -132,9 +132,12 @@ def delivered_schema(plan: Plan) -> pa.Schema:
 
 def lanes_that_fit(plan: Plan, budget_bytes: int, at_most: int) -> int:
     """How many decoded units a rank may hold at once: a lane has one, and the next is being decoded."""
-    row_bytes = sum(_width_bytes(field.type) for field in delivered_schema(plan))
-    largest = int(plan.unit_rows.max()) * max(1, row_bytes)
-    return max(1, min(at_most, budget_bytes // largest))
+    return max(1, min(at_most, budget_bytes // (int(plan.unit_rows.max()) * row_bytes(plan))))
+
+
+def row_bytes(plan: Plan) -> int:
+    """About how much a delivered row takes; at least 1."""
+    return max(1, sum(_width_bytes(field.type) for field in delivered_schema(plan)))
 
 
 def _null_counts(plan: Plan) -> Mapping[str, int]:

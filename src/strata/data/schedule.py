@@ -95,7 +95,8 @@ class Schedule:
         """The one that begins with this batch."""
         end = self._end_of_block(batch)
         begin, counts = self._ranges(batch, end)
-        sizes = tuple(high - low for low, high in (self.steps.run(b, self.rank) for b in range(batch, end)))
+        low, high = self.steps.run(end - 1, self.rank)
+        sizes = (self.steps.batch_size,) * (end - batch - 1) + (high - low,)
         placed = self._place_evenly(begin, counts) if not self._begins_again(batch) else None
         pieces, index = placed or self._place(*self._rows(batch, begin, counts))
         return Block(batch, sizes, tuple(pieces), index)
@@ -185,10 +186,13 @@ class Schedule:
 
     def _ranges(self, batch: int, end: int) -> tuple[Ints, Ints]:
         """The rank's rows as ranges: where each begins and how long it is, by batch and lane."""
-        bounds = np.array([self.steps.bounds(b) for b in range(batch, end)], dtype=np.int64)
-        runs = np.array([self.steps.run(b, self.rank) for b in range(batch, end)], dtype=np.int64)
-        begin = self.order.lanes.taken(bounds[:, 0])
-        counts = self.order.lanes.taken(bounds[:, 1]) - begin
+        # Only the last batch of an epoch may be of another size.
+        starts = self.steps.bounds(batch)[0] + np.arange(end - batch, dtype=np.int64) * self.steps.batch_rows
+        begin = self.order.lanes.taken(starts)
+        counts = self.order.lanes.taken(np.append(starts[1:], self.steps.bounds(end - 1)[1])) - begin
+        low, high = self.rank * self.steps.batch_size, (self.rank + 1) * self.steps.batch_size
+        runs = np.tile(np.array([[low, high]], dtype=np.int64), (end - batch, 1))
+        runs[-1] = self.steps.run(end - 1, self.rank)
         if self._begins_again(batch):
             assert end - batch == 1
             return begin, counts

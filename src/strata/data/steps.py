@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from strata.errors import InvalidArgument
@@ -22,6 +22,8 @@ class Steps:
     """Of one rank."""
     num_ranks: int
     tail: Tail
+    num_batches: int = field(init=False)
+    """The same on every rank; asked for at every batch, so it is worked out once."""
 
     def __post_init__(self) -> None:
         if self.tail not in get_args(Tail):
@@ -30,6 +32,7 @@ class Steps:
             if getattr(self, name) < 1:
                 raise InvalidArgument(f"{name}={getattr(self, name)} must be at least 1", field=name)
         assert 0 <= self.first <= self.num_rows
+        object.__setattr__(self, "num_batches", self._count())
 
     @property
     def batch_rows(self) -> int:
@@ -40,8 +43,7 @@ class Steps:
     def _rest(self) -> int:
         return (self.num_rows - self.first) % self.batch_rows
 
-    @property
-    def num_batches(self) -> int:
+    def _count(self) -> int:
         full = (self.num_rows - self.first) // self.batch_rows
         if self._rest == 0 or self.tail == "drop":
             return full
