@@ -73,13 +73,24 @@ def our_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("strata-data-")]
 
 
+_others: set[int] = set()
+
+
+@pytest.fixture(autouse=True)
+def _processes_of_others() -> None:
+    """Servers that serve all tests of a session are there before, and stay."""
+    _others.clear()
+    _others.update(child.pid for child in psutil.Process().children(recursive=True))
+
+
 def our_processes() -> list[psutil.Process]:
     """Worker processes; multiprocessing's own two, which serve all of a program, are not ours to end."""
     of_python = {
         multiprocessing.forkserver._forkserver._forkserver_pid,  # type: ignore[attr-defined]
         multiprocessing.resource_tracker._resource_tracker._pid,  # type: ignore[attr-defined]
     }
-    return [child for child in psutil.Process().children(recursive=True) if child.pid not in of_python]
+    found = psutil.Process().children(recursive=True)
+    return [child for child in found if child.pid not in of_python | _others]
 
 
 def our_shared_memory() -> set[str]:
@@ -296,6 +307,9 @@ def test_it_is_a_torch_dataloader_over_an_iterable_dataset_and_knows_its_length(
 
 
 @pytest.mark.filterwarnings("ignore:.*number of processes that is likely too many.*:UserWarning")
+# torch forks, and JAX, if another test has brought it into this process, says that one should not.
+@pytest.mark.filterwarnings("ignore:Exception ignored in. <function _at_fork.*:pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore:os.fork.*:RuntimeWarning")
 def test_a_torch_dataloader_with_processes_over_our_dataset_is_refused(folder: Path) -> None:
     _, dataset = open_loader(folder)
     alone = DataLoader(dataset, batch_size=None)
@@ -535,7 +549,10 @@ def large_files(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
-def test_a_file_that_vanishes_in_mid_epoch_is_named(tmp_path: Path, on_error: str) -> None:
+def test_a_file_that_vanishes_in_mid_epoch_is_named(
+    tmp_path: Path, on_error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("strata.data.dataset.MAX_BLOCK_ROWS", 1 << 16)
     large_files(tmp_path)
     loader, dataset = open_loader(
         tmp_path, batch_size=110_000, num_workers=1, prefetch_bytes=1, on_error=on_error, columns=["id"]
@@ -553,7 +570,8 @@ def test_a_file_that_vanishes_in_mid_epoch_is_named(tmp_path: Path, on_error: st
     assert our_threads() == []
 
 
-def test_a_file_that_is_rewritten_in_mid_epoch_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_rewritten_in_mid_epoch_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strata.data.dataset.MAX_BLOCK_ROWS", 1 << 16)
     large_files(tmp_path)
     loader, _ = open_loader(tmp_path, batch_size=70_000, num_workers=1, prefetch_bytes=1, columns=["id"])
     batches = iter(loader)
