@@ -99,7 +99,7 @@ class ThreadDecoder:
         if table.num_rows != expected:
             raise DataFileChanged(
                 f"{where(plan, number)} has {table.num_rows} rows to deliver, but {expected} when it was planned; "
-                "make the dataset again (the survey's cache may be told apart with cache=False)"
+                "make the dataset again, with cache=False if files were rewritten in place"
             )
         if self._recipe.transform is not None:
             with self._recorder.during(State.TRANSFORM):

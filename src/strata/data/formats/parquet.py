@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 TAIL_BYTES = 64 << 10
 """Holds the footer of most files: about 70 column chunks with statistics fit in 8 KiB."""
 MAX_FOOTER_BYTES = 512 << 20
-LOCAL_BUFFER_BYTES = 0
 MAX_FLOAT_COLUMNS = 3
 """In a filter; each multiplies by four the cases that statistics are asked about."""
 _MARK = b"PAR1"
@@ -149,14 +148,12 @@ class ParquetReader:
 
     def _open_native(self) -> NativeReader:
         native = NativeReader(pool())
-        # Far away, the columns of a row group are fetched together, in few and large reads. Nearby, in pieces that stay
-        # in the processor's cache: as fast as a memory map, without the crash when a file is cut off meanwhile.
-        is_local = self._source.is_local
+        # Far away, the columns of a row group are fetched together, in few and large reads. Nearby they are read, not
+        # mapped: a file that is cut off while it is mapped would end the process.
         native.open(
             self._opened,
             metadata=self._footer.metadata,
-            pre_buffer=not is_local,
-            buffer_size=LOCAL_BUFFER_BYTES if is_local else 0,
+            pre_buffer=not self._source.is_local,
             page_checksum_verification=True,  # costs nothing where a file has none
         )
         return native
