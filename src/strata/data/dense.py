@@ -1,8 +1,9 @@
 """Columns whose rows are all of one size: an array, rows along its first axis.
 
-Plain numbers are gathered together (`packed.py`); this is for the others. Rows lie in slices of several units; reading
-them from there at random misses the cache all the time. So the slices are first copied behind one another into a small buffer that stays in the
-cache from column to column, and the rows are taken from it: two calls per column, both without the interpreter's lock.
+Plain numbers are gathered together (`packed.py`); this is for the others. Rows lie in slices of several units;
+reading them from there at random misses the cache all the time. So the slices are first copied behind one another
+into a small buffer that stays in the cache from column to column, and the rows are taken from it: two calls per
+column, both without the interpreter's lock.
 """
 
 from __future__ import annotations

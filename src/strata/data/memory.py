@@ -1,8 +1,8 @@
 """Memory for decoded rows that is used again instead of being given back and asked for anew.
 
 Units and blocks come and go a hundred times a second. Arrow's default allocator returns what was freed to the system
-within milliseconds, and to get it back, page by page, costs more than to gather rows into it. Its other allocator can be
-told to wait.
+within milliseconds, and to get it back, page by page, costs more than to gather rows into it. Its other allocator can
+be told to wait.
 """
 
 from __future__ import annotations
