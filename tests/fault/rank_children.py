@@ -88,9 +88,10 @@ class _Process:
         return {"id": self._save.id}
 
     def wait(self) -> dict[str, Any]:
-        """Until it is committed and rank 0 has cleaned up."""
+        """Until it is committed, rank 0 has cleaned up, and the saver rests: stopped now, it holds nobody up."""
         saved = self._save.wait(120.0)
         self._manager.wait()
+        self._manager._saver.claim()
         return {"id": saved.id, "num_ranks": saved.num_ranks}
 
     def look(self) -> dict[str, Any]:
