@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any, ClassVar
@@ -43,6 +44,16 @@ class TestParquetFormat(FormatContract):
         handler = Faulty()
         self.inspect(file, source=remote(handler))
         assert handler.num_reads == 1
+
+    def test_all_columns_have_the_bytes_of_each_together(self, tmp_path: Path) -> None:
+        file = self.plant(tmp_path)
+        assert self.inspect(file).units == self.inspect(file, self.inspect(file).schema.names).units
+
+    def test_nulls_are_counted_only_if_asked_for(self, tmp_path: Path) -> None:
+        file = self.plant(tmp_path)
+        facts = self.format.inspect(LOCAL, file, columns=None, unit_bytes=1, with_nulls=False)
+        assert facts == dataclasses.replace(self.inspect(file), null_counts={})
+        assert self.inspect(file).null_counts
 
     def test_a_large_footer_takes_a_second_read(self, tmp_path: Path) -> None:
         file = self.plant(tmp_path, pa.table({f"column {number:0100}": [1.0, 2.0] for number in range(500)}))

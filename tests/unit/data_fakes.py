@@ -45,7 +45,9 @@ class FakeFormat:
         self.tables[path] = made
         return DataFile(path, name, 100 if made is None else made.nbytes + 1, mtime_ns, hive_partition(name))
 
-    def inspect(self, source: Source, file: DataFile, *, columns: Any, unit_bytes: int) -> FileFacts:
+    def inspect(
+        self, source: Source, file: DataFile, *, columns: Any, unit_bytes: int, with_nulls: bool = True
+    ) -> FileFacts:
         self._note("inspect", file)
         table = self.tables[file.path]
         if table is None:
@@ -55,7 +57,7 @@ class FakeFormat:
         for index, first in enumerate(range(0, table.num_rows, self.unit_rows)):
             part = table.slice(first, self.unit_rows)
             units.append(Unit(index, part.num_rows, first, 8 * first, part.select(wanted).nbytes))
-        nulls = {name: table[name].null_count for name in wanted}
+        nulls = {name: table[name].null_count for name in wanted} if with_nulls else {}
         return FileFacts(table.schema, tuple(units), version_of(table), nulls)
 
     def presence(

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from strata.data import filters, packing, plan_table
+from strata.data import filters, packing, plan_table, surveying
 from strata.data.changes import MAX_FILES, explain, summary
 from strata.data.files import DataFile
 from strata.data.formats.parquet import ParquetFormat
@@ -110,22 +110,32 @@ def test_a_plan_has_all_units_in_the_order_of_names() -> None:
     assert made.unit_rows.tolist() == [2, 2, 1, 2, 1, 2]
     assert made.unit_first_row.tolist() == [0, 2, 4, 0, 2, 0]
     assert made.split_starts.tolist() == [0, 2, 3, 5, 6]
-    assert (made.num_rows, made.null_counts, made.columns) == (10, {"x": 0}, ("x",))
+    assert (made.num_rows, made.null_counts, made.columns) == (10, {}, ("x",))
     assert made.unit(4).num_rows == 1
     assert (made.pruning.num_files, made.pruning.num_units, made.pruning.bytes_planned) == (4, 6, 80)
     assert plan(fake, files, split_rows=2).split_starts.tolist() == [0, 1, 2, 3, 4, 5, 6]
 
 
-def test_nulls_are_known_where_every_file_tells_them() -> None:
+def test_nulls_are_counted_where_files_tell_them() -> None:
     fake = FakeFormat()
     files = [
         fake.add("y=1/a", {"x": [1, None], "z": [1, 2]}),
         fake.add("y=2/b", {"x": [None, None, 3]}),
     ]
     made = plan(fake, files)
-    assert made.null_counts == {"x": 3, "z": 3, "y": 0}
+    assert made.null_counts == {"x": 3, "z": 3}
     assert made.schema.names == ["x", "z", "y"]
     assert plan(fake, files, columns=["x"]).null_counts == {"x": 3}
+
+
+def test_of_very_many_files_some_are_asked_for_nulls_from_the_first_to_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(surveying, "MAX_ASKED_FOR_NULLS", 4)
+    fake = FakeFormat()
+    files = [fake.add(f"f{number}", {"x": [None] * (number + 1)}) for number in range(9)]
+    assert plan(fake, files).null_counts == {"x": 1 + 4 + 7}
+    assert plan(fake, files[:4]).null_counts == {"x": 1 + 2 + 3 + 4}
 
 
 def test_files_whose_partition_cannot_pass_are_not_opened() -> None:
@@ -254,7 +264,7 @@ def test_parquet_files_are_planned_as_pyarrow_reads_them(tmp_path: Path) -> None
     table = pq.read_table(tmp_path)
     everything = build(survey(SOURCE, files, ParquetFormat()), split_bytes=1)
     assert (everything.num_rows, everything.num_splits) == (180, 24)
-    assert everything.null_counts == {"x": table["x"].null_count, "y": 0}
+    assert everything.null_counts == {"x": table["x"].null_count}
     for text in ("x > 30", "not x > 30", "x in (3, 60) or y < 0.1", "x is None", "35 < x and y >= 0"):
         condition = filters.parse(text)
         made = build(

@@ -142,9 +142,7 @@ def row_bytes(plan: Plan) -> int:
 
 def _null_counts(plan: Plan) -> Mapping[str, int]:
     """Of what is delivered. They were counted before deletes and filter, which may leave out the rows with nulls."""
-    if plan.condition is None and (plan.unit_rows == plan.unit_total_rows).all():
-        return plan.null_counts
-    return {name: count for name, count in plan.null_counts.items() if count == 0}
+    return plan.null_counts if plan.condition is None and (plan.unit_rows == plan.unit_total_rows).all() else {}
 
 
 def find_vocabularies(

@@ -92,7 +92,7 @@ class Plan:
     condition_text: str
     """The filter as a person reads it; empty without one."""
     null_counts: Mapping[str, int]
-    """Of delivered columns, over all files; a column that is not named may have any number."""
+    """Of delivered columns, before the filter: at least so many. A column that is not named may have any number."""
     fingerprint: str
     """Of all that decides which row is the n-th: names and versions of files, rows per unit, splits, filter."""
     pruning: Pruning = field(default_factory=Pruning)

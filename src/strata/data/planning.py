@@ -193,28 +193,21 @@ def _planned(
 def _null_counts(
     files: Sequence[SurveyedFile], schemas: Sequence[pa.Schema], unified: Unified, partition_fields: Sequence[pa.Field]
 ) -> dict[str, int]:
-    """Of files with rows; before the filter, so with one these are bounds."""
+    """Of files with rows that were asked: at least so many; before the filter."""
     by_schema: dict[int, list[SurveyedFile]] = {}
     for file in files:
         if file.rows:
             by_schema.setdefault(file.schema, []).append(file)
     totals = dict.fromkeys(unified.columns, 0)
-    unknown = {field.name for field in partition_fields}
     for number, group in by_schema.items():
         names = schemas[number].names
         counts = unpack(b"".join(file.null_counts for file in group)).reshape(len(group), len(names))
-        sums = dict(zip(names, np.where((counts < 0).any(axis=0), -1, counts.sum(axis=0)).tolist(), strict=True))
+        sums = dict(zip(names, counts.clip(min=0).sum(axis=0).tolist(), strict=True))
         num_rows = int(unpack(b"".join(file.rows for file in group)).sum())
         for column in unified.columns:
-            found = sums.get(column, num_rows)
-            if found < 0:
-                unknown.add(column)
-            totals[column] += found
-    for field in partition_fields:
-        if field.name in totals and not any(dict(file.partition).get(field.name) is None for file in files):
-            totals[field.name] = 0
-            unknown.discard(field.name)
-    return {column: total for column, total in totals.items() if column not in unknown}
+            totals[column] += sums.get(column, num_rows)
+    partitions = {field.name for field in partition_fields}
+    return {column: total for column, total in totals.items() if total and column not in partitions}
 
 
 def _no_data(survey: Survey, *, num_rows: int) -> NoData:

@@ -181,8 +181,8 @@ def decide(
 ) -> tuple[Policy, ...]:
     """A policy for every column that is delivered, in the order of the schema.
 
-    `schema`: the delivered columns only. `null_counts`: of the rows that are delivered; a column that is not named may
-    have any number of nulls, which are then found when they are read. `decimals=None` stands for "float64".
+    `schema`: the delivered columns only. `null_counts`: of the rows that are delivered, at least; what they do not tell
+    is found when it is read. `decimals=None` stands for "float64".
 
     Raises:
         InvalidArgument: An option is not one of those above, names no column, or a fill value is of the wrong type.
@@ -291,7 +291,7 @@ class _Deciding:
         parents = (".".join(path[:depth]) for depth in range(1, len(path) + 1))
         num_nulls = max(null_counts.get(parent, 0) for parent in parents) if may_be_null else 0
         if policy.nulls is Nulls.ERROR and num_nulls:
-            self._null_columns.append(f"{name} ({policy.type}): {num_nulls:,}")
+            self._null_columns.append(f"{name} ({policy.type}), at least {num_nulls:,}")
         yield policy
 
     def _column(self, name: str, path: tuple[str, ...], kind: pa.DataType, *, is_python: bool) -> Policy | None:

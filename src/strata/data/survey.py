@@ -109,8 +109,12 @@ def facts_of(file: DataFile, facts: FileFacts, schema: int) -> SurveyedFile:
         first_row=first_row,
         offset=offset,
         num_bytes=num_bytes,
-        null_counts=pack([nulls.get(name, -1) for name in facts.schema.names]),
+        null_counts=pack([nulls.get(name, -1) for name in facts.schema.names]) if nulls else _unknown(facts.schema),
     )
+
+
+def _unknown(schema: pa.Schema) -> bytes:
+    return b"\xff" * (8 * len(schema))  # -1 for each column
 
 
 def named_schemas(schemas: Sequence[pa.Schema], files: Sequence[SurveyedFile]) -> list[tuple[str, pa.Schema]]:

@@ -8,6 +8,7 @@ alone. Each answer is kept for the next run.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import posixpath
 import threading
@@ -39,6 +40,8 @@ __all__ = ["Progress", "survey"]
 MAX_UNIT_BYTES = 16 << 20
 """Of a format that leaves the size of units open: small enough that several are decoded at once and fit in memory."""
 MAX_THREADS = 64
+MAX_ASKED_FOR_NULLS = 512
+"""Files that are asked how many nulls they have, spread over all. In others they are found when they are read."""
 
 
 def survey(
@@ -187,9 +190,15 @@ def _inspect(
     found: list[SurveyedFile | None] = [_recall(kept.get(file.path), file) for file in files]
     new = [number for number, file in enumerate(found) if file is None]
 
+    every = math.ceil(len(files) / MAX_ASKED_FOR_NULLS) if files else 1
+
     def look(number: int) -> SurveyedFile:
         facts = looking.format.inspect(
-            looking.source, files[number], columns=looking.read_columns, unit_bytes=looking.unit_bytes
+            looking.source,
+            files[number],
+            columns=looking.read_columns,
+            unit_bytes=looking.unit_bytes,
+            with_nulls=number % every == 0,
         )
         return facts_of(files[number], facts, numbers.of(facts.schema))
 

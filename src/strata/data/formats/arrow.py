@@ -77,6 +77,7 @@ class ArrowFormat:
         *,
         columns: Sequence[str] | None,
         unit_bytes: int,  # noqa: ARG002
+        with_nulls: bool = True,  # noqa: ARG002  they cost nothing here
     ) -> FileFacts:
         with source.open(file) as opened:
             handle = _Handle(source, file, opened)

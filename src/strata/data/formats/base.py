@@ -103,11 +103,20 @@ class Format(Protocol):
         """Whether files state the types of their columns. Those of text are guessed from their beginning."""
         ...
 
-    def inspect(self, source: Source, file: DataFile, *, columns: Sequence[str] | None, unit_bytes: int) -> FileFacts:
+    def inspect(
+        self,
+        source: Source,
+        file: DataFile,
+        *,
+        columns: Sequence[str] | None,
+        unit_bytes: int,
+        with_nulls: bool = True,
+    ) -> FileFacts:
         """Looks into the file, reading as little as possible.
 
         `columns`: whose bytes count, and whose nulls are of interest; None: all of them. Names that the file does not
         have are passed over. `unit_bytes`: about how large to make units where the format leaves it open (text).
+        `with_nulls`: otherwise nulls need not be counted where that takes time.
 
         Raises:
             DataFileInvalid: It is damaged, or of another format; the message says which.

@@ -69,7 +69,15 @@ class JsonFormat(JsonlFormat):
         if not 0 < self.array_bytes_max <= ARRAY_BYTES_MAX:
             raise ConfigError(f"array_bytes_max={self.array_bytes_max} must be above 0, at most {ARRAY_BYTES_MAX}")
 
-    def inspect(self, source: Source, file: DataFile, *, columns: Sequence[str] | None, unit_bytes: int) -> FileFacts:
+    def inspect(
+        self,
+        source: Source,
+        file: DataFile,
+        *,
+        columns: Sequence[str] | None,
+        unit_bytes: int,
+        with_nulls: bool = True,  # noqa: ARG002  nobody knows
+    ) -> FileFacts:
         if _is_array(source, file):
             return self._inspect_array(source, file)
         return TextFormat.inspect(self, source, file, columns=columns, unit_bytes=unit_bytes)

@@ -64,6 +64,7 @@ class OrcFormat:
         *,
         columns: Sequence[str] | None,
         unit_bytes: int,  # noqa: ARG002
+        with_nulls: bool = True,  # noqa: ARG002  they cost nothing here
     ) -> FileFacts:
         """The bytes of a unit are exact for stripes whose footers lie close to the file's end.
 

@@ -106,6 +106,7 @@ class TextFormat(abc.ABC):
         *,
         columns: Sequence[str] | None,  # noqa: ARG002  text is read whole
         unit_bytes: int,
+        with_nulls: bool = True,  # noqa: ARG002  nobody knows
     ) -> FileFacts:
         head, header_bytes, head_rows = bytearray(), 0, 0
         cutter: UnitCutter | None = None

@@ -241,14 +241,13 @@ def _why_nothing(name: str, seen: Survey, found: Scan, condition: Condition | No
 
 
 def _null_counts(files: Sequence[Counted], columns: Sequence[str]) -> dict[str, int]:
-    """Before deletes and the filter, so with these they are bounds."""
-    totals: dict[str, int | None] = dict.fromkeys(columns, 0)
+    """Of files that tell; before deletes and the filter."""
+    totals = dict.fromkeys(columns, 0)
     for alike in _alike(files):
         facts = [each.looked.facts for each in alike]
         for name in columns:
-            total, found = totals[name], _nulls(alike[0].fit.columns[name], facts)
-            totals[name] = None if total is None or found is None else total + found
-    return {name: total for name, total in totals.items() if total is not None}
+            totals[name] += _nulls(alike[0].fit.columns[name], facts)
+    return {name: total for name, total in totals.items() if total}
 
 
 def _alike(files: Sequence[Counted]) -> list[list[Counted]]:
@@ -259,12 +258,11 @@ def _alike(files: Sequence[Counted]) -> list[list[Counted]]:
     return list(groups.values())
 
 
-def _nulls(column: FitColumn, facts: Sequence[FileFacts]) -> int | None:
-    """In all of these files; None if one does not tell."""
+def _nulls(column: FitColumn, facts: Sequence[FileFacts]) -> int:
+    """In those of these files that tell."""
     if column.source is None:
         return 0 if column.constant is not None else sum(unit.num_rows for each in facts for unit in each.units)
-    counts = [each.null_counts.get(column.source, -1) for each in facts] if column.is_plain else [-1]
-    return sum(counts) if min(counts) >= 0 else None
+    return sum(each.null_counts.get(column.source, 0) for each in facts) if column.is_plain else 0
 
 
 def _fingerprint(table: Table, plan: Plan) -> str:
