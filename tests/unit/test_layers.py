@@ -20,7 +20,8 @@ SOURCE = Path(__file__).parents[2] / "src"
 LAYERS = (
     {"cli"},
     {"dashboard", "operator", "tune", "demo", "bench", "doctor"},
-    {"train", "launch"},
+    {"train"},
+    {"launch"},
     {"coordinator", "checkpoint", "data"},
     {"storage", "transport"},
     {"v1"},

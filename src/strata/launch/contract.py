@@ -1,0 +1,121 @@
+"""What a worker finds in its environment: torchrun's variables, so that scripts start unchanged, and a few of ours.
+
+The agent writes it, `strata.init()` reads it; both sides are here, so that they cannot differ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from strata.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+STOPPED = 83
+"""The exit code of a worker that saved and stopped because it was asked to; no shell or signal gives it."""
+
+_RUN = "STRATA_RUN"
+_ATTEMPT = "STRATA_ATTEMPT"
+_COORDINATOR = "STRATA_COORDINATOR"
+_CHECKPOINTS = "STRATA_CHECKPOINTS"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Which worker of which attempt of which run a process is."""
+
+    run: str
+    attempt: int
+    """Counts the starts of the run's workers, from 0."""
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int = 0
+    num_nodes: int = 1
+    master_addr: str = "127.0.0.1"
+    master_port: int
+    coordinator: str
+    """Where the coordinator, or the node's relay, is reached."""
+    checkpoints: str
+    """A directory or URL."""
+    max_restarts: int = 0
+
+    @property
+    def worker_id(self) -> str:
+        """What the coordinator calls it. The next attempt's worker of this rank takes the name over."""
+        return f"rank-{self.rank}"
+
+    @property
+    def session(self) -> str:
+        """What the ranks of this start have in common, and no other start ever had."""
+        return f"{self.run}/{self.attempt}/{self.master_addr}:{self.master_port}"
+
+
+def environment(place: Place) -> dict[str, str]:
+    """As torchrun sets it, and what `place_in` reads."""
+    return {
+        "RANK": str(place.rank),
+        "WORLD_SIZE": str(place.world_size),
+        "LOCAL_RANK": str(place.local_rank),
+        "LOCAL_WORLD_SIZE": str(place.local_world_size),
+        "GROUP_RANK": str(place.node_rank),
+        "GROUP_WORLD_SIZE": str(place.num_nodes),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(place.rank),
+        "ROLE_WORLD_SIZE": str(place.world_size),
+        "MASTER_ADDR": place.master_addr,
+        "MASTER_PORT": str(place.master_port),
+        "TORCHELASTIC_RUN_ID": place.run,
+        "TORCHELASTIC_RESTART_COUNT": str(place.attempt),
+        "TORCHELASTIC_MAX_RESTARTS": str(place.max_restarts),
+        _RUN: place.run,
+        _ATTEMPT: str(place.attempt),
+        _COORDINATOR: place.coordinator,
+        _CHECKPOINTS: place.checkpoints,
+    }
+
+
+def place_in(variables: Mapping[str, str]) -> Place | None:
+    """What the agent has said; None in a process that no agent started.
+
+    Raises:
+        ConfigError: Something of it is missing or no number.
+    """
+    if _RUN not in variables:
+        return None
+    return Place(
+        run=variables[_RUN],
+        attempt=_number(variables, _ATTEMPT),
+        rank=_number(variables, "RANK"),
+        world_size=_number(variables, "WORLD_SIZE"),
+        local_rank=_number(variables, "LOCAL_RANK"),
+        local_world_size=_number(variables, "LOCAL_WORLD_SIZE"),
+        node_rank=_number(variables, "GROUP_RANK"),
+        num_nodes=_number(variables, "GROUP_WORLD_SIZE"),
+        master_addr=_text(variables, "MASTER_ADDR"),
+        master_port=_number(variables, "MASTER_PORT"),
+        coordinator=_text(variables, _COORDINATOR),
+        checkpoints=_text(variables, _CHECKPOINTS),
+        max_restarts=_number(variables, "TORCHELASTIC_MAX_RESTARTS"),
+    )
+
+
+def _text(variables: Mapping[str, str], name: str) -> str:
+    if name not in variables:
+        raise ConfigError(
+            f"{name} is not set although {_RUN} is; start workers with `strata run`, and let the script keep its "
+            "environment",
+            field=name,
+        )
+    return variables[name]
+
+
+def _number(variables: Mapping[str, str], name: str) -> int:
+    text = _text(variables, name)
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"{name}={text!r} is not a number; leave it as `strata run` has set it", field=name) from None

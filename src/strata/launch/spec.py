@@ -1,0 +1,85 @@
+"""What is to be run: said once, kept in the run's directory, and read again by `strata resume`."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import msgspec
+
+from strata.errors import ConfigError
+
+MAX_WORKERS = 4_096
+"""On one node; more processes than that are a slip of the keyboard."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+class Size(msgspec.Struct, frozen=True):
+    """How many workers there may be."""
+
+    at_least: int
+    at_most: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.at_least <= self.at_most <= MAX_WORKERS:
+            raise ConfigError(
+                f"{self} workers make no sense; say a number from 1 to {MAX_WORKERS}, or two as in 2:8", field="workers"
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> Size:
+        """`4`, or `2:8` for a job that may shrink and grow between them."""
+        first, colon, last = text.partition(":")
+        try:
+            at_least = int(first)
+            return cls(at_least, int(last) if colon else at_least)
+        except ValueError:
+            raise ConfigError(f"workers={text!r} is neither a number nor two as in 2:8", field="workers") from None
+
+    @property
+    def is_elastic(self) -> bool:
+        return self.at_least != self.at_most
+
+    def __str__(self) -> str:
+        return f"{self.at_least}:{self.at_most}" if self.is_elastic else str(self.at_least)
+
+
+class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    script: str
+    """A file, or with `is_module` a module's name."""
+    arguments: tuple[str, ...] = ()
+    is_module: bool = False
+    workers: Size = Size(1, 1)
+    directory: str
+    """Where the script runs."""
+    checkpoints: str
+    """A directory or URL."""
+    variables: dict[str, str] = {}
+    """Set in the workers' environment, beside what the agent has in its own."""
+    max_restarts: int = 3
+    """Attempts that may fail, in all."""
+    grace_s: float = 30.0
+    """What workers that are asked to stop have for a last checkpoint."""
+    step_timeout_s: float = 600.0
+    """A worker that makes no step for so long is hung. 0: it may take any time."""
+    min_wait_s: float = 300.0
+    """How long to wait for workers while there are fewer than the least."""
+    is_warm: bool = True
+    """Fork workers from a process that has imported what the script will."""
+    preload: tuple[str, ...] = ()
+    """Modules to import there, beside those that the script names itself."""
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ConfigError(
+                f"name={self.name!r} cannot be a directory's; use up to 63 letters, digits, dots, dashes", field="name"
+            )
+        if not self.script:
+            raise ConfigError("there is nothing to run; name a script", field="script")
+        if self.max_restarts < 0:
+            raise ConfigError(f"max_restarts={self.max_restarts} is below 0; 0 means none", field="max_restarts")
+        for name in ("grace_s", "step_timeout_s", "min_wait_s"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ConfigError(f"{name}={value} must be a time, 0 or more", field=name)

@@ -1,0 +1,296 @@
+"""What follows from what happens to the workers of a run. A machine without I/O: events in, orders out.
+
+Workers run in attempts, all of them together. One that fails ends its attempt: a collective that has lost a member
+cannot be mended from inside. The next attempt begins at once if the last one made progress, later if it did not, and
+not at all if the same worker fails at the same step with the same words again and again.
+"""
+
+from __future__ import annotations
+
+import enum
+import signal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from strata.errors import ConfigError
+from strata.launch.contract import STOPPED
+
+if TYPE_CHECKING:
+    from strata.launch.spec import Size
+
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 30.0
+MAX_ALIKE = 3
+"""Failures at the same step, of the same rank, with the same last words: it is the input, not the machine."""
+_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
+"""Exit codes that say nothing of the program."""
+
+
+# -- what happens ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """A worker's process has ended."""
+
+    rank: int
+    code: int
+    """Below 0: the signal that ended it."""
+    last_words: str = ""
+    """The last line of its log, which for Python is the exception."""
+
+    @property
+    def is_failure(self) -> bool:
+        return self.code not in (0, STOPPED)
+
+    @property
+    def in_words(self) -> str:
+        if self.code >= 0:
+            how = f"exit code {self.code}"
+        else:
+            try:
+                how = f"killed by {signal.Signals(-self.code).name}"
+            except ValueError:
+                how = f"killed by signal {-self.code}"
+        return f"rank {self.rank}: {how}" + (f": {self.last_words}" if self.last_words else "")
+
+
+# -- what to do --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Begin an attempt."""
+
+    attempt: int
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class AskToStop:
+    """Let the workers agree on a step, save there and exit."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Kill these workers now, with all that they have started."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DumpStacks:
+    """Write down where this worker stands, before it is killed."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """For the timeline and the terminal."""
+
+    what: Literal["started", "failed", "hung", "stopping", "scaling", "waiting"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    outcome: Literal["done", "stopped", "failed"]
+    reason: str
+
+
+Order = Start | AskToStop | End | DumpStacks | Tell | Finish
+
+
+class Phase(enum.Enum):
+    NEW = "new"
+    RUNNING = "running"
+    ENDING = "ending"
+    """One has failed; the others are being killed."""
+    WAITING = "waiting"
+    """Before the next attempt."""
+    STOPPING = "stopping"
+    """The workers save and exit."""
+    OVER = "over"
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    rank: int
+    code: int
+    last_words: str
+    step: int
+
+
+@dataclass(slots=True)
+class Supervisor:
+    size: Size
+    max_restarts: int
+    grace_s: float
+    phase: Phase = Phase.NEW
+    attempt: int = -1
+    world_size: int = 0
+    """Of this attempt."""
+    wanted: int = 0
+    """Of the next one."""
+    running: set[int] = field(default_factory=set)
+    num_failures: int = 0
+    step: int = 0
+    """The last that a worker has told of, in any attempt."""
+    cause: Exited | None = None
+    """What ended this attempt: the first to fail, not those that died of it."""
+    _exits: dict[int, Exited] = field(default_factory=dict)
+    _hung: dict[int, str] = field(default_factory=dict)
+    _history: list[_Failure] = field(default_factory=list)
+    _num_idle: int = 0
+    """Failures in a row without a step between them."""
+    _attempt_step: int | None = None
+    """The last step of this attempt; None before its first."""
+    _deadline_s: float = float("inf")
+    _is_stop_wanted: bool = False
+    _stop_reason: str = ""
+
+    def begin(self) -> list[Order]:
+        self.wanted = self.wanted or self.size.at_most
+        return self._start()
+
+    # -- events ----------------------------------------------------------------------------------------------------
+
+    def advanced(self, step: int) -> None:
+        """Some worker has made this step."""
+        self._attempt_step = max(step, self._attempt_step or 0)
+        self.step = max(step, self.step)
+
+    def exited(self, event: Exited, *, now_s: float) -> list[Order]:
+        if event.rank not in self.running:
+            return []
+        self.running.discard(event.rank)
+        self._exits[event.rank] = event
+        orders: list[Order] = []
+        if event.is_failure and self.phase in (Phase.RUNNING, Phase.STOPPING) and self.cause is None:
+            self.cause = self._with_reason(event)
+            orders.append(Tell("failed", self.cause.in_words))
+            if self.phase is Phase.RUNNING:
+                self.phase = Phase.ENDING
+            if self.running:
+                orders.append(End(tuple(sorted(self.running))))
+        if self.running:
+            return orders
+        return orders + self._attempt_ended(now_s)
+
+    def hung(self, rank: int, silent_s: float) -> list[Order]:
+        """A worker makes no more steps."""
+        if self.phase is not Phase.RUNNING or rank not in self.running or rank in self._hung:
+            return []
+        self._hung[rank] = f"no step for {silent_s:.0f} s"
+        text = f"rank {rank} makes no step for {silent_s:.0f} s; its stacks are in its log"
+        return [Tell("hung", text), DumpStacks(rank), End((rank,))]
+
+    def stop(self, reason: str, *, now_s: float, is_now: bool = False) -> list[Order]:
+        """Asked once, the workers save first; asked again, or with `is_now`, they do not."""
+        if self.phase is Phase.OVER:
+            return []
+        again = self._is_stop_wanted
+        self._is_stop_wanted, self._stop_reason = True, reason
+        if not self.running:
+            return self._finish("stopped", reason)
+        if is_now or again or self.phase is Phase.ENDING:
+            return [Tell("stopping", f"{reason}: at once"), End(tuple(sorted(self.running)))]
+        return self._ask(Tell("stopping", f"{reason}: the workers save first"), reason, now_s)
+
+    def scale(self, workers: int, *, now_s: float) -> list[Order]:
+        """Another number of workers, from the next step on.
+
+        Raises:
+            ConfigError: So many may not be.
+        """
+        if not self.size.at_least <= workers <= self.size.at_most:
+            raise ConfigError(
+                f"{workers} workers are not within {self.size}, which the run was started with; "
+                f"resume it with --workers that allow for {workers}",
+                field="workers",
+            )
+        self.wanted = workers
+        if self.phase is not Phase.RUNNING or workers == self.world_size:
+            return []
+        tell = Tell("scaling", f"from {self.world_size} to {workers} workers: they save first")
+        return self._ask(tell, f"scaling to {workers} workers", now_s)
+
+    def tick(self, *, now_s: float) -> list[Order]:
+        if now_s < self._deadline_s:
+            return []
+        self._deadline_s = float("inf")
+        if self.phase is Phase.WAITING:
+            return self._start()
+        if self.phase is Phase.STOPPING and self.running:
+            late = f"{len(self.running)} of {self.world_size} workers did not stop within {self.grace_s:g} s"
+            return [Tell("stopping", f"{late}: at once"), End(tuple(sorted(self.running)))]
+        return []
+
+    # -- within ----------------------------------------------------------------------------------------------------
+
+    def _ask(self, tell: Tell, reason: str, now_s: float) -> list[Order]:
+        self.phase = Phase.STOPPING
+        self._deadline_s = now_s + self.grace_s
+        return [tell, AskToStop(reason)]
+
+    def _start(self) -> list[Order]:
+        self.attempt += 1
+        self.world_size = self.wanted
+        self.phase = Phase.RUNNING
+        self.running = set(range(self.world_size))
+        self.cause, self._attempt_step = None, None
+        self._exits, self._hung = {}, {}
+        self._deadline_s = float("inf")
+        plural = "s" if self.world_size > 1 else ""
+        tell = Tell("started", f"attempt {self.attempt} with {self.world_size} worker{plural}")
+        return [tell, Start(self.attempt, self.world_size)]
+
+    def _attempt_ended(self, now_s: float) -> list[Order]:
+        self._deadline_s = float("inf")
+        if self._is_stop_wanted:
+            return self._finish("stopped", self._stopped_how())
+        if self.cause is not None:
+            return self._failed(self.cause, now_s)
+        if all(each.code == 0 for each in self._exits.values()):
+            return self._finish("done", f"{self.world_size} workers are done")
+        if self.wanted != self.world_size:
+            return self._start()
+        return self._finish("stopped", "the workers were asked to stop and have saved")
+
+    def _failed(self, cause: Exited, now_s: float) -> list[Order]:
+        self.num_failures += 1
+        progressed = self._attempt_step is not None
+        self._num_idle = 0 if progressed else self._num_idle + 1
+        self._history.append(_Failure(cause.rank, cause.code, cause.last_words, self._attempt_step or 0))
+        if self._is_its_input():
+            return self._finish("failed", f"{cause.in_words} ({MAX_ALIKE} times in a row at the same step)")
+        if self.num_failures > self.max_restarts:
+            spent = f"{self.max_restarts} restarts are spent" if self.max_restarts else "no restarts are allowed"
+            return self._finish("failed", f"{cause.in_words} ({spent})")
+        pause_s = min(FIRST_PAUSE_S * 2 ** (self._num_idle - 1), LONGEST_PAUSE_S) if self._num_idle else 0.0
+        if not pause_s:
+            return self._start()
+        self.phase = Phase.WAITING
+        self._deadline_s = now_s + pause_s
+        return [Tell("waiting", f"{pause_s:g} s until the next attempt: the last one made no step")]
+
+    def _is_its_input(self) -> bool:
+        last = self._history[-MAX_ALIKE:]
+        return len(last) == MAX_ALIKE and len(set(last)) == 1 and last[0].code not in _FROM_OUTSIDE
+
+    def _with_reason(self, event: Exited) -> Exited:
+        """A hung worker was killed by us; why is what counts."""
+        return Exited(event.rank, event.code, self._hung.get(event.rank, event.last_words))
+
+    def _stopped_how(self) -> str:
+        saved = sum(each.code in (0, STOPPED) for each in self._exits.values())
+        if saved == self.world_size:
+            return f"{self._stop_reason}; the workers have saved"
+        return f"{self._stop_reason}; {self.world_size - saved} of {self.world_size} workers had to be killed"
+
+    def _finish(self, outcome: Literal["done", "stopped", "failed"], reason: str) -> list[Order]:
+        self.phase = Phase.OVER
+        return [Finish(outcome, reason)]
