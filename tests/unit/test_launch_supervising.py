@@ -1,0 +1,302 @@
+"""Workers die in every way that there is, without a process."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strata.errors import ConfigError
+from strata.launch.contract import STOPPED
+from strata.launch.spec import Size
+from strata.launch.supervising import (
+    LONGEST_PAUSE_S,
+    MAX_ALIKE,
+    AskToStop,
+    DumpStacks,
+    End,
+    Exited,
+    Finish,
+    Order,
+    Phase,
+    Start,
+    Supervisor,
+    Tell,
+)
+
+KILLED = -signal.SIGKILL
+
+
+def supervisor(at_least: int = 2, at_most: int | None = None, *, max_restarts: int = 3) -> Supervisor:
+    return Supervisor(Size(at_least, at_most or at_least), max_restarts, grace_s=30.0)
+
+
+def orders_of(found: list[Order]) -> list[Order]:
+    """Without what is only told."""
+    return [order for order in found if not isinstance(order, Tell)]
+
+
+def fail(run: Supervisor, rank: int = 0, code: int = KILLED, words: str = "", now_s: float = 0.0) -> list[Order]:
+    """One worker fails, the others are ended; what is ordered then."""
+    found = orders_of(run.exited(Exited(rank, code, words), now_s=now_s))
+    if run.running:
+        assert found == [End(tuple(sorted(run.running)))]
+        found = []
+    for other in sorted(run.running):
+        found += orders_of(run.exited(Exited(other, KILLED), now_s=now_s))
+    return found
+
+
+def test_a_run_is_done_when_all_workers_are() -> None:
+    run = supervisor(3)
+    assert orders_of(run.begin()) == [Start(0, 3)]
+    assert run.exited(Exited(1, 0), now_s=1.0) == []
+    assert run.exited(Exited(0, 0), now_s=1.0) == []
+    assert run.exited(Exited(2, 0), now_s=2.0) == [Finish("done", "3 workers are done")]
+    assert run.phase is Phase.OVER
+
+
+def test_when_one_fails_the_others_are_ended_and_the_first_is_the_cause() -> None:
+    run = supervisor(3)
+    run.begin()
+    run.advanced(7)
+    found = run.exited(Exited(1, 1, "ValueError: bad row"), now_s=1.0)
+    assert found == [Tell("failed", "rank 1: exit code 1: ValueError: bad row"), End((0, 2))]
+    assert run.exited(Exited(0, KILLED), now_s=1.0) == []
+    assert orders_of(run.exited(Exited(2, 1, "ConnectionReset"), now_s=1.0)) == [Start(1, 3)]
+    assert run.cause is None
+
+
+def test_an_attempt_that_made_a_step_is_followed_at_once() -> None:
+    run = supervisor()
+    run.begin()
+    for attempt in range(3):
+        run.advanced(attempt)
+        assert fail(run) == [Start(attempt + 1, 2)]
+
+
+def test_attempts_without_a_step_are_followed_later_and_later() -> None:
+    run = supervisor(max_restarts=20)
+    run.begin()
+    pauses_s = []
+    now_s = 100.0
+    for attempt in range(12):
+        assert fail(run, now_s=now_s) == []
+        assert run.phase is Phase.WAITING
+        low = now_s
+        while not (found := run.tick(now_s=now_s)):
+            now_s += 0.05
+        assert orders_of(found) == [Start(attempt + 1, 2)]
+        pauses_s.append(now_s - low)
+    assert pauses_s[0] <= 0.2
+    assert all(later >= sooner - 0.06 for sooner, later in itertools.pairwise(pauses_s))
+    assert LONGEST_PAUSE_S - 0.1 <= pauses_s[-1] <= LONGEST_PAUSE_S + 0.1
+    run.advanced(5)
+    assert fail(run, now_s=now_s) == [Start(13, 2)]
+
+
+def test_no_more_restarts_than_are_allowed() -> None:
+    run = supervisor(max_restarts=2)
+    run.begin()
+    for _ in range(2):
+        run.advanced(1)
+        assert isinstance(fail(run)[0], Start)
+    run.advanced(9)
+    assert fail(run) == [Finish("failed", "rank 0: killed by SIGKILL (2 restarts are spent)")]
+    assert run.tick(now_s=1e9) == []
+    assert supervisor(max_restarts=0).begin()
+
+
+def test_a_worker_that_fails_on_its_own_input_stops_the_run_with_the_reason() -> None:
+    run = supervisor(max_restarts=100)
+    run.begin()
+    for _ in range(MAX_ALIKE - 1):
+        run.advanced(7)
+        assert isinstance(fail(run, 1, 1, "ValueError: row 7 is bad")[0], Start)
+    run.advanced(7)
+    assert fail(run, 1, 1, "ValueError: row 7 is bad") == [
+        Finish("failed", "rank 1: exit code 1: ValueError: row 7 is bad (3 times in a row at the same step)")
+    ]
+
+
+@pytest.mark.parametrize("changing", ["rank", "words", "step", "killed"])
+def test_failures_that_differ_are_not_the_input(changing: str) -> None:
+    run = supervisor(max_restarts=100)
+    run.begin()
+    for number in range(10):
+        run.advanced(number if changing == "step" else 7)
+        found = fail(
+            run,
+            rank=number % 2 if changing == "rank" else 0,
+            code=KILLED if changing == "killed" else 1,
+            words=f"error {number}" if changing == "words" else "error",
+        )
+        assert isinstance(found[0], Start)
+
+
+def test_a_hung_worker_is_looked_at_then_killed_and_named() -> None:
+    run = supervisor()
+    run.begin()
+    run.advanced(3)
+    assert orders_of(run.hung(1, 61.0)) == [DumpStacks(1), End((1,))]
+    assert run.hung(1, 62.0) == []
+    found = run.exited(Exited(1, KILLED, "whatever"), now_s=1.0)
+    assert found == [Tell("failed", "rank 1: killed by SIGKILL: no step for 61 s"), End((0,))]
+
+
+def test_asked_to_stop_workers_save_first_and_at_the_second_time_they_do_not() -> None:
+    run = supervisor()
+    run.begin()
+    assert orders_of(run.stop("Ctrl-C", now_s=0.0)) == [AskToStop("Ctrl-C")]
+    assert run.tick(now_s=29.0) == []
+    assert orders_of(run.stop("Ctrl-C", now_s=1.0)) == [End((0, 1))]
+    run.exited(Exited(0, KILLED), now_s=1.0)
+    assert orders_of(run.exited(Exited(1, KILLED), now_s=1.0)) == [
+        Finish("stopped", "Ctrl-C; 2 of 2 workers had to be killed")
+    ]
+
+
+def test_workers_that_have_saved_end_the_run() -> None:
+    run = supervisor()
+    run.begin()
+    run.stop("SIGTERM", now_s=0.0)
+    run.exited(Exited(0, STOPPED), now_s=1.0)
+    assert run.exited(Exited(1, STOPPED), now_s=1.0) == [Finish("stopped", "SIGTERM; the workers have saved")]
+
+
+def test_workers_that_do_not_stop_in_time_are_killed() -> None:
+    run = supervisor()
+    run.begin()
+    run.stop("SIGTERM", now_s=10.0)
+    run.exited(Exited(0, STOPPED), now_s=11.0)
+    assert run.tick(now_s=39.9) == []
+    assert orders_of(run.tick(now_s=40.0)) == [End((1,))]
+    assert run.tick(now_s=41.0) == []
+
+
+def test_a_stop_between_two_attempts_ends_the_run() -> None:
+    run = supervisor()
+    run.begin()
+    fail(run)
+    assert run.phase is Phase.WAITING
+    assert run.stop("Ctrl-C", now_s=0.0) == [Finish("stopped", "Ctrl-C")]
+    assert run.stop("Ctrl-C", now_s=0.0) == []
+
+
+def test_a_stop_while_others_die_begins_no_new_attempt() -> None:
+    run = supervisor()
+    run.begin()
+    run.advanced(1)
+    run.exited(Exited(0, KILLED), now_s=0.0)
+    assert orders_of(run.stop("Ctrl-C", now_s=0.0)) == [End((1,))]
+    assert isinstance(run.exited(Exited(1, KILLED), now_s=0.0)[-1], Finish)
+
+
+def test_scaling_lets_workers_save_and_begins_again_with_another_number() -> None:
+    run = supervisor(1, 8)
+    assert orders_of(run.begin()) == [Start(0, 8)]
+    assert orders_of(run.scale(2, now_s=0.0)) == [AskToStop("scaling to 2 workers")]
+    found: list[Order] = []
+    for rank in range(8):
+        found += run.exited(Exited(rank, STOPPED), now_s=1.0)
+    assert orders_of(found) == [Start(1, 2)]
+    assert run.num_failures == 0
+
+
+def test_workers_that_are_done_before_they_can_scale_are_done() -> None:
+    run = supervisor(1, 2)
+    run.begin()
+    run.scale(1, now_s=0.0)
+    run.exited(Exited(0, 0), now_s=1.0)
+    assert isinstance(run.exited(Exited(1, 0), now_s=1.0)[-1], Finish)
+
+
+def test_a_worker_that_dies_while_scaling_is_a_failure_and_the_new_size_holds() -> None:
+    run = supervisor(1, 4)
+    run.begin()
+    run.advanced(3)
+    run.scale(2, now_s=0.0)
+    assert fail(run) == [Start(1, 2)]
+    assert run.num_failures == 1
+
+
+@pytest.mark.parametrize("workers", [0, 1, 9])
+def test_a_size_outside_of_the_bounds_is_refused(workers: int) -> None:
+    run = supervisor(2, 8)
+    run.begin()
+    with pytest.raises(ConfigError, match=r"not within 2:8.*resume it with --workers"):
+        run.scale(workers, now_s=0.0)
+
+
+def test_exits_of_an_earlier_attempt_are_passed_over() -> None:
+    run = supervisor()
+    run.begin()
+    run.advanced(1)
+    fail(run)
+    run.exited(Exited(0, 0), now_s=0.0)
+    assert run.exited(Exited(0, 0), now_s=0.0) == []
+    assert run.exited(Exited(5, 1), now_s=0.0) == []
+
+
+class Machine:
+    """Processes that obey; who is to be killed exits at some time after."""
+
+    def __init__(self) -> None:
+        self.alive: set[int] = set()
+        self.doomed: set[int] = set()
+        self.num_finished = 0
+        self.num_started = 0
+
+    def obey(self, found: list[Order]) -> None:
+        for order in found:
+            match order:
+                case Start(attempt, world_size):
+                    assert not self.alive
+                    assert attempt == self.num_started
+                    self.num_started += 1
+                    self.alive.update(range(world_size))
+                case End(ranks):
+                    assert set(ranks) <= self.alive
+                    self.doomed |= set(ranks)
+                case Finish():
+                    self.num_finished += 1
+                    assert not self.alive
+                case _:
+                    pass
+
+    def one_exits(self, data: st.DataObject) -> Exited:
+        rank = data.draw(st.sampled_from(sorted(self.doomed or self.alive)))
+        code = KILLED if rank in self.doomed else data.draw(st.sampled_from([0, STOPPED, 1, -signal.SIGSEGV]))
+        self.alive.discard(rank)
+        self.doomed.discard(rank)
+        return Exited(rank, code)
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_whatever_happens_every_attempt_ends_before_the_next_and_the_run_ends_once(data: st.DataObject) -> None:
+    run = Supervisor(Size(1, data.draw(st.integers(1, 4))), data.draw(st.integers(0, 4)), grace_s=5.0)
+    machine = Machine()
+    now_s = 0.0
+    machine.obey(run.begin())
+    for _ in range(data.draw(st.integers(1, 60))):
+        now_s += data.draw(st.sampled_from([0.0, 0.1, 6.0]))
+        match data.draw(st.sampled_from(["exit", "exit", "exit", "hung", "stop", "scale", "tick", "step"])):
+            case "exit" if machine.alive:
+                machine.obey(run.exited(machine.one_exits(data), now_s=now_s))
+            case "hung" if machine.alive:
+                machine.obey(run.hung(min(machine.alive), 10.0))
+            case "stop":
+                machine.obey(run.stop("asked", now_s=now_s))
+            case "scale":
+                machine.obey(run.scale(data.draw(st.integers(1, run.size.at_most)), now_s=now_s))
+            case "step":
+                run.advanced(data.draw(st.integers(0, 50)))
+            case _:
+                machine.obey(run.tick(now_s=now_s))
+        assert run.running == machine.alive
+    assert machine.num_finished == (run.phase is Phase.OVER)
+    assert run.num_failures <= run.max_restarts + 1
