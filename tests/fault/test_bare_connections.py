@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
 import socket
@@ -18,8 +19,9 @@ import psutil
 import pytest
 from servers import CALM, DEADLINE_S, EAGER_CLIENT, CoordinatorProcess, Nursery, free_port, until
 
-from strata.coordinator.client import ClientConfig, CoordinatorClient
+from strata.coordinator.client import AsyncCoordinatorClient, ClientConfig, CoordinatorClient
 from strata.coordinator.client._link import Place
+from strata.coordinator.client._streams import FramedStream, GrpcStream
 from strata.errors import Unauthenticated
 from strata.transport.certificates import write_set
 from strata.transport.credentials import ClientSecurity
@@ -353,3 +355,32 @@ def test_a_token_is_not_sent_in_the_clear_to_whoever_may_be_at_the_port(nursery:
     with CoordinatorClient(process.address, security=mine, config=EAGER_CLIENT) as client:
         client.register_worker("w0").heartbeat()
         assert not client._client._link._frames_at
+
+
+def test_a_client_that_gives_up_between_grpc_and_the_bare_connection_closes_both(
+    coordinator: CoordinatorProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = asyncio.Event()
+    close_frames, close_grpc = FramedStream.close, GrpcStream.close
+
+    async def noted(stream: FramedStream) -> None:
+        await close_frames(stream)
+        closed.set()
+
+    async def given_up(stream: GrpcStream) -> None:
+        await close_grpc(stream)
+        raise asyncio.CancelledError
+
+    async def connect() -> None:
+        client = AsyncCoordinatorClient(coordinator.address, config=EAGER_CLIENT)
+        connecting = asyncio.create_task(client.connect())
+        async with asyncio.timeout(DEADLINE_S):
+            await closed.wait()
+        connecting.cancel()
+        await asyncio.gather(connecting, return_exceptions=True)
+        monkeypatch.undo()
+        await client.close()
+
+    monkeypatch.setattr(FramedStream, "close", noted)
+    monkeypatch.setattr(GrpcStream, "close", given_up)
+    asyncio.run(connect())

@@ -17,8 +17,8 @@ from checkpoint_children import MIB, SAVERS, Parent, Peak, alone, load_large, sa
 STATE_BYTES = 256 * MIB
 MORE_BYTES = 64 * MIB
 """What a save or a load may hold beside the state and its copy."""
-SLACK_BYTES = 4 * MIB
-"""What an allocator keeps, more or less."""
+SLACK_BYTES = 8 * MIB
+"""What an allocator keeps: it levels off some 5 MiB higher after 600 saves, and what leaks 50 KB a save is found."""
 
 
 @pytest.mark.timeout(180)

@@ -254,7 +254,11 @@ class SessionLink:
         except BaseException:
             await stream.close()
             raise
-        await stream.close()
+        try:
+            await stream.close()
+        except BaseException:  # whoever gives up meanwhile has this one to close, too
+            await bare.close()
+            raise
         return bare
 
     async def _try_frames(self, address: str, place: Place) -> Stream | None:
