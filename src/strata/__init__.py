@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from strata.data import IcebergDataset as IcebergDataset
     from strata.data import StructuredDataset as StructuredDataset
     from strata.errors import StrataError as StrataError
+    from strata.train import Context as Context
+    from strata.train import init as init
 
 _HOMES = {
     "AsyncCheckpointManager": "strata.checkpoint",
@@ -28,11 +30,13 @@ _HOMES = {
     "CheckpointManager": "strata.checkpoint",
     "CheckpointMetadata": "strata.checkpoint",
     "CheckpointType": "strata.checkpoint",
+    "Context": "strata.train",
     "CoordinatorClient": "strata.coordinator.client",
     "DatasetRegistry": "strata.coordinator.registry",
     "IcebergDataset": "strata.data",
     "StrataError": "strata.errors",
     "StructuredDataset": "strata.data",
+    "init": "strata.train",
 }
 
 __all__ = ["__version__", *_HOMES]  # noqa: PLE0604 - they are strings

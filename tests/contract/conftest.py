@@ -12,4 +12,4 @@ from postgres import postgres
 __all__ = ["postgres"]
 
 pytest.register_assert_rewrite("coordinator_contract", "journal_contract", "leadership_contract", "store_contract")
-pytest.register_assert_rewrite("data_format_contract", "data_source_contract")
+pytest.register_assert_rewrite("data_format_contract", "data_source_contract", "workers_contract")

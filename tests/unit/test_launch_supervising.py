@@ -177,6 +177,16 @@ def test_workers_that_do_not_stop_in_time_are_killed() -> None:
     assert run.tick(now_s=41.0) == []
 
 
+def test_scripts_that_only_know_signals_all_get_their_grace() -> None:
+    run = supervisor()
+    run.begin()
+    run.stop("SIGTERM", now_s=0.0)
+    assert run.exited(Exited(0, -signal.SIGTERM), now_s=1.0) == []
+    assert run.exited(Exited(1, -signal.SIGTERM), now_s=9.0) == [
+        Finish("stopped", "SIGTERM; the workers have ended, without a last checkpoint")
+    ]
+
+
 def test_a_stop_between_two_attempts_ends_the_run() -> None:
     run = supervisor()
     run.begin()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from strata.cli.app import app
 from strata.cli.exit_codes import ExitCode, exit_code_of
 from strata.errors import StrataError
+from strata.printing import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,5 +36,4 @@ def _explain(error: Exception, message: str) -> None:
         raise error
     words = " ".join(message.split())
     # Names of files come from whoever made them: nothing in them is for the terminal to obey.
-    printable = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words)
-    print("error:", printable, file=sys.stderr)
+    print("error:", printable(words), file=sys.stderr)

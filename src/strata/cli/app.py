@@ -18,6 +18,8 @@ from strata.cli import (
     jobs,
     journal,
     relay,
+    run,
+    runs,
     status,
 )
 
@@ -46,6 +48,12 @@ def root(
     pass
 
 
+app.command("run", context_settings={"allow_interspersed_args": False})(run.run)
+app.command("ps")(runs.ps)
+app.command("logs")(runs.logs)
+app.command("stop")(run.stop)
+app.command("scale")(run.scale)
+app.command("resume")(run.resume)
 app.command("demo")(demo.demo)
 app.command("coordinator")(coordinator.coordinator)
 app.command("relay")(relay.relay)

@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from strata.cli.exit_codes import ExitCode
+from strata.printing import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -396,7 +397,7 @@ def _one(step: int | None, id_: str | None) -> dict[str, Any]:
 
 def _ask(question: str, *, yes: bool) -> None:
     if not yes:
-        typer.confirm(_printable(question), abort=True)
+        typer.confirm(printable(question), abort=True)
 
 
 def _tell_passed_over(console: Console, catalog: "Catalog", *, but: Any = ()) -> None:
@@ -407,7 +408,7 @@ def _tell_passed_over(console: Console, catalog: "Catalog", *, but: Any = ()) ->
 
 def _print_columns(rows: "Sequence[Sequence[str]]") -> None:
     """Of thousands of tensors: a table of rich takes a second for each thousand."""
-    clipped = [[_printable(_clipped(cell, MAX_SHOWN)) for cell in row] for row in rows]
+    clipped = [[printable(_clipped(cell, MAX_SHOWN)) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*clipped, strict=True)]
     for row in clipped:
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -415,15 +416,11 @@ def _print_columns(rows: "Sequence[Sequence[str]]") -> None:
 
 def shown(text: str, *, max_shown: int = MAX_SHOWN) -> str:
     """As it may be printed: neither markup nor anything that a terminal would obey, and not without end."""
-    return escape(_printable(_clipped(text, max_shown)))
+    return escape(printable(_clipped(text, max_shown)))
 
 
 def _clipped(text: str, max_shown: int) -> str:
     return text if len(text) <= max_shown else f"{text[: max_shown - 1]}…"
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _console() -> Console:

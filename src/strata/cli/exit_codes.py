@@ -23,6 +23,7 @@ class ExitCode(enum.IntEnum):
     STATE_DAMAGED = 4
     STATE_BUSY = 5
     INTERRUPTED = 130
+    TERMINATED = 143
 
 
 MEANINGS = {
@@ -33,6 +34,7 @@ MEANINGS = {
     ExitCode.STATE_DAMAGED: "the coordinator's state, or a checkpoint, cannot be read back",
     ExitCode.STATE_BUSY: "the coordinator's state is in use by another, or cannot be written",
     ExitCode.INTERRUPTED: "interrupted (Ctrl-C)",
+    ExitCode.TERMINATED: "terminated (SIGTERM)",
 }
 
 # The first that fits wins, so the narrower stand before the wider.

@@ -8,6 +8,8 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
+from strata.printing import printable
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
@@ -87,7 +89,7 @@ def _caption(plan: Plan) -> Text:
         lines.append(f"an epoch reads {size(pruning.bytes_planned)} of {size(pruning.bytes_total)}")
     if pruning.skipped:
         name, reason = pruning.skipped[0]
-        lines.append(f"{len(pruning.skipped):,} skipped, the first: {_name(name)}: {_printable(reason)[:200]}")
+        lines.append(f"{len(pruning.skipped):,} skipped, the first: {_name(name)}: {printable(reason)[:200]}")
     return Text("\n".join(lines))
 
 
@@ -101,9 +103,5 @@ def _units(index: npt.NDArray[np.int64]) -> str:
 
 def _name(name: str) -> str:
     """The end of a long name says more than its start; what would move the cursor is shown instead of done."""
-    shown = _printable(name)
+    shown = printable(name)
     return shown if len(shown) <= _MAX_NAME else "…" + shown[-(_MAX_NAME - 1) :]
-
-
-def _printable(text: str) -> str:
-    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)

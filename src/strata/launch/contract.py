@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 STOPPED = 83
 """The exit code of a worker that saved and stopped because it was asked to; no shell or signal gives it."""
 
+STACKS_SIGNAL = "SIGUSR2"
+"""At which a worker writes where it stands to its log."""
+
 _RUN = "STRATA_RUN"
 _ATTEMPT = "STRATA_ATTEMPT"
 _COORDINATOR = "STRATA_COORDINATOR"

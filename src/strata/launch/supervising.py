@@ -169,7 +169,8 @@ class Supervisor:
         self.running.discard(event.rank)
         self._exits[event.rank] = event
         orders: list[Order] = []
-        if event.is_failure and self.phase in (Phase.RUNNING, Phase.STOPPING) and self.cause is None:
+        obeyed = self.phase is Phase.STOPPING and event.code == -signal.SIGTERM  # a script that knows nothing of us
+        if event.is_failure and not obeyed and self.phase in (Phase.RUNNING, Phase.STOPPING) and self.cause is None:
             self.cause = self._with_reason(event)
             orders.append(Tell("failed", self.cause.in_words))
             if self.phase is Phase.RUNNING:
@@ -286,10 +287,13 @@ class Supervisor:
         return Exited(event.rank, event.code, self._hung.get(event.rank, event.last_words))
 
     def _stopped_how(self) -> str:
-        saved = sum(each.code in (0, STOPPED) for each in self._exits.values())
-        if saved == self.world_size:
+        codes = [each.code for each in self._exits.values()]
+        if all(code in (0, STOPPED) for code in codes):
             return f"{self._stop_reason}; the workers have saved"
-        return f"{self._stop_reason}; {self.world_size - saved} of {self.world_size} workers had to be killed"
+        num_killed = sum(code not in (0, STOPPED, -signal.SIGTERM) for code in codes)
+        if num_killed:
+            return f"{self._stop_reason}; {num_killed} of {self.world_size} workers had to be killed"
+        return f"{self._stop_reason}; the workers have ended, without a last checkpoint"
 
     def _finish(self, outcome: Literal["done", "stopped", "failed"], reason: str) -> list[Order]:
         self.phase = Phase.OVER

@@ -1,0 +1,196 @@
+"""`strata run` and its kin: start a script on workers, stop it, change their number, go on with it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from strata.cli.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from strata.launch.run_directory import RunDirectory
+    from strata.launch.supervising import Finish
+
+NUM_LAST_LINES = 20
+"""Of the log of a worker that failed."""
+
+
+def run(
+    script: Annotated[str, typer.Argument(help="A Python file; with -m a module.")],
+    arguments: Annotated[list[str] | None, typer.Argument(help="Handed to the script.")] = None,
+    workers: Annotated[
+        str, typer.Option("--workers", "-w", help="How many processes; 2:8 for a run that may shrink and grow.")
+    ] = "1",
+    name: Annotated[str, typer.Option(help="What to call the run; made up if left out.")] = "",
+    module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is a module, as in python -m.")] = False,
+    max_restarts: Annotated[int, typer.Option(help="How many failures the run may survive.")] = 3,
+    checkpoints: Annotated[
+        str, typer.Option(help="A directory or URL for checkpoints; left out, in the run's directory.")
+    ] = "",
+    every: Annotated[
+        str, typer.Option(help="When maybe_checkpoint saves, unless the script says so: 50 (steps), 90s, 10m.")
+    ] = "",
+    env: Annotated[list[str] | None, typer.Option("--env", "-e", help="NAME=VALUE for the workers; repeat it.")] = None,
+    grace_s: Annotated[float, typer.Option(help="What workers have for a last checkpoint when stopped.")] = 30.0,
+    step_timeout_s: Annotated[
+        float, typer.Option(help="A worker without a step for so long is hung. 0: never.")
+    ] = 600.0,
+    warm: Annotated[bool, typer.Option(help="Fork workers from a process that has imported torch.")] = True,
+    preload: Annotated[list[str] | None, typer.Option(help="Also import this before forking; repeat it.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show nothing but the end.")] = False,
+) -> None:
+    """Run a script on several workers, and bring it back to the exact row and step whatever dies.
+
+    Scripts for torchrun start unchanged. Logs and checkpoints are kept in the run's directory.
+    """
+    from strata.clock import SystemClock  # noqa: PLC0415 - heavy imports only when it runs
+    from strata.launch import run_directory  # noqa: PLC0415
+    from strata.launch.spec import RunSpec, Size  # noqa: PLC0415
+    from strata.train.joining import EVERY, strategy_of  # noqa: PLC0415
+
+    size = Size.parse(workers)
+    variables = _variables(env or [])
+    if every:
+        strategy_of(every)
+        variables[EVERY] = every
+    chosen = name or run_directory.new_name(SystemClock())
+    place = run_directory.root() / chosen
+    spec = RunSpec(
+        name=chosen,
+        script=script if module else _script(script),
+        arguments=tuple(arguments or ()),
+        is_module=module,
+        workers=size,
+        directory=str(Path.cwd()),
+        checkpoints=_absolute(checkpoints) if checkpoints else str(place / "checkpoints"),
+        variables=variables,
+        max_restarts=max_restarts,
+        grace_s=grace_s,
+        step_timeout_s=step_timeout_s,
+        is_warm=warm,
+        preload=tuple(preload or ()),
+    )
+    _carry_out(run_directory.create(spec), quiet=quiet)
+
+
+def resume(
+    name: Annotated[str, typer.Argument(metavar="RUN", help="Its name, or the beginning of it.")],
+    workers: Annotated[str, typer.Option("--workers", "-w", help="Another number of processes than before.")] = "",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show nothing but the end.")] = False,
+) -> None:
+    """Go on with a run that was stopped, failed, or lost its machine, from its last checkpoint."""
+    import msgspec  # noqa: PLC0415
+
+    from strata.launch.run_directory import open_run  # noqa: PLC0415
+    from strata.launch.spec import Size  # noqa: PLC0415
+
+    directory = open_run(name)
+    if workers:
+        with directory.lock():  # not under the feet of an agent
+            directory.write_spec(msgspec.structs.replace(directory.spec, workers=Size.parse(workers)))
+    _carry_out(directory, quiet=quiet)
+
+
+def stop(
+    name: Annotated[str, typer.Argument(metavar="RUN", help="Its name, or the beginning of it.")],
+    now: Annotated[bool, typer.Option("--now", help="Without a last checkpoint.")] = False,
+) -> None:
+    """Let a run save a checkpoint and stop; `strata resume` goes on with it."""
+    from strata.launch import control  # noqa: PLC0415
+
+    directory, address = _alive(name)
+    control.ask(address, control.Stop(is_now=now))
+    typer.echo(f"{directory.name} is asked to stop" + (" now" if now else " after a checkpoint"))
+
+
+def scale(
+    name: Annotated[str, typer.Argument(metavar="RUN", help="Its name, or the beginning of it.")],
+    workers: Annotated[int, typer.Argument(help="How many, within what the run was started with.")],
+) -> None:
+    """Change the number of workers of a running job, from the next step on."""
+    from strata.launch import control  # noqa: PLC0415
+
+    directory, address = _alive(name)
+    control.ask(address, control.Scale(workers))
+    typer.echo(f"{directory.name} goes on with {workers} workers after a checkpoint")
+
+
+def _alive(name: str) -> tuple[RunDirectory, str]:
+    from strata.errors import ConfigError  # noqa: PLC0415
+    from strata.launch.run_directory import is_alive, open_run  # noqa: PLC0415
+
+    directory = open_run(name)
+    status = directory.status
+    if status is None or not is_alive(status):
+        raise ConfigError(f"{directory.name} does not run; `strata resume {directory.name}` goes on with it")
+    return directory, status.control
+
+
+def _carry_out(directory: RunDirectory, *, quiet: bool) -> None:
+    from strata.clock import SystemClock  # noqa: PLC0415
+    from strata.launch.running import run as run_it  # noqa: PLC0415
+    from strata.launch.showing import shower_for  # noqa: PLC0415
+
+    shower = shower_for(sys.stderr, SystemClock(), quiet)
+    try:
+        finish = run_it(directory, shower)
+    finally:
+        shower.close()
+    _tell(directory, finish)
+    raise typer.Exit(exit_code_of(finish))
+
+
+def exit_code_of(finish: Finish) -> int:
+    """As shells expect it of a program that was interrupted."""
+    if finish.outcome == "stopped":
+        by_signal = {"Ctrl-C": ExitCode.INTERRUPTED, "SIGTERM": ExitCode.TERMINATED}
+        return next((code for said, code in by_signal.items() if finish.reason.startswith(said)), ExitCode.OK)
+    return ExitCode.OK if finish.outcome == "done" else ExitCode.FAILED
+
+
+def _tell(directory: RunDirectory, finish: Finish) -> None:
+    """The cause first, with the end of its log; then where everything is."""
+    from strata.launch.last_words import last_lines  # noqa: PLC0415
+    from strata.printing import printable  # noqa: PLC0415
+
+    typer.echo(f"{directory.name} {finish.outcome}: {printable(finish.reason)}", err=True)
+    if finish.outcome == "failed" and (failed := directory.first_failure()) is not None:
+        typer.echo(f"  the end of {failed.path}:", err=True)
+        for line in last_lines(failed.path, NUM_LAST_LINES):
+            typer.echo(f"    {line}", err=True)
+    if finish.outcome != "done":
+        typer.echo(f"  go on with it: strata resume {directory.name}", err=True)
+    typer.echo(f"  logs: {directory.path / 'logs'}", err=True)
+
+
+def _script(text: str) -> str:
+    """Absolute: `strata resume` may be called from elsewhere.
+
+    Raises:
+        ConfigError: There is no such file.
+    """
+    from strata.errors import ConfigError  # noqa: PLC0415
+
+    path = Path(text).absolute()
+    if not path.is_file():
+        raise ConfigError(f"there is no file {text}; for a module, say strata run -m {text}", field="script")
+    return str(path)
+
+
+def _absolute(place: str) -> str:
+    return place if "://" in place else str(Path(place).absolute())
+
+
+def _variables(given: list[str]) -> dict[str, str]:
+    from strata.errors import ConfigError  # noqa: PLC0415
+
+    found = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise ConfigError(f"--env {text!r} is not NAME=VALUE", field="env")
+        found[name] = value
+    return found

@@ -1,0 +1,367 @@
+"""The agent of a node: it has the supervisor's orders carried out, and tells it what happened.
+
+One asyncio program. Everything that can happen arrives in one place each (an exit, a signal, a request, a tick), is put
+to the supervisor, and what it orders is done; the rest is looking and showing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from strata.clock import Clock, SystemClock
+from strata.errors import StrataError
+from strata.launch import stacks
+from strata.launch.contract import STOPPED, Place, environment
+from strata.launch.last_words import last_words
+from strata.launch.run_directory import RunStatus
+from strata.launch.showing import RunView, WorkerView
+from strata.launch.supervising import (
+    AskToStop,
+    DumpStacks,
+    End,
+    Exited,
+    Finish,
+    Phase,
+    Start,
+    Supervisor,
+    Tell,
+)
+from strata.launch.timeline import RunEvent
+from strata.launch.workers import WorkerOrder
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Mapping, Sequence
+    from typing import Any
+
+    from strata.coordinator.client import AsyncCoordinatorClient
+    from strata.coordinator.events import CheckpointRecord
+    from strata.coordinator.views import WorkerInfo
+    from strata.launch.run_directory import RunDirectory
+    from strata.launch.showing import Shower
+    from strata.launch.spec import RunSpec
+    from strata.launch.supervising import Order
+    from strata.launch.workers import Workers
+
+TICK_S = 0.05
+LOOK_S = 0.25
+"""How often the coordinator is asked how far the workers are."""
+NO_WORDS = (0, STOPPED, -signal.SIGKILL, -signal.SIGTERM)
+"""Exit codes of workers that had nothing to say about their end."""
+STATES = {
+    Phase.NEW: "starting",
+    Phase.RUNNING: "running",
+    Phase.ENDING: "running",
+    Phase.WAITING: "running",
+    Phase.STOPPING: "stopping",
+}
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What is known of the workers of this attempt."""
+
+    workers: dict[int, WorkerInfo] = field(default_factory=dict)
+    step_at_s: dict[int, tuple[int, float]] = field(default_factory=dict)
+    """By rank: the last step, and when it was first seen."""
+    told: set[str] = field(default_factory=set)
+    """Moments of the attempt that are in the timeline."""
+
+
+class Agent:
+    """Runs a run until its end. `finish` is None before."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        directory: RunDirectory,
+        workers: Workers,
+        client: AsyncCoordinatorClient,
+        shower: Shower,
+        *,
+        coordinator: str,
+        control: str = "",
+        last_attempt: int = -1,
+        clock: Clock | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        self.supervisor = Supervisor(spec.workers, spec.max_restarts, spec.grace_s, attempt=last_attempt)
+        self.finish: Finish | None = None
+        self._spec = spec
+        self._directory = directory
+        self._workers = workers
+        self._client = client
+        self._shower = shower
+        self._coordinator = coordinator
+        self._clock = clock or SystemClock()
+        self._variables = {**(os.environ if variables is None else variables), **spec.variables}
+        self._seen = _Seen()
+        self._status = RunStatus.of_this_process(now_s=self._clock.wall_s())
+        self._status = msgspec.structs.replace(self._status, control=control)
+        self._began_s = self._clock.monotonic_s()
+        self._last_event = ""
+        self._checkpoint: CheckpointRecord | None = None
+        self._is_over = asyncio.Event()
+        self._doing: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> Finish:
+        """Until the supervisor says that it is over. Nobody of the workers is left then."""
+        tasks = [asyncio.create_task(each) for each in (self._hear_exits(), self._tick(), self._look())]
+        try:
+            await self._obey(self.supervisor.begin())
+            over = asyncio.create_task(self._is_over.wait())
+            done, _ = await asyncio.wait([over, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            over.cancel()
+            for each in done - {over}:
+                each.result()  # it raises: these end only by an error
+            assert self.finish is not None
+            return self.finish
+        finally:
+            for each in [*tasks, *self._doing]:
+                each.cancel()
+            await asyncio.gather(*tasks, *self._doing, return_exceptions=True)
+            await self._workers.close()
+
+    # -- what is asked from outside --------------------------------------------------------------------------------
+
+    def stop(self, reason: str, *, is_now: bool = False) -> None:
+        self._do(self._obey(self.supervisor.stop(reason, now_s=self._now_s(), is_now=is_now)))
+
+    def scale(self, workers: int) -> None:
+        """
+        Raises:
+            ConfigError: So many may not be.
+        """
+        self._do(self._obey(self.supervisor.scale(workers, now_s=self._now_s())))
+
+    # -- what happens ----------------------------------------------------------------------------------------------
+
+    async def _hear_exits(self) -> None:
+        while True:
+            gone = await self._workers.next_exit()
+            path = self._directory.log_path(self.supervisor.attempt, gone.rank)
+            words = "" if gone.code in NO_WORDS else last_words(path)
+            await self._obey(self.supervisor.exited(Exited(gone.rank, gone.code, words), now_s=self._now_s()))
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            await self._obey(self.supervisor.tick(now_s=self._now_s()))
+
+    async def _look(self) -> None:
+        """Asks the coordinator how far the workers are; a coordinator that is away changes nothing."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            with contextlib.suppress(StrataError):
+                found = await self._client.list_workers(job_id=self._spec.name)
+                await self._see([each for each in found.workers if self._is_of_this_attempt(each)])
+                self._checkpoint = await self._client.latest_checkpoint(job_id=self._spec.name)
+            self._show()
+
+    def _is_of_this_attempt(self, worker: WorkerInfo) -> bool:
+        return int(worker.metrics.get("attempt", -1)) == self.supervisor.attempt
+
+    async def _see(self, workers: Sequence[WorkerInfo]) -> None:
+        now_s = self._now_s()
+        for worker in workers:
+            rank = _rank_of(worker)
+            self._seen.workers[rank] = worker
+            last, since_s = self._seen.step_at_s.get(rank, (-1, now_s))
+            if worker.step != last or worker.state != "TRAINING":
+                self._seen.step_at_s[rank] = (worker.step, now_s)
+            if worker.state == "TRAINING":
+                self.supervisor.advanced(worker.step)
+            limit_s = self._spec.step_timeout_s
+            if limit_s and worker.state == "TRAINING" and now_s - since_s > limit_s and worker.step == last:
+                await self._obey(self.supervisor.hung(rank, now_s - since_s))
+        self._note_moments()
+
+    def _note_moments(self) -> None:
+        """When the workers had restored and when they made their first step, by their own clocks."""
+        rank_0 = self._seen.workers.get(0)
+        if rank_0 is None:
+            return
+        for what, text in (("restored", "the last checkpoint is loaded"), ("first_step", "training goes on")):
+            at_s = rank_0.metrics.get(f"{what}_at_s")
+            if at_s is not None and what not in self._seen.told:
+                self._seen.told.add(what)
+                self._note(what, text, rank=0, step=rank_0.step, at_s=at_s)
+
+    # -- what is ordered -------------------------------------------------------------------------------------------
+
+    async def _obey(self, orders: Sequence[Order]) -> None:
+        for order in orders:
+            match order:
+                case Start(attempt, world_size):
+                    await self._start(attempt, world_size)
+                case AskToStop(reason):
+                    self._do(self._ask_to_stop(reason))
+                case End(ranks):
+                    self._workers.kill(ranks)
+                case DumpStacks(rank):
+                    pid = self._workers.pid_of(rank)
+                    if pid is not None:
+                        await stacks.dump(pid, self._directory.log_path(self.supervisor.attempt, rank))
+                case Tell(what, text):
+                    cause = self.supervisor.cause
+                    self._note(what, text, rank=cause.rank if what == "failed" and cause is not None else None)
+                case Finish():
+                    self.finish = order
+                    self._note("finished", f"{order.outcome}: {order.reason}")
+                    self._show()
+                    self._is_over.set()
+
+    async def _start(self, attempt: int, world_size: int) -> None:
+        self._seen = _Seen()
+        port = _free_port()
+        await self._workers.start(
+            [
+                WorkerOrder(
+                    rank=rank,
+                    script=self._spec.script,
+                    arguments=self._spec.arguments,
+                    is_module=self._spec.is_module,
+                    directory=self._spec.directory,
+                    variables={
+                        **_shared_cores(world_size),
+                        **self._variables,
+                        **environment(self._place(attempt, rank, world_size, port)),
+                    },
+                    log=self._directory.log_path(attempt, rank),
+                )
+                for rank in range(world_size)
+            ]
+        )
+
+    def _place(self, attempt: int, rank: int, world_size: int, port: int) -> Place:
+        return Place(
+            run=self._spec.name,
+            attempt=attempt,
+            rank=rank,
+            world_size=world_size,
+            local_rank=rank,
+            local_world_size=world_size,
+            master_port=port,
+            coordinator=self._coordinator,
+            checkpoints=self._spec.checkpoints,
+            max_restarts=self._spec.max_restarts,
+        )
+
+    async def _ask_to_stop(self, reason: str) -> None:
+        """Those who have a context agree on a step; scripts without one know only the signal."""
+        ranks = sorted(self.supervisor.running)
+        with contextlib.suppress(StrataError):
+            found = await self._client.list_workers(job_id=self._spec.name)
+            if any(self._is_of_this_attempt(each) for each in found.workers):
+                await self._client.send_command("STOP", job_id=self._spec.name, reason=reason)
+                return
+        for rank in ranks:
+            self._workers.send_signal(rank, signal.SIGTERM)
+
+    # -- telling ---------------------------------------------------------------------------------------------------
+
+    def _note(
+        self, what: str, text: str, *, rank: int | None = None, step: int | None = None, at_s: float | None = None
+    ) -> None:
+        wall_s, monotonic_s = self._clock.wall_s(), self._now_s()
+        at_s = wall_s if at_s is None else at_s
+        event = RunEvent(
+            at_s=at_s,
+            monotonic_s=monotonic_s + at_s - wall_s,
+            what=what,
+            text=text,
+            attempt=self.supervisor.attempt,
+            rank=rank,
+            step=step,
+        )
+        self._directory.note(event)
+        self._last_event = text
+        self._shower.say(event)
+        self._write_status()
+
+    def _write_status(self) -> None:
+        supervisor = self.supervisor
+        changed = {
+            "state": self.finish.outcome if self.finish is not None else STATES[supervisor.phase],
+            "attempt": max(supervisor.attempt, 0),
+            "world_size": supervisor.world_size,
+            "num_failures": supervisor.num_failures,
+            "step": supervisor.step,
+            "reason": self.finish.reason if self.finish is not None else "",
+        }
+        made = msgspec.structs.replace(self._status, **changed)
+        if made != self._status:
+            self._status = msgspec.structs.replace(made, updated_at_s=self._clock.wall_s())
+            self._directory.write_status(self._status)
+
+    def _show(self) -> None:
+        self._write_status()
+        supervisor = self.supervisor
+        self._shower.show(
+            RunView(
+                name=self._spec.name,
+                phase=supervisor.phase.value if self.finish is None else self.finish.outcome,
+                attempt=max(supervisor.attempt, 0),
+                world_size=supervisor.world_size,
+                num_failures=supervisor.num_failures,
+                max_restarts=self._spec.max_restarts,
+                elapsed_s=self._now_s() - self._began_s,
+                workers=[_view_of(rank, worker) for rank, worker in sorted(self._seen.workers.items())],
+                checkpoint=self._checkpoint_in_words(),
+                last_event=self._last_event,
+                directory=str(self._directory.path),
+            )
+        )
+
+    def _checkpoint_in_words(self) -> str:
+        if self._checkpoint is None:
+            return ""
+        age_s = max(self._clock.wall_s() - self._checkpoint.committed_at_s, 0.0)
+        return f"step {self._checkpoint.checkpoint.step}, {age_s:.1f} s ago"
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._doing.add(task)
+        task.add_done_callback(self._doing.discard)
+
+    def _now_s(self) -> float:
+        return self._clock.monotonic_s()
+
+
+def _shared_cores(num_workers: int) -> dict[str, str]:
+    """As torchrun has it: workers that each took all cores would only be in each other's way."""
+    return {"OMP_NUM_THREADS": "1"} if num_workers > 1 else {}
+
+
+def _free_port() -> int:
+    """For torch's store, which rank 0 opens in a moment. Somebody else may take it in between; then the attempt fails,
+    and the next one has another.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _rank_of(worker: WorkerInfo) -> int:
+    return int(worker.metrics.get("rank", worker.rank))
+
+
+def _view_of(rank: int, worker: WorkerInfo) -> WorkerView:
+    return WorkerView(
+        rank=rank,
+        state=worker.state,
+        step=worker.step,
+        epoch=worker.epoch,
+        metrics={name: value for name, value in worker.metrics.items() if name not in _OURS},
+        silent_s=worker.silent_s,
+    )
+
+
+_OURS = {"attempt", "rank", "restored_at_s", "first_step_at_s", "agree_command", "agree_limit"}

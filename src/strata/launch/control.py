@@ -1,0 +1,94 @@
+"""How a running agent is asked to stop or to scale: one JSON line each way, through a Unix socket.
+
+It lies in a directory that only the agent's user can enter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from strata.errors import ConfigError, StrataError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+MAX_LINE_BYTES = 4096
+TIMEOUT_S = 10.0
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop", tag_field="do", forbid_unknown_fields=True):
+    is_now: bool = False
+
+
+class Scale(msgspec.Struct, frozen=True, tag="scale", tag_field="do", forbid_unknown_fields=True):
+    workers: int
+
+
+class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    error: str = ""
+
+
+Request = Stop | Scale
+
+
+class Asked(Protocol):
+    """An agent, as far as requests go."""
+
+    def stop(self, reason: str, *, is_now: bool = False) -> None: ...
+
+    def scale(self, workers: int) -> None: ...
+
+
+@contextlib.asynccontextmanager
+async def served(agent: Asked, path: Path) -> AsyncIterator[None]:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                line = await reader.readline()
+                writer.write(msgspec.json.encode(_carry_out(agent, line)) + b"\n")
+                await writer.drain()
+        except (TimeoutError, ConnectionError, ValueError):
+            pass  # whoever asked is gone, or says more than a request is long
+        finally:
+            writer.close()
+
+    server = await asyncio.start_unix_server(answer, path, limit=MAX_LINE_BYTES)
+    async with server:
+        yield
+
+
+def _carry_out(agent: Asked, line: bytes) -> Answer:
+    try:
+        match msgspec.json.decode(line, type=Request):
+            case Stop(is_now):
+                agent.stop("strata stop", is_now=is_now)
+            case Scale(workers):
+                agent.scale(workers)
+    except (msgspec.DecodeError, StrataError) as error:
+        return Answer(str(error))
+    return Answer()
+
+
+def ask(path: str, request: Request) -> None:
+    """
+    Raises:
+        ConfigError: The agent refuses, or is not there.
+    """
+    try:
+        with socket.socket(socket.AF_UNIX) as link:
+            link.settimeout(TIMEOUT_S)
+            link.connect(os.fspath(path))
+            link.sendall(msgspec.json.encode(request) + b"\n")
+            with link.makefile("rb") as lines:
+                answer = msgspec.json.decode(lines.readline(MAX_LINE_BYTES), type=Answer)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"the run's agent does not answer ({error}); `strata ps` tells whether it lives") from error
+    if answer.error:
+        raise ConfigError(answer.error)

@@ -1,0 +1,129 @@
+"""The end of a worker's log, quickly: what it wrote last, and of what it died.
+
+A log may be gigabytes, so it is read from its end. What is in it was written by somebody's program: colours, cursor
+movements and other control characters are taken out, and a progress bar is what it last showed.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, BinaryIO
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+MAX_BYTES = 64 << 10
+"""Of the end of a log that are looked at for a cause."""
+MAX_CHARS = 300
+"""Of a cause."""
+MAX_AFTER_TRACEBACK = 20
+"""Lines that may follow a traceback of which a program died: the rest of a message, and complaints of libraries at
+exit. After more than that it was caught, and the program went on.
+"""
+_BLOCK_BYTES = 64 << 10
+_TRACEBACK = "Traceback (most recent call last):"
+_IGNORED = "Exception ignored in"
+_FATAL = "Fatal Python error: "
+
+_ESCAPES = re.compile(
+    r"""
+      (?: \x1b\[ | \x9b ) [0-?]* [ -/]* [@-~]?           # CSI: colours, cursor
+    | \x1b\] [^\x07\x1b]* (?: \x07 | \x1b\\ )?           # OSC: titles, links
+    | \x1b[PX^_] [^\x1b]* (?: \x1b\\ )?                  # DCS and such: anything, until it is ended
+    | \x1b [ -/]* [0-~]?                                 # all others
+    """,
+    re.VERBOSE,
+)
+_OF_RANK = re.compile(r"\[rank\d+\]: ?")
+"""What torch puts before the lines of a traceback."""
+_MARGIN = " |+"
+"""What Python puts before the lines of the tracebacks in an exception group."""
+
+
+def last_words(path: Path) -> str:
+    """The cause, as far as the log tells it; empty if it tells nothing."""
+    return cause(last_lines(path))
+
+
+def last_lines(path: Path, num_lines: int | None = None, *, max_bytes: int = MAX_BYTES) -> list[str]:
+    """The last lines that lie within the last `max_bytes`, cleaned. None of a log that is not there."""
+    try:
+        with path.open("rb") as file:
+            start = tail_start(file, num_lines, max_bytes=max_bytes)
+            file.seek(start)
+            data = file.read(max_bytes)
+    except FileNotFoundError:
+        return []
+    lines = [clean(line) for line in data.decode(errors="replace").split("\n")]
+    return lines[:-1] if lines and not lines[-1] else lines
+
+
+def tail_start(file: BinaryIO, num_lines: int | None, *, max_bytes: int) -> int:
+    """Where the last lines begin; None: as many as lie within the last bytes, the first of them a whole one."""
+    end = file.seek(0, 2)
+    if num_lines == 0:
+        return end
+    lowest = max(end - max_bytes, 0)
+    position, left = end, num_lines
+    first_newline = None
+    while position > lowest:
+        start = max(position - _BLOCK_BYTES, lowest)
+        file.seek(start)
+        block = file.read(position - start)
+        at = len(block)
+        while (at := block.rfind(b"\n", 0, at)) >= 0:
+            if start + at == end - 1:
+                continue  # it ends the last line
+            first_newline = start + at
+            if left is not None:
+                left -= 1
+                if left <= 0:
+                    return first_newline + 1
+        position = start
+    if lowest == 0:
+        return 0
+    return lowest if first_newline is None else first_newline + 1
+
+
+# -- pure --------------------------------------------------------------------------------------------------------------
+
+
+def clean(line: str) -> str:
+    """Without what only a terminal understands."""
+    # A progress bar writes over itself; what a reader would see is what came last.
+    shown = line.rstrip("\r\n").rpartition("\r")[2]
+    shown = _ESCAPES.sub("", shown).expandtabs(4)
+    if not shown.isprintable():
+        shown = "".join(c if c.isprintable() else " " if c.isspace() else "" for c in shown)
+    return shown.rstrip()
+
+
+def cause(lines: Sequence[str]) -> str:
+    """Of a Python traceback its exception; of a crash of the interpreter its name; else the last line with a word."""
+    bare = [_OF_RANK.sub("", line, count=1) if line.startswith("[rank") else line for line in lines]
+    last_fatal = next((n for n in reversed(range(len(bare))) if bare[n].startswith(_FATAL)), -1)
+    last_exception = _last_exception(bare)
+    if last_exception > last_fatal and len(bare) - 1 - last_exception <= MAX_AFTER_TRACEBACK:
+        return _bounded(bare[last_exception].lstrip(_MARGIN))
+    if last_fatal >= 0:
+        return _bounded(bare[last_fatal])
+    return _bounded(next((line for line in reversed(bare) if line.strip()), ""))
+
+
+def _last_exception(lines: Sequence[str]) -> int:
+    """The line that a traceback ends with; -1 if there is none that a program could have died of."""
+    for start in reversed(range(len(lines))):
+        if not lines[start].endswith(_TRACEBACK) or (start and lines[start - 1].startswith(_IGNORED)):
+            continue
+        margin = len(lines[start]) - len(lines[start].lstrip(_MARGIN))
+        for n in range(start + 1, len(lines)):
+            line = lines[n][margin:]
+            if line and not line.startswith(" "):
+                return n
+    return -1
+
+
+def _bounded(line: str) -> str:
+    line = line.strip()
+    return line if len(line) <= MAX_CHARS else f"{line[: MAX_CHARS - 1]}…"

@@ -1,0 +1,84 @@
+"""The processes of a run on one node, as the agent sees them. A port: `local.LocalWorkers` has them on this machine.
+
+What every implementation promises (`tests/contract/workers_contract.py`):
+
+- A worker is what `python script.py` would be: its arguments, search path, environment, exit code and traceback.
+- Every worker that was to be started ends exactly once, also one that could not be started at all.
+- A worker leads a session of its own. When it ends, however it ends, everything in its process group ends with it.
+  What it has put into another session goes on: a saver must finish its checkpoint after its trainer has crashed.
+- If the agent dies, they all die.
+
+The calls belong to one event loop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+NOT_STARTED = 71
+"""The exit code of a worker that never was, as `sysexits.h` has it: no process, no memory. Its log says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOrder:
+    """All that a worker's process needs."""
+
+    rank: int
+    script: str
+    """A file, or with `is_module` a module's name."""
+    arguments: tuple[str, ...] = ()
+    is_module: bool = False
+    directory: str
+    """Where it runs."""
+    variables: Mapping[str, str]
+    """Its whole environment."""
+    log: Path
+    """Where stdout and stderr go, appended and at once: what a killed worker has printed is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerExit:
+    rank: int
+    code: int
+    """Below 0: the signal that ended it."""
+
+
+class Workers(Protocol):
+    async def prepare(self) -> None:
+        """Begins with what makes the first start quick, and does not wait for it. Starting works without it."""
+        ...
+
+    async def start(self, orders: Sequence[WorkerOrder]) -> None:
+        """Returns when all of them run, or have ended already.
+
+        Raises:
+            InvalidArgument: A rank runs already, or its order is too large; nobody was started.
+            ConfigError: A log cannot be written; nobody was started.
+        """
+        ...
+
+    async def next_exit(self) -> WorkerExit:
+        """Waits for the next worker that ends, in the order in which they do."""
+        ...
+
+    def kill(self, ranks: Iterable[int]) -> None:
+        """Ends them at once, with everything in their process groups. Who does not run is passed over."""
+        ...
+
+    def send_signal(self, rank: int, number: signal.Signals) -> None:
+        """To the worker alone; to nobody if it does not run."""
+        ...
+
+    def pid_of(self, rank: int) -> int | None:
+        """None for a worker that does not run."""
+        ...
+
+    async def close(self) -> None:
+        """Nobody is left: no process, no socket. May be called again."""
+        ...

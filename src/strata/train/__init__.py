@@ -1,0 +1,30 @@
+"""The context of a training process: data, checkpoints and the coordinator in a few calls.
+
+What stands behind a name is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from strata.train.context import Context as Context
+    from strata.train.context import Progress as Progress
+    from strata.train.joining import init as init
+
+_HOMES = {"Context": "context", "Progress": "context", "init": "joining"}
+
+__all__ = [*sorted(_HOMES)]  # noqa: PLE0604 - they are strings
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'strata.train' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"strata.train.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

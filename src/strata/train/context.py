@@ -1,0 +1,329 @@
+"""What a training script holds: who it is, its data, its checkpoints, and a way to say how far it is.
+
+    ctx = strata.init()
+    loader = ctx.dataloader("data/", batch_size=512, shuffle=True)
+    progress = ctx.restore({"model": model, "optimizer": optimizer})
+    for epoch in ctx.epochs(3):
+        for step, batch in enumerate(loader, progress.step + 1):
+            …
+            ctx.report(step=step, loss=loss.item())
+            ctx.maybe_checkpoint({"model": model, "optimizer": optimizer})
+
+A checkpoint holds what the script gives, and beside it what is ours: where the loaders stand and the states of the
+random generators, of the same step. So going on from it is going on exactly, on any number of ranks.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from strata.checkpoint import AnyOf, CheckpointManager, EverySteps, Manual
+from strata.errors import InvalidArgument, NoCheckpoint, StrataError
+from strata.launch.contract import STOPPED
+from strata.train import generators
+from strata.train.agreeing import Agreement
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from types import TracebackType
+
+    from strata.checkpoint import CheckpointMetadata, Save
+    from strata.checkpoint.strategies import Strategy
+    from strata.launch.contract import Place
+    from strata.train.membership import Membership
+
+log = logging.getLogger(__name__)
+
+OURS = "strata"
+"""The part of a checkpoint that is ours."""
+ASK_AGAIN_S = 60.0
+"""When nothing came of it."""
+AGREE_TIMEOUT_S = 60.0
+"""For the other ranks' threads to say how far their training is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a run goes on."""
+
+    step: int = 0
+    """The last one that is in the model; 0 on a fresh start."""
+    epoch: int = 0
+    checkpoint: CheckpointMetadata | None = None
+
+    @property
+    def is_fresh(self) -> bool:
+        return self.checkpoint is None
+
+
+class Context:
+    """Made by `strata.init()`. For the training thread."""
+
+    def __init__(
+        self,
+        place: Place,
+        membership: Membership,
+        manager: CheckpointManager,
+        *,
+        strategy: Strategy | None = None,
+        agreement: Agreement | None = None,
+    ) -> None:
+        self.place = place
+        self.checkpoints = manager
+        self.step = 0
+        """The last one that was reported or restored."""
+        self.epoch = 0
+        self._membership = membership
+        self._agreement = agreement or Agreement()
+        self._strategy = strategy
+        self._asked_s = -ASK_AGAIN_S
+        self._loaders: dict[str, Any] = {}
+        self._waiting: dict[str, Any] = {}
+        """States of loaders that are restored and not made yet."""
+        self._has_saved = False
+        self._closing = threading.Lock()
+        self._is_closed = False
+
+    # -- who this is -----------------------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        return self.place.rank
+
+    @property
+    def world_size(self) -> int:
+        return self.place.world_size
+
+    @property
+    def local_rank(self) -> int:
+        return self.place.local_rank
+
+    @property
+    def attempt(self) -> int:
+        """How often the run's workers were started before."""
+        return self.place.attempt
+
+    @property
+    def generation(self) -> int:
+        """Of the membership, as the coordinator counts; 0 without one."""
+        return self._membership.generation
+
+    @property
+    def device(self) -> Any:
+        """The accelerator that is this process's own, else the CPU, as torch calls it."""
+        import torch  # noqa: PLC0415 - who asks for it has torch
+
+        return torch.device("cuda", self.local_rank) if torch.cuda.is_available() else torch.device("cpu")
+
+    def init_process_group(self, **arguments: Any) -> None:
+        """torch's process group of all ranks: NCCL where there is CUDA, gloo otherwise."""
+        import torch  # noqa: PLC0415
+        from torch import distributed  # noqa: PLC0415
+
+        device = self.device
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        distributed.init_process_group(**{"backend": "nccl" if device.type == "cuda" else "gloo", **arguments})
+
+    # -- data ------------------------------------------------------------------------------------------------------
+
+    def dataloader(self, path: Any, format: str | None = None, *, name: str = "", **arguments: Any) -> Any:  # noqa: A002
+        """As `StructuredDataset.create_dataloader`, for this rank; where it stands goes into checkpoints.
+
+        `name`: what checkpoints call it; left out, loaders are counted.
+        """
+        from strata.data import StructuredDataset  # noqa: PLC0415 - pyarrow, which not every script needs
+
+        loader, _ = StructuredDataset.create_dataloader(
+            path, format, **{"rank": self.rank, "num_ranks": self.world_size, **arguments}
+        )
+        self.attach(loader, name=name)
+        return loader
+
+    def attach(self, loader: Any, *, name: str = "") -> None:
+        """Keeps a loader's place in checkpoints: anything with `state_dict` and `load_state_dict`.
+
+        Raises:
+            InvalidArgument: It has none, or the name is taken.
+        """
+        if not (hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")):
+            raise InvalidArgument(
+                f"a {type(loader).__name__} has no state_dict and load_state_dict; use ctx.dataloader, or torchdata's "
+                "StatefulDataLoader",
+                field="loader",
+            )
+        name = name or f"loader-{len(self._loaders)}"
+        if name in self._loaders:
+            raise InvalidArgument(f"there is a loader {name!r} already; give each a name of its own", field="name")
+        self._loaders[name] = loader
+        if name in self._waiting:
+            loader.load_state_dict(self._waiting.pop(name))
+
+    def epochs(self, number: int) -> Iterator[int]:
+        """The epochs that are left of so many, beginning with the one that was under way."""
+        while self.epoch < number:
+            for loader in self._loaders.values():
+                if hasattr(loader, "set_epoch"):
+                    loader.set_epoch(self.epoch)
+            yield self.epoch
+            self.epoch += 1
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    def restore(self, into: Mapping[str, Any], *, generators: bool = True, strict: bool = True) -> Progress:
+        """Puts the last committed checkpoint into modules, optimizers and whatever else has `load_state_dict`; into the
+        loaders and the random generators too. On all ranks. Without a checkpoint nothing changes.
+
+        Raises:
+            InvalidArgument: The checkpoint has other parts.
+            PlanChanged: The data are not those that were read before.
+        """
+        if OURS in into:
+            raise InvalidArgument(f"the name {OURS!r} is taken for what is ours; choose another", field="into")
+        self._membership.report(state="RECOVERING")
+        ours = _Ours()
+        try:
+            found = self.checkpoints.restore({**into, OURS: ours}, strict=strict)
+        except NoCheckpoint:
+            return Progress()
+        self._put_back(ours.state, has_generators=generators)
+        self._membership.restored(found)
+        return Progress(self.step, self.epoch, found)
+
+    def _put_back(self, state: Mapping[str, Any], *, has_generators: bool) -> None:
+        self.step, self.epoch = int(state["step"]), int(state["epoch"])
+        self._agreement.take_due(self.step, timeout_s=0.0)
+        for name, saved in state["loaders"].items():
+            if name in self._loaders:
+                self._loaders[name].load_state_dict(saved)
+            else:
+                self._waiting[name] = saved
+        if has_generators:
+            if self.rank < int(state["world_size"]):
+                generators.put(state["generators"])
+            else:
+                generators.derive(state["generators"], self.rank)
+
+    def report(self, *, step: int | None = None, **metrics: float) -> None:
+        """How far this rank is, with whatever numbers are worth watching; cheap enough for every step."""
+        if step is not None:
+            self.step = step
+        self._membership.report(state="TRAINING", step=self.step, epoch=self.epoch, **metrics)
+
+    def checkpoint(
+        self,
+        state: Mapping[str, Any],
+        *,
+        step: int | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        replicated: Iterable[str] = (),
+    ) -> Save:
+        """Saves now, on every rank after the same step; returns when the state is copied. `.wait()` on what it returns
+        waits until it is committed.
+        """
+        self.step = self.step if step is None else step
+        if OURS in state:
+            raise InvalidArgument(f"the name {OURS!r} is taken for what is ours; choose another", field="state")
+        self._has_saved = True
+        self._asked_s = -ASK_AGAIN_S
+        return self.checkpoints.save(
+            {**_states(state), OURS: self._ours()},
+            step=self.step,
+            epoch=self.epoch,
+            metadata=metadata,
+            replicated=replicated,
+        )
+
+    def maybe_checkpoint(self, state: Mapping[str, Any], *, step: int | None = None, **arguments: Any) -> Save | None:
+        """After every step, on every rank: saves if it is time, by the strategy or because somebody asked; and if
+        somebody asked to stop, saves and ends the process.
+        """
+        self.step = self.step if step is None else step
+        due = self._agreement.take_due(self.step, timeout_s=AGREE_TIMEOUT_S)
+        should_stop = any(each.wish == "stop" for each in due)
+        if not due and not self._is_time():
+            return None
+        save = self.checkpoint(state, **arguments)
+        if should_stop:
+            self._stop(save, due[0].reason)
+        return save
+
+    def _is_time(self) -> bool:
+        """Whether this rank saves by itself. Where clocks decide, only rank 0 looks at its own, and asks all."""
+        if self._strategy is None or isinstance(self._strategy, Manual):
+            return False
+        if self.world_size == 1 or decides_by_steps(self._strategy):
+            return bool(self.checkpoints.should_save(self.step))
+        now_s = time.monotonic()
+        if self.rank == 0 and now_s - self._asked_s >= ASK_AGAIN_S:
+            decision = self.checkpoints.should_save(self.step)
+            if decision:
+                self._asked_s = now_s
+                self._membership.ask_checkpoint(decision.reason)
+        return False
+
+    def _ours(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "epoch": self.epoch,
+            "world_size": self.world_size,
+            "loaders": {name: loader.state_dict() for name, loader in self._loaders.items()},
+            "generators": generators.take(),
+        }
+
+    def _stop(self, save: Save, reason: str) -> None:
+        save.wait()
+        log.warning("stopping after step %d, which is saved: %s", self.step, reason)
+        self.close()
+        raise SystemExit(STOPPED)
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Waits for the save under way and leaves the job. Called at the end of the program, too."""
+        with self._closing:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        try:
+            self.checkpoints.close()
+        finally:
+            self._membership.leave(together=self._has_saved)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except StrataError:
+            if error is None:  # else that one matters more
+                raise
+
+
+def decides_by_steps(strategy: Strategy) -> bool:
+    """Whether all ranks find out alike when to save."""
+    if isinstance(strategy, AnyOf):
+        return all(map(decides_by_steps, strategy.strategies))
+    return isinstance(strategy, (EverySteps, Manual))
+
+
+class _Ours:
+    """Takes what is ours out of a checkpoint; it is put in place when all of it could be read."""
+
+    def __init__(self) -> None:
+        self.state: Mapping[str, Any] = {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.state = state
+
+
+def _states(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Modules and optimizers by their states; all else as it is."""
+    return {name: part.state_dict() if hasattr(part, "state_dict") else part for name, part in state.items()}

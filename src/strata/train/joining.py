@@ -1,0 +1,157 @@
+"""`strata.init()`: who this process is, and the context that follows from it.
+
+Under `strata run` the environment says so. Alone (plain `python train.py`) it is a world of one with a coordinator of
+its own inside. Under torchrun it is one of its ranks, without a coordinator.
+"""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import os
+import re
+import signal
+import sys
+import weakref
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from strata.checkpoint import Adaptive, CheckpointManager, EverySeconds, EverySteps, Ranks
+from strata.coordinator.client import CoordinatorClient
+from strata.coordinator.embedded import EmbeddedCoordinator
+from strata.errors import ConfigError
+from strata.launch.commit import CoordinatorCommit
+from strata.launch.contract import STACKS_SIGNAL, Place, place_in
+from strata.train.agreeing import Agreement
+from strata.train.context import Context
+from strata.train.membership import JoinedMembership, NoMembership
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from strata.checkpoint.strategies import Strategy
+
+EVERY = "STRATA_CHECKPOINT_EVERY"
+_SECONDS = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h)")
+_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def init(
+    *,
+    checkpoints: str | os.PathLike[str] | None = None,
+    every: int | str | Strategy | None = None,
+    **checkpoint_options: Any,
+) -> Context:
+    """Joins the run that this process belongs to, or begins one of its own.
+
+    Args:
+        checkpoints: A directory or URL, instead of the run's.
+        every: When `maybe_checkpoint` saves: a number of steps, a time ("90s", "10m", "1h"), a strategy; left out, as
+            often as costs one percent of the time.
+        checkpoint_options: For `CheckpointManager`: `keep_count`, `compression`, `storage_options`, …
+
+    Raises:
+        ConfigError: The environment or an argument makes no sense.
+        CoordinatorUnavailable: The run's coordinator does not answer.
+    """
+    variables = os.environ
+    place = place_in(variables) or _place_without_agent(variables)
+    if checkpoints is not None:
+        place = replace(place, checkpoints=os.fspath(checkpoints))
+    strategy = strategy_of(every if every is not None else variables.get(EVERY))
+    agreement = Agreement()
+    membership: JoinedMembership | NoMembership = NoMembership()
+    commit = None
+    if place.coordinator:
+        membership = _joined(place, agreement)
+        commit = CoordinatorCommit(membership.worker)
+        _dump_stacks_when_asked()
+    elif place.world_size == 1:
+        membership = _embedded(place, agreement)
+        commit = CoordinatorCommit(membership.worker)
+    manager = CheckpointManager(
+        place.checkpoints,
+        strategy=strategy,
+        ranks=Ranks(rank=place.rank, size=place.world_size, session=place.session),
+        commit=commit,
+        **{"keep_count": 3, **checkpoint_options},
+    )
+    context = Context(place, membership, manager, strategy=strategy, agreement=agreement)
+    _close_at_exit(weakref.WeakMethod(context.close))
+    return context
+
+
+def strategy_of(every: int | str | Strategy | None) -> Strategy:
+    """What a user said about when to save.
+
+    Raises:
+        ConfigError: It is neither steps nor a time.
+    """
+    if every is None:
+        return Adaptive()
+    if isinstance(every, int):
+        return EverySteps(every)
+    if not isinstance(every, str):
+        return every
+    text = every.strip()
+    if text.isdigit():
+        return EverySteps(int(text))
+    found = _SECONDS.fullmatch(text)
+    if found is None:
+        raise ConfigError(
+            f"every={every!r} is neither a number of steps nor a time such as 90s, 10m, 1h", field="every"
+        )
+    return EverySeconds(float(found[1]) * _UNITS_S[found[2]])
+
+
+def _joined(place: Place, agreement: Agreement, on_left: Callable[[], None] | None = None) -> JoinedMembership:
+    client = CoordinatorClient(place.coordinator)
+    client.connect()
+    try:
+        return JoinedMembership(client, place, agreement, on_left=on_left)
+    except BaseException:
+        client.close()
+        raise
+
+
+def _embedded(place: Place, agreement: Agreement) -> JoinedMembership:
+    coordinator = EmbeddedCoordinator().start()
+    try:
+        return _joined(replace(place, coordinator=coordinator.address), agreement, coordinator.stop)
+    except BaseException:
+        coordinator.stop()
+        raise
+
+
+def _place_without_agent(variables: Mapping[str, str]) -> Place:
+    """Torchrun's rank; or a world of one."""
+    script = Path(sys.argv[0]).stem or "run"
+    rank, world_size = int(variables.get("RANK", "0")), int(variables.get("WORLD_SIZE", "1"))
+    run = variables.get("TORCHELASTIC_RUN_ID", "") or script
+    return Place(
+        run=run,
+        attempt=int(variables.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        rank=rank,
+        world_size=world_size,
+        local_rank=int(variables.get("LOCAL_RANK", "0")),
+        local_world_size=int(variables.get("LOCAL_WORLD_SIZE", str(world_size))),
+        master_addr=variables.get("MASTER_ADDR", "127.0.0.1"),
+        master_port=int(variables.get("MASTER_PORT", "0")),
+        coordinator="",
+        checkpoints=str(Path("checkpoints") / script),
+    )
+
+
+def _dump_stacks_when_asked() -> None:
+    """The agent asks before it kills a worker that hangs."""
+    faulthandler.register(signal.Signals[STACKS_SIGNAL], all_threads=True, chain=False)
+
+
+def _close_at_exit(close: weakref.WeakMethod[Any]) -> None:
+    def at_exit() -> None:
+        method = close()
+        if method is not None:
+            method()
+
+    atexit.register(at_exit)

@@ -1,0 +1,111 @@
+"""A training script as users write them, with one addition: it counts how often the model was trained on each row.
+
+The counts are saved with the model, so they tell of the rows that the final model has seen, whatever was lost on the
+way. Writes what came of it to OUT/rank-R.json when it is done. A line `step N` goes to stdout after every step.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import strata
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--data", required=True)
+parser.add_argument("--out", required=True)
+parser.add_argument("--rows", type=int, required=True)
+parser.add_argument("--epochs", type=int, default=2)
+parser.add_argument("--batch-size", type=int, default=16)
+parser.add_argument("--every", type=int, default=5)
+parser.add_argument("--step-s", type=float, default=0.0)
+parser.add_argument("--fail-at", type=int, default=-1, help="raise at this step, on the last rank, every time")
+parser.add_argument("--hang-at", type=int, default=-1, help="stand still at this step of the first attempt")
+arguments = parser.parse_args()
+
+print("pid", os.getpid(), flush=True)
+torch.manual_seed(7)
+torch.set_num_threads(1)
+ctx = strata.init(every=arguments.every)
+dist.init_process_group("gloo")
+
+
+net = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.Dropout(0.2), torch.nn.Linear(16, 1))
+parallel = DistributedDataParallel(net)
+counts = torch.zeros(arguments.rows, dtype=torch.int64)
+optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.9)
+loader = ctx.dataloader(
+    arguments.data, "parquet", batch_size=arguments.batch_size, shuffle=True, shuffle_seed=3, tail="uneven"
+)
+
+
+class Counts:
+    """How often the model was trained on each row."""
+
+    def state_dict(self):
+        return {"counts": counts}
+
+    def load_state_dict(self, state):
+        counts.copy_(state["counts"])
+
+
+parts = {"model": net, "optimizer": optimizer, "scheduler": scheduler, "counts": Counts()}
+progress = ctx.restore(parts)
+step = progress.step
+print("restored", step, flush=True)
+for _ in ctx.epochs(arguments.epochs):
+    for batch in loader:
+        step += 1
+        if step == arguments.fail_at and ctx.rank == ctx.world_size - 1:
+            raise ValueError(f"row {int(batch['id'][0])} is bad")
+        if step == arguments.hang_at and ctx.attempt == 0 and ctx.rank == 0:
+            time.sleep(3600)
+        features = torch.stack([batch["a"], batch["b"], batch["c"]], 1).float()
+        loss = torch.nn.functional.mse_loss(parallel(features).squeeze(1), batch["y"].float())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        # A gradient that is noise, from all generators: none of them may differ after a restart.
+        noise = random.random() + np.random.random() + torch.rand(()).item()
+        drift = torch.tensor([noise if ctx.rank == 0 else 0.0], dtype=torch.float64)
+        seen = torch.zeros_like(counts).index_add_(0, batch["id"], torch.ones_like(batch["id"]))
+        dist.all_reduce(seen)
+        dist.all_reduce(drift)
+        counts.add_(seen)
+        with torch.no_grad():
+            net[0].bias += drift.float() * 1e-3
+        ctx.report(step=step, loss=loss.item())
+        ctx.maybe_checkpoint(parts)
+        print("step", step, flush=True)
+        if arguments.step_s:
+            time.sleep(arguments.step_s)
+digest = hashlib.sha256()
+for tensor in [*net.parameters(), counts]:
+    digest.update(tensor.detach().numpy().tobytes())
+result = {
+    "rank": ctx.rank,
+    "world_size": ctx.world_size,
+    "attempt": ctx.attempt,
+    "step": step,
+    "counts": sorted({int(count) for count in counts}),
+    "digest": digest.hexdigest(),
+}
+out = Path(arguments.out)
+out.mkdir(parents=True, exist_ok=True)
+temporary = out / f".rank-{ctx.rank}"
+temporary.write_text(json.dumps(result))
+temporary.replace(out / f"rank-{ctx.rank}.json")
+dist.destroy_process_group()
+ctx.close()
+sys.exit(0)

@@ -1,0 +1,196 @@
+"""`strata run`, with real workers that train together over gloo, and are killed: at the end every row was trained on
+exactly once per epoch, and the weights are those of a run that nobody disturbed, bit for bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs import Run, processes_with, write_rows
+from servers import until
+
+EPOCHS = 2
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_rows(tmp_path_factory.mktemp("rows") / "data")
+
+
+@pytest.fixture
+def job(tmp_path: Path, data: Path) -> Iterator[Any]:
+    """Makes runs; nothing of them is left after the test."""
+    made: list[Run] = []
+
+    def make(*options: str, place: Path = tmp_path, script: Path | None = None) -> Run:
+        made.append(Run(place, data, *options, script=script))
+        return made[-1]
+
+    yield make
+    for run in made:
+        run.bury()
+    until(lambda: not processes_with(f"STRATA_RUNS_DIR={tmp_path}"), "nobody is left")
+
+
+_undisturbed: dict[int, str] = {}
+
+
+@pytest.fixture
+def undisturbed(tmp_path: Path, job: Any) -> Any:
+    """The digest of the weights after a run that nobody disturbed."""
+
+    def digest(num_workers: int) -> str:
+        if num_workers not in _undisturbed:
+            place = tmp_path / f"undisturbed-{num_workers}"
+            place.mkdir()
+            run = job("--workers", str(num_workers), place=place)
+            run.start()
+            assert run.wait()[0] == 0
+            _undisturbed[num_workers] = checked(run, num_workers)
+            assert [event["what"] for event in run.events()].count("started") == 1
+        return _undisturbed[num_workers]
+
+    return digest
+
+
+def checked(run: Run, num_workers: int) -> str:
+    """Every row was trained on once per epoch, on all ranks alike; gives the digest of the weights."""
+    results = run.results()
+    assert [each["rank"] for each in results] == list(range(num_workers))
+    assert [each["counts"] for each in results] == [[EPOCHS]] * num_workers
+    digests = {each["digest"] for each in results}
+    assert len(digests) == 1
+    return digests.pop()
+
+
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_killed_again_and_again_every_row_counts_once_and_the_weights_are_the_same(
+    job: Any, undisturbed: Any, num_workers: int
+) -> None:
+    rng = random.Random(num_workers)
+    run = job("--workers", str(num_workers), "--max-restarts", "10")
+    run.start()
+    for attempt in range(3):
+        victim, more = rng.randrange(num_workers), rng.randrange(1, 14)
+        start = int(run.wait_for(attempt, 0, r"restored (\d+)")[1])
+        run.wait_for_step(attempt, start + more)
+        run.kill(attempt, victim)
+    code, said = run.wait()
+    assert code == 0, said
+    assert checked(run, num_workers) == undisturbed(num_workers)
+    assert {each["attempt"] for each in run.results()} == {3}
+    what = [event["what"] for event in run.events()]
+    assert what.count("failed") == 3
+    assert what.count("restored") >= 2
+
+
+def test_killed_before_the_first_checkpoint_it_begins_anew(job: Any, undisturbed: Any) -> None:
+    run = job("--workers", "2")
+    run.start()
+    run.wait_for_step(0, 2)
+    run.kill(0, 1)
+    assert run.wait()[0] == 0
+    assert run.found(1, 0, r"restored (\d+)")[1] in ("0", "5")
+    assert checked(run, 2) == undisturbed(2)
+
+
+def test_with_more_and_fewer_workers_in_the_middle_every_row_still_counts_once(job: Any) -> None:
+    run = job("--workers", "1:3")
+    run.start("--step-s", "0.02")
+    for attempt, num_workers in enumerate((2, 1, 3)):
+        run.wait_for_step(attempt, int(run.wait_for(attempt, 0, r"restored (\d+)")[1]) + 4)
+        said = run.command("scale", run.name, str(num_workers))
+        assert said.returncode == 0, said.stderr
+    code, said_at_the_end = run.wait()
+    assert code == 0, said_at_the_end
+    checked(run, 3)
+    assert [event["what"] for event in run.events()].count("failed") == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_asked_to_stop_it_saves_first_and_goes_on_exactly_there(
+    job: Any, undisturbed: Any, number: signal.Signals
+) -> None:
+    run = job("--workers", "2")
+    run.start()
+    run.wait_for_step(0, 8)
+    run.agent.send_signal(number)
+    code, said = run.wait()
+    assert code == 128 + number, said
+    assert "the workers have saved" in said
+    stopped_at = run.last_step(0, 0)
+    run.resume()
+    assert run.wait()[0] == 0
+    assert int(run.found(1, 0, r"restored (\d+)")[1]) == stopped_at + 1
+    assert checked(run, 2) == undisturbed(2)
+
+
+def test_a_hung_worker_is_found_shown_and_replaced(job: Any, undisturbed: Any) -> None:
+    run = job("--workers", "2", "--step-timeout-s", "3")
+    run.start("--hang-at", "12")
+    assert run.wait()[0] == 0
+    assert "time.sleep(3600)" not in run.text(1, 0)
+    assert "train_rows.py" in run.text(0, 0).split("step 11")[-1], "its stacks are in its log"
+    hung = [event["text"] for event in run.events() if event["what"] == "hung"]
+    assert len(hung) == 1
+    assert "makes no step for" in hung[0]
+    assert checked(run, 2) == undisturbed(2)
+
+
+def test_a_worker_that_fails_on_its_own_input_stops_the_run_with_the_reason_first(job: Any) -> None:
+    run = job("--workers", "2", "--max-restarts", "50")
+    run.start("--fail-at", "13")
+    code, said = run.wait()
+    assert code == 1
+    lines = said.splitlines()
+    first = next(line for line in lines if "failed" in line)
+    assert "rank 1: exit code 1: ValueError: row" in first
+    assert "3 times in a row at the same step" in said
+    assert "is bad" in said
+    assert [event["what"] for event in run.events()].count("failed") == 3
+
+
+def test_when_the_agent_is_killed_nobody_stays_and_the_run_can_be_resumed(
+    job: Any, undisturbed: Any, tmp_path: Path
+) -> None:
+    run = job("--workers", "2")
+    run.start()
+    run.wait_for_step(0, 7)
+    workers = [run.pid(0, rank) for rank in range(2)]
+    run.agent.kill()
+    run.agent.communicate()
+    until(lambda: not any(is_alive(pid) for pid in workers), "the workers are gone")
+    listed = run.command("ps", "--all")
+    assert "interrupted" in listed.stdout
+    run.resume()
+    code, said = run.wait()
+    assert code == 0, said
+    assert checked(run, 2) == undisturbed(2)
+
+
+def test_a_script_for_torchrun_starts_unchanged(job: Any, tmp_path: Path) -> None:
+    script = tmp_path / "plain.py"
+    script.write_text(
+        "import os, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "total = torch.ones(1)\n"
+        "dist.all_reduce(total)\n"
+        "print('total', int(total), os.environ['LOCAL_RANK'], flush=True)\n"
+    )
+    run = job("--workers", "2", script=script)
+    run.start_plain()
+    assert run.wait()[0] == 0
+    assert [run.text(0, rank) for rank in range(2)] == ["total 2 0\n", "total 2 1\n"]
+
+
+def is_alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False

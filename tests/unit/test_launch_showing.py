@@ -1,0 +1,376 @@
+"""What people see of a run: a view that fits, lines that say enough, and nothing that could end or hold up the run."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import os
+import pty
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TextIO
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
+
+from strata.clock import ManualClock
+from strata.launch.showing import (
+    MAX_WORKERS_SHOWN,
+    LiveShower,
+    PlainShower,
+    RunView,
+    SilentShower,
+    WorkerView,
+    folding,
+    metric_names,
+    progress,
+    render,
+    shower_for,
+)
+from strata.launch.timeline import RunEvent
+from strata.printing import printable
+
+WORKER = WorkerView(
+    rank=0, state="TRAINING", step=120, epoch=3, metrics={"loss": 0.25, "rows_per_s": 12_345.6}, silent_s=0.2
+)
+VIEW = RunView(
+    name="251116-0912-3fa2",
+    phase="running",
+    attempt=1,
+    world_size=2,
+    num_failures=1,
+    max_restarts=3,
+    elapsed_s=754.2,
+    workers=[WORKER, replace(WORKER, rank=1, step=118)],
+    checkpoint="step 100, 0.8 s ago",
+    last_event="rank 1: killed by SIGKILL",
+    directory="/home/someone/.local/state/strata/runs/251116-0912-3fa2",
+)
+
+
+def drawn(view: RunView, width: int = 80) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    console.print(render(view))
+    assert isinstance(console.file, io.StringIO)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def event(what: str, text: str, at_s: float = 1_700_000_001.5) -> RunEvent:
+    return RunEvent(at_s=at_s, monotonic_s=1.0, what=what, text=text)
+
+
+# -- the picture -------------------------------------------------------------------------------------------------------
+
+
+def test_the_view_says_who_does_what_and_where_everything_is() -> None:
+    assert drawn(VIEW) == [
+        "run 251116-0912-3fa2             running · 2 workers · 1 of 3 restarts · 0:12:34",
+        "rank  state              step  epoch      loss    rows/s  heard of",
+        "   0  training            120      3      0.25    12,346     0.2 s",
+        "   1  training            118      3      0.25    12,346     0.2 s",
+        "checkpoint  step 100, 0.8 s ago",
+        "last event  rank 1: killed by SIGKILL",
+        "directory   /home/someone/.local/state/strata/runs/251116-0912-3fa2",
+    ]
+
+
+def test_what_is_not_known_yet_takes_no_line() -> None:
+    view = replace(VIEW, workers=[], checkpoint="", last_event="", num_failures=0, world_size=1, phase="starting")
+
+    assert [line.split()[0] for line in drawn(view)] == ["run", "directory"]
+    assert "starting · 1 worker · 0 of 3 restarts" in drawn(view)[0]
+
+
+def test_after_the_last_failure_there_was_no_restart() -> None:
+    assert "3 of 3 restarts" in drawn(replace(VIEW, num_failures=4))[0]
+
+
+def test_a_worker_that_was_not_heard_of_and_a_number_that_is_none_are_seen() -> None:
+    odd = [
+        replace(WORKER, metrics={"loss": math.nan}, silent_s=45.23, state="LOADING_DATA"),
+        replace(WORKER, rank=1, metrics={}, silent_s=math.inf, state="starting"),
+        replace(WORKER, rank=2, metrics={"loss": 1e300}, silent_s=7_200.0),
+    ]
+
+    assert [line.split() for line in drawn(replace(VIEW, workers=odd))[2:5]] == [
+        ["0", "loading", "data", "120", "3", "nan", "45.2", "s"],
+        ["1", "starting", "120", "3", "never"],
+        ["2", "training", "120", "3", "1e+300", "2:00:00"],
+    ]
+
+
+def test_more_metrics_are_shown_where_there_is_room() -> None:
+    metrics = {"zeta": 1.0, "accuracy": 0.5, **WORKER.metrics}
+    view = replace(VIEW, workers=[replace(WORKER, metrics=metrics)])
+
+    assert drawn(view, 80)[1].split()[4:] == ["loss", "rows/s", "heard", "of"]
+    assert drawn(view, 120)[1].split()[4:] == ["loss", "rows/s", "accuracy", "zeta", "heard", "of"]
+    assert metric_names([WORKER, replace(WORKER, metrics={"a": 1.0})], max_names=9) == ["loss", "rows_per_s", "a"]
+
+
+def test_of_many_workers_the_slowest_and_the_fastest_are_shown_and_the_others_counted() -> None:
+    workers = [replace(WORKER, rank=rank, step=1_000 - rank) for rank in range(64)]
+    lines = drawn(replace(VIEW, workers=workers, world_size=64))[2:-3]
+
+    assert len(lines) == MAX_WORKERS_SHOWN + 1
+    assert [int(line.split()[0]) for line in lines[:8]] == list(range(63, 55, -1))
+    assert lines[8].split() == ["…", "48", "more", "945", "–", "992"]
+    assert [int(line.split()[0]) for line in lines[9:]] == list(range(7, -1, -1))
+
+
+def test_among_workers_of_one_step_a_silent_one_is_among_the_slowest() -> None:
+    workers = [replace(WORKER, rank=rank, silent_s=60.0 if rank == 40 else rank / 100) for rank in range(64)]
+
+    shown, folded = folding(workers)
+
+    assert [worker.rank for worker in shown[:3]] == [40, 0, 1]
+    assert len(shown) + len(folded) == 64
+
+
+def test_on_a_low_terminal_fewer_workers_are_shown() -> None:
+    workers = [replace(WORKER, rank=rank) for rank in range(64)]
+    console = Console(file=io.StringIO(), width=80, height=14, force_terminal=True)
+    console.print(render(replace(VIEW, workers=workers)))
+
+    assert isinstance(console.file, io.StringIO)
+    assert len(console.file.getvalue().splitlines()) <= 14
+
+
+TEXTS = st.text(max_size=20) | st.text(min_size=100, max_size=120)
+WORKERS = st.builds(
+    WorkerView,
+    rank=st.integers(0, 4_095),
+    state=TEXTS,
+    step=st.integers(0, 10**9),
+    epoch=st.integers(0, 10**5),
+    metrics=st.dictionaries(TEXTS | st.sampled_from(["loss", "rows_per_s"]), st.floats(), max_size=4),
+    silent_s=st.floats(0) | st.just(math.nan),
+)
+VIEWS = st.builds(
+    RunView,
+    name=st.text("abc-[]", min_size=1, max_size=63),
+    phase=TEXTS,
+    attempt=st.integers(0, 999),
+    world_size=st.integers(0, 4_096),
+    num_failures=st.integers(0, 100),
+    max_restarts=st.integers(0, 100),
+    elapsed_s=st.floats(0, 1e7),
+    workers=st.lists(WORKERS, max_size=3, unique_by=lambda worker: worker.rank),
+    checkpoint=TEXTS,
+    last_event=TEXTS,
+    directory=TEXTS,
+)
+
+
+@settings(max_examples=50)
+@given(VIEWS)
+def test_whatever_a_program_calls_its_things_the_view_fits_and_holds_no_control_characters(view: RunView) -> None:
+    lines = drawn(view)
+
+    assert len(lines) <= 8
+    assert all(line.isprintable() for line in lines)
+    assert all(cell_len(line) <= 80 for line in lines)
+    assert progress(view).isprintable()
+
+
+def test_markup_in_a_name_is_text() -> None:
+    workers = [replace(WORKER, metrics={"[red]x[/]": 1.0}, state="[bold]y")]
+    view = replace(VIEW, workers=workers, last_event="[/nonsense] \x1b[2J \\[x]")
+
+    text = "\n".join(drawn(view))
+
+    assert "[red]x[/]" in text
+    assert "[bold]y" in text
+    assert r"[/nonsense] \x1b[2J \[x]" in text
+
+
+def test_printable_text_is_as_long_as_it_may_be() -> None:
+    assert printable("naïve [x] \\ 你") == "naïve [x] \\ 你"
+    assert printable("a\x1b[31m\n\u202e\udcff") == r"a\x1b[31m\n\u202e\udcff"
+    assert printable("abcdef", max_chars=6) == "abcdef"
+    assert printable("abcdefg", max_chars=6) == "abcde…"
+    assert len(printable("\x00" * 10**6, max_chars=10)) == 10
+
+
+# -- plain lines -------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_terminal_there_is_a_line_an_event_and_one_every_ten_seconds() -> None:
+    clock, out = ManualClock(), io.StringIO()
+    shower = shower_for(out, clock, quiet=False)
+    assert isinstance(shower, PlainShower)
+
+    shower.say(event("started", "attempt 0 with 2 workers"))
+    for _ in range(99):
+        clock.advance(0.25)
+        shower.show(VIEW)
+    shower.say(event("failed", "rank 1: killed\x1b[2J"))
+    shower.close()
+    shower.say(event("finished", "too late"))
+    shower.show(VIEW)
+
+    how = "running: step 120 (rank 1: 118), loss 0.25, 24,691 rows/s, 2 workers, 1 of 3 restarts"
+    assert out.getvalue().splitlines() == [
+        "    1.50 s  started: attempt 0 with 2 workers",
+        f"   0:12:34  {how}, checkpoint step 100, 0.8 s ago",
+        f"   0:12:34  {how}, checkpoint step 100, 0.8 s ago",
+        r"    1.50 s  failed: rank 1: killed\x1b[2J",
+    ]
+
+
+def test_a_stream_that_knows_no_such_letter_gets_its_number() -> None:
+    raw = io.BytesIO()
+    shower = PlainShower(io.TextIOWrapper(raw, encoding="ascii"), ManualClock())
+    shower.say(event("failed", "naïve"))
+
+    assert raw.getvalue().endswith(b"failed: na\\xefve\n")
+
+
+def test_quiet_is_silent() -> None:
+    out = io.StringIO()
+    shower = shower_for(out, ManualClock(), quiet=True)
+    shower.say(event("failed", "x"))
+    shower.show(VIEW)
+    shower.close()
+
+    assert isinstance(shower, SilentShower)
+    assert out.getvalue() == ""
+
+
+def test_a_pipe_that_nobody_reads_any_more_ends_nothing() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    stream = open(writing, "w")  # noqa: PTH123, SIM115
+    shower = shower_for(stream, ManualClock())
+    shower.say(event("failed", "x"))
+    shower.say(event("failed", "y"))
+    shower.close()
+    with contextlib.suppress(BrokenPipeError):  # what is left in its buffer
+        stream.close()
+
+
+def test_a_pipe_that_nobody_empties_holds_up_nothing_and_is_told_later() -> None:
+    reading, writing = os.pipe()
+    with open(reading, "rb", buffering=0) as reader, open(writing, "w") as stream:  # noqa: PTH123
+        shower = PlainShower(stream, ManualClock())
+        for number in range(1_200):
+            shower.say(event("failed", f"{number} " + "x" * 200))  # it would block after some 300 of them
+        said = b""
+        while b" 1199 " not in said:
+            said += reader.read(1 << 20)
+            shower.show(VIEW)
+
+    numbers = [int(line.split()[3]) for line in said.splitlines()]
+    assert numbers == sorted(numbers)
+    assert numbers[0] == 0
+
+
+# -- live --------------------------------------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def live(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> tuple[LiveShower, io.StringIO]:
+    for name, value in (("TERM", "xterm"), ("COLUMNS", "80"), ("LINES", "24"), ("NO_COLOR", "1")):
+        monkeypatch.setenv(name, value)
+    out = Terminal()
+    return LiveShower(out, clock), out
+
+
+def test_the_live_view_is_drawn_at_most_four_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock()
+    shower, out = live(clock, monkeypatch)
+    try:
+        for number in range(100):
+            shower.show(replace(VIEW, directory=f"/{number}/"))
+            clock.advance(0.02)
+        assert out.getvalue().count("directory") == 8
+    finally:
+        shower.close()
+
+    assert "/99/" in out.getvalue(), "the last view stays"
+    assert out.getvalue().endswith("\x1b[?25h"), "the cursor is back"
+    shower.close()
+
+
+def test_what_happens_is_printed_above_the_live_view_but_for_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    shower, out = live(ManualClock(), monkeypatch)
+    shower.say(event("started", "attempt 0 with 2 workers"))
+    shower.show(VIEW)
+    shower.say(event("checkpoint", "step 100"))
+    shower.say(event("failed", "rank 1: [red]\x1b[2J"))
+    shower.close()
+
+    said = out.getvalue()
+    assert r"failed: rank 1: [red]\x1b[2J" in said
+    assert "checkpoint: " not in said
+    assert "last event" not in said, "it stands above"
+    assert said.index("started: attempt 0") < said.index("run 251116") < said.index("failed: rank 1")
+
+
+@contextlib.contextmanager
+def terminal() -> Iterator[tuple[int, TextIO]]:
+    outside, inside = pty.openpty()
+    stream = open(inside, "w")  # noqa: PTH123, SIM115
+    try:
+        yield outside, stream
+    finally:
+        with contextlib.suppress(OSError):
+            os.close(outside)
+        with contextlib.suppress(OSError):
+            stream.close()
+
+
+def test_a_terminal_gets_the_live_view_unless_it_is_a_dumb_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with terminal() as (_, stream):
+        monkeypatch.setenv("TERM", "xterm")
+        assert isinstance(shower_for(stream, ManualClock()), LiveShower)
+        monkeypatch.setenv("TERM", "dumb")
+        assert isinstance(shower_for(stream, ManualClock()), PlainShower)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert isinstance(shower_for(io.StringIO(), ManualClock()), PlainShower)
+
+
+def test_a_terminal_that_is_closed_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    clock = ManualClock()
+    with terminal() as (outside, stream):
+        shower = shower_for(stream, clock)
+        shower.show(VIEW)
+        os.close(outside)
+        clock.advance(1.0)
+        shower.show(VIEW)
+        shower.say(event("failed", "x"))
+        shower.close()
+
+
+def test_a_terminal_that_is_stopped_holds_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody reads what is written to it, as after Ctrl-S."""
+    monkeypatch.setenv("TERM", "xterm")
+    clock = ManualClock()
+    with terminal() as (outside, stream):
+        shower = shower_for(stream, clock)
+        for number in range(60):
+            shower.say(event("hung", f"event {number}"))
+            shower.show(VIEW)
+            clock.advance(1.0)
+        os.set_blocking(outside, False)
+        said = b""
+        for _ in range(1_000):
+            with contextlib.suppress(BlockingIOError):
+                said += os.read(outside, 1 << 16)
+            clock.advance(1.0)
+            shower.show(VIEW)
+            if b"event 59" in said:
+                break
+        assert b"event 59" in said
+        os.close(outside)
+        shower.close()
