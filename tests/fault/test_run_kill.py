@@ -88,7 +88,7 @@ def test_killed_again_and_again_every_row_counts_once_and_the_weights_are_the_sa
     assert {each["attempt"] for each in run.results()} == {3}
     what = [event["what"] for event in run.events()]
     assert what.count("failed") == 3
-    assert what.count("restored") >= 2
+    assert what.count("restored") >= 1
 
 
 def test_killed_before_the_first_checkpoint_it_begins_anew(job: Any, undisturbed: Any) -> None:
@@ -140,7 +140,7 @@ def test_a_hung_worker_is_found_shown_and_replaced(job: Any, undisturbed: Any) -
     assert "train_rows.py" in run.text(0, 0).split("step 11")[-1], "its stacks are in its log"
     hung = [event["text"] for event in run.events() if event["what"] == "hung"]
     assert len(hung) == 1
-    assert "makes no step for" in hung[0]
+    assert "no step for" in hung[0]
     assert checked(run, 2) == undisturbed(2)
 
 

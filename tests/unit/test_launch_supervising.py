@@ -141,10 +141,18 @@ def test_a_hung_worker_is_looked_at_then_killed_and_named() -> None:
     run = supervisor()
     run.begin()
     run.advanced(3)
-    assert orders_of(run.hung(1, 61.0)) == [DumpStacks(1), End((1,))]
-    assert run.hung(1, 62.0) == []
+    assert orders_of(run.hung([1], 61.0)) == [DumpStacks(1), End((1,))]
+    assert run.hung([1], 62.0) == []
     found = run.exited(Exited(1, KILLED, "whatever"), now_s=1.0)
     assert found == [Tell("failed", "rank 1: killed by SIGKILL: no step for 61 s"), End((0,))]
+
+
+def test_workers_that_wait_for_a_hung_one_are_looked_at_too() -> None:
+    run = supervisor(3)
+    run.begin()
+    found = run.hung([2, 0], 61.0)
+    assert found[0] == Tell("hung", "no step for 61 s on ranks 0, 2; where they stand is in their logs")
+    assert orders_of(found) == [DumpStacks(0), DumpStacks(2), End((0, 2))]
 
 
 def test_asked_to_stop_workers_save_first_and_at_the_second_time_they_do_not() -> None:
@@ -298,7 +306,7 @@ def test_whatever_happens_every_attempt_ends_before_the_next_and_the_run_ends_on
             case "exit" if machine.alive:
                 machine.obey(run.exited(machine.one_exits(data), now_s=now_s))
             case "hung" if machine.alive:
-                machine.obey(run.hung(min(machine.alive), 10.0))
+                machine.obey(run.hung([min(machine.alive)], 10.0))
             case "stop":
                 machine.obey(run.stop("asked", now_s=now_s))
             case "scale":

@@ -173,22 +173,26 @@ class Agent:
         for worker in workers:
             rank = _rank_of(worker)
             self._seen.workers[rank] = worker
-            last, since_s = self._seen.step_at_s.get(rank, (-1, now_s))
+            last, _ = self._seen.step_at_s.get(rank, (-1, now_s))
             if worker.step != last or worker.state != "TRAINING":
                 self._seen.step_at_s[rank] = (worker.step, now_s)
             if worker.state == "TRAINING":
                 self.supervisor.advanced(worker.step)
-            limit_s = self._spec.step_timeout_s
-            if limit_s and worker.state == "TRAINING" and now_s - since_s > limit_s and worker.step == last:
-                await self._obey(self.supervisor.hung(rank, now_s - since_s))
         self._note_moments()
+        limit_s = self._spec.step_timeout_s
+        late_s = {rank: now_s - since_s for rank, (_, since_s) in self._seen.step_at_s.items()}
+        if limit_s and late_s and max(late_s.values()) > limit_s:
+            # Those who wait for a hung one stopped a moment after it: they are looked at together.
+            late = [rank for rank, each_s in late_s.items() if each_s > limit_s / 2]
+            await self._obey(self.supervisor.hung(late, max(late_s.values())))
 
     def _note_moments(self) -> None:
         """When the workers had restored and when they made their first step, by their own clocks."""
         rank_0 = self._seen.workers.get(0)
         if rank_0 is None:
             return
-        for what, text in (("restored", "the last checkpoint is loaded"), ("first_step", "training goes on")):
+        goes_on = "training goes on" if "restored_at_s" in rank_0.metrics else "training begins"
+        for what, text in (("restored", "the last checkpoint is loaded"), ("first_step", goes_on)):
             at_s = rank_0.metrics.get(f"{what}_at_s")
             if at_s is not None and what not in self._seen.told:
                 self._seen.told.add(what)

@@ -16,6 +16,8 @@ from strata.errors import ConfigError
 from strata.launch.contract import STOPPED
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from strata.launch.spec import Size
 
 FIRST_PAUSE_S = 0.1
@@ -181,13 +183,15 @@ class Supervisor:
             return orders
         return orders + self._attempt_ended(now_s)
 
-    def hung(self, rank: int, silent_s: float) -> list[Order]:
-        """A worker makes no more steps."""
-        if self.phase is not Phase.RUNNING or rank not in self.running or rank in self._hung:
+    def hung(self, ranks: Collection[int], silent_s: float) -> list[Order]:
+        """Workers make no more steps: one that hangs and, mostly, those that wait for it; their stacks tell which."""
+        found = sorted(rank for rank in ranks if rank in self.running and rank not in self._hung)
+        if self.phase is not Phase.RUNNING or not found:
             return []
-        self._hung[rank] = f"no step for {silent_s:.0f} s"
-        text = f"rank {rank} makes no step for {silent_s:.0f} s; its stacks are in its log"
-        return [Tell("hung", text), DumpStacks(rank), End((rank,))]
+        self._hung.update(dict.fromkeys(found, f"no step for {silent_s:.0f} s"))
+        which = f"rank{'s' if len(found) > 1 else ''} {', '.join(map(str, found))}"
+        text = f"no step for {silent_s:.0f} s on {which}; where they stand is in their logs"
+        return [Tell("hung", text), *map(DumpStacks, found), End(tuple(found))]
 
     def stop(self, reason: str, *, now_s: float, is_now: bool = False) -> list[Order]:
         """Asked once, the workers save first; asked again, or with `is_now`, they do not."""

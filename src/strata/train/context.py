@@ -283,8 +283,11 @@ class Context:
 
     # -- life ------------------------------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Waits for the save under way and leaves the job. Called at the end of the program, too."""
+    def close(self, *, is_failing: bool = False) -> None:
+        """Waits for the save under way and leaves the job. Called at the end of the program, too.
+
+        `is_failing`: nobody is waited for, who may be waiting for this one.
+        """
         with self._closing:
             if self._is_closed:
                 return
@@ -292,7 +295,7 @@ class Context:
         try:
             self.checkpoints.close()
         finally:
-            self._membership.leave(together=self._has_saved)
+            self._membership.leave(together=self._has_saved and not is_failing)
 
     def __enter__(self) -> Self:
         return self
@@ -301,7 +304,7 @@ class Context:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self.close()
+            self.close(is_failing=error is not None)
         except StrataError:
             if error is None:  # else that one matters more
                 raise

@@ -152,6 +152,6 @@ def _close_at_exit(close: weakref.WeakMethod[Any]) -> None:
     def at_exit() -> None:
         method = close()
         if method is not None:
-            method()
+            method(is_failing=getattr(sys, "last_value", None) is not None)  # an exception that nobody caught
 
     atexit.register(at_exit)

@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 JOIN_TIMEOUT_S = 300.0
 """For all workers of an attempt to be there: one of them may have to import for long."""
 AGREE_TIMEOUT_S = 30.0
-LEAVE_TIMEOUT_S = 600.0
-"""For the other ranks to come to their end, too."""
+LEAVE_TIMEOUT_S = 5.0
+"""For the other ranks to tell of the last checkpoint, too."""
 POLL_S = 1.0
 _WISHES: dict[str, Wish] = {"STOP": "stop", "CHECKPOINT_NOW": "checkpoint"}
 _AGREED_COMMAND, _AGREED_LIMIT = "agree_command", "agree_limit"
