@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.launch.imports import BEHIND, BEHIND_WITH_TORCH, SAFE, preloads, safe_imports
+from strata.launch.imports import AT_FIRST_USE, BEHIND, BEHIND_WITH_TORCH, SAFE, preloads, safe_imports
 from strata.launch.local import SINGLE_THREADED
 
 OURS = tuple(module for modules in BEHIND.values() for module in modules)
@@ -75,6 +75,20 @@ def test_a_script_is_found_by_its_path_or_its_module_and_never_run(tmp_path: Pat
         assert preloads(module, is_module=True, directory=directory) == ("numpy", "torch")
 
 
+@pytest.mark.parametrize(
+    "use",
+    [
+        "torch.optim.Adam(x)",
+        "from torch import optim",
+        "import torch.optim as o",
+        "from torch.nn.parallel import DistributedDataParallel as DDP",
+    ],
+)
+def test_what_torch_imports_when_an_optimizer_is_made_is_imported_before(use: str) -> None:
+    assert safe_imports(f"import torch\n{use}") == ("torch", "torch._dynamo")
+    assert safe_imports("import torch\ntorch.ones(1)") == ("torch",)
+
+
 def test_a_script_that_cannot_be_read_has_no_imports(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for module in ("nowhere", "sys", "empty", "script.part", ""):
@@ -87,7 +101,12 @@ def test_a_script_that_cannot_be_read_has_no_imports(tmp_path: Path) -> None:
 
 
 def test_everything_on_the_list_can_be_forked_for_it_starts_no_threads() -> None:
-    modules = [*SAFE, *OURS, *(module for more in BEHIND_WITH_TORCH.values() for module in more)]
+    modules = [
+        *SAFE,
+        *OURS,
+        *(module for more in BEHIND_WITH_TORCH.values() for module in more),
+        *AT_FIRST_USE.values(),
+    ]
     program = """
         import importlib, os, sys
         for name in sys.argv[1:]:

@@ -32,6 +32,10 @@ BEHIND_WITH_TORCH = {"strata.data": ("strata.data.torch_loader",)}
 """What is used in a script that has torch; it would import it."""
 
 
+AT_FIRST_USE = {"optim": "torch._dynamo", "DistributedDataParallel": "torch._dynamo"}
+"""What torch imports when something of this name is first used: an optimizer alone takes as long as torch itself."""
+
+
 def preloads(script: str, *, is_module: bool = False, directory: str = ".") -> tuple[str, ...]:
     """What the script in this file, or this module, will import. Nothing if it cannot be read: running it says why."""
     path = _find_module(script, directory) if is_module else Path(directory, script)
@@ -51,6 +55,9 @@ def safe_imports(source: str | bytes) -> tuple[str, ...]:
         return ()
     names = set(_imported(tree.body))
     found = [name for name in SAFE if any(_is_within(each, name) for each in names)]
+    if "torch" in found:
+        words = _words(tree)
+        found += sorted({module for name, module in AT_FIRST_USE.items() if name in words})
     for package, modules in BEHIND.items():
         # `import strata` may mean all of it; `from strata.data import …` gives `strata.data` and names in it
         if any(_is_within(each, package) or each == "strata" for each in names):
@@ -75,6 +82,20 @@ def _imported(body: Sequence[ast.stmt]) -> Iterator[str]:
                 yield from _imported([*first, *other, *last])
                 for handler in handlers:
                     yield from _imported(handler.body)
+
+
+def _words(tree: ast.AST) -> set[str]:
+    """Every name that stands somewhere in a script: of variables, attributes and imports."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=word) | ast.Attribute(attr=word):
+                found.add(word)
+            case ast.Import(names=aliases):
+                found.update(part for alias in aliases for part in alias.name.split("."))
+            case ast.ImportFrom(module=module, names=aliases):
+                found.update((module or "").split("."), (alias.name for alias in aliases))
+    return found
 
 
 def _is_for_type_checkers(test: ast.expr) -> bool:
