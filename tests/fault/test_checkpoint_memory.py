@@ -31,7 +31,7 @@ def test_200_saves_hold_no_more_than_20(tmp_path: Path, saver: str) -> None:
             saver=saver,
             measured=[20, 200],
             num_bytes=8 * MIB,
-            num_tensors=500,
+            num_tensors=200,
         )
         assert ended.exit_code == 0, parent.log()
     early, late = ended.holds[20], ended.holds[200]
