@@ -42,8 +42,8 @@ dist.init_process_group("gloo")
 
 
 net = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.Dropout(0.2), torch.nn.Linear(16, 1))
-# Otherwise DDP rearranges its buckets after its first step, and with three ranks or more sums are rounded otherwise in the
-# first step after a restart.
+# Otherwise DDP rearranges its buckets after its first step, and with three ranks or more sums are rounded otherwise in
+# the first step after a restart.
 parallel = DistributedDataParallel(net, find_unused_parameters=True)
 counts = torch.zeros(arguments.rows, dtype=torch.int64)
 optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
