@@ -1,0 +1,97 @@
+"""Requests to a running agent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from strata.errors import ConfigError
+from strata.launch import control
+
+
+class Agent:
+    def __init__(self) -> None:
+        self.asked: list[tuple[object, ...]] = []
+
+    def stop(self, reason: str, *, is_now: bool = False) -> None:
+        self.asked.append(("stop", reason, is_now))
+
+    def scale(self, workers: int) -> None:
+        if workers > 8:
+            raise ConfigError(f"{workers} workers are not within 1:8")
+        self.asked.append(("scale", workers))
+
+
+def with_agent(path: Path, ask: Callable[[], None]) -> Agent:
+    """Asks in a thread, as another program would."""
+    agent = Agent()
+
+    async def serve() -> None:
+        async with control.served(agent, path):
+            await asyncio.to_thread(ask)
+
+    asyncio.run(serve())
+    return agent
+
+
+def test_an_agent_does_what_it_is_asked(tmp_path: Path) -> None:
+    path = tmp_path / "control"
+
+    def ask() -> None:
+        control.ask(str(path), control.Stop())
+        control.ask(str(path), control.Stop(is_now=True))
+        control.ask(str(path), control.Scale(3))
+
+    assert with_agent(path, ask).asked == [
+        ("stop", "strata stop", False),
+        ("stop", "strata stop", True),
+        ("scale", 3),
+    ]
+
+
+def test_a_refusal_comes_back_in_words(tmp_path: Path) -> None:
+    path = tmp_path / "control"
+
+    def ask() -> None:
+        with pytest.raises(ConfigError, match="9 workers are not within 1:8"):
+            control.ask(str(path), control.Scale(9))
+
+    assert with_agent(path, ask).asked == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"\n",
+        b"{}\n",
+        b'{"do": "dance"}\n',
+        b'{"do": "scale", "workers": "x"}\n',
+        b"\xff\n",
+        b"x" * 100_000 + b"\n",
+    ],
+)
+def test_garbage_is_no_request(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "control"
+
+    def ask() -> None:
+        with socket.socket(socket.AF_UNIX) as link, contextlib.suppress(ConnectionError):
+            link.settimeout(30.0)
+            link.connect(str(path))
+            link.sendall(line)
+            link.shutdown(socket.SHUT_WR)
+            while link.recv(4096):
+                pass
+        control.ask(str(path), control.Scale(2))
+
+    assert with_agent(path, ask).asked == [("scale", 2)]
+
+
+def test_without_an_agent_the_cure_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"does not answer.*strata ps"):
+        control.ask(str(tmp_path / "nobody"), control.Stop())

@@ -1,0 +1,74 @@
+"""Who a process is, and when it saves, from what it was told."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from strata.checkpoint import Adaptive, AnyOf, EverySeconds, EverySteps, Manual
+from strata.errors import ConfigError
+from strata.train.context import decides_by_steps
+from strata.train.joining import _place_without_agent, strategy_of
+
+
+@pytest.mark.parametrize(
+    ("every", "strategy"),
+    [
+        (None, Adaptive()),
+        (50, EverySteps(50)),
+        ("50", EverySteps(50)),
+        (" 90s ", EverySeconds(90.0)),
+        ("1.5m", EverySeconds(90.0)),
+        ("2h", EverySeconds(7200.0)),
+        (Manual(), Manual()),
+    ],
+)
+def test_when_to_save_is_said_in_steps_or_time(every: object, strategy: object) -> None:
+    assert strategy_of(every) == strategy  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("every", ["", "often", "5 days", "-3", "1e3"])
+def test_anything_else_is_refused(every: str) -> None:
+    with pytest.raises(ConfigError, match=r"neither a number of steps nor a time"):
+        strategy_of(every)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "alike"),
+    [
+        (EverySteps(5), True),
+        (Manual(), True),
+        (AnyOf(EverySteps(5), EverySteps(7)), True),
+        (AnyOf(EverySteps(5), EverySeconds(7)), False),
+        (EverySeconds(5), False),
+        (Adaptive(), False),
+    ],
+)
+def test_only_steps_are_counted_alike_on_all_ranks(strategy: object, alike: bool) -> None:
+    assert decides_by_steps(strategy) is alike  # type: ignore[arg-type]
+
+
+def test_a_process_that_nobody_started_is_a_world_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/somewhere/train.py", "--lr", "1"])
+    place = _place_without_agent({"HOME": "/root"})
+    assert (place.rank, place.world_size, place.run, place.coordinator) == (0, 1, "train", "")
+    assert place.checkpoints == "checkpoints/train"
+
+
+def test_under_torchrun_it_is_one_of_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    place = _place_without_agent(
+        {
+            "RANK": "3",
+            "WORLD_SIZE": "4",
+            "LOCAL_RANK": "1",
+            "LOCAL_WORLD_SIZE": "2",
+            "TORCHELASTIC_RUN_ID": "night",
+            "TORCHELASTIC_RESTART_COUNT": "2",
+            "MASTER_ADDR": "10.0.0.1",
+            "MASTER_PORT": "29500",
+        }
+    )
+    assert (place.rank, place.world_size, place.local_rank, place.local_world_size) == (3, 4, 1, 2)
+    assert place.session == "night/2/10.0.0.1:29500"
