@@ -7,6 +7,8 @@ MAKEFLAGS += --no-builtin-rules
 BIN := .venv/bin
 ARGS ?=
 JOBS ?= 2
+# Tests with servers and processes wait for a third of their time: for leases, disks, processes that start.
+WAITING_JOBS ?= 3
 MINUTES ?= 30
 PYTEST := $(BIN)/pytest --durations=10 --durations-min=1
 
@@ -22,7 +24,7 @@ setup: ## Build .venv from requirements/dev.txt (nothing to do: well under a sec
 test: setup system-packages $(if $(strip $(ARGS)),,lint types) ## Lint, types and all tests; or ARGS="tests/unit -k lease" for some tests only
 ifeq ($(strip $(ARGS)),)
 	$(PYTEST) -n $(JOBS) $(wildcard tests/unit tests/contract tests/simulation)
-	$(PYTEST) -n $(JOBS) --dist loadfile $(wildcard tests/integration tests/fault)
+	$(PYTEST) -n $(WAITING_JOBS) --dist loadfile $(wildcard tests/integration tests/fault)
 else
 	$(PYTEST) $(ARGS)
 endif

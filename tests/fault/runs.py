@@ -16,6 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from servers import STRATA
 
+from strata.launch import control
+
 SCRIPTS = Path(__file__).parent / "scripts"
 DEADLINE_S = 90.0
 """For anything that takes a second or a few on a machine that does nothing else."""
@@ -82,6 +84,10 @@ class Run:
         return subprocess.run(
             [str(STRATA), *command], env=self.variables, capture_output=True, text=True, timeout=DEADLINE_S, check=False
         )
+
+    def ask(self, request: control.Request) -> None:
+        """What `strata stop` and `strata scale` do, without the time that a program takes to start."""
+        control.ask(json.loads((self.directory / "status.json").read_text())["control"], request)
 
     # -- watching --------------------------------------------------------------------------------------------------
 

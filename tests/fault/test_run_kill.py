@@ -15,6 +15,8 @@ import pytest
 from runs import Run, processes_with, write_rows
 from servers import until
 
+from strata.launch.control import Scale
+
 EPOCHS = 2
 pytestmark = pytest.mark.timeout(240)
 
@@ -106,10 +108,12 @@ def test_with_more_and_fewer_workers_in_the_middle_every_row_still_counts_once(j
     run.start("--step-s", "0.02")
     for attempt, num_workers in enumerate((2, 1, 3)):
         run.wait_for_step(attempt, int(run.wait_for(attempt, 0, r"restored (\d+)")[1]) + 4)
-        said = run.command("scale", run.name, str(num_workers))
-        assert said.returncode == 0, said.stderr
-    code, said_at_the_end = run.wait()
-    assert code == 0, said_at_the_end
+        run.ask(Scale(num_workers))
+    refused = run.command("scale", run.name, "4")
+    assert refused.returncode == 2
+    assert "4 workers are not within 1:3" in refused.stderr or "does not run" in refused.stderr
+    code, said = run.wait()
+    assert code == 0, said
     checked(run, 3)
     assert [event["what"] for event in run.events()].count("failed") == 0
 

@@ -14,8 +14,13 @@ from strata.bench.contenders import barrier_rounds
 KEYS = {
     "shards": {"assign_10k_ms", "shard_max_over_mean", "shard_moved_over_minimum"},
     "coordinator": {"requests_per_s", "unary_requests_per_s", "raw_unary_echo_per_s"},
+    "recovery": {"recovery_s", "detection_s", "restore_s", "start_s"},
 }
-CONTENDERS = {"shards": [], "coordinator": ["--only", "strata", "--only", "grpc.aio echo"]}
+CONTENDERS = {
+    "shards": [],
+    "coordinator": ["--only", "strata", "--only", "grpc.aio echo"],
+    "recovery": ["--only", "strata"],
+}
 """The others take too long for a test of the shape."""
 
 

@@ -24,6 +24,7 @@ _HOMES = {
     "checkpoint": "strata.bench.checkpoint",
     "coordinator": "strata.bench.coordinator",
     "data": "strata.bench.data",
+    "recovery": "strata.bench.recovery",
     "shards": "strata.bench.shards",
 }
 """Where each benchmark is: a module with a `BENCHMARK`, imported when it is asked for."""

@@ -7,7 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from strata.errors import BarrierBroken, CoordinatorError, StrataError
+from strata.errors import BarrierBroken, CoordinatorError, CoordinatorUnavailable, StaleGeneration, StrataError
 from strata.train.agreeing import Agreement, Due
 
 if TYPE_CHECKING:
@@ -88,10 +88,7 @@ class JoinedMembership:
         self._worker: Worker = client.register_worker(place.worker_id, job_id=place.run, takeover=True)
         self._worker.report(attempt=place.attempt, rank=place.rank)
         self._has_stepped = False
-        # The predecessor of each rank is replaced as its successor comes; who is still of the attempt before never
-        # arrives at this barrier, and it is entered again until only new ones are left.
-        self._worker.wait_for_workers(place.world_size, timeout_s=JOIN_TIMEOUT_S)
-        self._worker.barrier("start", step=place.attempt, timeout_s=JOIN_TIMEOUT_S, elastic=True)
+        _meet(self._worker, place, deadline_s=time.monotonic() + JOIN_TIMEOUT_S)
         self._is_leaving = threading.Event()
         self._wanted = ""
         """Why this rank wants a checkpoint of all, until it has said so."""
@@ -183,6 +180,35 @@ class JoinedMembership:
         except BaseException:
             self._agreement.give_up()
             raise
+
+
+def _meet(worker: Worker, place: Place, *, deadline_s: float) -> None:
+    """Until all ranks of this attempt are there, and nobody else.
+
+    Members of the attempt before are replaced or go as they are missed; they never arrive at this barrier. So a
+    generation of the right size in which everybody arrives consists of new ones only.
+
+    Raises:
+        CoordinatorUnavailable, BarrierBroken: Somebody does not come in time.
+    """
+    while True:
+        left_s = max(deadline_s - time.monotonic(), 0.1)
+        worker.wait_for_workers(place.world_size, timeout_s=left_s)
+        if worker.world_size > place.world_size:
+            worker.wait_changed(min(left_s, POLL_S))
+        else:
+            try:
+                worker.barrier("start", step=place.attempt, timeout_s=left_s)
+            except (BarrierBroken, StaleGeneration):
+                if time.monotonic() >= deadline_s:
+                    raise
+            else:
+                return
+        if time.monotonic() >= deadline_s:
+            raise CoordinatorUnavailable(
+                f"{worker.world_size} workers are in job {place.run!r}, {place.world_size} should be; "
+                "is another run of the same name under way?"
+            )
 
 
 def _is_about(metrics: dict[str, Any], command_id: int) -> bool:

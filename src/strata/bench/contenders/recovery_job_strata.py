@@ -1,0 +1,31 @@
+"""The job as a script for `strata run`: DATA DIARY STEPS."""
+
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import strata
+from strata.bench.contenders.recovery_model import BATCH_SIZE, SAVE_EVERY, Diary, network, train_step
+
+if __name__ == "__main__":
+    data, place, num_steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    diary = Diary(place)
+    ctx = strata.init(every=SAVE_EVERY)
+    dist.init_process_group("gloo")
+    model = network()
+    parallel = DistributedDataParallel(model)
+    optimizer = torch.optim.Adam(model.parameters())
+    loader = ctx.dataloader(data, "parquet", batch_size=BATCH_SIZE, shuffle=True)
+    step = ctx.restore({"model": model, "optimizer": optimizer}).step
+    for _ in ctx.epochs(1_000):
+        for batch in loader:
+            features = torch.stack([column for name, column in batch.items() if name != "y"], 1)
+            loss = train_step(parallel, optimizer, features, batch["y"])
+            step += 1
+            ctx.report(step=step, loss=loss)
+            ctx.maybe_checkpoint({"model": model, "optimizer": optimizer})
+            diary.step(step)
+            if step == num_steps:
+                sys.exit(0)

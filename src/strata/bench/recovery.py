@@ -1,0 +1,43 @@
+"""`strata bench recovery`: from `kill -9` of a worker to the next training step, beside those who also restart jobs."""
+
+from __future__ import annotations
+
+from strata.bench.frame import Benchmark, Contender, Figure
+
+BENCHMARK = Benchmark(
+    name="recovery",
+    title="Recovery",
+    contenders=(
+        Contender(name="strata", module="strata.bench.contenders.recovery_strata"),
+        Contender(name="torchrun", module="strata.bench.contenders.recovery_torchrun"),
+    ),
+    figures=(
+        Figure(
+            key="recovery_over_torchrun",
+            title="kill to next step: ours, over torchrun's",
+            quotient=("recovery_s", "torchrun_recovery_s"),
+        ),
+        Figure(
+            key="start_over_torchrun",
+            title="command to first step: ours, over torchrun's",
+            quotient=("start_s", "torchrun_start_s"),
+        ),
+        Figure(
+            key="recovery_s", title="kill -9 of a worker to the next step", unit="s", peers=("torchrun_recovery_s",)
+        ),
+        Figure(key="detection_s", title="… until the agent knows", unit="s"),
+        Figure(key="restart_s", title="… until the others have ended and new ones begin", unit="s"),
+        Figure(key="restore_s", title="… until the last checkpoint is loaded", unit="s"),
+        Figure(key="first_step_s", title="… until the first step is made", unit="s"),
+        Figure(key="start_s", title="strata run to the first step", unit="s", peers=("torchrun_start_s",)),
+        Figure(key="torchrun_recovery_s", title="torchrun: kill -9 of a worker to the next step", unit="s"),
+        Figure(key="torchrun_start_s", title="torchrun: command to the first step", unit="s"),
+    ),
+    rounds=5,
+    quick_rounds=1,
+    notes=(
+        "2 gloo ranks train a small network with DDP and Adam, 20 ms a step; saved every 10 steps, one killed at 25.",
+        "torchrun restarts all workers, too; its job uses torch.save in the training thread, its rows are in memory.",
+        "Ours reads its rows from Parquet, shuffled, saves asynchronously, and goes on at the exact row.",
+    ),
+)

@@ -1,0 +1,72 @@
+"""Ranks of an attempt find each other, whoever of the attempt before is still on the books."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from servers import DEADLINE_S
+
+from strata.coordinator.client import CoordinatorClient
+from strata.coordinator.config import CoordinatorConfig, LeaseConfig
+from strata.coordinator.embedded import EmbeddedCoordinator
+from strata.launch.contract import Place
+from strata.train.agreeing import Agreement
+from strata.train.membership import JoinedMembership
+
+QUICK = CoordinatorConfig(state="memory", lease=LeaseConfig(lease_s=1.5, heartbeat_s=0.2, suspicion_s=0.2, tick_s=0.02))
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    with EmbeddedCoordinator(QUICK) as coordinator:
+        yield coordinator.address
+
+
+def place_of(rank: int, world_size: int, attempt: int, address: str) -> Place:
+    return Place(
+        run="job",
+        attempt=attempt,
+        rank=rank,
+        world_size=world_size,
+        local_rank=rank,
+        local_world_size=world_size,
+        master_port=1,
+        coordinator=address,
+        checkpoints="",
+    )
+
+
+def join(place: Place) -> JoinedMembership:
+    client = CoordinatorClient(place.coordinator)
+    client.connect()
+    return JoinedMembership(client, place, Agreement())
+
+
+def old_ones(address: str, number: int) -> CoordinatorClient:
+    """Members of an attempt before."""
+    client = CoordinatorClient(address)
+    client.connect()
+    for rank in range(number):
+        client.register_worker(f"rank-{rank}", job_id="job")
+    return client
+
+
+@pytest.mark.parametrize("num_before", [0, 2, 3, 5])
+def test_a_rank_does_not_begin_before_all_others_are_there(address: str, num_before: int) -> None:
+    before = old_ones(address, num_before)
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(join, place_of(0, 3, 1, address))
+        before.close()  # killed: they are missed a moment later, when the first of the new ones waits already
+        watching = CoordinatorClient(address)
+        with watching:
+            while [worker.worker_id for worker in watching.list_workers(job_id="job").workers] != ["rank-0"]:
+                pass
+            assert not first.done()
+        others = [pool.submit(join, place_of(rank, 3, 1, address)) for rank in (1, 2)]
+        joined = [each.result(DEADLINE_S) for each in (first, *others)]
+        assert len({each.generation for each in joined}) == 1
+        leaving = [pool.submit(each.leave, together=True) for each in joined]
+        for each in leaving:
+            each.result(DEADLINE_S)
