@@ -224,6 +224,15 @@ def test_scaling_lets_workers_save_and_begins_again_with_another_number() -> Non
     assert run.num_failures == 0
 
 
+def test_scaling_back_before_the_workers_have_saved_goes_on_too() -> None:
+    run = supervisor(1, 3)
+    run.begin()
+    run.scale(2, now_s=0.0)
+    assert run.scale(3, now_s=0.1) == []
+    found = [order for rank in range(3) for order in run.exited(Exited(rank, STOPPED), now_s=1.0)]
+    assert orders_of(found) == [Start(1, 3)]
+
+
 def test_workers_that_are_done_before_they_can_scale_are_done() -> None:
     run = supervisor(1, 2)
     run.begin()

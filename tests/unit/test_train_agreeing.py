@@ -26,6 +26,15 @@ def test_what_was_agreed_is_due_once_and_after_its_step() -> None:
     assert [agreement.take_due(step, timeout_s=0.0) for step in (4, 5, 6, 7)] == [[], [], [due], []]
 
 
+def test_what_was_agreed_while_a_checkpoint_was_loaded_is_due_after_the_next_step() -> None:
+    agreement = Agreement()
+    assert agreement.set_limit() == 1
+    due = Due("stop", 1, "asked")
+    agreement.agree(due)
+    agreement.restored(40)
+    assert agreement.take_due(41, timeout_s=0.0) == [due]
+
+
 def test_training_waits_at_its_limit_until_the_step_is_known() -> None:
     agreement = Agreement()
     agreement.take_due(3, timeout_s=0.0)

@@ -56,6 +56,12 @@ def test_a_process_that_nobody_started_is_a_world_of_one(monkeypatch: pytest.Mon
     assert place.checkpoints == "checkpoints/train"
 
 
+@pytest.mark.parametrize(("program", "name"), [("-c", "c"), ("", "run"), ("my job (1).py", "my-job--1-"), ("…", "run")])
+def test_any_program_has_a_name_that_a_job_can_have(monkeypatch: pytest.MonkeyPatch, program: str, name: str) -> None:
+    monkeypatch.setattr(sys, "argv", [program])
+    assert _place_without_agent({}).run == name
+
+
 def test_under_torchrun_it_is_one_of_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["train.py"])
     place = _place_without_agent(

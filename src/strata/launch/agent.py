@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -61,6 +62,7 @@ STATES = {
     Phase.ENDING: "running",
     Phase.WAITING: "running",
     Phase.STOPPING: "stopping",
+    Phase.OVER: "running",  # until what ended it is written, too
 }
 
 
@@ -166,7 +168,7 @@ class Agent:
             self._show()
 
     def _is_of_this_attempt(self, worker: WorkerInfo) -> bool:
-        return int(worker.metrics.get("attempt", -1)) == self.supervisor.attempt
+        return worker.metrics.get("attempt") == self.supervisor.attempt
 
     async def _see(self, workers: Sequence[WorkerInfo]) -> None:
         now_s = self._now_s()
@@ -180,7 +182,8 @@ class Agent:
                 self.supervisor.advanced(worker.step)
         self._note_moments()
         limit_s = self._spec.step_timeout_s
-        late_s = {rank: now_s - since_s for rank, (_, since_s) in self._seen.step_at_s.items()}
+        here = {_rank_of(worker) for worker in workers} & self.supervisor.running  # who has left may take its time
+        late_s = {rank: now_s - since_s for rank, (_, since_s) in self._seen.step_at_s.items() if rank in here}
         if limit_s and late_s and max(late_s.values()) > limit_s:
             # Those who wait for a hung one stopped a moment after it: they are looked at together.
             late = [rank for rank, each_s in late_s.items() if each_s > limit_s / 2]
@@ -201,7 +204,10 @@ class Agent:
     # -- what is ordered -------------------------------------------------------------------------------------------
 
     async def _obey(self, orders: Sequence[Order]) -> None:
+        attempt = self.supervisor.attempt
         for order in orders:
+            if attempt != self.supervisor.attempt and isinstance(order, (AskToStop, End, DumpStacks)):
+                continue  # looking at stacks takes a while: these were meant for workers that have gone
             match order:
                 case Start(attempt, world_size):
                     await self._start(attempt, world_size)
@@ -354,7 +360,8 @@ def _free_port() -> int:
 
 
 def _rank_of(worker: WorkerInfo) -> int:
-    return int(worker.metrics.get("rank", worker.rank))
+    told = worker.metrics.get("rank", float(worker.rank))
+    return int(told) if math.isfinite(told) else worker.rank
 
 
 def _view_of(rank: int, worker: WorkerInfo) -> WorkerView:

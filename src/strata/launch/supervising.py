@@ -152,6 +152,8 @@ class Supervisor:
     """The last step of this attempt; None before its first."""
     _deadline_s: float = float("inf")
     _is_stop_wanted: bool = False
+    _is_scaling: bool = False
+    """The workers were asked to stop so that others begin, perhaps as many as before."""
     _stop_reason: str = ""
 
     def begin(self) -> list[Order]:
@@ -220,6 +222,7 @@ class Supervisor:
         self.wanted = workers
         if self.phase is not Phase.RUNNING or workers == self.world_size:
             return []
+        self._is_scaling = True
         tell = Tell("scaling", f"from {self.world_size} to {workers} workers: they save first")
         return self._ask(tell, f"scaling to {workers} workers", now_s)
 
@@ -246,7 +249,7 @@ class Supervisor:
         self.world_size = self.wanted
         self.phase = Phase.RUNNING
         self.running = set(range(self.world_size))
-        self.cause, self._attempt_step = None, None
+        self.cause, self._attempt_step, self._is_scaling = None, None, False
         self._exits, self._hung = {}, {}
         self._deadline_s = float("inf")
         plural = "s" if self.world_size > 1 else ""
@@ -260,8 +263,9 @@ class Supervisor:
         if self.cause is not None:
             return self._failed(self.cause, now_s)
         if all(each.code == 0 for each in self._exits.values()):
-            return self._finish("done", f"{self.world_size} workers are done")
-        if self.wanted != self.world_size:
+            plural = "workers are" if self.world_size > 1 else "worker is"
+            return self._finish("done", f"{self.world_size} {plural} done")
+        if self._is_scaling:
             return self._start()
         return self._finish("stopped", "the workers were asked to stop and have saved")
 

@@ -57,6 +57,11 @@ class Agreement:
 
     # -- the training thread ---------------------------------------------------------------------------------------
 
+    def restored(self, step: int) -> None:
+        """Training goes on after this step. What was agreed on before is due after the next one."""
+        with self._changed:
+            self._step = step
+
     def take_due(self, step: int, *, timeout_s: float) -> list[Due]:
         """What is to be done now, after this step. Waits while that is being found out.
 

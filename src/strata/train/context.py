@@ -3,9 +3,11 @@
     ctx = strata.init()
     loader = ctx.dataloader("data/", batch_size=512, shuffle=True)
     progress = ctx.restore({"model": model, "optimizer": optimizer})
+    step = progress.step
     for epoch in ctx.epochs(3):
-        for step, batch in enumerate(loader, progress.step + 1):
+        for batch in loader:
             …
+            step += 1
             ctx.report(step=step, loss=loss.item())
             ctx.maybe_checkpoint({"model": model, "optimizer": optimizer})
 
@@ -16,6 +18,7 @@ random generators, of the same step. So going on from it is going on exactly, on
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from dataclasses import dataclass
@@ -87,6 +90,7 @@ class Context:
         self._has_saved = False
         self._closing = threading.Lock()
         self._is_closed = False
+        self._pid = os.getpid()
 
     # -- who this is -----------------------------------------------------------------------------------------------
 
@@ -196,7 +200,7 @@ class Context:
 
     def _put_back(self, state: Mapping[str, Any], *, has_generators: bool) -> None:
         self.step, self.epoch = int(state["step"]), int(state["epoch"])
-        self._agreement.take_due(self.step, timeout_s=0.0)
+        self._agreement.restored(self.step)
         for name, saved in state["loaders"].items():
             if name in self._loaders:
                 self._loaders[name].load_state_dict(saved)
@@ -208,10 +212,12 @@ class Context:
             else:
                 generators.derive(state["generators"], self.rank)
 
-    def report(self, *, step: int | None = None, **metrics: float) -> None:
+    def report(self, *, step: int | None = None, epoch: int | None = None, **metrics: float) -> None:
         """How far this rank is, with whatever numbers are worth watching; cheap enough for every step."""
         if step is not None:
             self.step = step
+        if epoch is not None:
+            self.epoch = epoch
         self._membership.report(state="TRAINING", step=self.step, epoch=self.epoch, **metrics)
 
     def checkpoint(
@@ -289,7 +295,7 @@ class Context:
         `is_failing`: nobody is waited for, who may be waiting for this one.
         """
         with self._closing:
-            if self._is_closed:
+            if self._is_closed or os.getpid() != self._pid:  # a forked child has nothing to close
                 return
             self._is_closed = True
         try:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 EVERY = "STRATA_CHECKPOINT_EVERY"
 _SECONDS = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h)")
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]")
+_MAX_NAME = 63
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -126,7 +128,7 @@ def _embedded(place: Place, agreement: Agreement) -> JoinedMembership:
 
 def _place_without_agent(variables: Mapping[str, str]) -> Place:
     """Torchrun's rank; or a world of one."""
-    script = Path(sys.argv[0]).stem or "run"
+    script = _NOT_IN_NAMES.sub("-", Path(sys.argv[0]).stem).lstrip("-._")[:_MAX_NAME] or "run"
     rank, world_size = int(variables.get("RANK", "0")), int(variables.get("WORLD_SIZE", "1"))
     run = variables.get("TORCHELASTIC_RUN_ID", "") or script
     return Place(
@@ -145,7 +147,7 @@ def _place_without_agent(variables: Mapping[str, str]) -> Place:
 
 def _dump_stacks_when_asked() -> None:
     """The agent asks before it kills a worker that hangs."""
-    faulthandler.register(signal.Signals[STACKS_SIGNAL], all_threads=True, chain=False)
+    faulthandler.register(signal.Signals[STACKS_SIGNAL], file=2, all_threads=True, chain=False)
 
 
 def _close_at_exit(close: weakref.WeakMethod[Any]) -> None:
