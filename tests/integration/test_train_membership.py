@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from servers import DEADLINE_S
+from servers import DEADLINE_S, until
 
 from strata.coordinator.client import CoordinatorClient
 from strata.coordinator.config import CoordinatorConfig, LeaseConfig
 from strata.coordinator.embedded import EmbeddedCoordinator
+from strata.errors import UnknownJob
 from strata.launch.contract import Place
 from strata.train.agreeing import Agreement
 from strata.train.membership import JoinedMembership
@@ -53,17 +54,22 @@ def old_ones(address: str, number: int) -> CoordinatorClient:
     return client
 
 
+def members(client: CoordinatorClient) -> list[str]:
+    try:
+        return [worker.worker_id for worker in client.list_workers(job_id="job").workers]
+    except UnknownJob:  # nobody has come yet
+        return []
+
+
 @pytest.mark.parametrize("num_before", [0, 2, 3, 5])
 def test_a_rank_does_not_begin_before_all_others_are_there(address: str, num_before: int) -> None:
     before = old_ones(address, num_before)
     with ThreadPoolExecutor(3) as pool:
         first = pool.submit(join, place_of(0, 3, 1, address))
         before.close()  # killed: they are missed a moment later, when the first of the new ones waits already
-        watching = CoordinatorClient(address)
-        with watching:
-            while [worker.worker_id for worker in watching.list_workers(job_id="job").workers] != ["rank-0"]:
-                pass
-            assert not first.done()
+        with CoordinatorClient(address) as watching:
+            until(lambda: members(watching) == ["rank-0"], "only the new one is left")
+        assert not first.done()
         others = [pool.submit(join, place_of(rank, 3, 1, address)) for rank in (1, 2)]
         joined = [each.result(DEADLINE_S) for each in (first, *others)]
         assert len({each.generation for each in joined}) == 1
