@@ -10,7 +10,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from workers_contract import DEADLINE_S, SLEEPS, STARTS_A_CHILD, Make, Stage, Watched, WorkersContract
+from workers_contract import DEADLINE_S, SLEEPS, Make, Stage, Watched, WorkersContract
 
 from strata.launch.local import LocalWorkers
 from strata.launch.workers import NOT_STARTED, WorkerExit, Workers
@@ -174,16 +174,34 @@ def test_torch_from_the_warm_process_reduces_over_gloo_with_the_threads_that_are
     assert (codes, stage.log(0), stage.log(1)) == ({0: 0, 1: 0}, "81000000\n", "81000000\n")
 
 
-def test_a_host_that_is_asked_to_end_takes_everybody_along(tmp_path: Path) -> None:
-    """SIGTERM is also what Linux sends it when the agent is gone."""
+def test_a_signal_to_all_processes_leaves_it_to_the_agent_when_workers_end(tmp_path: Path) -> None:
+    """As at a shutdown of the machine: the workers must save first, so the process that they die with stays."""
     stage = Preloading(tmp_path, preloaded_one="")
 
     async def act(workers: Workers) -> None:
-        await workers.start([stage.order(f"{LOOKS}\n{STARTS_A_CHILD}{SLEEPS}")])
-        child = Watched(int((await stage.said("child"))[1]))
+        await workers.start([stage.order(f"{LOOKS}\n{SLEEPS}")])
+        await stage.said("here")
         os.kill(int(json.loads(stage.log().splitlines()[0])[0]), signal.SIGTERM)
+        await workers.start([stage.order("print('the host forks')", rank=1)])
+        assert await workers.next_exit() == WorkerExit(1, 0)
+        workers.kill([0])
         assert await workers.next_exit() == WorkerExit(0, -9)
-        assert await asyncio.to_thread(child.is_gone, DEADLINE_S)
-        child.end()
+
+    stage.act(act)
+
+
+def test_who_is_killed_while_the_imports_go_on_ends_at_once(tmp_path: Path) -> None:
+    stage = Preloading(tmp_path, preloaded_one="import time; time.sleep(600)")
+
+    async def act(workers: Workers) -> None:
+        starting = asyncio.create_task(workers.start([stage.order(SLEEPS), stage.order(SLEEPS, rank=1)]))
+        await asyncio.sleep(0)
+        workers.kill([0])
+        await asyncio.sleep(0.01)
+        assert not starting.done()
+        workers.kill([1])
+        async with asyncio.timeout(DEADLINE_S):
+            await starting
+        assert {await workers.next_exit(), await workers.next_exit()} == {WorkerExit(0, -9), WorkerExit(1, -9)}
 
     stage.act(act)

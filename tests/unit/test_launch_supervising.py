@@ -52,7 +52,7 @@ def fail(run: Supervisor, rank: int = 0, code: int = KILLED, words: str = "", no
 
 def test_a_run_is_done_when_all_workers_are() -> None:
     run = supervisor(3)
-    assert orders_of(run.begin()) == [Start(0, 3)]
+    assert orders_of(run.begin(now_s=0.0)) == [Start(0, 3)]
     assert run.exited(Exited(1, 0), now_s=1.0) == []
     assert run.exited(Exited(0, 0), now_s=1.0) == []
     assert run.exited(Exited(2, 0), now_s=2.0) == [Finish("done", "3 workers are done")]
@@ -61,10 +61,10 @@ def test_a_run_is_done_when_all_workers_are() -> None:
 
 def test_when_one_fails_the_others_are_ended_and_the_first_is_the_cause() -> None:
     run = supervisor(3)
-    run.begin()
+    run.begin(now_s=0.0)
     run.advanced(7)
     found = run.exited(Exited(1, 1, "ValueError: bad row"), now_s=1.0)
-    assert found == [Tell("failed", "rank 1: exit code 1: ValueError: bad row"), End((0, 2))]
+    assert found == [Tell("failed", "rank 1: exit code 1: ValueError: bad row", 0, 1), End((0, 2))]
     assert run.exited(Exited(0, KILLED), now_s=1.0) == []
     assert orders_of(run.exited(Exited(2, 1, "ConnectionReset"), now_s=1.0)) == [Start(1, 3)]
     assert run.cause is None
@@ -72,7 +72,7 @@ def test_when_one_fails_the_others_are_ended_and_the_first_is_the_cause() -> Non
 
 def test_an_attempt_that_made_a_step_is_followed_at_once() -> None:
     run = supervisor()
-    run.begin()
+    run.begin(now_s=0.0)
     for attempt in range(3):
         run.advanced(attempt)
         assert fail(run) == [Start(attempt + 1, 2)]
@@ -80,7 +80,7 @@ def test_an_attempt_that_made_a_step_is_followed_at_once() -> None:
 
 def test_attempts_without_a_step_are_followed_later_and_later() -> None:
     run = supervisor(max_restarts=20)
-    run.begin()
+    run.begin(now_s=0.0)
     pauses_s = []
     now_s = 100.0
     for attempt in range(12):
@@ -100,34 +100,47 @@ def test_attempts_without_a_step_are_followed_later_and_later() -> None:
 
 def test_no_more_restarts_than_are_allowed() -> None:
     run = supervisor(max_restarts=2)
-    run.begin()
+    run.begin(now_s=0.0)
     for _ in range(2):
         run.advanced(1)
         assert isinstance(fail(run)[0], Start)
     run.advanced(9)
     assert fail(run) == [Finish("failed", "rank 0: killed by SIGKILL (2 restarts are spent)")]
     assert run.tick(now_s=1e9) == []
-    assert supervisor(max_restarts=0).begin()
+    assert supervisor(max_restarts=0).begin(now_s=0.0)
 
 
 def test_a_worker_that_fails_on_its_own_input_stops_the_run_with_the_reason() -> None:
     run = supervisor(max_restarts=100)
-    run.begin()
+    run.begin(now_s=0.0)
     for _ in range(MAX_ALIKE - 1):
         run.advanced(7)
         assert isinstance(fail(run, 1, 1, "ValueError: row 7 is bad")[0], Start)
     run.advanced(7)
     assert fail(run, 1, 1, "ValueError: row 7 is bad") == [
-        Finish("failed", "rank 1: exit code 1: ValueError: row 7 is bad (3 times in a row at the same step)")
+        Finish("failed", "rank 1: exit code 1: ValueError: row 7 is bad (3 times in a row at the same place)")
     ]
 
 
-@pytest.mark.parametrize("changing", ["rank", "words", "step", "killed"])
+def test_a_place_is_known_as_exactly_as_steps_are_seen() -> None:
+    """Of steps that take a millisecond only every hundredth is seen, and not always the same ones."""
+    run = supervisor(max_restarts=100)
+    run.begin(now_s=0.0)
+    found: list[Order] = []
+    for seen in ([100, 220, 340], [180, 290], [120, 260, 350]):
+        for step in seen:
+            run.advanced(step)
+        found = fail(run, 1, 1, "ValueError: row 36000 is bad")
+    assert isinstance(found[0], Finish)
+
+
+@pytest.mark.parametrize("changing", ["rank", "words", "step", "saved", "killed"])
 def test_failures_that_differ_are_not_the_input(changing: str) -> None:
     run = supervisor(max_restarts=100)
-    run.begin()
+    run.begin(now_s=0.0)
     for number in range(10):
-        run.advanced(number if changing == "step" else 7)
+        run.advanced(10 * number if changing == "step" else 7)
+        run.saved(number if changing == "saved" else 5)
         found = fail(
             run,
             rank=number % 2 if changing == "rank" else 0,
@@ -139,25 +152,25 @@ def test_failures_that_differ_are_not_the_input(changing: str) -> None:
 
 def test_a_hung_worker_is_looked_at_then_killed_and_named() -> None:
     run = supervisor()
-    run.begin()
+    run.begin(now_s=0.0)
     run.advanced(3)
-    assert orders_of(run.hung([1], 61.0)) == [DumpStacks(1), End((1,))]
+    assert orders_of(run.hung([1], 61.0)) == [DumpStacks((1,)), End((1,))]
     assert run.hung([1], 62.0) == []
     found = run.exited(Exited(1, KILLED, "whatever"), now_s=1.0)
-    assert found == [Tell("failed", "rank 1: killed by SIGKILL: no step for 61 s"), End((0,))]
+    assert found == [Tell("failed", "rank 1: killed by SIGKILL: no step for 61 s", 0, 1), End((0,))]
 
 
 def test_workers_that_wait_for_a_hung_one_are_looked_at_too() -> None:
     run = supervisor(3)
-    run.begin()
+    run.begin(now_s=0.0)
     found = run.hung([2, 0], 61.0)
-    assert found[0] == Tell("hung", "no step for 61 s on ranks 0, 2; where they stand is in their logs")
-    assert orders_of(found) == [DumpStacks(0), DumpStacks(2), End((0, 2))]
+    assert found[0] == Tell("hung", "no step for 61 s on ranks 0, 2; where they stand is in their logs", 0)
+    assert orders_of(found) == [DumpStacks((0, 2)), End((0, 2))]
 
 
 def test_asked_to_stop_workers_save_first_and_at_the_second_time_they_do_not() -> None:
     run = supervisor()
-    run.begin()
+    run.begin(now_s=0.0)
     assert orders_of(run.stop("Ctrl-C", now_s=0.0)) == [AskToStop("Ctrl-C")]
     assert run.tick(now_s=29.0) == []
     assert orders_of(run.stop("Ctrl-C", now_s=1.0)) == [End((0, 1))]
@@ -169,7 +182,7 @@ def test_asked_to_stop_workers_save_first_and_at_the_second_time_they_do_not() -
 
 def test_workers_that_have_saved_end_the_run() -> None:
     run = supervisor()
-    run.begin()
+    run.begin(now_s=0.0)
     run.stop("SIGTERM", now_s=0.0)
     run.exited(Exited(0, STOPPED), now_s=1.0)
     assert run.exited(Exited(1, STOPPED), now_s=1.0) == [Finish("stopped", "SIGTERM; the workers have saved")]
@@ -177,7 +190,7 @@ def test_workers_that_have_saved_end_the_run() -> None:
 
 def test_workers_that_do_not_stop_in_time_are_killed() -> None:
     run = supervisor()
-    run.begin()
+    run.begin(now_s=0.0)
     run.stop("SIGTERM", now_s=10.0)
     run.exited(Exited(0, STOPPED), now_s=11.0)
     assert run.tick(now_s=39.9) == []
@@ -187,7 +200,7 @@ def test_workers_that_do_not_stop_in_time_are_killed() -> None:
 
 def test_scripts_that_only_know_signals_all_get_their_grace() -> None:
     run = supervisor()
-    run.begin()
+    run.begin(now_s=0.0)
     run.stop("SIGTERM", now_s=0.0)
     assert run.exited(Exited(0, -signal.SIGTERM), now_s=1.0) == []
     assert run.exited(Exited(1, -signal.SIGTERM), now_s=9.0) == [
@@ -197,7 +210,7 @@ def test_scripts_that_only_know_signals_all_get_their_grace() -> None:
 
 def test_a_stop_between_two_attempts_ends_the_run() -> None:
     run = supervisor()
-    run.begin()
+    run.begin(now_s=0.0)
     fail(run)
     assert run.phase is Phase.WAITING
     assert run.stop("Ctrl-C", now_s=0.0) == [Finish("stopped", "Ctrl-C")]
@@ -206,7 +219,7 @@ def test_a_stop_between_two_attempts_ends_the_run() -> None:
 
 def test_a_stop_while_others_die_begins_no_new_attempt() -> None:
     run = supervisor()
-    run.begin()
+    run.begin(now_s=0.0)
     run.advanced(1)
     run.exited(Exited(0, KILLED), now_s=0.0)
     assert orders_of(run.stop("Ctrl-C", now_s=0.0)) == [End((1,))]
@@ -215,7 +228,7 @@ def test_a_stop_while_others_die_begins_no_new_attempt() -> None:
 
 def test_scaling_lets_workers_save_and_begins_again_with_another_number() -> None:
     run = supervisor(1, 8)
-    assert orders_of(run.begin()) == [Start(0, 8)]
+    assert orders_of(run.begin(now_s=0.0)) == [Start(0, 8)]
     assert orders_of(run.scale(2, now_s=0.0)) == [AskToStop("scaling to 2 workers")]
     found: list[Order] = []
     for rank in range(8):
@@ -226,7 +239,7 @@ def test_scaling_lets_workers_save_and_begins_again_with_another_number() -> Non
 
 def test_scaling_back_before_the_workers_have_saved_goes_on_too() -> None:
     run = supervisor(1, 3)
-    run.begin()
+    run.begin(now_s=0.0)
     run.scale(2, now_s=0.0)
     assert run.scale(3, now_s=0.1) == []
     found = [order for rank in range(3) for order in run.exited(Exited(rank, STOPPED), now_s=1.0)]
@@ -235,7 +248,7 @@ def test_scaling_back_before_the_workers_have_saved_goes_on_too() -> None:
 
 def test_workers_that_are_done_before_they_can_scale_are_done() -> None:
     run = supervisor(1, 2)
-    run.begin()
+    run.begin(now_s=0.0)
     run.scale(1, now_s=0.0)
     run.exited(Exited(0, 0), now_s=1.0)
     assert isinstance(run.exited(Exited(1, 0), now_s=1.0)[-1], Finish)
@@ -243,24 +256,121 @@ def test_workers_that_are_done_before_they_can_scale_are_done() -> None:
 
 def test_a_worker_that_dies_while_scaling_is_a_failure_and_the_new_size_holds() -> None:
     run = supervisor(1, 4)
-    run.begin()
+    run.begin(now_s=0.0)
     run.advanced(3)
     run.scale(2, now_s=0.0)
     assert fail(run) == [Start(1, 2)]
     assert run.num_failures == 1
 
 
+def test_workers_that_are_done_when_asked_to_stop_are_done() -> None:
+    run = supervisor()
+    run.begin(now_s=0.0)
+    run.stop("Ctrl-C", now_s=0.0)
+    run.exited(Exited(0, 0), now_s=1.0)
+    assert run.exited(Exited(1, 0), now_s=1.0) == [Finish("done", "2 workers are done")]
+
+
+def test_workers_that_save_too_slowly_for_scaling_are_no_failure() -> None:
+    run = supervisor(1, 4)
+    run.begin(now_s=0.0)
+    run.scale(2, now_s=0.0)
+    assert orders_of(run.tick(now_s=30.0)) == [End((0, 1, 2, 3))]
+    found = [order for rank in range(4) for order in run.exited(Exited(rank, KILLED), now_s=31.0)]
+    assert orders_of(found) == [Start(1, 2)]
+    assert run.num_failures == 0
+
+
+def test_a_stop_that_a_failure_spoiled_says_so() -> None:
+    run = supervisor()
+    run.begin(now_s=0.0)
+    run.stop("SIGTERM", now_s=0.0)
+    run.exited(Exited(0, 1, "OSError: disk full"), now_s=1.0)
+    found = run.exited(Exited(1, KILLED), now_s=1.0)
+    assert found == [
+        Finish("stopped", "SIGTERM; without a last checkpoint: rank 0: exit code 1: OSError: disk full")
+    ]
+    assert found[0].exit_code == 143
+
+
+# -- room --------------------------------------------------------------------------------------------------------------
+
+
+def test_as_many_are_started_as_there_is_room_for() -> None:
+    run = supervisor(2, 8)
+    run.room = 5
+    assert orders_of(run.begin(now_s=0.0)) == [Start(0, 5)]
+
+
+def test_below_the_least_a_run_waits_for_room_and_says_so() -> None:
+    run = supervisor(2, 8)
+    run.room = 1
+    (told,) = run.begin(now_s=0.0)
+    assert told == Tell("waiting", "there is room for 1 of at least 2 workers; waiting up to 300 s for more", -1)
+    assert run.room_changed(1, "still", now_s=10.0) == []
+    assert run.tick(now_s=299.0) == []
+    assert orders_of(run.room_changed(3, "node b has joined", now_s=299.5)) == [Start(0, 3)]
+
+
+def test_a_run_that_waits_in_vain_fails() -> None:
+    run = supervisor(2, 8)
+    run.room = 0
+    run.begin(now_s=0.0)
+    (found,) = run.tick(now_s=300.0)
+    assert found == Finish("failed", "there is room for 0 of at least 2 workers and no more came within 300 s")
+
+
+def test_a_stop_while_waiting_for_room_ends_the_run() -> None:
+    run = supervisor(2)
+    run.room = 0
+    run.begin(now_s=0.0)
+    assert run.stop("Ctrl-C", now_s=1.0) == [Finish("stopped", "Ctrl-C")]
+
+
+def test_more_room_is_used_as_soon_as_it_is_there_and_no_more_than_wanted() -> None:
+    run = supervisor(2, 4)
+    run.room = 2
+    run.begin(now_s=0.0)
+    assert orders_of(run.room_changed(6, "node b has joined", now_s=1.0)) == [AskToStop("node b has joined")]
+    found = [order for rank in range(2) for order in run.exited(Exited(rank, STOPPED), now_s=2.0)]
+    assert orders_of(found) == [Start(1, 4)]
+    assert run.room_changed(8, "node c has joined", now_s=3.0) == []
+
+
+def test_less_room_that_is_announced_lets_workers_save_first() -> None:
+    run = supervisor(2, 4)
+    run.room = 4
+    run.begin(now_s=0.0)
+    assert orders_of(run.room_changed(2, "node b is leaving", now_s=1.0)) == [AskToStop("node b is leaving")]
+    found = [order for rank in range(4) for order in run.exited(Exited(rank, STOPPED), now_s=2.0)]
+    assert orders_of(found) == [Start(1, 2)]
+    assert run.num_failures == 0
+
+
+def test_a_lost_node_is_one_failure_and_the_run_goes_on_with_the_room_that_is_left() -> None:
+    run = supervisor(2, 4)
+    run.room = 4
+    run.begin(now_s=0.0)
+    run.advanced(3)
+    assert orders_of(run.exited(Exited(2, KILLED, "node b is lost"), now_s=1.0)) == [End((0, 1, 3))]
+    run.exited(Exited(3, KILLED, "node b is lost"), now_s=1.0)
+    assert run.room_changed(2, "node b is lost", now_s=1.0) == []
+    run.exited(Exited(0, KILLED), now_s=1.0)
+    assert orders_of(run.exited(Exited(1, KILLED), now_s=1.0)) == [Start(1, 2)]
+    assert run.num_failures == 1
+
+
 @pytest.mark.parametrize("workers", [0, 1, 9])
 def test_a_size_outside_of_the_bounds_is_refused(workers: int) -> None:
     run = supervisor(2, 8)
-    run.begin()
+    run.begin(now_s=0.0)
     with pytest.raises(ConfigError, match=r"not within 2:8.*resume it with --workers"):
         run.scale(workers, now_s=0.0)
 
 
 def test_exits_of_an_earlier_attempt_are_passed_over() -> None:
     run = supervisor()
-    run.begin()
+    run.begin(now_s=0.0)
     run.advanced(1)
     fail(run)
     run.exited(Exited(0, 0), now_s=0.0)
@@ -308,7 +418,7 @@ def test_whatever_happens_every_attempt_ends_before_the_next_and_the_run_ends_on
     run = Supervisor(Size(1, data.draw(st.integers(1, 4))), data.draw(st.integers(0, 4)), grace_s=5.0)
     machine = Machine()
     now_s = 0.0
-    machine.obey(run.begin())
+    machine.obey(run.begin(now_s=0.0))
     for _ in range(data.draw(st.integers(1, 60))):
         now_s += data.draw(st.sampled_from([0.0, 0.1, 6.0]))
         match data.draw(st.sampled_from(["exit", "exit", "exit", "hung", "stop", "scale", "tick", "step"])):

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from strata.cli.exit_codes import ExitCode
-
 if TYPE_CHECKING:
     from strata.launch.run_directory import RunDirectory
     from strata.launch.supervising import Finish
@@ -140,15 +138,7 @@ def _carry_out(directory: RunDirectory, *, quiet: bool) -> None:
     finally:
         shower.close()
     _tell(directory, finish)
-    raise typer.Exit(exit_code_of(finish))
-
-
-def exit_code_of(finish: Finish) -> int:
-    """As shells expect it of a program that was interrupted."""
-    if finish.outcome == "stopped":
-        by_signal = {"Ctrl-C": ExitCode.INTERRUPTED, "SIGTERM": ExitCode.TERMINATED}
-        return next((code for said, code in by_signal.items() if finish.reason.startswith(said)), ExitCode.OK)
-    return ExitCode.OK if finish.outcome == "done" else ExitCode.FAILED
+    raise typer.Exit(finish.exit_code)
 
 
 def _tell(directory: RunDirectory, finish: Finish) -> None:

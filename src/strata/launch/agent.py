@@ -1,4 +1,4 @@
-"""The agent of a node: it has the supervisor's orders carried out, and tells it what happened.
+"""The agent that leads a run: it has the supervisor's orders carried out, and tells it what happened.
 
 One asyncio program. Everything that can happen arrives in one place each (an exit, a signal, a request, a tick), is put
 to the supervisor, and what it orders is done; the rest is looking and showing.
@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
-import os
 import signal
-import socket
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,9 +16,8 @@ import msgspec
 
 from strata.clock import Clock, SystemClock
 from strata.errors import StrataError
-from strata.launch import stacks
-from strata.launch.contract import STOPPED, Place, environment
-from strata.launch.last_words import last_words
+from strata.launch.contract import METRICS, Place
+from strata.launch.nodes import RoomChanged
 from strata.launch.run_directory import RunStatus
 from strata.launch.showing import RunView, WorkerView
 from strata.launch.supervising import (
@@ -36,31 +32,29 @@ from strata.launch.supervising import (
     Tell,
 )
 from strata.launch.timeline import RunEvent
-from strata.launch.workers import WorkerOrder
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping, Sequence
+    from collections.abc import Coroutine, Sequence
     from typing import Any
 
     from strata.coordinator.client import AsyncCoordinatorClient
     from strata.coordinator.events import CheckpointRecord
     from strata.coordinator.views import WorkerInfo
+    from strata.launch.nodes import Nodes
     from strata.launch.run_directory import RunDirectory
     from strata.launch.showing import Shower
     from strata.launch.spec import RunSpec
     from strata.launch.supervising import Order
-    from strata.launch.workers import Workers
 
 TICK_S = 0.05
 LOOK_S = 0.25
 """How often the coordinator is asked how far the workers are."""
-NO_WORDS = (0, STOPPED, -signal.SIGKILL, -signal.SIGTERM)
-"""Exit codes of workers that had nothing to say about their end."""
 STATES = {
     Phase.NEW: "starting",
     Phase.RUNNING: "running",
     Phase.ENDING: "running",
     Phase.WAITING: "running",
+    Phase.SHORT: "running",
     Phase.STOPPING: "stopping",
     Phase.OVER: "running",  # until what ended it is written, too
 }
@@ -84,7 +78,7 @@ class Agent:
         self,
         spec: RunSpec,
         directory: RunDirectory,
-        workers: Workers,
+        nodes: Nodes,
         client: AsyncCoordinatorClient,
         shower: Shower,
         *,
@@ -92,32 +86,33 @@ class Agent:
         control: str = "",
         last_attempt: int = -1,
         clock: Clock | None = None,
-        variables: Mapping[str, str] | None = None,
     ) -> None:
-        self.supervisor = Supervisor(spec.workers, spec.max_restarts, spec.grace_s, attempt=last_attempt)
+        self.supervisor = Supervisor(
+            spec.workers, spec.max_restarts, spec.grace_s, spec.min_wait_s, room=nodes.room, attempt=last_attempt
+        )
         self.finish: Finish | None = None
         self._spec = spec
         self._directory = directory
-        self._workers = workers
+        self._nodes = nodes
         self._client = client
         self._shower = shower
         self._coordinator = coordinator
         self._clock = clock or SystemClock()
-        self._variables = {**(os.environ if variables is None else variables), **spec.variables}
         self._seen = _Seen()
         self._status = RunStatus.of_this_process(now_s=self._clock.wall_s())
         self._status = msgspec.structs.replace(self._status, control=control)
         self._began_s = self._clock.monotonic_s()
         self._last_event = ""
         self._checkpoint: CheckpointRecord | None = None
+        self._stop_reason = ""
         self._is_over = asyncio.Event()
         self._doing: set[asyncio.Task[None]] = set()
 
     async def run(self) -> Finish:
         """Until the supervisor says that it is over. Nobody of the workers is left then."""
-        tasks = [asyncio.create_task(each) for each in (self._hear_exits(), self._tick(), self._look())]
+        tasks = [asyncio.create_task(each) for each in (self._hear(), self._tick(), self._look())]
         try:
-            await self._obey(self.supervisor.begin())
+            await self._obey(self.supervisor.begin(now_s=self._now_s()))
             over = asyncio.create_task(self._is_over.wait())
             done, _ = await asyncio.wait([over, *tasks], return_when=asyncio.FIRST_COMPLETED)
             over.cancel()
@@ -129,7 +124,7 @@ class Agent:
             for each in [*tasks, *self._doing]:
                 each.cancel()
             await asyncio.gather(*tasks, *self._doing, return_exceptions=True)
-            await self._workers.close()
+            await self._nodes.close()
 
     # -- what is asked from outside --------------------------------------------------------------------------------
 
@@ -145,12 +140,14 @@ class Agent:
 
     # -- what happens ----------------------------------------------------------------------------------------------
 
-    async def _hear_exits(self) -> None:
+    async def _hear(self) -> None:
         while True:
-            gone = await self._workers.next_exit()
-            path = self._directory.log_path(self.supervisor.attempt, gone.rank)
-            words = "" if gone.code in NO_WORDS else last_words(path)
-            await self._obey(self.supervisor.exited(Exited(gone.rank, gone.code, words), now_s=self._now_s()))
+            event = await self._nodes.next_event()
+            if isinstance(event, RoomChanged):
+                orders = self.supervisor.room_changed(event.room, event.why, now_s=self._now_s())
+            else:
+                orders = self.supervisor.exited(Exited(event.rank, event.code, event.last_words), now_s=self._now_s())
+            await self._obey(orders)
 
     async def _tick(self) -> None:
         while True:
@@ -165,10 +162,12 @@ class Agent:
                 found = await self._client.list_workers(job_id=self._spec.name)
                 await self._see([each for each in found.workers if self._is_of_this_attempt(each)])
                 self._checkpoint = await self._client.latest_checkpoint(job_id=self._spec.name)
+                if self._checkpoint is not None:
+                    self.supervisor.saved(self._checkpoint.checkpoint.step)
             self._show()
 
     def _is_of_this_attempt(self, worker: WorkerInfo) -> bool:
-        return worker.metrics.get("attempt") == self.supervisor.attempt
+        return worker.metrics.get(METRICS.attempt) == self.supervisor.attempt
 
     async def _see(self, workers: Sequence[WorkerInfo]) -> None:
         now_s = self._now_s()
@@ -194,9 +193,12 @@ class Agent:
         rank_0 = self._seen.workers.get(0)
         if rank_0 is None:
             return
-        goes_on = "training goes on" if "restored_at_s" in rank_0.metrics else "training begins"
-        for what, text in (("restored", "the last checkpoint is loaded"), ("first_step", goes_on)):
-            at_s = rank_0.metrics.get(f"{what}_at_s")
+        goes_on = "training goes on" if METRICS.restored_at_s in rank_0.metrics else "training begins"
+        for what, metric, text in (
+            ("restored", METRICS.restored_at_s, "the last checkpoint is loaded"),
+            ("first_step", METRICS.first_step_at_s, goes_on),
+        ):
+            at_s = rank_0.metrics.get(metric)
             if at_s is not None and what not in self._seen.told:
                 self._seen.told.add(what)
                 self._note(what, text, rank=0, step=rank_0.step, at_s=at_s)
@@ -214,14 +216,11 @@ class Agent:
                 case AskToStop(reason):
                     self._do(self._ask_to_stop(reason))
                 case End(ranks):
-                    self._workers.kill(ranks)
-                case DumpStacks(rank):
-                    pid = self._workers.pid_of(rank)
-                    if pid is not None:
-                        await stacks.dump(pid, self._directory.log_path(self.supervisor.attempt, rank))
-                case Tell(what, text):
-                    cause = self.supervisor.cause
-                    self._note(what, text, rank=cause.rank if what == "failed" and cause is not None else None)
+                    self._nodes.kill(ranks)
+                case DumpStacks(ranks):
+                    await self._nodes.dump_stacks(ranks)
+                case Tell(what, text, of_attempt, rank):
+                    self._note(what, text, attempt=of_attempt, rank=rank)
                 case Finish():
                     self.finish = order
                     self._note("finished", f"{order.outcome}: {order.reason}")
@@ -230,55 +229,69 @@ class Agent:
 
     async def _start(self, attempt: int, world_size: int) -> None:
         self._seen = _Seen()
-        port = _free_port()
-        await self._workers.start(
-            [
-                WorkerOrder(
-                    rank=rank,
-                    script=self._spec.script,
-                    arguments=self._spec.arguments,
-                    is_module=self._spec.is_module,
-                    directory=self._spec.directory,
-                    variables={
-                        **_shared_cores(world_size),
-                        **self._variables,
-                        **environment(self._place(attempt, rank, world_size, port)),
-                    },
-                    log=self._directory.log_path(attempt, rank),
-                )
-                for rank in range(world_size)
-            ]
+        await self._see_off(world_size)
+        await self._nodes.launch(
+            Place(
+                run=self._spec.name,
+                attempt=attempt,
+                rank=0,
+                world_size=world_size,
+                local_rank=0,
+                local_world_size=world_size,
+                master_port=0,
+                coordinator=self._coordinator,
+                checkpoints=self._spec.checkpoints,
+                max_restarts=self._spec.max_restarts,
+            )
         )
+        if self.supervisor.phase is Phase.STOPPING and self.supervisor.attempt == attempt:
+            await self._ask_to_stop(self._stop_reason)  # asked before there was anybody to hear it
 
-    def _place(self, attempt: int, rank: int, world_size: int, port: int) -> Place:
-        return Place(
-            run=self._spec.name,
-            attempt=attempt,
-            rank=rank,
-            world_size=world_size,
-            local_rank=rank,
-            local_world_size=world_size,
-            master_port=port,
-            coordinator=self._coordinator,
-            checkpoints=self._spec.checkpoints,
-            max_restarts=self._spec.max_restarts,
-        )
-
-    async def _ask_to_stop(self, reason: str) -> None:
-        """Those who have a context agree on a step; scripts without one know only the signal."""
-        ranks = sorted(self.supervisor.running)
+    async def _see_off(self, world_size: int) -> None:
+        """Members of the attempt before whom nobody of this one replaces: they have ended, or must not go on. Ranks
+        begin together only when those are gone, which would take a lease.
+        """
         with contextlib.suppress(StrataError):
             found = await self._client.list_workers(job_id=self._spec.name)
-            if any(self._is_of_this_attempt(each) for each in found.workers):
-                await self._client.send_command("STOP", job_id=self._spec.name, reason=reason)
+            for each in found.workers:
+                if _rank_of(each) >= world_size:
+                    replaced = await self._client.register_worker(each.worker_id, job_id=self._spec.name, takeover=True)
+                    await replaced.deregister("its attempt is over")
+
+    async def _ask_to_stop(self, reason: str) -> None:
+        """Workers that have a context agree on a step. Scripts without one know only the signal; and as long as not all
+        workers have joined, nobody has made a step that could be saved.
+        """
+        self._stop_reason = reason
+        attempt, ranks = self.supervisor.attempt, sorted(self.supervisor.running)
+        with contextlib.suppress(StrataError):
+            found = await self._client.list_workers(job_id=self._spec.name)
+            if self.supervisor.attempt != attempt:
+                return
+            joined = {_rank_of(each): each.worker_id for each in found.workers if self._is_of_this_attempt(each)}
+            if joined and joined.keys() >= set(ranks):
+                await self._client.send_command(
+                    "STOP",
+                    job_id=self._spec.name,
+                    worker_ids=list(joined.values()),
+                    reason=reason,
+                    args={"attempt": str(attempt)},
+                )
                 return
         for rank in ranks:
-            self._workers.send_signal(rank, signal.SIGTERM)
+            self._nodes.send_signal(rank, signal.SIGTERM)
 
     # -- telling ---------------------------------------------------------------------------------------------------
 
     def _note(
-        self, what: str, text: str, *, rank: int | None = None, step: int | None = None, at_s: float | None = None
+        self,
+        what: str,
+        text: str,
+        *,
+        attempt: int | None = None,
+        rank: int | None = None,
+        step: int | None = None,
+        at_s: float | None = None,
     ) -> None:
         wall_s, monotonic_s = self._clock.wall_s(), self._now_s()
         at_s = wall_s if at_s is None else at_s
@@ -287,7 +300,7 @@ class Agent:
             monotonic_s=monotonic_s + at_s - wall_s,
             what=what,
             text=text,
-            attempt=self.supervisor.attempt,
+            attempt=self.supervisor.attempt if attempt is None else attempt,
             rank=rank,
             step=step,
         )
@@ -305,6 +318,7 @@ class Agent:
             "num_failures": supervisor.num_failures,
             "step": supervisor.step,
             "reason": self.finish.reason if self.finish is not None else "",
+            "exit_code": self.finish.exit_code if self.finish is not None else None,
         }
         made = msgspec.structs.replace(self._status, **changed)
         if made != self._status:
@@ -345,23 +359,8 @@ class Agent:
         return self._clock.monotonic_s()
 
 
-def _shared_cores(num_workers: int) -> dict[str, str]:
-    """As torchrun has it: workers that each took all cores would only be in each other's way."""
-    return {"OMP_NUM_THREADS": "1"} if num_workers > 1 else {}
-
-
-def _free_port() -> int:
-    """For torch's store, which rank 0 opens in a moment. Somebody else may take it in between; then the attempt fails,
-    and the next one has another.
-    """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _rank_of(worker: WorkerInfo) -> int:
-    told = worker.metrics.get("rank", float(worker.rank))
-    return int(told) if math.isfinite(told) else worker.rank
+    return int(worker.metrics.get(METRICS.rank, worker.rank))
 
 
 def _view_of(rank: int, worker: WorkerInfo) -> WorkerView:
@@ -370,9 +369,6 @@ def _view_of(rank: int, worker: WorkerInfo) -> WorkerView:
         state=worker.state,
         step=worker.step,
         epoch=worker.epoch,
-        metrics={name: value for name, value in worker.metrics.items() if name not in _OURS},
+        metrics={name: value for name, value in worker.metrics.items() if not METRICS.is_ours(name)},
         silent_s=worker.silent_s,
     )
-
-
-_OURS = {"attempt", "rank", "restored_at_s", "first_step_at_s", "agree_command", "agree_limit"}

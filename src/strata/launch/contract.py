@@ -19,10 +19,29 @@ STOPPED = 83
 STACKS_SIGNAL = "SIGUSR2"
 """At which a worker writes where it stands to its log."""
 
+JOINED = "STRATA_JOINED"
+"""The process that has joined as this rank: what it starts inherits its environment, and is no rank."""
 _RUN = "STRATA_RUN"
 _ATTEMPT = "STRATA_ATTEMPT"
 _COORDINATOR = "STRATA_COORDINATOR"
 _CHECKPOINTS = "STRATA_CHECKPOINTS"
+
+
+class METRICS:
+    """Heartbeat metrics of ours, beside the user's own; the names cannot be those of arguments."""
+
+    attempt = "strata/attempt"
+    rank = "strata/rank"
+    restored_at_s = "strata/restored_at_s"
+    first_step_at_s = "strata/first_step_at_s"
+    agree_command = "strata/agree_command"
+    """About which command the ranks agree."""
+    agree_limit = "strata/agree_limit"
+    """How far a rank's training goes until they have."""
+
+    @staticmethod
+    def is_ours(name: str) -> bool:
+        return name.startswith("strata/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +93,7 @@ def environment(place: Place) -> dict[str, str]:
         "TORCHELASTIC_RUN_ID": place.run,
         "TORCHELASTIC_RESTART_COUNT": str(place.attempt),
         "TORCHELASTIC_MAX_RESTARTS": str(place.max_restarts),
+        JOINED: "",
         _RUN: place.run,
         _ATTEMPT: str(place.attempt),
         _COORDINATOR: place.coordinator,

@@ -28,7 +28,8 @@ from strata.launch import warm
 from strata.launch.workers import NOT_STARTED, WorkerExit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+    from typing import Any
 
     from strata.launch.workers import WorkerOrder
 
@@ -64,6 +65,7 @@ class LocalWorkers:
         self._hosts: set[_Host] = set()
         self._roster = _Roster()
         self._starting = asyncio.Lock()
+        self._was_killed = asyncio.Event()
 
     async def prepare(self) -> None:
         if self._is_warm:
@@ -76,7 +78,7 @@ class LocalWorkers:
                 workers = [_Worker(order.rank, logs.enter_context(_open_log(order.log))) for order in orders]
                 self._roster.add(workers)
                 try:
-                    hosts = await self._hosts_for(orders, workers)
+                    hosts = await self._unless_killed(self._hosts_for(orders, workers), workers)
                     for host, worker, order in zip(hosts, workers, data, strict=True):
                         if host is not None:
                             await host.start(worker, order)
@@ -96,6 +98,7 @@ class LocalWorkers:
                 worker.is_killed = True
                 if worker.pid is not None:
                     warm.kill_group(worker.pid)
+        self._was_killed.set()
 
     def send_signal(self, rank: int, number: signal.Signals) -> None:
         pid = self.pid_of(rank)
@@ -135,6 +138,29 @@ class LocalWorkers:
                 field="arguments",
             )
         return data
+
+    async def _unless_killed(
+        self, hosts: Coroutine[Any, Any, Sequence[_Host | None]], workers: Sequence[_Worker]
+    ) -> Sequence[_Host | None]:
+        """Imports may take minutes. Who is killed meanwhile ends at once, as if it had been there."""
+        coming = asyncio.create_task(hosts)
+        while not coming.done():
+            self._was_killed.clear()
+            killed = asyncio.create_task(self._was_killed.wait())
+            try:
+                await asyncio.wait((coming, killed), return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:
+                coming.cancel()
+                raise
+            finally:
+                killed.cancel()
+            if not coming.done() and all(worker.is_killed for worker in workers):
+                coming.cancel()
+                for worker in workers:
+                    worker.is_ordered = True
+                    self._roster.ended(worker, -signal.SIGKILL)
+                return [None] * len(workers)
+        return coming.result()
 
     async def _hosts_for(self, orders: Sequence[WorkerOrder], workers: Sequence[_Worker]) -> Sequence[_Host | None]:
         """None for a worker that could not be started."""
@@ -430,7 +456,7 @@ def _encode(order: WorkerOrder) -> bytes:
 @contextlib.contextmanager
 def _open_log(path: Path) -> Iterator[int]:
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise ConfigError(
             f"a worker's log cannot be written ({error}); choose another directory for the run", field="log"

@@ -1,13 +1,13 @@
-"""A run on this machine, from the first process to the last: coordinator, agent, signals, and a door for requests."""
+"""A run, from the first process to the last: coordinator, nodes, agent, signals, and a door for requests."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import shutil
 import signal
 import tempfile
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,8 +16,8 @@ from strata.coordinator.config import CoordinatorConfig, LeaseConfig
 from strata.coordinator.embedded import EmbeddedCoordinator
 from strata.launch import control
 from strata.launch.agent import Agent
-from strata.launch.imports import preloads
-from strata.launch.local import LocalWorkers
+from strata.launch.node import LocalNode
+from strata.launch.nodes import Nodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,9 +26,13 @@ if TYPE_CHECKING:
     from strata.launch.showing import Shower
     from strata.launch.supervising import Finish
 
-LEASE = LeaseConfig(heartbeat_s=0.25, suspicion_s=0.25, lease_s=5.0, tick_s=0.05, step_timeout_s=0.0)
-"""On one machine a reset connection is a death, and a beat costs nothing. The agent itself watches for hung workers."""
-SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+LEASE = LeaseConfig(heartbeat_s=0.25, suspicion_s=0.25, lease_s=60.0, tick_s=0.05, step_timeout_s=0.0)
+"""On one machine a reset connection is a death, and a beat costs nothing; but a library may keep the interpreter's lock
+for many seconds, and is no less alive. The agent itself watches for hung workers.
+"""
+SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
+"""The last one comes when the terminal is closed."""
+_SOCKETS = "strata-run-"
 
 
 def run(directory: RunDirectory, shower: Shower) -> Finish:
@@ -37,7 +41,7 @@ def run(directory: RunDirectory, shower: Shower) -> Finish:
     Raises:
         ConfigError: Another agent has the run.
     """
-    with directory.lock(), _sockets() as sockets:
+    with directory.lock(), _sockets(directory) as sockets:
         config = CoordinatorConfig(state=str(directory.journal), lease=LEASE)
         with EmbeddedCoordinator(config) as coordinator:
             return asyncio.run(_run(directory, shower, coordinator.address, sockets / "control"))
@@ -45,17 +49,15 @@ def run(directory: RunDirectory, shower: Shower) -> Finish:
 
 async def _run(directory: RunDirectory, shower: Shower, coordinator: str, door: Path) -> Finish:
     spec, before = directory.spec, directory.status
-    named = preloads(spec.script, is_module=spec.is_module, directory=spec.directory)
-    variables = {**os.environ, **spec.variables}
-    workers = LocalWorkers(preload=[*named, *spec.preload], is_warm=spec.is_warm, variables=variables)
-    await workers.prepare()
+    node = LocalNode(directory)
+    await node.prepare()
     client = AsyncCoordinatorClient(coordinator)
     await client.connect()
     try:
         agent = Agent(
             spec,
             directory,
-            workers,
+            Nodes(node),
             client,
             shower,
             coordinator=coordinator,
@@ -70,9 +72,14 @@ async def _run(directory: RunDirectory, shower: Shower, coordinator: str, door: 
 
 
 @contextlib.contextmanager
-def _sockets() -> Iterator[Path]:
-    """A place for sockets: their paths must be short, and those of runs need not be."""
-    place = Path(tempfile.mkdtemp(prefix="strata-run-"))
+def _sockets(directory: RunDirectory) -> Iterator[Path]:
+    """A place for sockets: their paths must be short, and those of runs need not be. What an agent that was killed has
+    left is removed.
+    """
+    before = directory.status
+    if before is not None and (left := Path(before.control).parent).name.startswith(_SOCKETS):
+        shutil.rmtree(left, ignore_errors=True)
+    place = Path(tempfile.mkdtemp(prefix=_SOCKETS))
     try:
         yield place
     finally:
@@ -81,12 +88,21 @@ def _sockets() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _signals(agent: Agent) -> Iterator[None]:
-    """Asked once, the workers save and stop; asked twice, they stop."""
+    """Asked once, the workers save and stop; asked twice, they stop. In another thread than the main one nobody can be
+    asked so. What the program did about the signals before, it does again afterwards.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     loop = asyncio.get_running_loop()
+    before = {number: signal.getsignal(number) for number in SIGNALS}
     for number, reason in SIGNALS.items():
-        loop.add_signal_handler(number, agent.stop, reason)
+        if before[number] is not signal.SIG_IGN or number == signal.SIGINT:  # as nohup has it
+            loop.add_signal_handler(number, agent.stop, reason)
     try:
         yield
     finally:
-        for number in SIGNALS:
+        for number, handler in before.items():
             loop.remove_signal_handler(number)
+            if handler is not None:  # it was not set by Python
+                signal.signal(number, handler)

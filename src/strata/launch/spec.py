@@ -10,7 +10,9 @@ import msgspec
 from strata.errors import ConfigError
 
 MAX_WORKERS = 4_096
-"""On one node; more processes than that are a slip of the keyboard."""
+"""More processes than that are a slip of the keyboard."""
+ANY_NUMBER = 1 << 20
+"""The room of a node that sets no bound."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 

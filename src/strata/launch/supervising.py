@@ -2,7 +2,8 @@
 
 Workers run in attempts, all of them together. One that fails ends its attempt: a collective that has lost a member
 cannot be mended from inside. The next attempt begins at once if the last one made progress, later if it did not, and
-not at all if the same worker fails at the same step with the same words again and again.
+not at all if the same worker fails at the same place with the same words again and again. It has as many workers as
+there is room for; while that is less than the least, it waits.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from strata.errors import ConfigError
 from strata.launch.contract import STOPPED
+from strata.launch.spec import ANY_NUMBER
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 30.0
 MAX_ALIKE = 3
-"""Failures at the same step, of the same rank, with the same last words: it is the input, not the machine."""
+"""Failures at the same place, of the same rank, with the same last words: it is the input, not the machine."""
+_BY_SIGNAL = {"Ctrl-C": 128 + signal.SIGINT, "SIGTERM": 128 + signal.SIGTERM, "SIGHUP": 128 + signal.SIGTERM}
+"""Exit codes, by the reason that a stop was asked for with."""
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 """Exit codes that say nothing of the program."""
 
@@ -84,9 +88,9 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class DumpStacks:
-    """Write down where this worker stands, before it is killed."""
+    """Write down where these workers stand, before they are killed."""
 
-    rank: int
+    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +99,21 @@ class Tell:
 
     what: Literal["started", "failed", "hung", "stopping", "scaling", "waiting"]
     text: str
+    attempt: int
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
     outcome: Literal["done", "stopped", "failed"]
     reason: str
+
+    @property
+    def exit_code(self) -> int:
+        """Of `strata run`: as shells expect it of a program that a signal has ended."""
+        if self.outcome == "stopped":
+            return next((code for said, code in _BY_SIGNAL.items() if self.reason.startswith(said)), 0)
+        return 0 if self.outcome == "done" else 1
 
 
 Order = Start | AskToStop | End | DumpStacks | Tell | Finish
@@ -113,6 +126,8 @@ class Phase(enum.Enum):
     """One has failed; the others are being killed."""
     WAITING = "waiting"
     """Before the next attempt."""
+    SHORT = "waiting for room"
+    """There is room for fewer workers than the least."""
     STOPPING = "stopping"
     """The workers save and exit."""
     OVER = "over"
@@ -123,7 +138,9 @@ class _Failure:
     rank: int
     code: int
     last_words: str
-    step: int
+    saved_step: int
+    step: int | None
+    """The last that was seen: the one it failed at, or a little before. None: none was."""
 
 
 @dataclass(slots=True)
@@ -131,6 +148,9 @@ class Supervisor:
     size: Size
     max_restarts: int
     grace_s: float
+    min_wait_s: float = 300.0
+    room: int = ANY_NUMBER
+    """For how many workers there is a place."""
     phase: Phase = Phase.NEW
     attempt: int = -1
     world_size: int = 0
@@ -141,31 +161,43 @@ class Supervisor:
     num_failures: int = 0
     step: int = 0
     """The last that a worker has told of, in any attempt."""
+    saved_step: int = 0
+    """Of the last checkpoint that is known."""
     cause: Exited | None = None
     """What ended this attempt: the first to fail, not those that died of it."""
     _exits: dict[int, Exited] = field(default_factory=dict)
     _hung: dict[int, str] = field(default_factory=dict)
+    _ended: set[int] = field(default_factory=set)
+    """Workers that had to be killed although nothing was wrong with them: that they end so is no failure."""
     _history: list[_Failure] = field(default_factory=list)
     _num_idle: int = 0
     """Failures in a row without a step between them."""
     _attempt_step: int | None = None
     """The last step of this attempt; None before its first."""
+    _stride: int = 1
+    """The most steps between two looks: so exactly is known at which one a worker failed."""
     _deadline_s: float = float("inf")
     _is_stop_wanted: bool = False
     _is_scaling: bool = False
     """The workers were asked to stop so that others begin, perhaps as many as before."""
     _stop_reason: str = ""
 
-    def begin(self) -> list[Order]:
+    def begin(self, *, now_s: float) -> list[Order]:
         self.wanted = self.wanted or self.size.at_most
-        return self._start()
+        return self._start(now_s)
 
     # -- events ----------------------------------------------------------------------------------------------------
 
     def advanced(self, step: int) -> None:
         """Some worker has made this step."""
+        if self._attempt_step is not None:
+            self._stride = max(self._stride, step - self._attempt_step)
         self._attempt_step = max(step, self._attempt_step or 0)
         self.step = max(step, self.step)
+
+    def saved(self, step: int) -> None:
+        """There is a checkpoint of this step."""
+        self.saved_step = max(step, self.saved_step)
 
     def exited(self, event: Exited, *, now_s: float) -> list[Order]:
         if event.rank not in self.running:
@@ -174,9 +206,10 @@ class Supervisor:
         self._exits[event.rank] = event
         orders: list[Order] = []
         obeyed = self.phase is Phase.STOPPING and event.code == -signal.SIGTERM  # a script that knows nothing of us
-        if event.is_failure and not obeyed and self.phase in (Phase.RUNNING, Phase.STOPPING) and self.cause is None:
+        is_meant = obeyed or event.rank in self._ended
+        if event.is_failure and not is_meant and self.phase in (Phase.RUNNING, Phase.STOPPING) and self.cause is None:
             self.cause = self._with_reason(event)
-            orders.append(Tell("failed", self.cause.in_words))
+            orders.append(self._tell("failed", self.cause.in_words, rank=event.rank))
             if self.phase is Phase.RUNNING:
                 self.phase = Phase.ENDING
             if self.running:
@@ -193,7 +226,7 @@ class Supervisor:
         self._hung.update(dict.fromkeys(found, f"no step for {silent_s:.0f} s"))
         which = f"rank{'s' if len(found) > 1 else ''} {', '.join(map(str, found))}"
         text = f"no step for {silent_s:.0f} s on {which}; where they stand is in their logs"
-        return [Tell("hung", text), *map(DumpStacks, found), End(tuple(found))]
+        return [self._tell("hung", text), DumpStacks(tuple(found)), End(tuple(found))]
 
     def stop(self, reason: str, *, now_s: float, is_now: bool = False) -> list[Order]:
         """Asked once, the workers save first; asked again, or with `is_now`, they do not."""
@@ -204,8 +237,8 @@ class Supervisor:
         if not self.running:
             return self._finish("stopped", reason)
         if is_now or again or self.phase is Phase.ENDING:
-            return [Tell("stopping", f"{reason}: at once"), End(tuple(sorted(self.running)))]
-        return self._ask(Tell("stopping", f"{reason}: the workers save first"), reason, now_s)
+            return self._end_all(f"{reason}: at once")
+        return self._ask(self._tell("stopping", f"{reason}: the workers save first"), reason, now_s)
 
     def scale(self, workers: int, *, now_s: float) -> list[Order]:
         """Another number of workers, from the next step on.
@@ -220,21 +253,24 @@ class Supervisor:
                 field="workers",
             )
         self.wanted = workers
-        if self.phase is not Phase.RUNNING or workers == self.world_size:
-            return []
-        self._is_scaling = True
-        tell = Tell("scaling", f"from {self.world_size} to {workers} workers: they save first")
-        return self._ask(tell, f"scaling to {workers} workers", now_s)
+        return self._fit("", now_s)
+
+    def room_changed(self, room: int, why: str, *, now_s: float) -> list[Order]:
+        """Nodes have come or gone. Workers of those that are gone have exited before."""
+        self.room = room
+        return self._fit(why, now_s)
 
     def tick(self, *, now_s: float) -> list[Order]:
         if now_s < self._deadline_s:
             return []
         self._deadline_s = float("inf")
         if self.phase is Phase.WAITING:
-            return self._start()
+            return self._start(now_s)
+        if self.phase is Phase.SHORT:
+            return self._finish("failed", f"{self._shortage()} and no more came within {self.min_wait_s:g} s")
         if self.phase is Phase.STOPPING and self.running:
             late = f"{len(self.running)} of {self.world_size} workers did not stop within {self.grace_s:g} s"
-            return [Tell("stopping", f"{late}: at once"), End(tuple(sorted(self.running)))]
+            return self._end_all(f"{late}: at once")
         return []
 
     # -- within ----------------------------------------------------------------------------------------------------
@@ -244,51 +280,90 @@ class Supervisor:
         self._deadline_s = now_s + self.grace_s
         return [tell, AskToStop(reason)]
 
-    def _start(self) -> list[Order]:
-        self.attempt += 1
-        self.world_size = self.wanted
-        self.phase = Phase.RUNNING
-        self.running = set(range(self.world_size))
+    def _end_all(self, text: str) -> list[Order]:
+        self._ended |= self.running
+        return [self._tell("stopping", text), End(tuple(sorted(self.running)))]
+
+    def _fit(self, why: str, now_s: float) -> list[Order]:
+        """To what is wanted and to the room that there is."""
+        target = min(self.wanted, self.room)
+        if self.phase is Phase.SHORT:
+            return self._start(now_s) if target >= self.size.at_least else []
+        if self.phase is not Phase.RUNNING or target == self.world_size:
+            return []
+        self._is_scaling = True
+        how = f"from {self.world_size} to {target} workers" if target >= self.size.at_least else self._shortage()
+        tell = self._tell("scaling", f"{f'{why}: ' if why else ''}{how}: they save first")
+        return self._ask(tell, why or f"scaling to {target} workers", now_s)
+
+    def _start(self, now_s: float) -> list[Order]:
+        self.running, self._exits, self._hung, self._ended = set(), {}, {}, set()
         self.cause, self._attempt_step, self._is_scaling = None, None, False
-        self._exits, self._hung = {}, {}
+        world_size = min(self.wanted, self.room)
+        if world_size < self.size.at_least:
+            self.phase = Phase.SHORT
+            self._deadline_s = now_s + self.min_wait_s
+            return [self._tell("waiting", f"{self._shortage()}; waiting up to {self.min_wait_s:g} s for more")]
+        self.attempt += 1
+        self.world_size = world_size
+        self.phase = Phase.RUNNING
+        self.running = set(range(world_size))
         self._deadline_s = float("inf")
-        plural = "s" if self.world_size > 1 else ""
-        tell = Tell("started", f"attempt {self.attempt} with {self.world_size} worker{plural}")
-        return [tell, Start(self.attempt, self.world_size)]
+        plural = "s" if world_size > 1 else ""
+        fewer = f" of {self.wanted} wanted: there is no room for more" if world_size < self.wanted else ""
+        tell = self._tell("started", f"attempt {self.attempt} with {world_size} worker{plural}{fewer}")
+        return [tell, Start(self.attempt, world_size)]
+
+    def _shortage(self) -> str:
+        return f"there is room for {self.room} of at least {self.size.at_least} workers"
+
+    def _tell(
+        self,
+        what: Literal["started", "failed", "hung", "stopping", "scaling", "waiting"],
+        text: str,
+        *,
+        rank: int | None = None,
+    ) -> Tell:
+        return Tell(what, text, self.attempt, rank)
 
     def _attempt_ended(self, now_s: float) -> list[Order]:
         self._deadline_s = float("inf")
+        if all(each.code == 0 for each in self._exits.values()):  # also if they were asked to stop a moment before
+            plural = "workers are" if self.world_size > 1 else "worker is"
+            return self._finish("done", f"{self.world_size} {plural} done")
         if self._is_stop_wanted:
             return self._finish("stopped", self._stopped_how())
         if self.cause is not None:
             return self._failed(self.cause, now_s)
-        if all(each.code == 0 for each in self._exits.values()):
-            plural = "workers are" if self.world_size > 1 else "worker is"
-            return self._finish("done", f"{self.world_size} {plural} done")
         if self._is_scaling:
-            return self._start()
+            return self._start(now_s)
         return self._finish("stopped", "the workers were asked to stop and have saved")
 
     def _failed(self, cause: Exited, now_s: float) -> list[Order]:
         self.num_failures += 1
         progressed = self._attempt_step is not None
         self._num_idle = 0 if progressed else self._num_idle + 1
-        self._history.append(_Failure(cause.rank, cause.code, cause.last_words, self._attempt_step or 0))
+        self._history.append(_Failure(cause.rank, cause.code, cause.last_words, self.saved_step, self._attempt_step))
         if self._is_its_input():
-            return self._finish("failed", f"{cause.in_words} ({MAX_ALIKE} times in a row at the same step)")
+            return self._finish("failed", f"{cause.in_words} ({MAX_ALIKE} times in a row at the same place)")
         if self.num_failures > self.max_restarts:
             spent = f"{self.max_restarts} restarts are spent" if self.max_restarts else "no restarts are allowed"
             return self._finish("failed", f"{cause.in_words} ({spent})")
         pause_s = min(FIRST_PAUSE_S * 2 ** (self._num_idle - 1), LONGEST_PAUSE_S) if self._num_idle else 0.0
         if not pause_s:
-            return self._start()
+            return self._start(now_s)
         self.phase = Phase.WAITING
         self._deadline_s = now_s + pause_s
-        return [Tell("waiting", f"{pause_s:g} s until the next attempt: the last one made no step")]
+        return [self._tell("waiting", f"{pause_s:g} s until the next attempt: the last one made no step")]
 
     def _is_its_input(self) -> bool:
         last = self._history[-MAX_ALIKE:]
-        return len(last) == MAX_ALIKE and len(set(last)) == 1 and last[0].code not in _FROM_OUTSIDE
+        if len(last) < MAX_ALIKE or last[0].code in _FROM_OUTSIDE:
+            return False
+        if len({(each.rank, each.code, each.last_words, each.saved_step) for each in last}) > 1:
+            return False
+        steps = [each.step for each in last if each.step is not None]
+        return not steps or max(steps) - min(steps) <= 2 * self._stride
 
     def _with_reason(self, event: Exited) -> Exited:
         """A hung worker was killed by us; why is what counts."""
@@ -296,6 +371,8 @@ class Supervisor:
 
     def _stopped_how(self) -> str:
         codes = [each.code for each in self._exits.values()]
+        if self.cause is not None:
+            return f"{self._stop_reason}; without a last checkpoint: {self.cause.in_words}"
         if all(code in (0, STOPPED) for code in codes):
             return f"{self._stop_reason}; the workers have saved"
         num_killed = sum(code not in (0, STOPPED, -signal.SIGTERM) for code in codes)

@@ -148,6 +148,7 @@ def die_with_parent(number: signal.Signals) -> None:
 class _Warm:
     def __init__(self, link: socket.socket) -> None:
         self._link = link
+        self._agent = os.getppid()
         self._children: set[int] = set()
         self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
@@ -166,7 +167,8 @@ class _Warm:
         while True:
             ready = {fd for fd, _ in poll.poll()}
             if self._wake in ready:
-                if signal.SIGTERM in os.read(self._wake, 4096):
+                # One that was sent to everybody, as at a shutdown, is the agent's business: the workers save first.
+                if signal.SIGTERM in os.read(self._wake, 4096) and os.getppid() != self._agent:
                     self._end()
                 self._tell_of_exits()
             if self._link.fileno() in ready:
@@ -330,7 +332,9 @@ def _run(order: Order) -> None:
         else:
             sys.path.insert(0, str(Path(order.script).resolve().parent))
             _run_file(str(Path.cwd() / order.script), main.__dict__)
-    except SystemExit:
+    except SystemExit as error:
+        if error.code not in (None, 0):  # what is called at exit can tell a failure by it, as after any other exception
+            sys.last_value = error
         raise
     except BaseException as error:
         _hide_our_frames(error)

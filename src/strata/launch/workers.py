@@ -47,6 +47,8 @@ class WorkerExit:
     rank: int
     code: int
     """Below 0: the signal that ended it."""
+    last_words: str = ""
+    """The last line of its log, which for Python is the exception; known where the log is."""
 
 
 class Workers(Protocol):

@@ -21,14 +21,15 @@ import logging
 import os
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from strata.checkpoint import AnyOf, CheckpointManager, EverySteps, Manual
-from strata.errors import InvalidArgument, NoCheckpoint, StrataError
+from strata.errors import ConfigError, InvalidArgument, NoCheckpoint, StrataError
 from strata.launch.contract import STOPPED
-from strata.train import generators
+from strata.train import generators, trees
 from strata.train.agreeing import Agreement
+from strata.train.membership import NoMembership
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -45,8 +46,8 @@ OURS = "strata"
 """The part of a checkpoint that is ours."""
 ASK_AGAIN_S = 60.0
 """When nothing came of it."""
-AGREE_TIMEOUT_S = 60.0
-"""For the other ranks' threads to say how far their training is."""
+AGREE_TIMEOUT_S = 180.0
+"""For the other ranks' threads to say how far their training is. Theirs give up sooner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,8 @@ class Progress:
     """The last one that is in the model; 0 on a fresh start."""
     epoch: int = 0
     checkpoint: CheckpointMetadata | None = None
+    state: Mapping[str, Any] = field(default_factory=dict)
+    """What was to be restored: pytrees of JAX as they were saved, for nothing can be put into them; all else itself."""
 
     @property
     def is_fresh(self) -> bool:
@@ -121,7 +124,10 @@ class Context:
         """The accelerator that is this process's own, else the CPU, as torch calls it."""
         import torch  # noqa: PLC0415 - who asks for it has torch
 
-        return torch.device("cuda", self.local_rank) if torch.cuda.is_available() else torch.device("cpu")
+        if not torch.cuda.is_available():
+            return torch.device("cpu")
+        # Fewer than there are ranks here, where each process is shown only its own.
+        return torch.device("cuda", self.local_rank % torch.cuda.device_count())
 
     def init_process_group(self, **arguments: Any) -> None:
         """torch's process group of all ranks: NCCL where there is CUDA, gloo otherwise."""
@@ -182,6 +188,8 @@ class Context:
         """Puts the last committed checkpoint into modules, optimizers and whatever else has `load_state_dict`; into the
         loaders and the random generators too. On all ranks. Without a checkpoint nothing changes.
 
+        Pytrees of JAX are given back: `state = ctx.restore(state).state`.
+
         Raises:
             InvalidArgument: The checkpoint has other parts.
             PlanChanged: The data are not those that were read before.
@@ -189,14 +197,20 @@ class Context:
         if OURS in into:
             raise InvalidArgument(f"the name {OURS!r} is taken for what is ours; choose another", field="into")
         self._membership.report(state="RECOVERING")
-        ours = _Ours()
+        ours, given_back = _Ours(), trees.stand_ins(into)
         try:
-            found = self.checkpoints.restore({**into, OURS: ours}, strict=strict)
+            with trees.on_the_host(given_back):
+                found = self.checkpoints.restore({**into, **given_back, OURS: ours}, strict=strict)
         except NoCheckpoint:
-            return Progress()
-        self._put_back(ours.state, has_generators=generators)
+            return Progress(state=into)
+        state = {**into, **{name: tree.restored(strict=strict) for name, tree in given_back.items()}}
+        if ours.state:
+            self._put_back(ours.state, has_generators=generators)
+        else:  # a checkpoint of other making, which strict=False allows
+            self.step, self.epoch = found.step, found.epoch
+            self._agreement.restored(self.step)
         self._membership.restored(found)
-        return Progress(self.step, self.epoch, found)
+        return Progress(self.step, self.epoch, found, state)
 
     def _put_back(self, state: Mapping[str, Any], *, has_generators: bool) -> None:
         self.step, self.epoch = int(state["step"]), int(state["epoch"])
@@ -264,6 +278,12 @@ class Context:
             return False
         if self.world_size == 1 or decides_by_steps(self._strategy):
             return bool(self.checkpoints.should_save(self.step))
+        if isinstance(self._membership, NoMembership):
+            raise ConfigError(
+                f"{self.world_size} ranks without a coordinator cannot agree on a moment; let them save by steps "
+                f"(strata.init(every=500)), or start them with `strata run --workers {self.world_size}`",
+                field="every",
+            )
         now_s = time.monotonic()
         if self.rank == 0 and now_s - self._asked_s >= ASK_AGAIN_S:
             decision = self.checkpoints.should_save(self.step)
@@ -334,5 +354,4 @@ class _Ours:
 
 
 def _states(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Modules and optimizers by their states; all else as it is."""
-    return {name: part.state_dict() if hasattr(part, "state_dict") else part for name, part in state.items()}
+    return {name: trees.storable(part) for name, part in state.items()}

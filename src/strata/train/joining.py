@@ -12,20 +12,21 @@ import os
 import re
 import signal
 import sys
+import threading
 import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strata.checkpoint import Adaptive, CheckpointManager, EverySeconds, EverySteps, Ranks
-from strata.coordinator.client import CoordinatorClient
+from strata.coordinator.client import ClientConfig, CoordinatorClient
 from strata.coordinator.embedded import EmbeddedCoordinator
-from strata.errors import ConfigError
+from strata.errors import ConfigError, StrataError
 from strata.launch.commit import CoordinatorCommit
-from strata.launch.contract import STACKS_SIGNAL, Place, place_in
+from strata.launch.contract import JOINED, STACKS_SIGNAL, Place, place_in
 from strata.train.agreeing import Agreement
 from strata.train.context import Context
-from strata.train.membership import JoinedMembership, NoMembership
+from strata.train.membership import JOIN_TIMEOUT_S, JoinedMembership, NoMembership
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -58,6 +59,7 @@ def init(
         CoordinatorUnavailable: The run's coordinator does not answer.
     """
     variables = os.environ
+    _check_is_the_rank(variables)
     place = place_in(variables) or _place_without_agent(variables)
     if checkpoints is not None:
         place = replace(place, checkpoints=os.fspath(checkpoints))
@@ -66,9 +68,11 @@ def init(
     membership: JoinedMembership | NoMembership = NoMembership()
     commit = None
     if place.coordinator:
-        membership = _joined(place, agreement)
+        membership = _joined(place, agreement, on_lost=_end_process)
+        variables[JOINED] = str(os.getpid())
         commit = CoordinatorCommit(membership.worker)
         _dump_stacks_when_asked()
+        _stop_when_asked(membership)
     elif place.world_size == 1:
         membership = _embedded(place, agreement)
         commit = CoordinatorCommit(membership.worker)
@@ -107,11 +111,28 @@ def strategy_of(every: int | str | Strategy | None) -> Strategy:
     return EverySeconds(float(found[1]) * _UNITS_S[found[2]])
 
 
-def _joined(place: Place, agreement: Agreement, on_left: Callable[[], None] | None = None) -> JoinedMembership:
-    client = CoordinatorClient(place.coordinator)
+def _check_is_the_rank(variables: Mapping[str, str]) -> None:
+    joined, place = variables.get(JOINED), place_in(variables)
+    if joined and joined != str(os.getpid()) and place is not None:
+        raise ConfigError(
+            f"process {joined} is rank {place.rank} of run {place.run!r} already, and has started this one; call "
+            f"strata.init() only there, or start this one without {JOINED} and STRATA_RUN in its environment: then it "
+            "is a run of its own",
+            field=JOINED,
+        )
+
+
+def _joined(
+    place: Place,
+    agreement: Agreement,
+    *,
+    on_left: Callable[[], None] | None = None,
+    on_lost: Callable[[StrataError], None] | None = None,
+) -> JoinedMembership:
+    client = CoordinatorClient(place.coordinator, config=ClientConfig(connect_timeout_s=JOIN_TIMEOUT_S))
     client.connect()
     try:
-        return JoinedMembership(client, place, agreement, on_left=on_left)
+        return JoinedMembership(client, place, agreement, on_left=on_left, on_lost=on_lost)
     except BaseException:
         client.close()
         raise
@@ -120,7 +141,7 @@ def _joined(place: Place, agreement: Agreement, on_left: Callable[[], None] | No
 def _embedded(place: Place, agreement: Agreement) -> JoinedMembership:
     coordinator = EmbeddedCoordinator().start()
     try:
-        return _joined(replace(place, coordinator=coordinator.address), agreement, coordinator.stop)
+        return _joined(replace(place, coordinator=coordinator.address), agreement, on_left=coordinator.stop)
     except BaseException:
         coordinator.stop()
         raise
@@ -130,9 +151,9 @@ def _place_without_agent(variables: Mapping[str, str]) -> Place:
     """Torchrun's rank; or a world of one."""
     script = _NOT_IN_NAMES.sub("-", Path(sys.argv[0]).stem).lstrip("-._")[:_MAX_NAME] or "run"
     rank, world_size = int(variables.get("RANK", "0")), int(variables.get("WORLD_SIZE", "1"))
-    run = variables.get("TORCHELASTIC_RUN_ID", "") or script
+    run = variables.get("TORCHELASTIC_RUN_ID", "none")  # what torchrun calls a run without a name
     return Place(
-        run=run,
+        run=script if run in ("", "none") else run,
         attempt=int(variables.get("TORCHELASTIC_RESTART_COUNT", "0")),
         rank=rank,
         world_size=world_size,
@@ -148,6 +169,20 @@ def _place_without_agent(variables: Mapping[str, str]) -> Place:
 def _dump_stacks_when_asked() -> None:
     """The agent asks before it kills a worker that hangs."""
     faulthandler.register(signal.Signals[STACKS_SIGNAL], file=2, all_threads=True, chain=False)
+
+
+def _end_process(error: StrataError) -> None:
+    """This process can save nothing any more, and the others wait for it. The agent starts all of them again."""
+    print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def _stop_when_asked(membership: JoinedMembership) -> None:
+    """A signal that goes to all processes, as when a machine shuts down, reaches workers before the agent can ask them:
+    all ranks save, and end. Unless the script has its own way with it.
+    """
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, lambda *_: membership.ask_stop("SIGTERM"))
 
 
 def _close_at_exit(close: weakref.WeakMethod[Any]) -> None:

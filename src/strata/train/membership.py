@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from strata.errors import BarrierBroken, CoordinatorError, CoordinatorUnavailable, StaleGeneration, StrataError
+from strata.coordinator import limits
+from strata.errors import (
+    BarrierBroken,
+    CoordinatorError,
+    CoordinatorUnavailable,
+    InvalidArgument,
+    StaleGeneration,
+    StrataError,
+)
+from strata.launch.contract import METRICS
 from strata.train.agreeing import Agreement, Due
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from strata.checkpoint import CheckpointMetadata
     from strata.coordinator.client import CoordinatorClient, Worker
@@ -28,9 +38,9 @@ AGREE_TIMEOUT_S = 30.0
 LEAVE_TIMEOUT_S = 5.0
 """For the other ranks to tell of the last checkpoint, too."""
 POLL_S = 1.0
+MAX_METRICS = 24
+"""Of the user's, by name; the coordinator keeps 32 of a worker."""
 _WISHES: dict[str, Wish] = {"STOP": "stop", "CHECKPOINT_NOW": "checkpoint"}
-_AGREED_COMMAND, _AGREED_LIMIT = "agree_command", "agree_limit"
-"""Heartbeat metrics: about which command, and how far training goes."""
 
 
 class Membership(Protocol):
@@ -45,6 +55,10 @@ class Membership(Protocol):
 
     def ask_checkpoint(self, reason: str) -> None:
         """Lets all ranks agree on a step and save there. Returns at once."""
+        ...
+
+    def ask_stop(self, reason: str) -> None:
+        """And end there. Returns at once; may be called by a handler of signals."""
         ...
 
     def leave(self, *, together: bool) -> None: ...
@@ -66,6 +80,9 @@ class NoMembership:
     def ask_checkpoint(self, reason: str) -> None:
         pass
 
+    def ask_stop(self, reason: str) -> None:
+        pass
+
     def leave(self, *, together: bool) -> None:
         pass
 
@@ -80,18 +97,23 @@ class JoinedMembership:
         agreement: Agreement,
         *,
         on_left: Callable[[], None] | None = None,
+        on_lost: Callable[[StrataError], None] | None = None,
     ) -> None:
+        """`on_lost` is called, in a thread of ours, when the coordinator no longer counts this worker in."""
         self._client = client
         self._on_left = on_left
+        self._on_lost = on_lost
         self._place = place
         self._agreement = agreement
         self._worker: Worker = client.register_worker(place.worker_id, job_id=place.run, takeover=True)
-        self._worker.report(attempt=place.attempt, rank=place.rank)
+        ours: dict[str, Any] = {METRICS.attempt: float(place.attempt), METRICS.rank: float(place.rank)}
+        self._worker.report(**ours)
         self._has_stepped = False
+        self._metrics = _Metrics()
         _meet(self._worker, place, deadline_s=time.monotonic() + JOIN_TIMEOUT_S)
         self._is_leaving = threading.Event()
-        self._wanted = ""
-        """Why this rank wants a checkpoint of all, until it has said so."""
+        self._wanted: dict[Literal["CHECKPOINT_NOW", "STOP"], str] = {}
+        """What this rank wants of all, and why, until it has said so."""
         self._listener = threading.Thread(target=self._listen, name="strata-context", daemon=True)
         self._listener.start()
 
@@ -106,14 +128,16 @@ class JoinedMembership:
     def report(
         self, *, state: WorkerStateName, step: int | None = None, epoch: int | None = None, **metrics: float
     ) -> None:
+        numbers: dict[str, Any] = self._metrics.numbers(metrics) if metrics else {}
         if state == "TRAINING" and not self._has_stepped:
             self._has_stepped = True
-            metrics["first_step_at_s"] = time.time()
-        self._worker.report(state=state, step=step, epoch=epoch, **metrics)
+            numbers[METRICS.first_step_at_s] = time.time()
+        self._worker.report(state=state, step=step, epoch=epoch, **numbers)
 
     def restored(self, found: CheckpointMetadata) -> None:
         """Compares with what the coordinator knows to be the last."""
-        self._worker.report(restored_at_s=time.time())
+        now: dict[str, Any] = {METRICS.restored_at_s: time.time()}
+        self._worker.report(**now)
         try:
             told = self._worker.recover().checkpoint
         except CoordinatorError as error:
@@ -124,7 +148,10 @@ class JoinedMembership:
             log.warning("checkpoint %s is restored; the last that was told of is %s", found.id, last)
 
     def ask_checkpoint(self, reason: str) -> None:
-        self._wanted = reason
+        self._wanted["CHECKPOINT_NOW"] = reason
+
+    def ask_stop(self, reason: str) -> None:
+        self._wanted["STOP"] = reason
 
     def leave(self, *, together: bool) -> None:
         """`together`: not before all ranks do, since a checkpoint of theirs may still need this one's word."""
@@ -148,32 +175,38 @@ class JoinedMembership:
         while not self._is_leaving.is_set():
             try:
                 self._worker.wait_changed(POLL_S)
-                if self._wanted:
-                    reason, self._wanted = self._wanted, ""
-                    self._client.send_command("CHECKPOINT_NOW", job_id=self._place.run, reason=reason)
+                while self._wanted:
+                    name, reason = self._wanted.popitem()
+                    self._client.send_command(name, job_id=self._place.run, reason=reason)
                 for command in self._worker.take_commands():
-                    if command.name in _WISHES:
+                    is_ours = command.args.get("attempt", str(self._place.attempt)) == str(self._place.attempt)
+                    if command.name in _WISHES and is_ours:
                         self._agree(command, _WISHES[command.name])
             except StrataError as error:
-                if self._is_leaving.is_set() or self._worker.lost is not None:
-                    return
-                log.warning("no word from the coordinator: %s", error)
+                if not self._is_leaving.is_set() and self._worker.lost is None:
+                    log.warning("no word from the coordinator: %s", error)
             except Exception:
                 if not self._is_leaving.is_set():
                     log.exception("the context no longer listens to the coordinator")
+                return
+            lost = self._worker.lost
+            if lost is not None and not self._is_leaving.is_set():
+                log.error("this worker is out of its job: %s", lost)
+                if self._on_lost is not None:
+                    self._on_lost(lost)
                 return
 
     def _agree(self, command: CommandRecord, wish: Wish) -> None:
         """All ranks' threads do this for the same command, whatever their training does meanwhile."""
         limit = self._agreement.set_limit()
         try:
-            said: dict[str, Any] = {_AGREED_COMMAND: float(command.command_id), _AGREED_LIMIT: float(limit)}
+            said: dict[str, Any] = {METRICS.agree_command: float(command.command_id), METRICS.agree_limit: float(limit)}
             self._worker.report(**said)
             self._worker.heartbeat()
             self._worker.barrier("agree", step=command.command_id, timeout_s=AGREE_TIMEOUT_S)
             told = self._client.list_workers(job_id=self._place.run).workers
-            limits = [w.metrics.get(_AGREED_LIMIT, 0.0) for w in told if _is_about(w.metrics, command.command_id)]
-            self._agreement.agree(Due(wish, int(max(limits)), command.reason))
+            steps = [w.metrics.get(METRICS.agree_limit, 0.0) for w in told if _is_about(w.metrics, command.command_id)]
+            self._agreement.agree(Due(wish, int(max(steps)), command.reason))
         except BarrierBroken as error:
             log.warning("the ranks cannot agree on a step for %s: %s", command.name, error)
             self._agreement.give_up()
@@ -212,4 +245,46 @@ def _meet(worker: Worker, place: Place, *, deadline_s: float) -> None:
 
 
 def _is_about(metrics: dict[str, Any], command_id: int) -> bool:
-    return int(metrics.get(_AGREED_COMMAND, -1)) == command_id
+    return int(metrics.get(METRICS.agree_command, -1)) == command_id
+
+
+class _Metrics:
+    """Takes what can be told of a script's metrics. A run must not suffer from what it reports: the coordinator refuses
+    a whole heartbeat for one bad number in it.
+    """
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+        self._left_out: set[str] = set()
+
+    def numbers(self, metrics: Mapping[str, Any]) -> dict[str, float]:
+        found = {}
+        for name, value in metrics.items():
+            try:
+                number = float(value)
+            except (TypeError, ValueError):
+                self._leave_out(name, f"{type(value).__name__} is no number")
+                continue
+            if not math.isfinite(number):
+                self._leave_out(name, f"it is {number}")
+            elif name in self._names or self._take_in(name):
+                found[name] = number
+        return found
+
+    def _take_in(self, name: str) -> bool:
+        try:
+            limits.check_id(name, "metrics")
+        except InvalidArgument as error:
+            self._leave_out(name, str(error))
+            return False
+        if len(self._names) >= MAX_METRICS:
+            self._leave_out(name, f"there are {MAX_METRICS} others already")
+            return False
+        self._names.add(name)
+        return True
+
+    def _leave_out(self, name: str, why: str) -> None:
+        """Said once a name, and of a script that makes up names only a few times."""
+        if name not in self._left_out and len(self._left_out) < MAX_METRICS:
+            self._left_out.add(name)
+            log.warning("metric %.60r is not shown: %s", name, why)

@@ -1,0 +1,109 @@
+"""A node's own side: places become processes here, with this machine's environment, script and logs.
+
+The agent that leads uses it for its own machine; a node agent elsewhere, or an actor on a cluster, for theirs.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from typing import TYPE_CHECKING
+
+from strata.launch import stacks
+from strata.launch.contract import STOPPED, environment
+from strata.launch.imports import preloads
+from strata.launch.last_words import last_words
+from strata.launch.local import LocalWorkers
+from strata.launch.spec import ANY_NUMBER
+from strata.launch.workers import WorkerExit, WorkerOrder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from strata.launch.contract import Place
+    from strata.launch.run_directory import RunDirectory
+    from strata.launch.workers import Workers
+
+NO_WORDS = (0, STOPPED, -signal.SIGKILL, -signal.SIGTERM)
+"""Exit codes of workers that had nothing to say about their end."""
+
+
+class LocalNode:
+    """`nodes.Node` on this machine, for the run of a directory."""
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        *,
+        name: str = "",
+        address: str = "127.0.0.1",
+        slots: int = ANY_NUMBER,
+        workers: Workers | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        spec = directory.spec
+        self.name = name or socket.gethostname()
+        self.host = socket.gethostname()
+        self.address = address
+        self.slots = slots
+        self._directory = directory
+        self._variables = {**(os.environ if variables is None else variables), **spec.variables}
+        self._workers = workers or LocalWorkers(
+            preload=[*preloads(spec.script, is_module=spec.is_module, directory=spec.directory), *spec.preload],
+            is_warm=spec.is_warm,
+            variables=self._variables,
+        )
+        self._attempts: dict[int, int] = {}
+        """By rank: whose log it writes."""
+
+    async def prepare(self) -> None:
+        """Begins with the imports, and does not wait for them."""
+        await self._workers.prepare()
+
+    async def free_port(self) -> int:
+        with socket.socket() as probe:
+            probe.bind(("", 0) if self.address != "127.0.0.1" else (self.address, 0))
+            return int(probe.getsockname()[1])
+
+    async def launch(self, places: Sequence[Place]) -> None:
+        self._attempts |= {place.rank: place.attempt for place in places}
+        await self._workers.start([self._order(place) for place in places])
+
+    async def next_exit(self) -> WorkerExit:
+        gone = await self._workers.next_exit()
+        if gone.code in NO_WORDS:
+            return gone
+        log = self._directory.log_path(self._attempts[gone.rank], gone.rank)
+        return WorkerExit(gone.rank, gone.code, last_words(log))
+
+    def kill(self, ranks: Iterable[int]) -> None:
+        self._workers.kill(ranks)
+
+    def send_signal(self, rank: int, number: signal.Signals) -> None:
+        self._workers.send_signal(rank, number)
+
+    async def dump_stacks(self, rank: int) -> None:
+        pid = self._workers.pid_of(rank)
+        if pid is not None:
+            await stacks.dump(pid, self._directory.log_path(self._attempts[rank], rank))
+
+    async def close(self) -> None:
+        await self._workers.close()
+
+    def _order(self, place: Place) -> WorkerOrder:
+        spec = self._directory.spec
+        return WorkerOrder(
+            rank=place.rank,
+            script=spec.script,
+            arguments=spec.arguments,
+            is_module=spec.is_module,
+            directory=spec.directory,
+            variables={**_shared_cores(place.local_world_size), **self._variables, **environment(place)},
+            log=self._directory.log_path(place.attempt, place.rank),
+        )
+
+
+def _shared_cores(num_workers: int) -> dict[str, str]:
+    """As torchrun has it: workers that each took all cores would only be in each other's way."""
+    return {"OMP_NUM_THREADS": "1"} if num_workers > 1 else {}
