@@ -20,7 +20,7 @@ from strata.launch.node import LocalNode
 from strata.launch.nodes import Nodes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
 
     from strata.launch.run_directory import RunDirectory
     from strata.launch.showing import Shower
@@ -41,23 +41,17 @@ def run(directory: RunDirectory, shower: Shower) -> Finish:
     Raises:
         ConfigError: Another agent has the run.
     """
-    with directory.lock(), _sockets(directory) as sockets:
-        config = CoordinatorConfig(state=str(directory.journal), lease=LEASE)
-        with EmbeddedCoordinator(config) as coordinator:
-            return asyncio.run(_run(directory, shower, coordinator.address, sockets / "control"))
+    with directory.lock(), _sockets(directory) as sockets, _coordinator(directory) as coordinator:
+        return asyncio.run(_run(directory, shower, coordinator, sockets / "control"))
 
 
 async def _run(directory: RunDirectory, shower: Shower, coordinator: str, door: Path) -> Finish:
     spec, before = directory.spec, directory.status
-    node = LocalNode(directory)
-    await node.prepare()
-    client = AsyncCoordinatorClient(coordinator)
-    await client.connect()
-    try:
+    async with AsyncCoordinatorClient(coordinator) as client, _nodes(directory) as nodes:
         agent = Agent(
             spec,
             directory,
-            Nodes(node),
+            nodes,
             client,
             shower,
             coordinator=coordinator,
@@ -67,8 +61,24 @@ async def _run(directory: RunDirectory, shower: Shower, coordinator: str, door: 
         async with control.served(agent, door):
             with _signals(agent):
                 return await agent.run()
-    finally:
-        await client.close()
+
+
+@contextlib.contextmanager
+def _coordinator(directory: RunDirectory) -> Iterator[str]:
+    """Where it is reached: the one that the user has named, or one inside."""
+    if directory.spec.coordinator:
+        yield directory.spec.coordinator
+    else:
+        with EmbeddedCoordinator(CoordinatorConfig(state=str(directory.journal), lease=LEASE)) as coordinator:
+            yield coordinator.address
+
+
+@contextlib.asynccontextmanager
+async def _nodes(directory: RunDirectory) -> AsyncIterator[Nodes]:
+    """Where the workers go. The agent closes them."""
+    node = LocalNode(directory)
+    await node.prepare()
+    yield Nodes(node)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Literal
 
 import msgspec
 
@@ -71,6 +72,16 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Fork workers from a process that has imported what the script will."""
     preload: tuple[str, ...] = ()
     """Modules to import there, beside those that the script names itself."""
+    coordinator: str = ""
+    """Addresses, with commas between them; empty: the agent has one inside."""
+    num_nodes: int = 1
+    """How many machines run this spec, each with an agent of its own."""
+    engine: Literal["local", "ray"] = "local"
+    address: str = ""
+    """Of the Ray cluster: `auto`, or as `ray.init` takes it; empty: one on this machine for as long as the run."""
+    cpus_per_worker: float = 1.0
+    """What a worker reserves on a Ray cluster."""
+    gpus_per_worker: float = 0.0
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -81,7 +92,21 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("there is nothing to run; name a script", field="script")
         if self.max_restarts < 0:
             raise ConfigError(f"max_restarts={self.max_restarts} is below 0; 0 means none", field="max_restarts")
-        for name in ("grace_s", "step_timeout_s", "min_wait_s"):
+        for name in ("grace_s", "step_timeout_s", "min_wait_s", "cpus_per_worker", "gpus_per_worker"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
-                raise ConfigError(f"{name}={value} must be a time, 0 or more", field=name)
+                raise ConfigError(f"{name}={value} must be a number, 0 or more", field=name)
+        if not 1 <= self.num_nodes <= self.workers.at_most:
+            raise ConfigError(
+                f"nnodes={self.num_nodes} must be from 1 to the number of workers, {self.workers.at_most}: each node has "
+                "one at least",
+                field="nnodes",
+            )
+        if self.num_nodes > 1 and not self.coordinator:
+            raise ConfigError(
+                "several nodes meet at a coordinator; start one (`strata coordinator`), and name it with "
+                "--coordinator HOST:PORT on each of them",
+                field="coordinator",
+            )
+        if self.num_nodes > 1 and self.engine == "ray":
+            raise ConfigError("a Ray cluster has its own nodes; leave out --nnodes", field="nnodes")
