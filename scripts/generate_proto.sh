@@ -14,5 +14,5 @@ if [ "${1:-}" = "--check" ]; then
   exit 1
 fi
 mkdir -p src/strata/v1
-rm -f src/strata/v1/*
+rm -rf src/strata/v1/*
 cp "$out"/strata/v1/* src/strata/v1/

@@ -337,7 +337,7 @@ def test_a_stop_is_pushed_to_a_worker_at_once_and_not_repeated_after_its_ack(qui
 
 def test_commands_keep_their_order_and_reach_everybody(quiet_client: CoordinatorClient) -> None:
     workers = [quiet_client.register_worker(f"w{n}") for n in range(3)]
-    names = ["CHECKPOINT_NOW", "DUMP_STACKS", "REBALANCE", "STOP"]
+    names = ["CHECKPOINT_NOW", "DUMP_STACKS", "MESSAGE", "REBALANCE", "STOP"]
     for name in names:
         quiet_client.send_command(name)  # type: ignore[arg-type]
     for worker in workers:

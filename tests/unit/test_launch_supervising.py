@@ -293,6 +293,17 @@ def test_a_stop_that_a_failure_spoiled_says_so() -> None:
     assert found[0].exit_code == 143
 
 
+def test_who_died_of_anothers_death_is_not_the_cause_even_if_heard_of_first() -> None:
+    run = supervisor(3)
+    run.begin(now_s=0.0)
+    run.advanced(7)
+    run.exited(Exited(0, 1, "RuntimeError: Connection closed by peer [10.0.0.2]:29844"), now_s=1.0)
+    run.exited(Exited(2, KILLED), now_s=1.0)
+    found = run.exited(Exited(1, 1, "ValueError: bad row"), now_s=1.0)
+    assert found[0] == Tell("cause", "rank 1: exit code 1: ValueError: bad row", 0, 1)
+    assert orders_of(found) == [Start(1, 3)]
+
+
 # -- room --------------------------------------------------------------------------------------------------------------
 
 
@@ -307,7 +318,7 @@ def test_below_the_least_a_run_waits_for_room_and_says_so() -> None:
     run.room = 1
     (told,) = run.begin(now_s=0.0)
     assert told == Tell("waiting", "there is room for 1 of at least 2 workers; waiting up to 300 s for more", -1)
-    assert run.room_changed(1, "still", now_s=10.0) == []
+    assert orders_of(run.room_changed(1, "still", now_s=10.0)) == []
     assert run.tick(now_s=299.0) == []
     assert orders_of(run.room_changed(3, "node b has joined", now_s=299.5)) == [Start(0, 3)]
 
@@ -334,7 +345,7 @@ def test_more_room_is_used_as_soon_as_it_is_there_and_no_more_than_wanted() -> N
     assert orders_of(run.room_changed(6, "node b has joined", now_s=1.0)) == [AskToStop("node b has joined")]
     found = [order for rank in range(2) for order in run.exited(Exited(rank, STOPPED), now_s=2.0)]
     assert orders_of(found) == [Start(1, 4)]
-    assert run.room_changed(8, "node c has joined", now_s=3.0) == []
+    assert run.room_changed(8, "node c has joined", now_s=3.0) == [Tell("nodes", "node c has joined", 1)]
 
 
 def test_less_room_that_is_announced_lets_workers_save_first() -> None:
@@ -354,7 +365,7 @@ def test_a_lost_node_is_one_failure_and_the_run_goes_on_with_the_room_that_is_le
     run.advanced(3)
     assert orders_of(run.exited(Exited(2, KILLED, "node b is lost"), now_s=1.0)) == [End((0, 1, 3))]
     run.exited(Exited(3, KILLED, "node b is lost"), now_s=1.0)
-    assert run.room_changed(2, "node b is lost", now_s=1.0) == []
+    assert orders_of(run.room_changed(2, "node b is lost", now_s=1.0)) == []
     run.exited(Exited(0, KILLED), now_s=1.0)
     assert orders_of(run.exited(Exited(1, KILLED), now_s=1.0)) == [Start(1, 2)]
     assert run.num_failures == 1

@@ -38,6 +38,19 @@ def run(
     ] = 600.0,
     warm: Annotated[bool, typer.Option(help="Fork workers from a process that has imported torch.")] = True,
     preload: Annotated[list[str] | None, typer.Option(help="Also import this before forking; repeat it.")] = None,
+    nnodes: Annotated[
+        int,
+        typer.Option(help="How many machines; say the same on each, with one --name, and where the coordinator is."),
+    ] = 1,
+    coordinator: Annotated[
+        str, typer.Option(help="HOST:PORT of a coordinator; leader and standbys with commas. Left out: one inside.")
+    ] = "",
+    node_address: Annotated[
+        str, typer.Option(help="Where the other machines reach this one; left out: as on the way to the coordinator.")
+    ] = "",
+    min_wait_s: Annotated[
+        float, typer.Option(help="How long to wait while there is room for fewer workers than the least.")
+    ] = 300.0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show nothing but the end.")] = False,
 ) -> None:
     """Run a script on several workers, and bring it back to the exact row and step whatever dies.
@@ -54,6 +67,8 @@ def run(
     if every:
         strategy_of(every)
         variables[EVERY] = every
+    if nnodes > 1:
+        _check_shared(name, checkpoints)
     chosen = name or run_directory.new_name(SystemClock())
     place = run_directory.root() / chosen
     spec = RunSpec(
@@ -70,6 +85,10 @@ def run(
         step_timeout_s=step_timeout_s,
         is_warm=warm,
         preload=tuple(preload or ()),
+        coordinator=coordinator,
+        num_nodes=nnodes,
+        node_address=node_address,
+        min_wait_s=min_wait_s,
     )
     _carry_out(run_directory.create(spec), quiet=quiet)
 
@@ -154,6 +173,20 @@ def _tell(directory: RunDirectory, finish: Finish) -> None:
     if finish.outcome != "done":
         typer.echo(f"  go on with it: strata resume {directory.name}", err=True)
     typer.echo(f"  logs: {directory.path / 'logs'}", err=True)
+
+
+def _check_shared(name: str, checkpoints: str) -> None:
+    """What several machines must have in common."""
+    from strata.errors import ConfigError  # noqa: PLC0415
+
+    if not name:
+        raise ConfigError("nodes find each other by the run's name; give the same --name on each", field="name")
+    if not checkpoints:
+        raise ConfigError(
+            "every node must reach the checkpoints; name a place that all of them have: --checkpoints s3://… or a "
+            "directory of a shared file system",
+            field="checkpoints",
+        )
 
 
 def _script(text: str) -> str:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LeaveCause = Literal["deregistered", "lease", "connection", "hung", "replaced"]
 CheckpointKind = Literal["FULL", "INCREMENTAL", "OPTIMIZER_ONLY", "MODEL_ONLY"]
-CommandName = Literal["STOP", "REBALANCE", "CHECKPOINT_NOW", "DUMP_STACKS"]
+CommandName = Literal["STOP", "REBALANCE", "CHECKPOINT_NOW", "DUMP_STACKS", "MESSAGE"]
 
 
 class Fact(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="kind", omit_defaults=True):

@@ -1,6 +1,6 @@
-"""How a running agent is asked to stop or to scale: one JSON line each way, through a Unix socket.
+"""How a running agent is asked to stop or to scale: by signals, or with one JSON line each way through a Unix socket.
 
-It lies in a directory that only the agent's user can enter.
+The socket lies in a directory that only the agent's user can enter.
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import socket
+import threading
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -16,11 +18,13 @@ import msgspec
 from strata.errors import ConfigError, StrataError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
 MAX_LINE_BYTES = 4096
 TIMEOUT_S = 10.0
+SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
+"""The last one comes when the terminal is closed."""
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop", tag_field="do", forbid_unknown_fields=True):
@@ -92,3 +96,25 @@ def ask(path: str, request: Request) -> None:
         raise ConfigError(f"the run's agent does not answer ({error}); `strata ps` tells whether it lives") from error
     if answer.error:
         raise ConfigError(answer.error)
+
+
+@contextlib.contextmanager
+def signals(agent: Asked) -> Iterator[None]:
+    """Asked once, the workers save and stop; asked twice, they stop. In another thread than the main one nobody can be
+    asked so. What the program did about the signals before, it does again afterwards.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    for number, reason in SIGNALS.items():
+        if before[number] is not signal.SIG_IGN or number == signal.SIGINT:  # as nohup has it
+            loop.add_signal_handler(number, agent.stop, reason)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            loop.remove_signal_handler(number)
+            if handler is not None:  # it was not set by Python
+                signal.signal(number, handler)

@@ -44,8 +44,7 @@ class LocalNode:
     ) -> None:
         spec = directory.spec
         self.name = name or socket.gethostname()
-        self.host = socket.gethostname()
-        self.address = address
+        self.host = self.address = address
         self.slots = slots
         self._directory = directory
         self._variables = {**(os.environ if variables is None else variables), **spec.variables}

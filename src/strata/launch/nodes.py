@@ -130,9 +130,12 @@ def lay_out(world_size: int, nodes: Sequence[tuple[str, int]]) -> list[Seat]:
 
 
 class Nodes:
-    """All of them. Room is what the nodes that are not draining have together."""
+    """All of them. Room is what the nodes that are not draining have together; there is none before so many nodes as
+    are `awaited` have come, or `open_up` was called.
+    """
 
-    def __init__(self, *nodes: Node) -> None:
+    def __init__(self, *nodes: Node, awaited: int = 0) -> None:
+        self._awaited = awaited
         self._nodes: dict[str, Node] = {}
         self._draining: set[str] = set()
         self._listeners: dict[str, asyncio.Task[None]] = {}
@@ -144,7 +147,7 @@ class Nodes:
 
     @property
     def room(self) -> int:
-        return sum(node.slots for node in self._open())
+        return 0 if self._awaited > len(self._nodes) else sum(node.slots for node in self._open())
 
     @property
     def names(self) -> list[str]:
@@ -157,7 +160,16 @@ class Nodes:
 
     def join(self, node: Node) -> None:
         self._take_in(node)
-        self._tell_room(f"node {node.name} has joined")
+        missing = self._awaited - len(self._nodes)
+        if missing <= 0:
+            self._awaited = 0  # who leaves later is not awaited again
+        self._tell_room(f"node {node.name} has joined" + (f", {missing} more to come" if missing > 0 else ""))
+
+    def open_up(self) -> None:
+        """Those who are there must do."""
+        if self._awaited:
+            missing, self._awaited = self._awaited - len(self._nodes), 0
+            self._tell_room(f"{missing} nodes have not come")
 
     def drain(self, name: str, why: str) -> None:
         """No further worker starts there."""

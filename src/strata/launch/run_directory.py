@@ -202,7 +202,8 @@ class RunDirectory:
         """What ended the attempt, or the newest attempt that has logs; None if nobody has failed in it."""
         if attempt is None:
             attempt = max((log.attempt for log in self.logs()), default=0)
-        return next((event for event in self.events() if event.what == "failed" and event.attempt == attempt), None)
+        events = [event for event in self.events() if event.attempt == attempt]
+        return next((event for what in ("cause", "failed") for event in events if event.what == what), None)
 
     # -- events ----------------------------------------------------------------------------------------------------
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-import signal
 import tempfile
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +16,7 @@ from strata.launch import control
 from strata.launch.agent import Agent
 from strata.launch.node import LocalNode
 from strata.launch.nodes import Nodes
+from strata.launch.several import NodeAgent
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -30,8 +29,6 @@ LEASE = LeaseConfig(heartbeat_s=0.25, suspicion_s=0.25, lease_s=60.0, tick_s=0.0
 """On one machine a reset connection is a death, and a beat costs nothing; but a library may keep the interpreter's lock
 for many seconds, and is no less alive. The agent itself watches for hung workers.
 """
-SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
-"""The last one comes when the terminal is closed."""
 _SOCKETS = "strata-run-"
 
 
@@ -47,6 +44,8 @@ def run(directory: RunDirectory, shower: Shower) -> Finish:
 
 async def _run(directory: RunDirectory, shower: Shower, coordinator: str, door: Path) -> Finish:
     spec, before = directory.spec, directory.status
+    if spec.num_nodes > 1:
+        return await NodeAgent(directory, shower, door).run()
     async with AsyncCoordinatorClient(coordinator) as client, _nodes(directory) as nodes:
         agent = Agent(
             spec,
@@ -59,7 +58,7 @@ async def _run(directory: RunDirectory, shower: Shower, coordinator: str, door: 
             last_attempt=before.attempt if before is not None else -1,
         )
         async with control.served(agent, door):
-            with _signals(agent):
+            with control.signals(agent):
                 return await agent.run()
 
 
@@ -94,25 +93,3 @@ def _sockets(directory: RunDirectory) -> Iterator[Path]:
         yield place
     finally:
         shutil.rmtree(place, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _signals(agent: Agent) -> Iterator[None]:
-    """Asked once, the workers save and stop; asked twice, they stop. In another thread than the main one nobody can be
-    asked so. What the program did about the signals before, it does again afterwards.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    loop = asyncio.get_running_loop()
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    for number, reason in SIGNALS.items():
-        if before[number] is not signal.SIG_IGN or number == signal.SIGINT:  # as nohup has it
-            loop.add_signal_handler(number, agent.stop, reason)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            loop.remove_signal_handler(number)
-            if handler is not None:  # it was not set by Python
-                signal.signal(number, handler)

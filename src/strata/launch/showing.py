@@ -70,7 +70,14 @@ _COLOURS = {
     "checkpointing": "cyan",
     "recovering": "cyan",
 }
-_EVENT_COLOURS = {"failed": "red", "hung": "red", "waiting": "yellow", "stopping": "yellow", "scaling": "yellow"}
+_EVENT_COLOURS = {
+    "failed": "red",
+    "cause": "red",
+    "hung": "red",
+    "waiting": "yellow",
+    "stopping": "yellow",
+    "scaling": "yellow",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,6 +76,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Addresses, with commas between them; empty: the agent has one inside."""
     num_nodes: int = 1
     """How many machines run this spec, each with an agent of its own."""
+    node_address: str = ""
+    """Where the other machines reach this one; empty: as seen on the way to the coordinator."""
     engine: Literal["local", "ray"] = "local"
     address: str = ""
     """Of the Ray cluster: `auto`, or as `ray.init` takes it; empty: one on this machine for as long as the run."""
@@ -98,8 +100,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"{name}={value} must be a number, 0 or more", field=name)
         if not 1 <= self.num_nodes <= self.workers.at_most:
             raise ConfigError(
-                f"nnodes={self.num_nodes} must be from 1 to the number of workers, {self.workers.at_most}: each node has "
-                "one at least",
+                f"nnodes={self.num_nodes} must be from 1 to the number of workers, {self.workers.at_most}: each node "
+                "has one at least",
                 field="nnodes",
             )
         if self.num_nodes > 1 and not self.coordinator:

@@ -26,6 +26,8 @@ FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 30.0
 MAX_ALIKE = 3
 """Failures at the same place, of the same rank, with the same last words: it is the input, not the machine."""
+_ECHOES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
+"""What gloo, NCCL and sockets say of a peer that has died."""
 _BY_SIGNAL = {"Ctrl-C": 128 + signal.SIGINT, "SIGTERM": 128 + signal.SIGTERM, "SIGHUP": 128 + signal.SIGTERM}
 """Exit codes, by the reason that a stop was asked for with."""
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
@@ -50,6 +52,11 @@ class Exited:
         return self.code not in (0, STOPPED)
 
     @property
+    def is_echo(self) -> bool:
+        """Whether it died of another's death, as its last words tell: the connection to a peer was closed."""
+        return any(sign in self.last_words for sign in _ECHOES)
+
+    @property
     def in_words(self) -> str:
         if self.code >= 0:
             how = f"exit code {self.code}"
@@ -59,6 +66,9 @@ class Exited:
             except ValueError:
                 how = f"killed by signal {-self.code}"
         return f"rank {self.rank}: {how}" + (f": {self.last_words}" if self.last_words else "")
+
+
+Told = Literal["started", "failed", "hung", "stopping", "scaling", "waiting", "nodes", "cause"]
 
 
 # -- what to do --------------------------------------------------------------------------------------------------------
@@ -97,7 +107,7 @@ class DumpStacks:
 class Tell:
     """For the timeline and the terminal."""
 
-    what: Literal["started", "failed", "hung", "stopping", "scaling", "waiting"]
+    what: Told
     text: str
     attempt: int
     rank: int | None = None
@@ -258,7 +268,7 @@ class Supervisor:
     def room_changed(self, room: int, why: str, *, now_s: float) -> list[Order]:
         """Nodes have come or gone. Workers of those that are gone have exited before."""
         self.room = room
-        return self._fit(why, now_s)
+        return [self._tell("nodes", why), *self._fit(why, now_s)]
 
     def tick(self, *, now_s: float) -> list[Order]:
         if now_s < self._deadline_s:
@@ -319,7 +329,7 @@ class Supervisor:
 
     def _tell(
         self,
-        what: Literal["started", "failed", "hung", "stopping", "scaling", "waiting"],
+        what: Told,
         text: str,
         *,
         rank: int | None = None,
@@ -331,13 +341,24 @@ class Supervisor:
         if all(each.code == 0 for each in self._exits.values()):  # also if they were asked to stop a moment before
             plural = "workers are" if self.world_size > 1 else "worker is"
             return self._finish("done", f"{self.world_size} {plural} done")
+        told = self._find_cause()
         if self._is_stop_wanted:
-            return self._finish("stopped", self._stopped_how())
+            return [*told, *self._finish("stopped", self._stopped_how())]
         if self.cause is not None:
-            return self._failed(self.cause, now_s)
+            return [*told, *self._failed(self.cause, now_s)]
         if self._is_scaling:
             return self._start(now_s)
         return self._finish("stopped", "the workers were asked to stop and have saved")
+
+    def _find_cause(self) -> list[Order]:
+        """From another node the news of a death may come later than that of those who died of it."""
+        if self.cause is None or not self.cause.is_echo:
+            return []
+        for event in self._exits.values():
+            if event.is_failure and not event.is_echo and event.code != -signal.SIGKILL:  # which may be our doing
+                self.cause = self._with_reason(event)
+                return [self._tell("cause", self.cause.in_words, rank=event.rank)]
+        return []
 
     def _failed(self, cause: Exited, now_s: float) -> list[Order]:
         self.num_failures += 1

@@ -63,6 +63,10 @@ def recoveries(events: Iterable[RunEvent]) -> list[Recovery]:
             # The first of an attempt is its cause; the others died of it.
             if failed is None or event.attempt != failed.attempt:
                 failed = event
+        elif event.what == "cause":
+            # Unless it turned out later that the first died of another's death.
+            if failed is not None and event.attempt == failed.attempt:
+                failed = msgspec.structs.replace(failed, text=event.text, rank=event.rank)
         elif event.what == "started":
             if failed is not None and _follows(event, failed):
                 found.append(_begun(failed, event))

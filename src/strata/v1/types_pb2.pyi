@@ -83,6 +83,8 @@ class _CommandKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CommandKi
     COMMAND_KIND_REBALANCE: _CommandKind.ValueType  # 2
     COMMAND_KIND_CHECKPOINT_NOW: _CommandKind.ValueType  # 3
     COMMAND_KIND_DUMP_STACKS: _CommandKind.ValueType  # 4
+    COMMAND_KIND_MESSAGE: _CommandKind.ValueType  # 5
+    """From one member of a job to another; the arguments are theirs to read."""
 
 class CommandKind(_CommandKind, metaclass=_CommandKindEnumTypeWrapper): ...
 
@@ -91,6 +93,8 @@ COMMAND_KIND_STOP: CommandKind.ValueType  # 1
 COMMAND_KIND_REBALANCE: CommandKind.ValueType  # 2
 COMMAND_KIND_CHECKPOINT_NOW: CommandKind.ValueType  # 3
 COMMAND_KIND_DUMP_STACKS: CommandKind.ValueType  # 4
+COMMAND_KIND_MESSAGE: CommandKind.ValueType  # 5
+"""From one member of a job to another; the arguments are theirs to read."""
 Global___CommandKind: _TypeAlias = CommandKind  # noqa: Y015
 
 @_typing.final
