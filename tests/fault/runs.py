@@ -41,13 +41,25 @@ def write_rows(directory: Path) -> Path:
 class Run:
     """The test's end of a run, and of its agent's process."""
 
-    def __init__(self, place: Path, data: Path, *options: str, name: str = "job", script: Path | None = None) -> None:
+    def __init__(
+        self,
+        place: Path,
+        data: Path,
+        *options: str,
+        name: str = "job",
+        script: Path | None = None,
+        prefix: tuple[str, ...] = (),
+        **variables: str,
+    ) -> None:
+        """`prefix`: a program that starts it, as one that enters a network."""
         self.place = place
         self.name = name
         self.out = place / "out"
         self._data = data
         self._options = options
         self._script = script or SCRIPTS / "train_rows.py"
+        self._prefix = prefix
+        self._more_variables = variables
         self._process: subprocess.Popen[str] | None = None
         self._heard: dict[Path, int] = {}
 
@@ -66,7 +78,7 @@ class Run:
 
     def _spawn(self, *command: str) -> None:
         self._process = subprocess.Popen(
-            [str(STRATA), *command],
+            [*self._prefix, str(STRATA), *command],
             cwd=self.place,
             env=self.variables,
             stdin=subprocess.DEVNULL,
@@ -77,7 +89,8 @@ class Run:
 
     @property
     def variables(self) -> dict[str, str]:
-        return {**os.environ, "STRATA_RUNS_DIR": str(self.place / "runs"), "PYTHONWARNINGS": "ignore"}
+        ours = {"STRATA_RUNS_DIR": str(self.place / "runs"), "PYTHONWARNINGS": "ignore"}
+        return {**os.environ, **ours, **self._more_variables}
 
     def command(self, *command: str) -> subprocess.CompletedProcess[str]:
         """Another command, about this run."""
@@ -159,9 +172,10 @@ class Run:
         return "\n".join(f"--- {path}\n{path.read_text()[-2000:]}" for path in logs)
 
     def bury(self) -> None:
-        if self._process is not None and self._process.poll() is None:
+        if self._process is not None:
             self._process.kill()
-            self._process.communicate()
+            with self._process:  # waits for it, and closes its pipes
+                pass
 
 
 def processes_with(text: str) -> list[int]:

@@ -26,6 +26,11 @@ class Node:
         self._nursery = nursery
         self._namespace = namespace
 
+    @property
+    def prefix(self) -> tuple[str, ...]:
+        """Of a command that is to run here."""
+        return ("nsenter", f"--net={self._namespace}")
+
     def fork(self, run: str, **arguments: Any) -> Child:
         return self._nursery.fork(
             "network_children:inside", namespace=self._namespace, function=run, arguments=arguments

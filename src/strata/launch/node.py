@@ -10,6 +10,8 @@ import signal
 import socket
 from typing import TYPE_CHECKING
 
+import psutil
+
 from strata.launch import stacks
 from strata.launch.contract import STOPPED, environment
 from strata.launch.imports import preloads
@@ -98,9 +100,22 @@ class LocalNode:
             arguments=spec.arguments,
             is_module=spec.is_module,
             directory=spec.directory,
-            variables={**_shared_cores(place.local_world_size), **self._variables, **environment(place)},
+            variables={
+                **_shared_cores(place.local_world_size),
+                **(_interface_of(self.address) if place.num_nodes > 1 else {}),
+                **self._variables,
+                **environment(place),
+            },
             log=self._directory.log_path(place.attempt, place.rank),
         )
+
+
+def _interface_of(address: str) -> dict[str, str]:
+    """Left alone, gloo takes what the machine's name resolves to: often the loopback, where others cannot reach it."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address.partition("%")[0] == address for each in addresses):
+            return {"GLOO_SOCKET_IFNAME": name}
+    return {}
 
 
 def _shared_cores(num_workers: int) -> dict[str, str]:

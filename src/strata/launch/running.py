@@ -21,9 +21,11 @@ from strata.launch.several import NodeAgent
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
+    from strata.launch.ray_engine import RayCluster
     from strata.launch.run_directory import RunDirectory
     from strata.launch.showing import Shower
     from strata.launch.supervising import Finish
+    from strata.transport.credentials import ClientSecurity
 
 LEASE = LeaseConfig(heartbeat_s=0.25, suspicion_s=0.25, lease_s=60.0, tick_s=0.05, step_timeout_s=0.0)
 """On one machine a reset connection is a death, and a beat costs nothing; but a library may keep the interpreter's lock
@@ -38,15 +40,30 @@ def run(directory: RunDirectory, shower: Shower) -> Finish:
     Raises:
         ConfigError: Another agent has the run.
     """
-    with directory.lock(), _sockets(directory) as sockets, _coordinator(directory) as coordinator:
-        return asyncio.run(_run(directory, shower, coordinator, sockets / "control"))
+    with (
+        directory.lock(),
+        _sockets(directory) as sockets,
+        _cluster(directory) as cluster,
+        _coordinator(directory, cluster, sockets / "secrets") as (coordinator, security),
+    ):
+        return asyncio.run(_run(directory, shower, coordinator, security, cluster, sockets / "control"))
 
 
-async def _run(directory: RunDirectory, shower: Shower, coordinator: str, door: Path) -> Finish:
+async def _run(
+    directory: RunDirectory,
+    shower: Shower,
+    coordinator: str,
+    security: ClientSecurity | None,
+    cluster: RayCluster | None,
+    door: Path,
+) -> Finish:
     spec, before = directory.spec, directory.status
     if spec.num_nodes > 1:
         return await NodeAgent(directory, shower, door).run()
-    async with AsyncCoordinatorClient(coordinator) as client, _nodes(directory) as nodes:
+    async with (
+        AsyncCoordinatorClient(coordinator, security=security) as client,
+        _nodes(directory, cluster) as nodes,
+    ):
         agent = Agent(
             spec,
             directory,
@@ -63,18 +80,43 @@ async def _run(directory: RunDirectory, shower: Shower, coordinator: str, door: 
 
 
 @contextlib.contextmanager
-def _coordinator(directory: RunDirectory) -> Iterator[str]:
-    """Where it is reached: the one that the user has named, or one inside."""
-    if directory.spec.coordinator:
-        yield directory.spec.coordinator
+def _cluster(directory: RunDirectory) -> Iterator[RayCluster | None]:
+    """None: there is this machine alone, or agents on others."""
+    if directory.spec.engine == "ray":
+        from strata.launch.ray_engine import connected  # noqa: PLC0415 - Ray is behind it
+
+        with connected(directory) as cluster:
+            yield cluster
     else:
-        with EmbeddedCoordinator(CoordinatorConfig(state=str(directory.journal), lease=LEASE)) as coordinator:
-            yield coordinator.address
+        yield None
+
+
+@contextlib.contextmanager
+def _coordinator(
+    directory: RunDirectory, cluster: RayCluster | None, secrets: Path
+) -> Iterator[tuple[str, ClientSecurity | None]]:
+    """Where it is reached, and what to show there: the one that the user has named, or one inside."""
+    config = CoordinatorConfig(state=str(directory.journal), lease=LEASE)
+    if directory.spec.coordinator:
+        yield directory.spec.coordinator, None
+    elif cluster is not None and not cluster.is_here:
+        from strata.launch.reach import on_network  # noqa: PLC0415 - cryptography is behind it
+
+        with on_network(config, cluster.address, secrets) as reached:
+            cluster.credentials = reached
+            yield reached.address, reached.security
+    else:
+        with EmbeddedCoordinator(config) as coordinator:
+            yield coordinator.address, None
 
 
 @contextlib.asynccontextmanager
-async def _nodes(directory: RunDirectory) -> AsyncIterator[Nodes]:
+async def _nodes(directory: RunDirectory, cluster: RayCluster | None) -> AsyncIterator[Nodes]:
     """Where the workers go. The agent closes them."""
+    if cluster is not None:
+        async with cluster.nodes(directory) as nodes:
+            yield nodes
+        return
     node = LocalNode(directory)
     await node.prepare()
     yield Nodes(node)

@@ -84,6 +84,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     cpus_per_worker: float = 1.0
     """What a worker reserves on a Ray cluster."""
     gpus_per_worker: float = 0.0
+    ships: bool | None = None
+    """Whether Ray copies the working directory to the nodes; None: if there are others than this machine."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):

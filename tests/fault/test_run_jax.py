@@ -1,0 +1,126 @@
+"""The JAX example, killed with `kill -9`, alone and under `strata run`: it ends with the weights, the momentum and the
+key of one that nobody disturbed, bit for bit.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from runs import DEADLINE_S, Run
+
+from strata import CheckpointManager
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "train_jax.py"
+NUM_ROWS = 24_000
+NUM_STEPS = 3 * -(-NUM_ROWS // 128)
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "rows.parquet"
+    x, y = np.random.default_rng(3).random((2, NUM_ROWS), np.float32)
+    pq.write_table(pa.table({"x": x, "y": y, "z": x * y}), path, row_group_size=1_000)
+    return path
+
+
+def start_alone(place: Path, rows: Path) -> subprocess.Popen[str]:
+    place.mkdir(exist_ok=True)
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("STRATA_")}
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", str(EXAMPLE), str(rows)],
+        cwd=place,
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, rows: Path) -> Iterator[Any]:
+    """The state that it ends with when nobody disturbs it, once it is there."""
+    place = tmp_path_factory.mktemp("undisturbed")
+    process = start_alone(place, rows)
+    found: list[dict[str, Any]] = []
+
+    def state() -> dict[str, Any]:
+        if not found:
+            said, _ = process.communicate(timeout=DEADLINE_S)
+            assert process.returncode == 0, said
+            found.append(last_state(place / "checkpoints" / "train_jax"))
+        return found[0]
+
+    yield state
+    process.kill()
+    process.communicate()
+
+
+def last_state(checkpoints: Path) -> dict[str, Any]:
+    with CheckpointManager(checkpoints, saver="thread") as manager:
+        last = manager.latest()
+        assert last is not None
+        assert last.step == NUM_STEPS
+        state: dict[str, Any] = manager.load()
+    return state
+
+
+def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found["strata"]["loaders"] == expected["strata"]["loaders"]
+    for name in ("params", "momentum"):
+        for layer in ("hidden", "out"):
+            assert np.array_equal(np.asarray(found[name][layer]), np.asarray(expected[name][layer]))
+    assert np.array_equal(np.asarray(found["key"]["key_data"]), np.asarray(expected["key"]["key_data"]))
+
+
+def test_killed_alone_it_goes_on_where_it_was_saved(tmp_path: Path, rows: Path, undisturbed: Any) -> None:
+    process = start_alone(tmp_path / "job", rows)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("step 200 "):
+            break
+    process.kill()
+    process.communicate()
+
+    process = start_alone(tmp_path / "job", rows)
+    said, _ = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, said
+    assert int(said.split("begins after step ")[1].split()[0]) > 50
+    assert_same(last_state(tmp_path / "job" / "checkpoints" / "train_jax"), undisturbed())
+
+
+def test_killed_under_strata_run_it_ends_with_the_same_weights(tmp_path: Path, rows: Path, undisturbed: Any) -> None:
+    run = Run(tmp_path, rows, script=EXAMPLE)
+    try:
+        run.start_plain(str(rows))
+        run.wait_for(0, 0, r"step 200 .*")
+        (pid,) = [int(pid) for pid in pids_of(run.log(0, 0))]
+        os.kill(pid, 9)
+        code, said = run.wait()
+    finally:
+        run.bury()
+
+    assert code == 0, said
+    assert int(run.found(1, 0, r"begins after step (\d+)")[1]) > 50
+    assert "fork" not in run.text(0, 0) + run.text(1, 0), "JAX warns of it once it has threads"
+    assert_same(last_state(run.directory / "checkpoints"), undisturbed())
+
+
+def pids_of(log: Path) -> Iterator[str]:
+    """Of processes that have this log for their output, and no session of another: the worker."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if (entry / "fd" / "1").samefile(log) and os.getsid(int(entry.name)) == int(entry.name):
+                    yield entry.name
+            except OSError:
+                continue

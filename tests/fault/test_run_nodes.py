@@ -1,0 +1,183 @@
+"""Runs on several machines: each has a network namespace of its own, and TLS and a token to the coordinator. Nodes are
+cut off, killed, asked to leave; the coordinator dies. At the end every row was trained on once per epoch.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from network import Network
+from runs import Run, processes_with, write_rows
+from servers import STRATA, CoordinatorProcess, until
+
+pytestmark = pytest.mark.timeout(240)
+HUB = "hub"
+EPOCHS = 2
+LEASE = {"lease_s": 2.0, "heartbeat_s": 0.2, "suspicion_s": 0.5, "tick_s": 0.02}
+
+
+class Cluster:
+    """Machines, a coordinator at the hub, and one run on some of them."""
+
+    def __init__(self, network: Network, place: Path, data: Path) -> None:
+        self.network = network
+        self._place = place
+        self._data = data
+        hub = network.nodes[HUB]
+        self._certs = place / "certs"
+        subprocess.run([STRATA, "certs", self._certs, "--host", hub.host], check=True, capture_output=True)
+        security = {
+            "certificate": f"{self._certs}/server.crt",
+            "key": f"{self._certs}/server.key",
+            "tokens": f"{self._certs}/tokens",
+        }
+        self.coordinator = CoordinatorProcess(hub, place, listen=f"{hub.host}:50051", security=security, lease=LEASE)
+        self.coordinator.start()
+        self.runs: dict[str, Run] = {}
+
+    def run(self, node: str, *options: str, workers: str = "2", nnodes: int = 2) -> Run:
+        place = self._place / node
+        place.mkdir(exist_ok=True)
+        told = ("--nnodes", str(nnodes), "--workers", workers, "--coordinator", self.coordinator.address)
+        made = Run(
+            place,
+            self._data,
+            *(*told, "--checkpoints", str(self._place / "checkpoints"), "--max-restarts", "10", *options),
+            prefix=self.network.nodes[node].prefix,
+            STRATA_TLS_CA=f"{self._certs}/ca.crt",
+            STRATA_TOKEN_FILE=f"{self._certs}/admin.token",
+        )
+        made.out = self._place / "out"
+        self.runs[node] = made
+        return made
+
+    def start(self, *nodes: str, workers: str = "2", step_s: float = 0.02) -> list[Run]:
+        """The first of them leads."""
+        made = [self.run(node, workers=workers, nnodes=len(nodes)) for node in nodes]
+        for run in made:
+            run.start("--step-s", str(step_s))
+            until(lambda run=run: (run.directory / "events.jsonl").exists(), "the node has joined")  # type: ignore[misc]
+        return made
+
+    def check(self, num_workers: int) -> None:
+        """Every row was trained on once per epoch, and all ranks have the same weights."""
+        results = self.runs[next(iter(self.runs))].results()
+        assert [each["rank"] for each in results] == list(range(num_workers))
+        assert [each["counts"] for each in results] == [[EPOCHS]] * num_workers
+        assert len({each["digest"] for each in results}) == 1
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_rows(tmp_path_factory.mktemp("rows") / "data")
+
+
+@pytest.fixture
+def cluster(make_network: Any, tmp_path: Path, data: Path) -> Iterator[Cluster]:
+    made = Cluster(make_network(HUB, "a", "b"), tmp_path, data)
+    yield made
+    for run in made.runs.values():
+        run.bury()
+    until(lambda: not processes_with(f"STRATA_RUNS_DIR={tmp_path}"), "nobody is left")
+
+
+def whats(run: Run) -> list[str]:
+    return [event["what"] for event in run.events()]
+
+
+def texts(run: Run) -> str:
+    return "\n".join(event["text"] for event in run.events())
+
+
+def finish(*runs: Run) -> None:
+    for run in runs:
+        code, said = run.wait()
+        assert code == 0, said
+
+
+def test_a_worker_elsewhere_is_killed_and_the_coordinator_too_and_every_row_counts_once(cluster: Cluster) -> None:
+    a, b = cluster.start("a", "b")
+    b.wait_for_step(0, 8, rank=1)
+    cluster.coordinator.restart()
+    b.wait_for_step(0, 18, rank=1)
+    b.kill(0, 1)
+    b.wait_for_step(1, 24, rank=1)
+    cluster.coordinator.restart()
+    finish(a, b)
+    cluster.check(2)
+    assert whats(a).count("started") == 2, "only the worker was missed"
+    assert [event["attempt"] for event in a.events() if event["what"] == "failed"] == [0]
+    assert all("restored" in run.text(1, rank) for rank, run in enumerate((a, b))), "each logs its own workers"
+
+
+def test_a_machine_that_is_cut_off_is_left_behind_and_comes_back(cluster: Cluster) -> None:
+    a, b = cluster.start("a", "b", workers="1:2", step_s=0.05)
+    a.wait_for_step(0, 12)
+    for other in (HUB, "a"):
+        cluster.network.cut("b", other)
+    a.wait_for_step(1, int(a.wait_for(1, 0, r"restored (\d+)")[1]) + 5)
+    for other in (HUB, "a"):
+        cluster.network.mend("b", other)
+    a.wait_for(2, 0, r"restored (\d+)")
+    finish(a, b)
+    cluster.check(2)
+    assert "is lost: its agent is gone" in texts(a)
+    assert "given up by the coordinator" in texts(b)
+    started = [event["text"] for event in a.events() if event["what"] == "started"]
+    assert [text.partition(" with ")[2].split()[0] for text in started] == ["2", "1", "2"]
+
+
+def test_when_the_machine_that_leads_dies_another_one_takes_over(cluster: Cluster) -> None:
+    a, b = cluster.start("a", "b", workers="1:2")
+    b.wait_for_step(0, 12, rank=1)
+    a.agent.kill()
+    finish(b)
+    cluster.check(1)
+    assert "which led, is gone" in texts(b)
+    assert b.found(1, 0, r"restored (\d+)")[1] != "0"
+    until(lambda: not processes_with(f"STRATA_RUNS_DIR={a.place}"), "its workers died with it")
+
+
+def test_a_machine_that_is_asked_to_leave_lets_the_run_save_first_and_may_come_back(cluster: Cluster) -> None:
+    a, b = cluster.start("a", "b", workers="1:2", step_s=0.05)
+    b.wait_for_step(0, 12, rank=1)
+    b.agent.send_signal(signal.SIGTERM)
+    code, said = b.wait()
+    assert code == 128 + signal.SIGTERM, said
+    assert "the run goes on without this node" in said
+    stopped_at = b.last_step(0, 1)
+    assert int(a.wait_for(1, 0, r"restored (\d+)")[1]) >= stopped_at, "nothing was done twice"
+    b.resume()
+    finish(a, b)
+    cluster.check(2)
+    assert "failed" not in whats(a)
+
+
+def test_below_the_least_a_run_waits_can_be_stopped_and_goes_on_when_all_are_there(cluster: Cluster) -> None:
+    a, b = cluster.start("a", "b")
+    b.wait_for_step(0, 12, rank=1)
+    b.agent.kill()
+    b.agent.communicate()
+    until(lambda: "room for 1 of at least 2 workers; waiting up to 300 s" in texts(a), "it says so")
+    a.agent.send_signal(signal.SIGINT)
+    code, said = a.wait()
+    assert code == 130, said
+    for run in (a, b):
+        run.resume()
+    finish(a, b)
+    cluster.check(2)
+
+
+def test_a_stop_where_the_run_is_led_stops_it_everywhere(cluster: Cluster) -> None:
+    a, b = cluster.start("a", "b")
+    b.wait_for_step(0, 12, rank=1)
+    a.agent.send_signal(signal.SIGINT)
+    for run in (a, b):
+        code, said = run.wait()
+        assert code == 130, said
+        assert "the workers have saved" in said
