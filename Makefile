@@ -48,9 +48,9 @@ format: setup ## Put the code into its format and mend what can be mended
 	$(BIN)/ruff check --fix
 
 .PHONY: demo
-demo: ## Install only what strata itself needs, then show it at work (ARGS="--workers 8")
-	@scripts/setup_venv.sh base
-	$(BIN)/strata demo $(ARGS)
+demo: ## Install what it needs (torch and pyarrow), then train, kill a worker, compare (ARGS="--kills 3")
+	@scripts/setup_venv.sh demo
+	@$(BIN)/strata demo $(ARGS)
 
 .PHONY: proto
 proto: setup ## Make src/strata/v1 from proto/

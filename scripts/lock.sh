@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 torch=torch==2.13.0 # written out: an open range would bring the newest, with gigabytes of CUDA packages
 backend=(hatchling editables) # what an editable install without build isolation needs
 dev=("$torch" "${backend[@]}" '.[torch,postgres,cloud,data,iceberg,dev]')
-base=("${backend[@]}" .)
+demo=("$torch" "${backend[@]}" '.[torch,data]')
 peers=("$torch" datasets grpcio litdata numpy orbax-checkpoint protobuf psutil pyarrow safetensors
   torch-dataloader-utils uhashring) # what our benchmarks measure us against
 
@@ -39,6 +39,6 @@ for name in dev peers; do
   if [ "${1:-}" != --upgrade ] && [ -f "requirements/$name.txt" ]; then cp "requirements/$name.txt" "$work/$name.constraints"; fi
 done
 resolve dev "${dev[@]}"
-cp requirements/dev.txt "$work/base.constraints" # base is a part of dev, version for version
-resolve base "${base[@]}"
+cp requirements/dev.txt "$work/demo.constraints" # demo is a part of dev, version for version
+resolve demo "${demo[@]}"
 resolve peers "${peers[@]}"

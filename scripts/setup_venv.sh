@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds a virtual environment from a lock file; does nothing, quickly, when it already is what the lock says.
-#   scripts/setup_venv.sh base    .venv with what `strata` itself needs           (make demo)
-#   scripts/setup_venv.sh dev     .venv with torch and all that the tests use     (make setup); contains base
+#   scripts/setup_venv.sh demo    .venv with `strata`, torch and pyarrow          (make demo)
+#   scripts/setup_venv.sh dev     .venv with all that the tests use               (make setup); contains demo
 #   scripts/setup_venv.sh peers   .venv-peers with the systems we compare against (make bench-setup)
 # PYTHON names the interpreter to build with; otherwise the first one that is new enough.
 set -euo pipefail
@@ -11,9 +11,9 @@ die() { echo "setup: $*" >&2; exit 1; }
 
 stage=${1:-}
 case $stage in
-  base | dev) venv=.venv ;;
+  demo | dev) venv=.venv ;;
   peers) venv=.venv-peers ;;
-  *) die "usage: $0 base|dev|peers" ;;
+  *) die "usage: $0 demo|dev|peers" ;;
 esac
 lock=requirements/$stage.txt
 
@@ -52,7 +52,7 @@ print_minor='import sys; print("%d.%d" % sys.version_info[:2])'
 python=$(find_python)
 minor=$("$python" -c "$print_minor")
 
-if is_current "$stage" || { [ "$stage" = base ] && is_current dev; }; then exit 0; fi
+if is_current "$stage" || { [ "$stage" = demo ] && is_current dev; }; then exit 0; fi
 
 mkdir -p .build
 exec 9> ".build/setup$venv.lock"

@@ -5,6 +5,7 @@ exactly once per epoch, and the weights are those of a run that nobody disturbed
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import signal
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 from runs import Run, processes_with, write_rows
-from servers import until
+from servers import CoordinatorProcess, until
 
 from strata.launch.control import Scale
 
@@ -134,6 +135,42 @@ def test_asked_to_stop_it_saves_first_and_goes_on_exactly_there(
     assert run.wait()[0] == 0
     assert int(run.found(1, 0, r"restored (\d+)")[1]) == stopped_at + 1
     assert checked(run, 2) == undisturbed(2)
+
+
+def test_a_signal_to_every_process_lets_them_save_first(job: Any) -> None:
+    """As systemd and batch systems send it when a machine is taken away."""
+    run = job("--workers", "2")
+    run.start("--step-s", "0.02")
+    run.wait_for_step(0, 8)
+    for pid in processes_with(f"STRATA_RUNS_DIR={run.place}"):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    code, said = run.wait()
+    assert code == 128 + signal.SIGTERM, said
+    assert "the workers have saved" in said
+    stopped_at = run.last_step(0, 0)
+    run.resume()
+    assert run.wait()[0] == 0
+    assert int(run.found(1, 0, r"restored (\d+)")[1]) == stopped_at + 1
+
+
+def test_a_standby_takes_over_from_a_killed_coordinator_and_the_run_notices_nothing(
+    job: Any, undisturbed: Any, nursery: Any, tmp_path: Path
+) -> None:
+    settings = {"state": str(tmp_path / "shared.db"), "leadership": {"leader_lease_s": 1.5, "poll_s": 0.02}}
+    leader = CoordinatorProcess(nursery, tmp_path, **settings)
+    standby = CoordinatorProcess(nursery, tmp_path, standby=True, **settings)
+    leader.start()
+    standby.start()
+    run = job("--workers", "2", "--coordinator", f"{leader.address},{standby.address}")
+    run.start("--step-s", "0.02")
+    run.wait_for_step(0, 12)
+    leader.kill()
+    assert standby.child.hear()["leads"] is True
+    code, said = run.wait()
+    assert code == 0, said
+    assert checked(run, 2) == undisturbed(2)
+    assert [event["what"] for event in run.events()].count("started") == 1
 
 
 def test_a_hung_worker_is_found_shown_and_replaced(job: Any, undisturbed: Any) -> None:

@@ -36,7 +36,9 @@ STATISTICS_AT_THE_END_S = 2.0
 
 def main() -> None:
     link_fd, memory_fd, trainer_pid = (int(argument) for argument in sys.argv[1:4])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in messages.IGNORED_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, messages.IGNORED_SIGNALS)
     logging.basicConfig(level=logging.WARNING, format="strata saver: %(message)s")
     link = Connection(link_fd)
     place = messages.decode_to_saver(link.recv_bytes(messages.MAX_BYTES))

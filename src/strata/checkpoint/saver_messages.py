@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import msgspec
@@ -9,6 +10,8 @@ import msgspec
 from strata.checkpoint.executing import Outcome  # noqa: TC001 - msgspec looks it up
 from strata.errors import StrataError
 
+IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""By a saver: they are sent to everybody, and the trainer wants to save then. It ends when its trainer has."""
 MAX_BYTES = 64 << 20
 
 

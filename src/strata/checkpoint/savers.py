@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -234,17 +235,23 @@ class ProcessSaver:
             unless_started.callback(ours.close)
             source = str(Path(__file__).parents[2])
             paths = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
-            self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-P", "-m", "strata.checkpoint.saver"),
-                    *(str(theirs.fileno()), str(self._shared.fd), str(os.getpid())),
-                ],
-                pass_fds=(theirs.fileno(), self._shared.fd),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": paths},
-                start_new_session=True,  # Ctrl-C is for the trainer; what is staged is written nevertheless
-            )
+            # Signals that end programs are for the trainer; what is staged is written nevertheless. The saver inherits
+            # that they are blocked, until it has begun to ignore them.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, messages.IGNORED_SIGNALS)
+            try:
+                self._process = subprocess.Popen(
+                    [
+                        *(sys.executable, "-P", "-m", "strata.checkpoint.saver"),
+                        *(str(theirs.fileno()), str(self._shared.fd), str(os.getpid())),
+                    ],
+                    pass_fds=(theirs.fileno(), self._shared.fd),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    env={**os.environ, "PYTHONPATH": paths},
+                    start_new_session=True,
+                )
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             unless_started.pop_all()
         self._link = Connection(ours.detach())
         self._send(self._place)

@@ -1,222 +1,230 @@
-"""Runs the demo: starts the processes, kills one, and checks at the end that nothing was lost or done twice."""
+"""Runs the demo: makes the data, trains twice, kills workers the second time, and compares.
+
+Everything is in one directory that is removed at the end, and every process of it has that directory in its
+environment. Signals are looked at between two steps of this program, never in the middle of one: so there is no moment
+at which Ctrl-C could leave something behind.
+"""
 
 from __future__ import annotations
 
-import subprocess
+import contextlib
+import os
+import shutil
+import signal
 import sys
 import tempfile
 import time
-from collections import Counter
-from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
-from rich.console import Console
-from rich.live import Live
-
-from strata.coordinator import events as e
-from strata.coordinator.client import CoordinatorClient
-from strata.coordinator.config import CoordinatorConfig
-from strata.coordinator.embedded import EmbeddedCoordinator
-from strata.coordinator.replay import Replay
-from strata.demo.view import TOLD, Facts, picture, plain, svg
-from strata.errors import ConfigError, StrataError, UnknownWorker
+from strata.demo import view
+from strata.demo.clicks import row_numbers, write_clicks
+from strata.demo.config import NUM_EPOCHS
+from strata.demo.figures import Outcome, losses_by_step, recovery_of, run_figures
+from strata.demo.job import SCRIPT, Job, wait_until_gone
+from strata.demo.verifying import check_rows, check_weights
 
 if TYPE_CHECKING:
-    from strata.coordinator.replay import ReplayLine
+    from collections.abc import Iterator
 
-JOB = "demo"
-DATASET = "clicks"
-REFRESH_S = 0.1
+    from strata.demo.config import DemoConfig
+    from strata.demo.figures import RunFigures
+    from strata.demo.stage import Stage
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemoConfig:
-    num_workers: int = 4
-    num_shards: int = 400
-    kill_at: float = 0.35
-    """How much of the epoch is done when a worker is killed; a new one takes its place at twice that."""
-    timeout_s: float = 120.0
-
-    def __post_init__(self) -> None:
-        if self.num_workers < 2:
-            raise ConfigError("--workers must be at least 2, so that one can be lost", field="workers")
-        if self.num_shards < self.num_workers * 20:
-            raise ConfigError(
-                f"--shards must be at least {self.num_workers * 20} for the story to unfold", field="shards"
-            )
+POLL_S = 0.005
+MAX_BASE = 40
+"""Characters of the path of a directory for temporary files."""
+SHORT = "/tmp"  # noqa: S108 - mkdtemp makes a directory in it that only its user can enter
+UNDISTURBED, KILLED = "undisturbed", "killed"
 
 
-class Cast:
-    """The worker processes."""
+class Interrupted(BaseException):
+    """Asked to end by a signal. Nothing may catch it but who ends the program."""
 
-    def __init__(self, address: str, logs: Path) -> None:
-        self._address = address
-        self._logs = logs
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
-
-    def start(self, worker_id: str, *, wait_for: int) -> None:
-        arguments = ["--address", self._address, "--job", JOB, "--worker", worker_id, "--dataset", DATASET]
-        with (self._logs / f"{worker_id}.log").open("wb") as log:
-            self._processes[worker_id] = subprocess.Popen(
-                [sys.executable, "-m", "strata.demo.worker", *arguments, "--wait-for", str(wait_for)],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-
-    def kill(self, worker_id: str) -> int:
-        """SIGKILL: no good-bye, no cleaning up."""
-        process = self._processes.pop(worker_id)
-        process.kill()
-        process.wait()
-        return process.pid
-
-    def finished(self) -> bool:
-        """Whether all have ended by themselves; a failed one is an error with its last words."""
-        codes = {worker_id: process.poll() for worker_id, process in self._processes.items()}
-        for worker_id, code in codes.items():
-            if code:
-                last = (self._logs / f"{worker_id}.log").read_text(errors="replace").strip().splitlines()[-5:]
-                raise StrataError(f"{worker_id} ended with code {code}: " + " / ".join(last))
-        return all(code == 0 for code in codes.values())
-
-    def stop(self) -> None:
-        for process in self._processes.values():
-            process.kill()
-            process.wait()
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(number.name)
+        self.number = number
 
 
-class Demo:
-    def __init__(self, config: DemoConfig, client: CoordinatorClient, cast: Cast, replay: Replay) -> None:
-        self._config = config
-        self._client = client
-        self._cast = cast
-        self._replay = replay
-        self._story: list[ReplayLine] = []
-        self._num_barriers = 0
-        self._seen_seq = 0
-        self._victim = f"worker-{config.num_workers - 1}"
-        self._spare = f"worker-{config.num_workers}"
-        self._acts: list[str] = ["kill", "join"]
-        self._headline = f"{config.num_workers} worker processes are starting …"
-        self._killed: set[str] = set()
-        self._started_at_s = time.time()
+class Signals:
+    """Notes Ctrl-C and the like, for whoever looks; as long as it is entered, they do nothing else."""
 
-    def begin(self) -> None:
-        self._client.register_dataset(
-            DATASET, job_id=JOB, total_samples=self._config.num_shards * 1_000, shard_size=1_000, shuffle=True, seed=42
-        )
-        for number in range(self._config.num_workers):
-            self._cast.start(f"worker-{number}", wait_for=self._config.num_workers)
+    def __init__(self) -> None:
+        self._heard: signal.Signals | None = None
+        self._before: dict[signal.Signals, object] = {}
 
-    def look(self) -> tuple[Facts, list[ReplayLine]]:
-        """The facts now, and the lines of the story that are new."""
-        new = []
-        for entry in self._replay.lines(job_id=JOB, after=self._seen_seq):
-            self._seen_seq = entry.seq
-            self._num_barriers += entry.kind == "BarrierReleased"
-            if entry.kind in TOLD:
-                new.append(entry)
-        self._story += new
-        members = self._client.list_workers(job_id=JOB)
-        facts = Facts(
-            members=members,
-            dataset=self._client.list_datasets(job_id=JOB)[0],
-            num_barriers=self._num_barriers,
-            left_by_worker={w.worker_id: self._num_left(w.worker_id) for w in members.workers},
-            story=self._story,
-            started_at_s=self._started_at_s,
-            headline=self._headline,
-            killed=self._killed,
-        )
-        return facts, new
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            self._before[number] = signal.signal(number, self._hear)
+        return self
 
-    def _num_left(self, worker_id: str) -> int:
-        try:
-            return len(self._client.assigned_shards(worker_id, job_id=JOB))
-        except UnknownWorker:
-            return 0  # it left between two looks
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]  # as it was
 
-    def taken_over(self, facts: Facts) -> bool:
-        """Whether the killed worker is out, and the others have gone on."""
-        members = {w.worker_id for w in facts.members.workers}
-        return bool(self._killed) and not self._killed & members
+    def check(self) -> None:
+        """
+        Raises:
+            Interrupted: One has come.
+        """
+        if self._heard is not None:
+            raise Interrupted(self._heard)
 
-    def act(self, facts: Facts) -> None:
-        """The plot: at some point one is killed, and later a new one comes."""
-        done = facts.dataset.num_done / facts.dataset.num_shards
-        if done > 0 and not self._killed:
-            self._headline = "shards are dealt out; after each round all meet at a barrier"
-        if self._acts[:1] == ["kill"] and done >= self._config.kill_at:
-            self._acts.pop(0)
-            pid = self._cast.kill(self._victim)
-            self._killed.add(self._victim)
-            self._headline = f"kill -9 {pid}: {self._victim} is gone; the others take over its shards and go on"
-        elif self._acts[:1] == ["join"] and done >= min(self._config.kill_at * 2, 0.9):
-            self._acts.pop(0)
-            self._cast.start(self._spare, wait_for=1)
-            self._headline = f"{self._spare} joins and gets its share"
+    def _hear(self, number: int, _frame: object) -> None:
+        self._heard = signal.Signals(number)
 
 
-def run(config: DemoConfig, *, console: Console | None = None, save_svg: Path | None = None) -> int:
-    """Shows the demo; 0 when the epoch ended with every shard done exactly once.
+def run(config: DemoConfig, stage: Stage) -> Outcome:
+    """Shows it on the stage. Whether all went well is in what it returns.
 
-    `save_svg` keeps the picture of the moment when the lost worker's shards have been taken over.
+    Raises:
+        Interrupted: By a signal; nothing is left.
+        StrataError: A run has failed.
     """
-    console = console or Console()
-    with tempfile.TemporaryDirectory(prefix="strata-demo-") as directory:
-        state = str(Path(directory) / "state.db")
-        with (
-            EmbeddedCoordinator(CoordinatorConfig(state=state)) as coordinator,
-            CoordinatorClient(coordinator.address) as client,
-            Replay(state) as replay,
-        ):
-            cast = Cast(coordinator.address, Path(directory))
-            try:
-                _play(Demo(config, client, cast, replay), cast, config, console, save_svg)
-            finally:
-                cast.stop()
-            return _verdict(config, replay, console)
+    with Signals() as signals, _directories(config.keep) as (place, variables):
+        outcome = _play(config, stage, place, variables, signals)
+    stage.say(view.heading(4, "What was promised, and what came of it"), view.summary(outcome), "", view.story(outcome))
+    stage.say(view.next_steps(_next_steps(config)), f"\n{outcome.duration_s:.0f} s in all", is_for_picture=False)
+    return outcome
 
 
-def _play(demo: Demo, cast: Cast, config: DemoConfig, console: Console, save_svg: Path | None) -> None:
-    deadline_s = time.monotonic() + config.timeout_s
-    demo.begin()
-    with Live(console=console, auto_refresh=False) if console.is_terminal else nullcontext() as live:
-        while not cast.finished():
-            if time.monotonic() > deadline_s:
-                raise StrataError(f"the demo did not end within {config.timeout_s:g} s; try fewer --shards")
-            time.sleep(REFRESH_S)
-            facts, new = demo.look()
-            demo.act(facts)
-            if save_svg is not None and demo.taken_over(facts):
-                save_svg.write_text(svg(facts))
-                save_svg = None
-            if live is not None:
-                live.update(picture(facts), refresh=True)
-            else:
-                for entry in new:
-                    console.print(plain(entry, facts.started_at_s), highlight=False, soft_wrap=True)
+@contextlib.contextmanager
+def _directories(keep: Path | None) -> Iterator[tuple[Path, dict[str, str]]]:
+    """Where everything is, and what the runs find in their environment. Only what was asked for is there afterwards."""
+    scratch = Path(tempfile.mkdtemp(prefix="strata-demo-", dir=_base()))
+    variables = {"TMPDIR": str(scratch), "STRATA_CACHE_DIR": str(scratch / "cache")}
+    try:
+        place = scratch / "demo" if keep is None else keep.absolute()
+        place.mkdir(parents=True, exist_ok=True)
+        yield place, variables
+    finally:
+        wait_until_gone(variables)
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _verdict(config: DemoConfig, replay: Replay, console: Console) -> int:
-    """From the journal alone: what was done, how often, and by whom."""
-    times_done: Counter[int] = Counter()
-    by_worker: Counter[str] = Counter()
-    num_generations = 0
-    for event in replay.events(job_id=JOB):
-        if isinstance(event, e.ShardsDone):
-            times_done.update(event.indices)
-            by_worker[event.worker_id] += len(event.indices)
-        num_generations += isinstance(event, e.GenerationStarted)
-    num_twice = sum(times > 1 for times in times_done.values())
-    shares = ", ".join(f"{worker} {count}" for worker, count in sorted(by_worker.items()))
-    console.print(
-        f"\n{len(times_done)} of {config.num_shards} shards done, {num_twice} of them twice, "
-        f"through {num_generations} generations ({shares})",
-        highlight=False,
+def _base() -> str | None:
+    """Where temporary files go; None: where Python puts them. Sockets will be there, whose paths must be short."""
+    is_long = len(tempfile.gettempdir()) > MAX_BASE
+    return SHORT if is_long and os.access(SHORT, os.W_OK | os.X_OK) else None
+
+
+def _play(config: DemoConfig, stage: Stage, place: Path, variables: dict[str, str], signals: Signals) -> Outcome:
+    began_s = time.monotonic()
+    stage.say(view.title(config.num_workers, config.num_kills), view.heading(1, "A log of clicks"))
+    written = write_clicks(place / "clicks", num_rows=config.num_rows, seed=config.seed)
+    shutil.copy(SCRIPT, place)
+    signals.check()
+    stage.say(view.data_line(written, time.monotonic() - began_s))
+    jobs = {
+        UNDISTURBED: Job(UNDISTURBED, config, place, variables),
+        KILLED: Job(KILLED, config, place, variables, kills=config.kills),
+    }
+    titles = ("A model learns who clicks on what; nobody disturbs it", "The same once more, and kill -9 of a worker")
+    for number, (job, title) in enumerate(zip(jobs.values(), titles, strict=True), start=2):
+        stage.say(view.heading(number, title), view.command(["strata", *job.arguments], stage.width))
+        _carry_out(job, config, stage, signals)
+        for kill in job.kills:
+            stage.say(*view.recovery(recovery_of(kill, job.events(), job.entries), stage.width))
+        stage.say(view.run_line(_figures(job)))
+    signals.check()
+    return _outcome(config, place, jobs, began_s)
+
+
+def _carry_out(job: Job, config: DemoConfig, stage: Stage, signals: Signals) -> None:
+    try:
+        job.start()
+        with stage.drawing():
+            while job.look():
+                signals.check()
+                if stage.is_due:
+                    stage.draw(_facts(job, config))
+                time.sleep(POLL_S)
+    finally:
+        job.stop()
+
+
+def _facts(job: Job, config: DemoConfig) -> view.RunFacts:
+    entries = job.entries
+    attempt = max((entry.attempt for entry in entries), default=0)
+    newest = {entry.rank: entry for entry in entries if entry.attempt == attempt}
+    killed = {kill.rank for kill in job.kills if kill.attempt == attempt}
+    workers = []
+    for rank in range(config.num_workers):
+        entry = newest.get(rank)
+        if entry is None:
+            workers.append(view.WorkerFacts(rank, 0, None, "starting"))
+            continue
+        last = entry.trained[-1] if entry.trained else None
+        step = last.step if last is not None else entry.restored_step
+        state = "killed" if rank in killed else "training"
+        workers.append(view.WorkerFacts(rank, step, last.loss if last is not None else None, state))
+    return view.RunFacts(
+        workers=workers,
+        num_steps=config.num_steps,
+        losses=losses_by_step(entries),
+        saved_step=max((save.step for entry in newest.values() for save in entry.saved), default=0),
+        recoveries=[recovery_of(kill, job.events(), entries) for kill in job.kills],
+        elapsed_s=time.monotonic() - job.began_s,
     )
-    good = len(times_done) == config.num_shards and not num_twice
-    console.print("[bold green]every shard exactly once[/bold green]" if good else "[bold red]that is wrong[/bold red]")
-    return 0 if good else 1
+
+
+def _figures(job: Job) -> RunFigures:
+    return run_figures(job.entries, duration_s=job.ended_s - job.began_s)
+
+
+def _outcome(config: DemoConfig, place: Path, jobs: dict[str, Job], began_s: float) -> Outcome:
+    undisturbed, killed = jobs[UNDISTURBED], jobs[KILLED]
+    rows = row_numbers(place / "clicks")
+    return Outcome(
+        num_workers=config.num_workers,
+        num_rows=config.num_rows,
+        num_epochs=NUM_EPOCHS,
+        seed=config.seed,
+        undisturbed=_figures(undisturbed),
+        killed=_figures(killed),
+        recoveries=tuple(recovery_of(kill, killed.events(), killed.entries) for kill in killed.kills),
+        num_kills_planned=config.num_kills,
+        rows=check_rows(killed.entries, rows, num_epochs=NUM_EPOCHS),
+        rows_undisturbed=check_rows(undisturbed.entries, rows, num_epochs=NUM_EPOCHS),
+        weights=check_weights(undisturbed.directory / "checkpoints", killed.directory / "checkpoints"),
+        duration_s=time.monotonic() - began_s,
+    )
+
+
+def _next_steps(config: DemoConfig) -> list[tuple[str, str]]:
+    """What it is for, and a command that works here."""
+    strata = _program()
+    if config.keep is None:
+        return [
+            ("kill more of them", f"{strata} demo --kills 3 --seed 8"),
+            ("keep data, logs and checkpoints, and look at them", f"{strata} demo --keep strata-demo"),
+            ("read the training script: what makes it survive is in the lines with ctx", f"less {_short(SCRIPT)}"),
+            ("run one of your own; scripts for torchrun start unchanged", f"{strata} run --workers 2 YOUR_SCRIPT.py"),
+        ]
+    place = _short(config.keep.absolute())
+    checkpoints = f"{place}/runs/{KILLED}/checkpoints"
+    again = "train.py --data clicks --diary diary/mine"
+    return [
+        ("list the two runs", f"STRATA_RUNS_DIR={place}/runs {strata} ps"),
+        ("read what the workers said", f"STRATA_RUNS_DIR={place}/runs {strata} logs {KILLED}"),
+        ("list the last checkpoints", f"{strata} checkpoints ls {checkpoints}"),
+        (
+            "run it again, and kill -9 its workers from another terminal",
+            f"cd {place} && {_program(Path(place))} run -w 2 {again}",
+        ),
+    ]
+
+
+def _program(directory: Path = Path()) -> str:
+    """How this `strata` is called from a directory: by its name, if that is what a shell would find."""
+    beside = Path(sys.executable).with_name("strata")
+    found = shutil.which("strata")
+    if found is not None and Path(found).resolve() == beside.resolve():
+        return "strata"
+    short = _short if directory == Path() else str
+    return short(beside) if beside.exists() else f"{short(Path(sys.executable))} -m strata.cli"
+
+
+def _short(path: Path) -> str:
+    """From here, where that is shorter."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -1,96 +1,302 @@
-"""What the demo shows: the workers, the epoch, and the story so far. Pure: facts in, something to print out."""
+"""What the demo shows: how a run gets on, how it came back, and what was checked. Pure: facts in, pictures out."""
 
 from __future__ import annotations
 
 import io
 import re
-from dataclasses import dataclass, field
+import textwrap
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console, Group
-from rich.markup import escape
-from rich.panel import Panel
+from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+
+from strata.demo.verifying import MAX_NAMED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import RenderableType
 
-    from strata.coordinator.replay import ReplayLine
-    from strata.coordinator.views import DatasetInfo, MembershipInfo
+    from strata.demo.clicks import Written
+    from strata.demo.figures import Outcome, Recovery, RunFigures
+    from strata.demo.verifying import RowsCheck, WeightsCheck
 
-STORY_LINES = 9
-SVG_WIDTH = 112
-TOLD = {"GenerationStarted", "ShardsAssigned", "DatasetRegistered"}
-"""Kinds of entries worth a line: a generation says who came and went; the rest comes by the dozen."""
-
-
-@dataclass(slots=True)
-class Facts:
-    """Everything the picture is made of."""
-
-    members: MembershipInfo
-    dataset: DatasetInfo
-    num_barriers: int
-    left_by_worker: dict[str, int]
-    story: Sequence[ReplayLine]
-    started_at_s: float
-    headline: str = ""
-    killed: set[str] = field(default_factory=set)
+MAX_WIDTH = 100
+MIN_WIDTH = 80
+INDENT = 4
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_LABEL = 18
+_MAX_BAR = 40
 
 
-def picture(facts: Facts) -> RenderableType:
-    workers = Table(expand=True, box=None, header_style="bold")
-    for heading in ("rank", "worker", "state", "step", "loss", "shards to go", "last heard"):
-        workers.add_column(heading, justify="left" if heading in ("worker", "state") else "right")
-    for w in facts.members.workers:
-        dead = w.worker_id in facts.killed
-        workers.add_row(
-            str(w.rank),
-            escape(w.worker_id),
-            "[red]killed -9[/red]" if dead else w.state,
-            str(w.step),
-            f"{w.metrics['loss']:.3f}" if "loss" in w.metrics else "",
-            str(facts.left_by_worker.get(w.worker_id, 0)),
-            f"{w.silent_s:.1f} s" + (" [red]connection lost[/red]" if w.suspect else ""),
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    rank: int
+    step: int
+    loss: float | None
+    state: str
+    """`training`, `starting` or `killed`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """A run that is under way."""
+
+    workers: Sequence[WorkerFacts]
+    num_steps: int
+    losses: Sequence[float]
+    saved_step: int
+    recoveries: Sequence[Recovery]
+    elapsed_s: float
+
+
+# -- while it runs -----------------------------------------------------------------------------------------------------
+
+
+def title(num_workers: int, num_kills: int) -> Text:
+    killed = "one is killed" if num_kills == 1 and num_workers > 1 else f"kill -9 {num_kills} times"
+    workers = f"{num_workers} worker{'s' if num_workers > 1 else ''}"
+    return Text.assemble(("Strata demo", "bold"), f": training on {workers}, {killed}, nothing is lost")
+
+
+def heading(number: int, text: str) -> Text:
+    return Text.assemble("\n", (f"{number}  ", "dim"), (text, "bold"))
+
+
+def command(words: Sequence[str], width: int) -> RenderableType:
+    """As one would type it; an option stays together with its value."""
+    text = re.sub(r"(--[a-z-]+) (?!-)", "\\g<1>\N{NO-BREAK SPACE}", " ".join(words))
+    lines = textwrap.wrap(text, max(width - INDENT - 8, 20), break_on_hyphens=False, break_long_words=False)
+    whole = " \\\n    ".join(lines).replace("\N{NO-BREAK SPACE}", " ")
+    return indented(Text(whole, style="cyan", no_wrap=True, overflow="ignore"), "$ ")
+
+
+def data_line(written: Written, seconds: float) -> RenderableType:
+    return indented(
+        Text(
+            f"{written.num_rows:,} made-up clicks in {written.num_files} Parquet files, "
+            f"{written.num_bytes / 1e6:.1f} MB ({seconds:.1f} s)"
         )
-    data = facts.dataset
-    epoch = Table.grid(expand=True, padding=(0, 1))
-    epoch.add_column(no_wrap=True)
-    epoch.add_column(ratio=1)
-    epoch.add_column(no_wrap=True)
-    epoch.add_row(
-        "epoch 0",
-        ProgressBar(total=data.num_shards, completed=data.num_done),
-        f"{data.num_done}/{data.num_shards} shards",
-    )
-    story = Group(*(_line(entry, facts.started_at_s) for entry in facts.story[-STORY_LINES:]))
-    title = f"generation {facts.members.generation} · {len(facts.members.workers)} workers · "
-    return Group(
-        Panel(Group(workers, "", epoch), title=title + f"{facts.num_barriers} barriers passed", title_align="left"),
-        Panel(story, title="what the journal says", title_align="left", height=STORY_LINES + 2),
-        f"[bold]{facts.headline}[/bold]",
     )
 
 
-def svg(facts: Facts) -> str:
-    """The picture as a file; without the web fonts that rich would have a browser fetch."""
-    console = Console(record=True, width=SVG_WIDTH, file=io.StringIO(), highlight=False)
-    console.print(picture(facts))
+def live(facts: RunFacts, width: int) -> RenderableType:
+    """Redrawn all the time: a line for each worker, the curve of the loss, and recoveries as far as they have come."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for _ in range(4):
+        table.add_column(no_wrap=True)
+    bar_width = min(max(width - 50, 10), _MAX_BAR)
+    for worker in facts.workers:
+        bar = ProgressBar(facts.num_steps, worker.step, width=bar_width, pulse=False)
+        table.add_row(f"rank {worker.rank}", bar, *_state(worker, facts.num_steps))
+    lines: list[RenderableType] = [indented(table)]
+    if facts.losses:
+        done = min(max(round(bar_width * len(facts.losses) / facts.num_steps), 1), bar_width)
+        curve = sparkline(facts.losses, done).ljust(bar_width)  # as long as the bars above it
+        lines.append(indented(Text.assemble("loss    ", (curve, "green"), f"  {facts.losses[-1]:.3f}")))
+    lines += [Group(*recovery(each, width)) for each in facts.recoveries]
+    saved = f", saved up to step {facts.saved_step}" if facts.saved_step else ""
+    lines.append(indented(Text(f"{facts.elapsed_s:.0f} s{saved}", style="dim")))
+    return Group(*lines)
+
+
+def _state(worker: WorkerFacts, num_steps: int) -> tuple[Text, Text]:
+    if worker.state == "killed":
+        return Text("killed", style="bold red"), Text("")
+    if worker.state == "starting":
+        return Text("starting", style="yellow"), Text("")
+    width = len(str(num_steps))
+    loss = "" if worker.loss is None else f"loss {worker.loss:.3f}"
+    return Text(f"step {worker.step:>{width}} of {num_steps}"), Text(loss)
+
+
+def progress_line(facts: RunFacts) -> str:
+    """For where nothing can be drawn over."""
+    loss = f", loss {facts.losses[-1]:.3f}" if facts.losses else ""
+    return f"{' ' * INDENT}step {max(worker.step for worker in facts.workers)} of {facts.num_steps}{loss}"
+
+
+def sparkline(numbers: Sequence[float], width: int) -> str:
+    """The curve in one line; each character is the mean of a part."""
+    width = min(width, len(numbers))
+    cuts = [round(place * len(numbers) / width) for place in range(width + 1)]
+    means = [sum(numbers[a:b]) / (b - a) for a, b in pairwise(cuts)]
+    low, high = min(means), max(means)
+    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BLOCKS[round((mean - low) * scale)] for mean in means)
+
+
+# -- how it came back --------------------------------------------------------------------------------------------------
+
+
+def recovery(found: Recovery, width: int) -> list[RenderableType]:
+    """As a waterfall: each bar begins where the one before it ended."""
+    moments = [
+        ("detected", found.detected_ms),
+        ("new workers begin", found.started_ms),
+        (_restored(found), found.restored_ms),
+        ("first step again", found.first_step_ms),
+    ]
+    known = [(what, at_ms) for what, at_ms in moments if at_ms is not None]
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, justify="right")
+    table.add_column(no_wrap=True)
+    room = min(max(width - INDENT - 46, 8), _MAX_BAR)
+    longest = max((at_ms for _, at_ms in known), default=0.0) or 1.0
+    before = 0.0
+    for what, at_ms in known:
+        start, end = round(before / longest * room), round(at_ms / longest * room)
+        bar = " " * min(start, room - 1) + "━" * max(end - start, 1)
+        table.add_row(what, Text(f"+{at_ms:,.0f} ms", style="bold"), Text(bar, style="yellow"))
+        before = at_ms
+    struck = Text.assemble(
+        ("kill -9 ", "bold red"), f"of rank {found.rank} (process {found.pid}) after step {found.step}"
+    )
+    return [indented(struck), Padding(table, (0, 0, 0, INDENT + 2), expand=False)]
+
+
+def _restored(found: Recovery) -> str:
+    if found.restored_step is None:
+        return "restored"
+    return f"step {found.restored_step} restored" if found.restored_step else "begun anew"
+
+
+def run_line(figures: RunFigures) -> RenderableType:
+    return indented(
+        Text.assemble(
+            ("done ", "green"),
+            f"in {figures.duration_s:.1f} s: {figures.num_steps} steps, loss {figures.first_loss:.3f} → "
+            f"{figures.last_loss:.3f}, {figures.num_checkpoints} checkpoints on the way",
+        )
+    )
+
+
+# -- what was checked --------------------------------------------------------------------------------------------------
+
+
+def summary(outcome: Outcome) -> RenderableType:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, width=1)
+    table.add_column(no_wrap=True, min_width=_LABEL)
+    table.add_column()
+    rows, weights = outcome.rows, outcome.weights
+    table.add_row(_mark(rows.is_good), "every row once", rows_in_words(rows))
+    if not outcome.rows_undisturbed.is_good:
+        table.add_row(_mark(False), "… undisturbed", rows_in_words(outcome.rows_undisturbed))
+    table.add_row(_mark(weights.is_good), "the same weights", weights_in_words(weights))
+    is_back = len(outcome.recoveries) == outcome.num_kills_planned and all(r.is_complete for r in outcome.recoveries)
+    table.add_row(_mark(is_back), "back at work", _recovered_in_words(outcome))
+    table.add_row("", "computed twice", _price_in_words(outcome))
+    table.add_row("", "checkpoints", _checkpoints_in_words(outcome.killed))
+    return indented(table)
+
+
+def _mark(is_good: bool) -> Text:
+    return Text("✓", style="bold green") if is_good else Text("✗", style="bold red")
+
+
+def rows_in_words(rows: RowsCheck) -> str:
+    told = f"{rows.num_exact:,} of {rows.num_rows:,} rows trained exactly once in each of {rows.num_epochs} epochs"
+    wrong = [
+        f"{number:,} {what}"
+        for number, what in (
+            (rows.num_lost, "lost"),
+            (rows.num_again, "too often"),
+            (rows.num_unknown, "not in the data"),
+        )
+        if number
+    ]
+    return f"{told}; {', '.join(wrong)}" if wrong else told
+
+
+def weights_in_words(weights: WeightsCheck) -> str:
+    if weights.steps[0] != weights.steps[1]:
+        return f"the runs ended at different steps: {weights.steps[0]} and {weights.steps[1]}"
+    if weights.different:
+        named = ", ".join(weights.different[:MAX_NAMED])
+        more = "" if len(weights.different) <= MAX_NAMED else ", …"
+        return f"{len(weights.different)} of {weights.num_tensors} tensors differ: {named}{more}"
+    return (
+        f"bit-identical to the undisturbed run: {weights.num_tensors} tensors, {weights.num_elements:,} numbers "
+        "of model and optimizer"
+    )
+
+
+def _recovered_in_words(outcome: Outcome) -> str:
+    missing = outcome.num_kills_planned - len(outcome.recoveries)
+    if missing:
+        return f"{missing} of {outcome.num_kills_planned} kills came to nothing: the run was over before"
+    times = [each.first_step_ms for each in outcome.recoveries if each.first_step_ms is not None]
+    if len(times) < len(outcome.recoveries):
+        return "it did not go on after a kill"
+    longest = f" (the longest of {len(times)})" if len(times) > 1 else ""
+    return f"{max(times) / 1_000:.2f} s after the kill{longest}, from SIGKILL to the next step of all workers"
+
+
+def _price_in_words(outcome: Outcome) -> str:
+    steps = sum(each.num_steps_again or 0 for each in outcome.recoveries)
+    return (
+        f"{steps} of {outcome.killed.num_steps} steps: made before the kill, not saved yet "
+        f"({outcome.rows.num_rolled_back:,} rows, which are not in the model twice)"
+    )
+
+
+def _checkpoints_in_words(figures: RunFigures) -> str:
+    return (
+        f"{figures.num_checkpoints}, written in the background; each held training up for "
+        f"{figures.median_stall_ms:.1f} ms (median; the longest {figures.longest_stall_ms:,.0f} ms)"
+    )
+
+
+def story(outcome: Outcome) -> RenderableType:
+    """In words for somebody who sees this for the first time."""
+    if not outcome.is_good:
+        text = Text("That is wrong. Please report it, with what stands above.", style="bold red")
+        return indented(text)
+    first = outcome.recoveries[0]
+    others = (
+        "Both workers were" if outcome.num_workers == 2 else "All workers were" if outcome.num_workers > 2 else "It was"
+    )
+    from_where = f"from the checkpoint of step {first.restored_step}" if first.restored_step else "from the beginning"
+    told = (
+        f"A worker died without a word. {others} started again {from_where}: model, optimizer, random generators and "
+        "the place in the data, all of the same step. Nothing was lost, nothing was counted twice, and the model is "
+        "the one that would have come out anyway."
+    )
+    return indented(Text(told))
+
+
+def next_steps(commands: Sequence[tuple[str, str]]) -> RenderableType:
+    lines: list[RenderableType] = [Text("\nWhat to try next", style="bold")]
+    for what, how in commands:
+        lines += [
+            indented(Text(what, style="dim")),
+            indented(Text(how, style="cyan", no_wrap=True, overflow="ignore"), "$ "),
+        ]
+    return Group(*lines)
+
+
+def indented(what: RenderableType, mark: str = "") -> RenderableType:
+    if not mark:
+        return Padding(what, (0, 0, 0, INDENT), expand=False)
+    line = Table.grid()
+    line.add_column(no_wrap=True)
+    line.add_column()
+    line.add_row(" " * INDENT + mark, what)
+    return line
+
+
+def svg(shown: Sequence[RenderableType], width: int) -> str:
+    """What was shown, as a file; without the web fonts that rich would have a browser fetch."""
+    console = Console(record=True, width=width, file=io.StringIO(), highlight=False)
+    for each in shown:
+        console.print(each)
     layout = re.sub(r"@font-face {{.*?}}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
-    return console.export_svg(title="make demo", code_format=layout)
-
-
-def plain(entry: ReplayLine, started_at_s: float) -> str:
-    return f"{entry.at_s - started_at_s:6.2f} s  {entry.words}"
-
-
-def _line(entry: ReplayLine, started_at_s: float) -> Text:
-    lost = entry.kind == "GenerationStarted" and "connection lost" in entry.words
-    colour = "red" if lost else "green" if entry.kind == "GenerationStarted" else "white"
-    line = Text(no_wrap=True, overflow="ellipsis")
-    return line.append(f"{entry.at_s - started_at_s:6.2f} s  ", style="dim").append(entry.words, style=colour)
+    return console.export_svg(title="strata demo", code_format=layout)

@@ -357,6 +357,9 @@ class _Host:
 
     async def close(self) -> None:
         """Its workers go with it."""
+        if not self._ready.done():
+            self.kill("it was closed")  # it imports, and hears nothing
+            return
         self._let_go()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):

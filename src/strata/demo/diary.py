@@ -1,0 +1,146 @@
+"""What the demo's workers write down, and how it is read while they write.
+
+Every start of a worker has a file of its own. It begins with who this is, and goes on with one record per step, handed
+to the system at once: a worker that is killed loses none that it had finished. Half a record at the end, from a kill in
+the middle of a write, is not there for a reader.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from strata.checkpoint import Save
+    from strata.train import Context
+
+Rows = np.ndarray[Any, np.dtype[np.int64]]
+
+_HEAD = struct.Struct("<qqqqd")
+"""Attempt, rank, process, the step that it goes on from, when."""
+_RECORD = struct.Struct("<qqqddq")
+"""What, step, epoch, a number, when, how many rows follow."""
+_TRAINED, _SAVED = 1, 2
+_READ_BYTES = 1 << 20
+
+
+class Diary:
+    """A worker's end of it. Times are monotonic: all processes of a machine share that clock."""
+
+    def __init__(self, directory: str, ctx: Context, step: int) -> None:
+        path = Path(directory)
+        path.mkdir(parents=True, exist_ok=True)
+        name = path / f"attempt-{ctx.attempt:03}-rank-{ctx.rank:03}"
+        self._fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        os.write(self._fd, _HEAD.pack(ctx.attempt, ctx.rank, os.getpid(), step, time.monotonic()))
+
+    def trained(self, step: int, epoch: int, loss: float, rows: Any) -> None:
+        """These rows are in the model. To be called before the step is saved."""
+        numbers = np.ascontiguousarray(rows, dtype=np.int64)
+        head = _RECORD.pack(_TRAINED, step, epoch, loss, time.monotonic(), numbers.size)
+        os.write(self._fd, head + numbers.tobytes())
+
+    def saved(self, save: Save | None) -> None:
+        """How long training was held up by a checkpoint, if there was one."""
+        if save is not None:
+            record = _RECORD.pack(_SAVED, save.step, save.epoch, save.stall_s, time.monotonic(), 0)
+            os.write(self._fd, record)
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    step: int
+    epoch: int
+    loss: float
+    at_s: float
+    rows: Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    step: int
+    stall_s: float
+
+
+@dataclass(slots=True)
+class Entry:
+    """What one start of a worker has written so far."""
+
+    attempt: int
+    rank: int
+    pid: int
+    restored_step: int
+    restored_at_s: float
+    trained: list[Trained] = field(default_factory=list)
+    saved: list[Saved] = field(default_factory=list)
+
+
+class DiaryReader:
+    """Reads what is new since the last look. The files stay open: there are few."""
+
+    def __init__(self, directory: Path) -> None:
+        self.entries: dict[tuple[int, int], Entry] = {}
+        """By attempt and rank."""
+        self._directory = directory
+        self._files: dict[str, _File] = {}
+
+    def look(self) -> None:
+        if self._directory.is_dir():
+            for name in os.listdir(self._directory):  # noqa: PTH208 - names, several hundred times a second
+                if name not in self._files:
+                    self._files[name] = _File(self._directory / name)
+        for file in self._files.values():
+            entry = file.look()
+            if entry is not None:
+                self.entries[entry.attempt, entry.rank] = entry
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+
+class _File:
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._rest = b""
+        self._entry: Entry | None = None
+
+    def look(self) -> Entry | None:
+        """None as long as not even the head is there."""
+        while block := os.read(self._fd, _READ_BYTES):
+            self._rest += block
+        if self._entry is None and len(self._rest) >= _HEAD.size:
+            self._entry = Entry(*_HEAD.unpack_from(self._rest))
+            self._rest = self._rest[_HEAD.size :]
+        if self._entry is not None:
+            self._rest = self._rest[_take_records(self._entry, self._rest) :]
+        return self._entry
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def _take_records(entry: Entry, data: bytes) -> int:
+    """How many bytes were whole records."""
+    start = 0
+    while len(data) - start >= _RECORD.size:
+        what, step, epoch, number, at_s, num_rows = _RECORD.unpack_from(data, start)
+        end = start + _RECORD.size + num_rows * 8
+        if end > len(data):
+            break
+        if what == _TRAINED:
+            rows = np.frombuffer(data, np.int64, num_rows, start + _RECORD.size)
+            entry.trained.append(Trained(step, epoch, number, at_s, rows))
+        else:
+            entry.saved.append(Saved(step, number))
+        start = end
+    return start
