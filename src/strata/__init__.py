@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from strata.data import StructuredDataset as StructuredDataset
     from strata.errors import StrataError as StrataError
     from strata.train import Context as Context
+    from strata.train import TrainingOrchestrator as TrainingOrchestrator
     from strata.train import init as init
 
 _HOMES = {
@@ -36,6 +37,7 @@ _HOMES = {
     "IcebergDataset": "strata.data",
     "StrataError": "strata.errors",
     "StructuredDataset": "strata.data",
+    "TrainingOrchestrator": "strata.train",
     "init": "strata.train",
 }
 

@@ -45,6 +45,7 @@
     │   ├── PlanChanged            the state is of another dataset; the message says what changed
     │   ├── TransformFailed        a user's transform raised, or gave back another number of rows
     │   └── DataWorkerDied         a process that decodes ended
+    ├── RunFailed                  a run has ended without its result; the message shows what the worker said
     └── StorageError
         ├── ObjectMissing          nothing is stored under this key
         ├── ObjectExists           something is, and was to be written only if not
@@ -248,6 +249,10 @@ class TransformFailed(DataError):
 
 class DataWorkerDied(DataError):
     """A process that decodes ended before its work did."""
+
+
+class RunFailed(StrataError):
+    """A run has ended without what it was to give."""
 
 
 class StorageError(StrataError, OSError):

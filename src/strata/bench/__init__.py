@@ -24,6 +24,7 @@ _HOMES = {
     "checkpoint": "strata.bench.checkpoint",
     "coordinator": "strata.bench.coordinator",
     "data": "strata.bench.data",
+    "overhead": "strata.bench.overhead",
     "recovery": "strata.bench.recovery",
     "shards": "strata.bench.shards",
 }

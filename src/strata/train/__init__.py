@@ -12,8 +12,14 @@ if TYPE_CHECKING:
     from strata.train.context import Context as Context
     from strata.train.context import Progress as Progress
     from strata.train.joining import init as init
+    from strata.train.orchestrator import TrainingOrchestrator as TrainingOrchestrator
 
-_HOMES = {"Context": "context", "Progress": "context", "init": "joining"}
+_HOMES = {
+    "Context": "context",
+    "Progress": "context",
+    "TrainingOrchestrator": "orchestrator",
+    "init": "joining",
+}
 
 __all__ = [*sorted(_HOMES)]  # noqa: PLE0604 - they are strings
 

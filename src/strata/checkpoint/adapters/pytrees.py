@@ -56,7 +56,7 @@ def load_pytree(
         NoCheckpoint: There is none.
         InvalidArgument: It does not fit `like`; the message says which leaf, what is there and what was expected.
     """
-    with _on_the_host():
+    with on_the_host():
         state = manager.load(step=step, id=id)
     return from_state(state, like=like, strict=strict)
 
@@ -228,7 +228,7 @@ def _unfit(name: str, found: str, expected: str) -> InvalidArgument:
     )
 
 
-def _on_the_host() -> contextlib.AbstractContextManager[Any]:
+def on_the_host() -> contextlib.AbstractContextManager[Any]:
     """What is read goes from the host to its devices at once: the first one may have no room for all of it."""
     try:
         host = jax.local_devices(backend="cpu")[0]

@@ -1,0 +1,265 @@
+"""Dealing ranks out over nodes, and what becomes of them when nodes come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import signal
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strata.launch.contract import Place
+from strata.launch.nodes import LOST, Event, NodeLost, Nodes, RoomChanged, lay_out
+from strata.launch.workers import WorkerExit
+
+PLACE = Place(
+    run="job",
+    attempt=0,
+    rank=0,
+    world_size=0,
+    local_rank=0,
+    local_world_size=0,
+    master_port=0,
+    coordinator="unix:/c",
+    checkpoints="/k",
+)
+HOSTS = st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=3), max_size=5)
+"""The slots of the nodes of each host."""
+
+
+def listed(hosts: Sequence[Sequence[int]]) -> list[tuple[str, int]]:
+    return [(f"host-{number}", slots) for number, nodes in enumerate(hosts) for slots in nodes]
+
+
+# -- who sits where ----------------------------------------------------------------------------------------------------
+
+
+@given(HOSTS, st.integers(0, 30))
+def test_every_rank_has_one_seat_and_no_node_more_than_it_takes(hosts: list[list[int]], world_size: int) -> None:
+    nodes = listed(hosts)
+    seats = lay_out(world_size, nodes)
+    assert len(seats) == min(world_size, sum(slots for _, slots in nodes))
+    taken = Counter(seat.node for seat in seats)
+    assert all(taken[index] <= slots for index, (_, slots) in enumerate(nodes))
+    fuller = {taken[index] for index, (_, slots) in enumerate(nodes) if taken[index] < slots}
+    assert all(taken[index] <= min(fuller, default=99) + 1 for index in taken)  # nobody has much more while others wait
+
+
+@given(HOSTS, st.integers(0, 30))
+def test_local_ranks_count_the_workers_of_a_host_and_ranks_are_neighbours(
+    hosts: list[list[int]], world_size: int
+) -> None:
+    nodes = listed(hosts)
+    seats = lay_out(world_size, nodes)
+    assert [seat.node for seat in seats] == sorted(seat.node for seat in seats)
+    assert [seat.host_rank for seat in seats] == sorted(seat.host_rank for seat in seats)
+    for host in {nodes[seat.node][0] for seat in seats}:
+        here = [seat for seat in seats if nodes[seat.node][0] == host]
+        assert [seat.local_rank for seat in here] == list(range(len(here)))
+        assert {seat.local_world_size for seat in here} == {len(here)}
+    assert {seat.host_rank for seat in seats} == set(range(len({nodes[seat.node][0] for seat in seats})))
+
+
+# -- nodes that come and go --------------------------------------------------------------------------------------------
+
+
+class FakeNode:
+    def __init__(self, name: str, *, slots: int = 1, host: str = "") -> None:
+        self.name = name
+        self.host = host or name
+        self.address = f"at-{name}"
+        self.slots = slots
+        self.running: dict[int, Place] = {}
+        self.heard: list[object] = []
+        self.exits: asyncio.Queue[WorkerExit | NodeLost] = asyncio.Queue()
+        self.on_launch: Callable[[], Awaitable[None]] | None = None
+        self.on_port: Callable[[], None] = lambda: None
+
+    async def free_port(self) -> int:
+        self.on_port()
+        return 4321
+
+    async def launch(self, places: Sequence[Place]) -> None:
+        self.running |= {place.rank: place for place in places}
+        if self.on_launch is not None:
+            await self.on_launch()
+
+    async def next_exit(self) -> WorkerExit:
+        found = await self.exits.get()
+        if isinstance(found, NodeLost):
+            raise found
+        return found
+
+    def kill(self, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            self.heard.append(("kill", rank))
+            self.end(rank, -signal.SIGKILL)
+
+    def send_signal(self, rank: int, number: signal.Signals) -> None:
+        self.heard.append((number, rank))
+
+    async def dump_stacks(self, rank: int) -> None:
+        self.heard.append(("stacks", rank))
+
+    async def close(self) -> None:
+        self.heard.append("close")
+
+    def end(self, rank: int, code: int) -> None:
+        self.exits.put_nowait(WorkerExit(rank, code))
+
+    def die(self) -> None:
+        self.exits.put_nowait(NodeLost("its power is off"))
+
+
+def launched(world_size: int, attempt: int = 0) -> Place:
+    return dataclasses.replace(PLACE, world_size=world_size, attempt=attempt)
+
+
+async def told(nodes: Nodes) -> list[Event]:
+    """All that has happened, once everybody has had their turn."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+    found: list[Event] = []
+    while not nodes._events.empty():
+        found.append(await nodes.next_event())
+    return found
+
+
+def test_ranks_hear_who_they_are_and_where_rank_0_is() -> None:
+    async def scene() -> None:
+        first, second = FakeNode("a", slots=2), FakeNode("b", slots=2)
+        nodes = Nodes(first, second)
+        assert nodes.room == 4
+        await nodes.launch(launched(3))
+        assert sorted(first.running) == [0, 1]
+        assert sorted(second.running) == [2]
+        last = second.running[2]
+        assert (last.master_addr, last.master_port) == ("at-a", 4321)
+        assert (last.local_rank, last.local_world_size, last.node_rank, last.num_nodes) == (0, 1, 1, 2)
+        nodes.send_signal(2, signal.SIGTERM)
+        await nodes.dump_stacks([0, 2, 7])
+        nodes.kill([1, 2, 9])
+        assert first.heard == [("stacks", 0), ("kill", 1)]
+        assert second.heard == [(signal.SIGTERM, 2), ("stacks", 2), ("kill", 2)]
+        await nodes.close()
+        assert first.heard[-1] == second.heard[-1] == "close"
+
+    asyncio.run(scene())
+
+
+def test_a_lost_node_ends_exactly_its_own_ranks_and_each_once() -> None:
+    async def scene() -> None:
+        first, second = FakeNode("a", slots=2), FakeNode("b", slots=2)
+        nodes = Nodes(first, second)
+        await nodes.launch(launched(4))
+        second.end(3, 1)  # a moment before
+        second.die()
+        *exits, room = await told(nodes)
+        assert [(each.rank, each.code) for each in exits if isinstance(each, WorkerExit)] == [(3, 1), (2, LOST)]
+        assert room == RoomChanged(2, "node b is lost: its power is off")
+        nodes.lose("b", "again")
+        nodes.kill([2, 3])
+        assert await told(nodes) == []
+        assert second.heard == []
+        first.end(0, 0)
+        assert await told(nodes) == [WorkerExit(0, 0)]
+        await nodes.close()
+
+    asyncio.run(scene())
+
+
+def test_a_node_that_drains_keeps_its_workers_and_gets_no_new_ones() -> None:
+    async def scene() -> None:
+        first, second = FakeNode("a"), FakeNode("b")
+        nodes = Nodes(first, second)
+        await nodes.launch(launched(2))
+        nodes.drain("b", "Ctrl-C")
+        nodes.drain("b", "Ctrl-C")
+        assert await told(nodes) == [RoomChanged(1, "node b is leaving: Ctrl-C")]
+        first.end(0, 0)
+        second.end(1, 0)
+        assert len(await told(nodes)) == 2
+        await nodes.launch(launched(1, attempt=1))
+        assert first.running[0].attempt == 1
+        assert second.running[1].attempt == 0
+        nodes.join(FakeNode("c"))
+        assert await told(nodes) == [RoomChanged(2, "node c has joined")]
+        await nodes.close()
+
+    asyncio.run(scene())
+
+
+def test_a_node_that_is_lost_while_ranks_are_dealt_out_gets_none_and_they_end() -> None:
+    async def scene() -> None:
+        first, second = FakeNode("a"), FakeNode("b")
+        nodes = Nodes(first, second)
+        first.on_port = lambda: nodes.lose("b", "just now")
+        await nodes.launch(launched(2))
+        assert sorted(first.running) == [0]
+        assert second.running == {}
+        exits = [each for each in await told(nodes) if isinstance(each, WorkerExit)]
+        assert [(each.rank, each.code) for each in exits] == [(1, LOST)]
+        await nodes.close()
+
+    asyncio.run(scene())
+
+
+def test_a_node_that_is_lost_during_its_launch_ends_its_ranks_once() -> None:
+    async def scene() -> None:
+        first, second = FakeNode("a"), FakeNode("b")
+        nodes = Nodes(first, second)
+
+        async def die() -> None:
+            second.die()
+            await asyncio.sleep(0)
+
+        second.on_launch = die
+        await nodes.launch(launched(2))
+        exits = [each for each in await told(nodes) if isinstance(each, WorkerExit)]
+        assert [(each.rank, each.code) for each in exits] == [(1, LOST)]
+        await nodes.close()
+
+    asyncio.run(scene())
+
+
+def test_ranks_that_nobody_has_room_for_end_at_once() -> None:
+    async def scene() -> None:
+        only = FakeNode("a")
+        nodes = Nodes(only)
+        await nodes.launch(launched(3))
+        assert sorted(only.running) == [0]
+        assert await told(nodes) == [WorkerExit(rank, LOST, "no node has room for it") for rank in (1, 2)]
+        await nodes.close()
+
+    asyncio.run(scene())
+
+
+def test_there_is_no_room_before_all_have_come_who_are_awaited() -> None:
+    async def scene() -> None:
+        nodes = Nodes(FakeNode("a"), awaited=3)
+        assert nodes.room == 0
+        nodes.join(FakeNode("b"))
+        nodes.open_up()
+        found = await told(nodes)
+        assert [each.room for each in found if isinstance(each, RoomChanged)] == [0, 2]
+        await nodes.close()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.xfail(reason="nodes of one host that came at different times are not put together", strict=True)
+def test_nodes_of_one_host_are_neighbours_whenever_they_came() -> None:
+    async def scene() -> None:
+        places = [FakeNode("a", host="x"), FakeNode("b", host="y"), FakeNode("c", host="x")]
+        nodes = Nodes(*places)
+        await nodes.launch(launched(3))
+        made = sorted((place for node in places for place in node.running.values()), key=lambda place: place.rank)
+        await nodes.close()
+        assert {place.num_nodes for place in made} == {2}
+        assert [place.node_rank for place in made] == [0, 0, 1]
+
+    asyncio.run(scene())
