@@ -30,8 +30,9 @@ else
 endif
 
 .PHONY: soak
-soak: setup ## Play the simulation with new seeds until one fails (MINUTES=30, JOBS=2)
-	$(BIN)/python tests/simulation/run.py --minutes $(MINUTES) --jobs $(JOBS)
+soak: setup ## Simulated jobs, then real runs that are killed, with new seeds until one fails (MINUTES=30 in all, JOBS=2)
+	$(BIN)/python tests/simulation/run.py --minutes $$(( $(MINUTES) / 2 )) --jobs $(JOBS)
+	$(BIN)/python tests/fault/soak_runs.py --minutes $$(( ( $(MINUTES) + 1 ) / 2 ))
 
 .PHONY: lint
 lint: setup ## Check style

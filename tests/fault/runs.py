@@ -146,6 +146,10 @@ class Run:
             assert time.monotonic() < end_s, f"no step {step} in attempt {attempt}:\n{self._all_logs()}"
             time.sleep(0.005)
 
+    def num_workers(self, attempt: int) -> int:
+        """Of an attempt whose workers have all begun."""
+        return len(list(self.log(attempt, 0).parent.glob("rank-*.log")))
+
     def last_step(self, attempt: int, rank: int) -> int:
         steps = re.findall(r"^step (\d+)$", self.text(attempt, rank), re.MULTILINE)
         return int(steps[-1]) if steps else -1

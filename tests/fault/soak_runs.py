@@ -1,0 +1,172 @@
+"""Plays stories of runs that are killed, stopped, scaled and resumed, until one ends wrongly.
+
+`soak_runs.py --minutes 30` plays new ones; `soak_runs.py --seed 12` one of them again. In every story real workers
+train over gloo. At its end every row must have been trained on once per epoch; and where the number of workers was the
+same all along, the weights must be those of a run that nobody disturbed, bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
+
+from runs import Run, processes_with, write_rows
+from servers import until
+
+from strata.errors import ConfigError
+from strata.launch.control import Scale
+
+EPOCHS = 2
+FAULTS = ("worker", "worker", "worker", "storm", "agent", "stop", "scale")
+"""What may happen; workers die most often."""
+_undisturbed: dict[int, str] = {}
+
+
+class Story:
+    """One run, and what befalls it."""
+
+    def __init__(self, seed: int, place: Path, data: Path) -> None:
+        self.seed = seed
+        self.faults: list[str] = []
+        self._rng = random.Random(seed)
+        self._place = place
+        self._data = data
+        self._most = self._rng.choice((2, 2, 3))
+        self._is_scaled = False
+        self._run = Run(place, data, "--workers", f"1:{self._most}", "--max-restarts", "50")
+
+    def play(self) -> None:
+        run, rng = self._run, self._rng
+        run.start("--step-s", "0.005")
+        try:
+            for _ in range(rng.randrange(1, 6)):
+                attempt = self._attempt()
+                run.wait_for(attempt, 0, r"restored (\d+)")
+                if not self._reached(attempt, rng.randrange(1, 12)):
+                    break  # it is done
+                self._befall(rng.choice(FAULTS), attempt)
+            while True:
+                code, said = run.wait()
+                if code == 0:
+                    break
+                assert code in (130, 143), said
+                run.resume()
+            self._check()
+        finally:
+            run.bury()
+        until(lambda: not processes_with(f"STRATA_RUNS_DIR={self._place}"), "nobody is left")
+
+    def _befall(self, fault: str, attempt: int) -> None:
+        run, rng = self._run, self._rng
+        self.faults.append(fault)
+        if fault == "worker":
+            self._kill(attempt, rng.randrange(run.num_workers(attempt)))
+        elif fault == "storm":
+            for rank in range(run.num_workers(attempt)):
+                self._kill(attempt, rank)
+        elif fault == "agent":
+            run.agent.kill()
+            run.agent.communicate()
+            run.resume()
+        elif fault == "stop":
+            run.agent.send_signal(rng.choice((signal.SIGINT, signal.SIGTERM)))
+            if run.wait()[0] != 0:
+                run.resume()
+        else:
+            self._is_scaled = True
+            with contextlib.suppress(ConfigError):  # it is done
+                run.ask(Scale(rng.randrange(1, self._most + 1)))
+        self._wait_for_more_than(attempt)
+
+    def _kill(self, attempt: int, rank: int) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it is done
+            self._run.kill(attempt, rank)
+
+    def _attempt(self) -> int:
+        return max(
+            (int(path.name.split("-")[1]) for path in (self._run.directory / "logs").glob("attempt-*")), default=0
+        )
+
+    def _reached(self, attempt: int, more: int) -> bool:
+        """Whether so many steps were made; not, if the run has ended before."""
+        start = int(self._run.found(attempt, 0, r"restored (\d+)")[1])
+        while self._run.last_step(attempt, 0) < start + more:
+            if self._run.agent.poll() is not None:
+                return False
+            time.sleep(0.005)
+        return self._run.agent.poll() is None
+
+    def _wait_for_more_than(self, attempt: int) -> None:
+        """Until the next attempt, or the end; a scaling to as many as there are changes nothing."""
+        end_s = time.monotonic() + 10.0
+        while self._attempt() == attempt and self._run.agent.poll() is None and time.monotonic() < end_s:
+            time.sleep(0.005)
+
+    def _check(self) -> None:
+        results = self._run.results()
+        num_workers = results[0]["world_size"]
+        last = [each for each in results if each["attempt"] == max(each["attempt"] for each in results)]
+        assert [each["rank"] for each in last] == list(range(num_workers)), results
+        assert [each["counts"] for each in last] == [[EPOCHS]] * num_workers, results
+        digests = {each["digest"] for each in last}
+        assert len(digests) == 1, results
+        if not self._is_scaled:
+            assert digests == {self._undisturbed_digest(num_workers)}, "other weights than undisturbed"
+
+    def _undisturbed_digest(self, num_workers: int) -> str:
+        if num_workers not in _undisturbed:
+            place = self._place / "undisturbed"
+            place.mkdir()
+            run = Run(place, self._data, "--workers", str(num_workers))
+            run.start()
+            try:
+                assert run.wait()[0] == 0
+                _undisturbed[num_workers] = run.results()[0]["digest"]
+            finally:
+                run.bury()
+        return _undisturbed[num_workers]
+
+
+def play(seed: int, data: Path) -> list[str]:
+    """What befell it. What a story that ended wrongly has left stays there."""
+    place = Path(tempfile.mkdtemp(prefix=f"strata-soak-{seed}-"))
+    story = Story(seed, place, data)
+    try:
+        story.play()
+    except BaseException:
+        print(f"seed {seed} FAILED after {', '.join(story.faults) or 'nothing'}; see {place}", flush=True)
+        raise
+    shutil.rmtree(place)
+    return story.faults
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, help="the story to play, or the first of several")
+    parser.add_argument("--minutes", type=float, help="play new ones for this long")
+    arguments = parser.parse_args()
+    first = arguments.seed if arguments.seed is not None else int(time.time())
+    with tempfile.TemporaryDirectory(prefix="strata-soak-rows-") as directory:
+        data = write_rows(Path(directory) / "rows")
+        end_s = time.monotonic() + 60 * (arguments.minutes or 0)
+        num_faults = seed = 0
+        for seed in range(first, sys.maxsize):
+            faults = play(seed, data)
+            num_faults += len(faults)
+            print(f"seed {seed}: {', '.join(faults) or 'nothing happened'}; every row once", flush=True)
+            if time.monotonic() >= end_s:
+                break
+    print(f"{seed - first + 1} stories from seed {first} on, {num_faults} faults, all well")
+
+
+if __name__ == "__main__":
+    main()
