@@ -181,3 +181,11 @@ def test_a_stop_where_the_run_is_led_stops_it_everywhere(cluster: Cluster) -> No
         code, said = run.wait()
         assert code == 130, said
         assert "the workers have saved" in said
+
+
+def test_timeouts_that_do_not_fit_are_refused_at_the_start(cluster: Cluster) -> None:
+    run = cluster.run("a", "--step-timeout-s", "1.5")
+    run.start()
+    code, said = run.wait()
+    assert code == 2, said
+    assert "--step-timeout-s 1.5 is not above the coordinator's lease of 2 s" in said

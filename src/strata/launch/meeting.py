@@ -151,6 +151,11 @@ class Meeting:
         return [member for member in self.members if member.id != self.me.id]
 
     @property
+    def lease_s(self) -> float:
+        """As the coordinator has it: a member that is silent for so long is no member."""
+        return self._worker.lease_s
+
+    @property
     def is_out(self) -> bool:
         return self._worker.lost is not None
 

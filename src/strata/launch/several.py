@@ -16,7 +16,7 @@ import msgspec
 
 from strata.clock import Clock, SystemClock
 from strata.coordinator.client import AsyncCoordinatorClient
-from strata.errors import StrataError
+from strata.errors import ConfigError, StrataError
 from strata.launch import control, meeting
 from strata.launch.agent import Agent
 from strata.launch.following import Follower
@@ -75,6 +75,7 @@ class NodeAgent:
                     async with meeting.joined(
                         self._client, self._spec.name, address=self._address, slots=self._slots
                     ) as here:
+                        self._check_timeouts(here)
                         finish = await self._take_part(here)
                     if finish is not None:
                         return finish
@@ -91,6 +92,16 @@ class NodeAgent:
     def scale(self, workers: int) -> None:
         if self._role is not None:
             self._role.scale(workers)
+
+    def _check_timeouts(self, here: Meeting) -> None:
+        """A machine that is gone must be known to be gone before its workers can be taken for hung."""
+        limit_s = self._spec.step_timeout_s
+        if 0 < limit_s <= here.lease_s:
+            raise ConfigError(
+                f"--step-timeout-s {limit_s:g} is not above the coordinator's lease of {here.lease_s:g} s; raise it, "
+                "or lower lease.lease_s there",
+                field="step_timeout_s",
+            )
 
     async def _take_part(self, here: Meeting) -> Finish | None:
         """None: this node is out."""
