@@ -76,7 +76,8 @@ def first_batch_s(files: Files, expected: torch.Tensor | None, state: Any = None
     try:
         if state is not None:
             loader.load_state_dict(state)
-        batch = next(iter(loader))
+        batches = iter(loader)  # kept: to let go of it is to wait for its threads
+        batch = next(batches)
         taken_s = time.perf_counter() - start
         if expected is not None and not torch.equal(batch[ID], expected):
             raise ValueError(f"the first batch begins with ids {batch[ID][:5].tolist()}, not {expected[:5].tolist()}")
