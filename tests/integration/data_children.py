@@ -80,6 +80,49 @@ def loop_for_ever(path: str, worker_type: str, transform: str) -> None:
                 is_told = True
 
 
+def read_in_two_halves(url: str, num_rows: str) -> None:
+    """With threads and with processes. Says what it has read and waits for a line, before and in the middle."""
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    from strata import StructuredDataset
+    from strata.errors import StrataError
+
+    loaders = {
+        worker_type: StructuredDataset.create_dataloader(
+            url,
+            batch_size=25,
+            num_workers=1,
+            worker_type=worker_type,  # type: ignore[arg-type]
+            output_format="arrow",
+            shuffle=True,
+            shuffle_buffer_size=50,  # so that little is read ahead
+            lanes=1,
+            prefetch_bytes=1,
+            cache=False,
+        )
+        for worker_type in ("thread", "process")
+    }
+    say(planned=loaders["thread"][1].plan.num_rows)
+    sys.stdin.readline()
+    batches = {worker_type: iter(loader) for worker_type, (loader, _) in loaders.items()}
+
+    def read(worker_type: str, num_batches: int) -> list[int]:
+        found = [next(batches[worker_type]) for _ in range(num_batches)]
+        return [number for batch in found for number in batch["id"].to_pylist()]
+
+    num_batches = int(num_rows) // 25
+    say(ids={worker_type: read(worker_type, num_batches // 2) for worker_type in batches})
+    sys.stdin.readline()
+    ids, errors = {}, {}
+    for worker_type in batches:
+        try:
+            ids[worker_type] = read(worker_type, num_batches - num_batches // 2)
+        except StrataError as error:
+            errors[worker_type] = f"{type(error).__name__}: {error}"
+    say(ids=ids, errors=errors)
+    for _, dataset in loaders.values():
+        dataset.close()
+
+
 def without_torch(path: str) -> None:
     """A Python in which there is no torch."""
     sys.modules["torch"] = None  # type: ignore[assignment]

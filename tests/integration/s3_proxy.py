@@ -17,7 +17,13 @@ from dataclasses import dataclass
 from typing import Self
 
 PIECE = 65_536
-REASONS = {500: "InternalError", 503: "SlowDown", 429: "TooManyRequests", 507: "InsufficientStorage"}
+REASONS = {
+    403: "ExpiredToken",
+    500: "InternalError",
+    503: "SlowDown",
+    429: "TooManyRequests",
+    507: "InsufficientStorage",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,6 +190,22 @@ def test_a_schedule_that_begins_in_the_middle_gives_the_same_batches(
         assert delivered(Schedule(order, resumed, rank, 5)) == whole[batch:]
 
 
+@given(order=orders(), world=worlds, block_rows=st.integers(1, 30), data=st.data())
+def test_a_schedule_that_starts_small_gives_the_same_batches_in_blocks_that_grow(
+    order: Order, world: tuple[int, int], block_rows: int, data: st.DataObject
+) -> None:
+    steps = steps_of(order, world)
+    rank = data.draw(st.integers(0, world[0] - 1))
+    plain, small = (Schedule(order, steps, rank, block_rows, starts_small=each) for each in (False, True))
+    assert delivered(small) == delivered(plain)
+    if not order.window_rows:
+        full = max(1, block_rows // world[1])
+        lengths = [outline.num_batches for outline in small.outlines()]
+        begun = list(itertools.accumulate(lengths, initial=0))
+        expected = [min(max(1, batch), full) for batch in begun[:-1]]
+        assert lengths[:-1] == expected[: len(lengths) - 1]
+
+
 def test_one_rank_without_shuffle_reads_plain_file_order_and_copies_nothing() -> None:
     order = make_order(plan_of([4, 3, 5]), seed=1, epoch=2, shuffle=False, num_lanes=1, window_rows=7)
     schedule = Schedule(order, steps_of(order, (1, 5)), 0, 100)

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from strata.data import pipeline
 from strata.data.columns import Chunk
 from strata.data.dense import Dense
 from strata.data.metrics import LoaderRecorder
@@ -27,6 +28,8 @@ from strata.errors import DataFileInvalid, NoData
 DEADLINE_S = 10.0
 UNIT_ROWS = 10
 UNIT_BYTES = UNIT_ROWS * 8
+HEAD = -1
+"""What `decide` is asked about instead of a unit."""
 
 
 class FakeDecoder:
@@ -36,6 +39,7 @@ class FakeDecoder:
         self._sizes = sizes
         self._decide = decide
         self.decoded: list[int] = []
+        self.heads: list[tuple[int, int]] = []
         self.num_closed = 0
         self.num_aborted = 0
 
@@ -43,6 +47,11 @@ class FakeDecoder:
         self.decoded.append(number)
         self._decide(number)
         return np.arange(self._sizes[number]) + number * 1000
+
+    def decode_head(self, number: int, num_rows: int) -> Any:
+        self.heads.append((number, num_rows))
+        self._decide(HEAD)
+        return np.arange(num_rows) + number * 1000
 
     def close(self) -> None:
         self.num_closed += 1
@@ -66,6 +75,8 @@ class Rig:
         present: Callable[[Chunk, Any], list[Any]] | None = None,
         strategy: Strategy = lpt,
         skips: bool = False,
+        starts_small: bool = False,
+        has_head: Callable[[int], bool] = lambda number: False,
     ) -> None:
         rows = np.array(sizes, dtype=np.int64)
         plan: Any = SimpleNamespace(
@@ -83,13 +94,14 @@ class Rig:
         self.pipeline = Pipeline(
             Work(
                 plan=plan,
-                schedule=Schedule(order, steps, 0, block_rows),
+                schedule=Schedule(order, steps, 0, block_rows, starts_small=starts_small),
                 decoders=self.decoders,
                 convert=convert or (lambda number, rows: Chunk({"id": Dense(rows)}, len(rows))),
                 present=present or _present,
                 strategy=strategy,
                 recorder=self.recorder,
                 budget_bytes=budget_bytes,
+                has_head=has_head,
                 skips_bad_units=skips,
                 on_skip=lambda unit, error: self.skipped.append((unit, str(error))),
             )
@@ -104,6 +116,10 @@ class Rig:
     @property
     def decoded(self) -> list[int]:
         return [number for decoder in self.decoders for number in decoder.decoded]
+
+    @property
+    def heads(self) -> list[tuple[int, int]]:
+        return [head for decoder in self.decoders for head in decoder.heads]
 
     def threads(self) -> list[threading.Thread]:
         return [thread for thread in self.pipeline._threads if thread.is_alive()]
@@ -265,15 +281,15 @@ def test_without_a_budget_only_what_is_needed_next_is_decoded() -> None:
         assert made.read() == made.expected[UNIT_ROWS:]
 
 
-def _wait_until_held_back(made: Rig) -> None:
-    """All workers wait on the condition: they can only go on when a block is taken."""
+def _wait_until_held_back(made: Rig, num_at_work: int = 0) -> None:
+    """All other workers wait on the condition: they can only go on when a block is taken, or comes to be."""
     deadline = threading.Event()
     timer = threading.Timer(DEADLINE_S, deadline.set)
     timer.start()
     try:
         while True:
             with made.pipeline._changed:
-                if len(made.pipeline._changed._waiters) == len(made.decoders):  # type: ignore[attr-defined]
+                if len(made.pipeline._changed._waiters) == len(made.decoders) - num_at_work:  # type: ignore[attr-defined]
                     return
             assert not deadline.is_set(), "the workers do not come to rest"
     finally:
@@ -345,4 +361,90 @@ def test_a_unit_of_two_blocks_is_decoded_once_and_let_go_after_the_second() -> N
     with rig([35], block_rows=10) as made:
         assert made.read() == made.expected
         assert made.decoded == [0]
+        assert made.recorder.snapshot().buffered_bytes == 0
+
+
+# --- the first rows of a unit ---
+
+
+@pytest.fixture
+def small_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "HEAD_BYTES", UNIT_BYTES)
+
+
+@pytest.mark.usefixtures("small_heads")
+def test_the_first_batch_is_there_before_its_unit_is_decoded_and_nothing_else_is_decoded_before() -> None:
+    gate, at_head = Gate(0), Gate(HEAD)
+
+    def decide(number: int) -> None:
+        at_head(number)
+        gate(number)
+
+    with rig([100, 100], decide=decide, block_rows=100, starts_small=True, has_head=lambda number: True) as made:
+        assert at_head.is_reached.wait(DEADLINE_S)
+        _wait_until_held_back(made, num_at_work=1)
+        assert (made.heads, made.decoded) == ([(0, 5)], [])
+        at_head.open()
+        first = made.pipeline.take()
+        assert first is not None
+        assert [batch.tolist() for batch in first.batches] == [[0, 1, 2, 3, 4]]
+        gate.open()
+        assert made.read() == made.expected[5:]
+        assert sorted(made.decoded) == [0, 1]
+        assert made.recorder.snapshot().buffered_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("sizes", "has_head", "block_rows", "starts_small"),
+    [
+        ([UNIT_ROWS - 1] * 3, True, 100, True),  # small
+        ([19, 100], True, 100, True),  # a quarter of it is less than a batch
+        ([3, 100], True, 100, True),  # the first batch is of two units
+        ([100], True, 100, False),  # the first block is large
+        ([100], False, 100, True),
+    ],
+)
+@pytest.mark.usefixtures("small_heads")
+def test_a_unit_is_decoded_once_where_its_head_is_no_gain_or_cannot_be_had(
+    sizes: list[int], has_head: bool, block_rows: int, starts_small: bool
+) -> None:
+    with rig(sizes, block_rows=block_rows, starts_small=starts_small, has_head=lambda number: has_head) as made:
+        assert made.read() == made.expected
+        assert made.heads == []
+        assert sorted(made.decoded) == list(range(len(sizes)))
+
+
+@pytest.mark.usefixtures("small_heads")
+def test_an_error_in_the_first_rows_is_heard() -> None:
+    def decide(number: int) -> None:
+        if number == HEAD:
+            raise DataFileInvalid("the first page is damaged")
+
+    with rig([100, 100], decide=decide, block_rows=100, starts_small=True, has_head=lambda number: True) as made:
+        for _ in range(2):
+            with pytest.raises(DataFileInvalid, match="the first page is damaged"):
+                made.pipeline.take()
+
+
+@given(
+    sizes=st.lists(st.integers(1, 60), min_size=1, max_size=8),
+    num_workers=st.integers(1, 4),
+    budget_bytes=st.sampled_from([0, UNIT_BYTES, 1 << 20]),
+    block_rows=st.sampled_from([1, 12, 1000]),
+)
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.usefixtures("small_heads")
+def test_every_row_comes_once_and_in_order_when_it_begins_with_a_head(
+    sizes: list[int], num_workers: int, budget_bytes: int, block_rows: int
+) -> None:
+    with rig(
+        sizes,
+        num_workers=num_workers,
+        budget_bytes=budget_bytes,
+        block_rows=block_rows,
+        starts_small=True,
+        has_head=lambda number: True,
+    ) as made:
+        assert made.read() == made.expected
+        assert len(made.heads) == (sizes[0] >= 4 * 5)
         assert made.recorder.snapshot().buffered_bytes == 0

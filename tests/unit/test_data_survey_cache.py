@@ -151,7 +151,7 @@ def test_bytes_that_cannot_be_true_are_refused(monkeypatch: pytest.MonkeyPatch) 
         b"\x00" * 100,
         good[:-1],
         good[:40],
-        good.replace(b"strata survey 1", b"strata survey 2"),
+        good.replace(b"strata survey %d" % surveys.VERSION, b"strata survey 1"),
         good[:-5] + bytes([good[-5] ^ 1]) + good[-4:],
         with_payload(b"no zstd"),
         with_payload(zstandard.compress(b"no msgpack")),
@@ -166,6 +166,15 @@ def test_bytes_that_cannot_be_true_are_refused(monkeypatch: pytest.MonkeyPatch) 
         tampered(found, num_bytes=surveys.pack([2**60, 2])),
         tampered(found, passing=surveys.pack([3, 0])),
         tampered(found, null_counts=b""),
+        tampered(found, parts=surveys.pack([0, 0])),
+        tampered(found, parts=surveys.pack([2, 0, 1])),
+        tampered(found, parts=surveys.pack([-1, 0, 1])),
+        tampered(found, parts=surveys.pack([0, -1, 1])),
+        tampered(found, parts=surveys.pack([0, 1, 2])),
+        tampered(found, parts=surveys.pack([0, 0, 0])),
+        tampered(found, parts=surveys.pack([0, 2**62, 2**62])),
+        tampered(found, parts=surveys.pack([0, 0, 2, 0, 1, 1])),
+        tampered(found, parts=surveys.pack([1, 0, 2, 0, 0, 2])),
     ]
     for number, data in enumerate(bad):
         with pytest.raises(DataError, match="survey the dataset again"):

@@ -1,12 +1,14 @@
 """How many rows of each unit pass the filter.
 
 What is decided by the values of a file's partition, and by columns that it lacks, needs no reading; of some units
-statistics say that all rows pass, or none; of the others the filter's columns are decoded and counted.
+statistics say that all rows pass, or none; of the others the filter's columns are decoded and counted. Where statistics
+tell pages of a unit apart, only those are decoded of which they do not say all or none; and what they rule out need not
+be read later.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,7 +16,7 @@ import pyarrow as pa
 
 from strata.data import expressions, filters
 from strata.data.fitting import PlainFit
-from strata.data.formats.base import Presence
+from strata.data.formats.base import PagedReader, Presence, Saving, joined
 from strata.data.looking import attempts, known_values
 from strata.data.partitions import partition_values
 from strata.data.schemas import retyped, unify
@@ -22,15 +24,19 @@ from strata.data.survey import SurveyedFile, named_schemas, pack, unpack
 from strata.errors import DataError, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from strata.data.expressions import Resolved
-    from strata.data.formats.base import Unit
+    from strata.data.formats.base import Judged, Reader, Rows, Unit
     from strata.data.looking import Looking
     from strata.data.survey import Partition
 
 _COUNT_AT_ONCE = 8
 """Units of one file that one thread counts before it takes others."""
+MIN_SAVED = 0.25
+"""Of a unit's bytes: less is not worth reading it in part."""
+MAX_PARTS = 64
+"""Of a unit; where there would be more, some rows between them are read as well."""
 
 
 def condition_schema(looking: Looking, schemas: Sequence[pa.Schema], files: Sequence[SurveyedFile]) -> pa.Schema:
@@ -62,7 +68,20 @@ class _Task:
 
     number: int
     """Of the file."""
+    left: Resolved
+    """Of the filter, where the file's partition is known."""
     units: list[Unit]
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """One unit."""
+
+    num_passing: int
+    is_decoded: bool
+    parts: tuple[Rows, ...] = ()
+    """Which rows to read; nothing: all."""
+    saving: Saving = field(default_factory=Saving)
 
 
 @dataclass(slots=True)
@@ -72,6 +91,9 @@ class _Tally:
     passing: dict[int, list[int]]
     """By the file's number, then by unit."""
     counted: dict[int, int]
+    parts: dict[int, list[tuple[int, int, int]]]
+    """By the file's number, as `SurveyedFile.parts` but in any order."""
+    savings: dict[int, Saving]
     skipped: list[tuple[str, str]]
 
 
@@ -80,7 +102,7 @@ def count_passing(
 ) -> tuple[list[SurveyedFile], list[tuple[str, str]]]:
     """The files with how many rows of each unit pass, where that was not known, and what was skipped."""
     new = [number for number, file in enumerate(files) if file.passing is None]
-    tally = _Tally({}, dict.fromkeys(new, 0), [])
+    tally = _Tally({}, dict.fromkeys(new, 0), {number: [] for number in new}, dict.fromkeys(new, Saving()), [])
     unsettled: list[tuple[int, Resolved]] = []
     for number, left in zip(new, _resolve(looking, schemas, [files[number] for number in new], dataset), strict=True):
         rows = unpack(files[number].rows).tolist()
@@ -91,8 +113,15 @@ def count_passing(
     _count_rows(looking, schemas, files, tasks, dataset, tally)
     made = list(files)
     for number in new:
+        saving = tally.savings[number]
         made[number] = msgspec.structs.replace(
-            files[number], passing=pack(tally.passing[number]), num_counted=tally.counted[number]
+            files[number],
+            passing=pack(tally.passing[number]),
+            num_counted=tally.counted[number],
+            parts=pack([value for part in sorted(tally.parts[number]) for value in part]),
+            num_pages=saving.num_pages,
+            num_pages_skipped=saving.num_pages_skipped,
+            bytes_skipped=saving.bytes_skipped,
         )
     return made, tally.skipped
 
@@ -112,7 +141,7 @@ def _ask_statistics(
 
     tasks = []
     answers = attempts(looking, ask, unsettled, "asking statistics")
-    for (number, _), answer in zip(unsettled, answers, strict=True):
+    for (number, left), answer in zip(unsettled, answers, strict=True):
         if isinstance(answer, Exception):
             tally.skipped.append((files[number].name, str(answer)))
             continue
@@ -120,7 +149,7 @@ def _ask_statistics(
         told = list(zip(units, answer, strict=True))
         tally.passing[number] = [unit.num_rows if presence is Presence.ALL else 0 for unit, presence in told]
         some = [unit for unit, presence in told if presence is Presence.SOME]
-        tasks += [_Task(number, some[at : at + _COUNT_AT_ONCE]) for at in range(0, len(some), _COUNT_AT_ONCE)]
+        tasks += [_Task(number, left, some[at : at + _COUNT_AT_ONCE]) for at in range(0, len(some), _COUNT_AT_ONCE)]
     return tasks
 
 
@@ -132,21 +161,27 @@ def _count_rows(
     dataset: pa.Schema,
     tally: _Tally,
 ) -> None:
-    def count(task: _Task) -> list[int | DataError | StorageError]:
-        return _count_units(looking, files[task.number], schemas[files[task.number].schema], dataset, task.units)
+    def count(task: _Task) -> list[_Counted | DataError | StorageError]:
+        return _count_units(looking, files[task.number], schemas[files[task.number].schema], dataset, task)
 
     for task, counts in zip(tasks, attempts(looking, count, tasks, "counting rows"), strict=True):
         name, passing = files[task.number].name, tally.passing[task.number]
-        tally.counted[task.number] += len(task.units)
         if isinstance(counts, Exception):
+            tally.counted[task.number] += len(task.units)
             tally.skipped.append((name, str(counts)))
             continue
         places = {index: place for place, index in enumerate(unpack(files[task.number].index).tolist())}
         for unit, found in zip(task.units, counts, strict=True):
             if isinstance(found, Exception):
+                tally.counted[task.number] += 1
                 tally.skipped.append((name, str(found)))
-            else:
-                passing[places[unit.index]] = found
+                continue
+            place = places[unit.index]
+            passing[place] = found.num_passing
+            tally.counted[task.number] += found.is_decoded
+            if found.parts:
+                tally.parts[task.number] += [(place, first, num_rows) for first, num_rows in found.parts]
+                tally.savings[task.number] += found.saving
 
 
 def _resolve(
@@ -178,28 +213,37 @@ def _resolve(
 
 def _presence(looking: Looking, file: SurveyedFile, schema: pa.Schema, left: Resolved) -> list[Presence]:
     facts = file.facts(schema)
-    partitions = {field.name for field in looking.partition_fields}
-    if not all(name in schema.names and name not in partitions for name in left.columns):
+    if not _has_all(looking, schema, left):
         return [Presence.SOME] * len(facts.units)
     return looking.format.presence(looking.source, file.data_file(), facts, left.expression, left.columns)
 
 
+def _has_all(looking: Looking, schema: pa.Schema, left: Resolved) -> bool:
+    """Whether what is left of the filter can be asked of a file's statistics."""
+    partitions = {field.name for field in looking.partition_fields}
+    return all(name in schema.names and name not in partitions for name in left.columns)
+
+
 def _count_units(
-    looking: Looking, file: SurveyedFile, schema: pa.Schema, dataset: pa.Schema, units: Sequence[Unit]
-) -> list[int | DataError | StorageError]:
-    assert looking.condition is not None
+    looking: Looking, file: SurveyedFile, schema: pa.Schema, dataset: pa.Schema, task: _Task
+) -> list[_Counted | DataError | StorageError]:
     data_file = file.data_file()
     constants = partition_values(data_file, looking.partition_fields) if looking.partition_fields else {}
     fit = PlainFit(schema, dataset, constants, file.name)
-    columns = fit.file_columns(looking.condition.columns)
     read_schema = schema if looking.format.is_typed else retyped(schema, dataset)
     reader = looking.format.open(looking.source, data_file, read_schema, file.version)
-    counts: list[int | DataError | StorageError] = []
+    counts: list[_Counted | DataError | StorageError] = []
     try:
-        for unit in units:
+        judged: Mapping[int, Judged] = {}
+        if (
+            isinstance(reader, PagedReader)
+            and task.left.expression is not None
+            and _has_all(looking, schema, task.left)
+        ):
+            judged = reader.judge(task.units, task.left.expression, task.left.columns)
+        for unit in task.units:
             try:
-                table = fit.apply(reader.read(unit, columns), unit, looking.condition.columns)
-                counts.append(expressions.count(table, looking.condition.expression))
+                counts.append(_count_unit(looking, reader, fit, unit, judged.get(unit.index)))
             except (DataError, StorageError) as error:
                 if looking.on_error == "raise":
                     raise
@@ -207,3 +251,27 @@ def _count_units(
     finally:
         reader.close()
     return counts
+
+
+def _count_unit(looking: Looking, reader: Reader, fit: PlainFit, unit: Unit, judged: Judged | None) -> _Counted:
+    assert looking.condition is not None
+    names = looking.condition.columns
+    columns = fit.file_columns(names)
+
+    def num_passing(table: pa.Table) -> int:
+        assert looking.condition is not None
+        return expressions.count(fit.apply(table, unit, names), looking.condition.expression)
+
+    if judged is None or not isinstance(reader, PagedReader):
+        return _Counted(num_passing(reader.read(unit, columns)), is_decoded=True)
+    found = sum(num_rows for _, num_rows in judged.passing)
+    if judged.open:
+        found += num_passing(reader.read_rows(unit, columns, judged.open))
+    if not found:
+        return _Counted(0, bool(judged.open))
+    read = fit.file_columns(fit.file_schema.names if looking.read_columns is None else looking.read_columns)
+    parts = joined([*judged.passing, *judged.open], MAX_PARTS)
+    saving = reader.saving(unit, read, parts)
+    if saving.bytes_skipped < MIN_SAVED * max(1, saving.num_bytes):
+        return _Counted(found, bool(judged.open))
+    return _Counted(found, bool(judged.open), parts, saving)

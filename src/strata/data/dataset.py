@@ -13,7 +13,7 @@ import msgspec
 from strata.clock import SystemClock
 from strata.data.changes import explain, summary
 from strata.data.cursor import Cursor, read_cursor
-from strata.data.decoding import Recipe, ThreadDecoder
+from strata.data.decoding import Recipe, ThreadDecoder, has_head
 from strata.data.delivering import lanes_that_fit, row_bytes
 from strata.data.fetching import Fetcher
 from strata.data.iterating import Pass
@@ -85,6 +85,8 @@ class Dataset:
         """The cursor was loaded and nobody has begun to iterate from it."""
         self._is_begun = False
         """Somebody has begun to iterate from the cursor."""
+        self._is_warm = False
+        """There was a pass before, so memory is at hand, and nothing is gained by beginning with a part of a unit."""
         self._pass: weakref.ref[Pass] | None = None
         register(name, self.get_metrics)
 
@@ -151,7 +153,7 @@ class Dataset:
             fetcher = self._fetcher()
             work = Work(
                 plan=self.plan,
-                schedule=Schedule(order, steps, self.ranks.rank, self._block_rows()),
+                schedule=Schedule(order, steps, self.ranks.rank, self._block_rows(), starts_small=True),
                 decoders=self._decoders(fetcher),
                 fetcher=fetcher,
                 convert=self._deliverer.convert,
@@ -159,10 +161,12 @@ class Dataset:
                 strategy=by_name(delivery.split_strategy),
                 recorder=self._recorder,
                 budget_bytes=delivery.prefetch_bytes,
+                has_head=(lambda _: False) if self._is_warm else self._has_head,
                 skips_bad_units=delivery.on_error == "skip",
                 on_skip=self._skipped,
             )
             pipeline = Pipeline(work)
+            self._is_warm = True
         begun = Pass(
             pipeline,
             steps,
@@ -292,6 +296,10 @@ class Dataset:
         if self._recipe.source.is_local or self._processes:
             return None
         return Fetcher(self._recipe, budget_bytes=self.delivery.prefetch_bytes)
+
+    def _has_head(self, unit: int) -> bool:
+        # Of a unit that is skipped no row is delivered, and only at its end is it known that it can be read.
+        return not self._processes and self.delivery.on_error == "raise" and has_head(self._recipe, unit)
 
     def _block_rows(self) -> int:
         return max(1, min(MAX_BLOCK_ROWS, BLOCK_BYTES // row_bytes(self.plan)))

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
+from strata.data.fitting import PlainFit
+from strata.data.formats.base import Headed, PagedReader
 from strata.data.metrics import State
 from strata.errors import DataFileChanged, StrataError, TransformFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from strata.data.fetching import Fetcher
-    from strata.data.formats.base import Format, Reader
+    from strata.data.formats.base import Format, Reader, Rows, Unit
     from strata.data.metrics import WorkerRecorder
-    from strata.data.plan import Plan
+    from strata.data.plan import Fit, Plan
     from strata.data.source import Source
 
     Transform = Callable[[pa.RecordBatch], Any]
@@ -62,6 +65,15 @@ class Decoder(Protocol):
         ...
 
 
+@runtime_checkable
+class HeadDecoder(Decoder, Protocol):
+    """One that can begin with a unit."""
+
+    def decode_head(self, number: int, num_rows: int) -> pa.Table:
+        """As `decode`, the first rows alone, of a unit that `has_head`. They are counted when the unit is decoded."""
+        ...
+
+
 class ThreadDecoder:
     """Decodes in the thread that asks."""
 
@@ -88,11 +100,15 @@ class ThreadDecoder:
         wanted = self._recipe.columns
         reader = self._reader(file_number)
         before = reader.bytes_read
+        parts = plan.parts_of(number)
+        columns = planned.fit.file_columns(wanted)
         try:
-            table = reader.read(unit, planned.fit.file_columns(wanted))
+            if parts and isinstance(reader, PagedReader):
+                table = _fitted(planned.fit, reader.read_rows(unit, columns, parts), unit, wanted, parts)
+            else:
+                table = planned.fit.apply(reader.read(unit, columns), unit, wanted)
         finally:
             bytes_read = reader.bytes_read - before
-        table = planned.fit.apply(table, unit, wanted)
         if plan.condition is not None:
             table = table.filter(plan.condition).select(list(plan.columns))
         expected = int(plan.unit_rows[number])
@@ -106,6 +122,16 @@ class ThreadDecoder:
                 table = transformed(self._recipe.transform, table, where(plan, number))
         self._recorder.read_unit(rows=table.num_rows, bytes_read=bytes_read, bytes_decoded=table.nbytes)
         return table
+
+    def decode_head(self, number: int, num_rows: int) -> pa.Table:
+        plan, unit = self._recipe.plan, self._recipe.plan.unit(number)
+        planned = plan.files[int(plan.unit_file[number])]
+        format = self._recipe.formats[planned.format]
+        assert isinstance(format, Headed)
+        wanted = self._recipe.columns
+        reader = self._reader(int(plan.unit_file[number]))
+        table = format.read_head(reader, unit, planned.fit.file_columns(wanted), num_rows)
+        return planned.fit.apply(table, replace(unit, num_rows=num_rows), wanted)
 
     def close(self) -> None:
         while self._readers:
@@ -126,6 +152,38 @@ class ThreadDecoder:
         if len(self._readers) > MAX_OPEN_FILES:
             self._readers.popitem(last=False)[1].close()
         return reader
+
+
+def has_head(recipe: Recipe, number: int) -> bool:
+    """Whether the first rows of a unit can be had without the others, and what is delivered of them is the same.
+
+    A filter or deletes decide which rows are the first; a transform may look at all rows of a unit.
+    """
+    plan = recipe.plan
+    planned = plan.files[int(plan.unit_file[number])]
+    return (
+        recipe.source.is_local
+        and recipe.transform is None
+        and plan.condition is None
+        and plan.unit_rows[number] == plan.unit_total_rows[number]
+        and isinstance(planned.fit, PlainFit)
+        and bool(planned.fit.file_columns(recipe.columns))
+        and isinstance(recipe.formats[planned.format], Headed)
+    )
+
+
+def _fitted(fit: Fit, table: pa.Table, unit: Unit, wanted: Sequence[str], parts: Sequence[Rows]) -> pa.Table:
+    """Each part as if it were a unit: a fit knows rows by their place in the file."""
+    ends = itertools.accumulate(num_rows for _, num_rows in parts)
+    made = [
+        fit.apply(
+            table.slice(end - num_rows, num_rows),
+            replace(unit, num_rows=num_rows, first_row=unit.first_row + first),
+            wanted,
+        )
+        for (first, num_rows), end in zip(parts, ends, strict=True)
+    ]
+    return made[0] if len(made) == 1 else pa.concat_tables(made)
 
 
 def where(plan: Plan, number: int) -> str:

@@ -12,9 +12,10 @@ from bisect import bisect_right
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 
-from strata.data.formats.base import Ranged
+from strata.data.formats.base import PagedRanged, Ranged
 from strata.data.ranges import Range, coalesced, parts
 from strata.data.source import Source, reaching
 
@@ -158,11 +159,21 @@ class Fetcher:
                     del self._file_ranges[next(iter(self._file_ranges))]
         if is_first:  # the others wait, so that a footer is read once
             try:
-                columns = planned.fit.file_columns(self._recipe.columns)
-                known.set_result(format.ranges(self._recipe.source, planned.file, columns, planned.version))
+                known.set_result(self._ranges_of_file(format, file_number))
             except Exception as error:  # noqa: BLE001 - raised for whoever needs it
                 known.set_exception(error)
         return known.result()[unit.index]
+
+    def _ranges_of_file(self, format: Ranged, file_number: int) -> Mapping[int, Sequence[Range]]:
+        plan, source = self._recipe.plan, self._recipe.source
+        planned = plan.files[file_number]
+        columns = planned.fit.file_columns(self._recipe.columns)
+        if plan.parts is not None and isinstance(format, PagedRanged):
+            first, last = np.searchsorted(plan.unit_file, [file_number, file_number + 1]).tolist()
+            parts = {int(plan.unit_index[number]): plan.parts_of(number) for number in range(first, last)}
+            some = {index: rows for index, rows in parts.items() if rows}
+            return format.page_ranges(source, planned.file, columns, planned.version, some)
+        return format.ranges(source, planned.file, columns, planned.version)
 
     def opened(self, file: DataFile) -> pa.NativeFile:
         with self._lock:

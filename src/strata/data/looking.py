@@ -57,40 +57,58 @@ def attempts(
     looking: Looking, function: Callable[[T], R], items: Sequence[T], what: str
 ) -> list[R | DataError | StorageError]:
     """The function's result for each item, in order; with on_error="skip", the error where it failed."""
+
+    def attempt(item: T) -> R | DataError | StorageError:
+        try:
+            return function(item)
+        except (DataError, StorageError) as error:
+            return error
+
+    return attempts_together(looking, lambda group: [attempt(item) for item in group], items, what, num_together=1)
+
+
+def attempts_together(
+    looking: Looking,
+    function: Callable[[Sequence[T]], Sequence[R | DataError | StorageError]],
+    items: Sequence[T],
+    what: str,
+    *,
+    num_together: int,
+) -> list[R | DataError | StorageError]:
+    """The same for a function that takes so many items at once, and gives a result or an error for each."""
     results: list[Any] = [None] * len(items)
     failed: dict[int, BaseException] = {}
     lock = threading.Lock()
     stop = threading.Event()
-    left = iter(range(len(items)))
+    left = iter(range(0, len(items), num_together))
     done = 0
 
-    def attempt(number: int) -> None:
-        try:
-            results[number] = function(items[number])
-        except (DataError, StorageError) as error:
-            if looking.on_error == "raise":
-                raise
-            results[number] = error
+    def attempt(first: int) -> None:
+        found = function(items[first : first + num_together])
+        results[first : first + num_together] = found
+        errors = (result for result in found if isinstance(result, (DataError, StorageError)))
+        if looking.on_error == "raise" and (error := next(errors, None)) is not None:
+            raise error
 
     def work() -> None:
         nonlocal done
         while not stop.is_set():
             with lock:
-                number = next(left, -1)
-            if number < 0:
+                first = next(left, -1)
+            if first < 0:
                 return
             try:
-                attempt(number)
+                attempt(first)
                 if looking.progress is not None:
                     with lock:
-                        done += 1
+                        done += len(items[first : first + num_together])
                         looking.progress(what, done, len(items))
             except BaseException as error:
                 stop.set()
-                failed[number] = error
+                failed[first] = error
                 raise
 
-    _in_threads(work, min(looking.num_threads, len(items)), stop)
+    _in_threads(work, min(looking.num_threads, -(-len(items) // num_together)), stop)
     if failed:
         raise failed[min(failed)]  # of several, the first file's
     return results

@@ -18,6 +18,7 @@ import numpy as np
 from strata.clock import SystemClock
 from strata.data.assembling import assemble
 from strata.data.columns import gather
+from strata.data.decoding import HeadDecoder
 from strata.data.metrics import State
 from strata.data.strategies import Task
 from strata.errors import DataError, DataFileInvalid, DataFileMissing
@@ -40,6 +41,10 @@ MAX_BLOCKS_ASSEMBLED = 3
 """One that the caller takes from, and one more for each of two workers."""
 FIRST_GUESS = 3
 """How much larger a unit is decoded than read, until one has been."""
+HEAD_BYTES = 4 << 20
+"""Of a unit that is so large (as it is read) the first rows are decoded apart, if the first block needs no others."""
+HEAD_SHARE = 0.25
+"""… and if they are no more than this share of it: they are decoded once more with the rest."""
 JOIN_S = 5.0
 """How long to wait for threads that are in native code when the loop is left."""
 
@@ -49,6 +54,8 @@ class _Unit:
     """One that somebody needs."""
 
     number: int
+    head_rows: int = 0
+    """Only so many of its rows, the first; 0: all of them."""
     num_users: int = 0
     """Blocks that are not yet assembled and need it."""
     is_started: bool = False
@@ -64,6 +71,8 @@ class _Unit:
 class _Pending:
     outline: Outline
     units: list[_Unit]
+    is_head: bool = False
+    """Of a unit that is not decoded as a whole: nothing else is decoded until this is there."""
     is_claimed: bool = False
     batches: Batches | None = None
     error: BaseException | None = None
@@ -87,6 +96,8 @@ class Work:
     recorder: LoaderRecorder
     budget_bytes: int
     """Decoded and not handed over."""
+    has_head: Callable[[int], bool] = field(default=lambda _unit: False)
+    """Whether decoders can give the first rows of a unit alone; then they are `HeadDecoder`s."""
     fetcher: Fetcher | None = None
     """Asked for the bytes of units that are due."""
     skips_bad_units: bool = False
@@ -211,6 +222,12 @@ class Pipeline:
                 self._changed.notify_all()
                 break
             pending = _Pending(outline, [])
+            self._pending.append(pending)
+            if not outline.first_batch and (head := self._head_of(outline)) is not None:
+                pending.units.append(head)
+                pending.is_head = True
+                self._queues[0].append(head)
+                continue
             for number in outline.units:
                 unit = self._units.get(number)
                 if unit is None:
@@ -218,9 +235,19 @@ class Pipeline:
                     fresh.append(unit)
                 unit.num_users += 1
                 pending.units.append(unit)
-            self._pending.append(pending)
         if fresh:
             self._deal(fresh)
+
+    def _head_of(self, outline: Outline) -> _Unit | None:
+        """If the first block is a small part of a large unit: that part, which is there sooner than the whole."""
+        plan, number = self._work.plan, outline.units[0]
+        if len(outline.units) > 1 or plan.unit_bytes[number] < HEAD_BYTES or not self._work.has_head(number):
+            return None
+        pieces = self._work.schedule.block(outline.first_batch).pieces
+        num_rows = max(piece.last for piece in pieces)
+        if num_rows > HEAD_SHARE * plan.unit_rows[number]:
+            return None
+        return _Unit(number, head_rows=num_rows, num_users=1)
 
     def _deal(self, fresh: list[_Unit]) -> None:
         plan = self._work.plan
@@ -247,7 +274,7 @@ class Pipeline:
 
     def _unit_to_decode(self, worker: int) -> _Unit | None:
         queue = self._queues[worker] or max(self._queues, key=len)
-        if not queue:
+        if not queue or self._is_beginning():
             return None
         urgent = next((pending for pending in self._pending if not pending.is_claimed), None)
         wanted = [] if urgent is None else [unit for unit in urgent.units if not unit.is_started]
@@ -263,15 +290,31 @@ class Pipeline:
         self._hold(unit.num_bytes)
         return unit
 
+    def _is_beginning(self) -> bool:
+        """Whether a head is being made: whoever takes fresh memory for something else meanwhile holds it up."""
+        first = self._pending[0] if self._pending else None
+        return (
+            first is not None
+            and first.is_head
+            and first.batches is None
+            and first.error is None
+            and all(unit.is_started for unit in first.units)
+        )
+
+    def _planned_bytes(self, unit: _Unit) -> int:
+        plan = self._work.plan
+        whole = int(plan.unit_bytes[unit.number])
+        return whole * unit.head_rows // int(plan.unit_rows[unit.number]) if unit.head_rows else whole
+
     def _estimate(self, unit: _Unit) -> int:
-        return int(self._work.plan.unit_bytes[unit.number] * self._bytes_per_planned_byte)
+        return int(self._planned_bytes(unit) * self._bytes_per_planned_byte)
 
     def _decode(self, unit: _Unit, decoder: Decoder, recorder: WorkerRecorder) -> None:
         recorder.enter(State.DECODE)
         chunk: Chunk | None = None
         error: BaseException | None = None
         try:
-            chunk = self._work.convert(unit.number, decoder.decode(unit.number))
+            chunk = self._work.convert(unit.number, _rows_of(unit, decoder))
         except (DataFileInvalid, DataFileMissing) as found:
             recorder.failed()
             if self._work.skips_bad_units:
@@ -286,7 +329,7 @@ class Pipeline:
             self._hold(num_bytes - unit.num_bytes)
             unit.chunk, unit.error, unit.num_bytes, unit.is_done = chunk, error, num_bytes, True
             if chunk is not None:
-                self._bytes_planned += max(1, int(self._work.plan.unit_bytes[unit.number]))
+                self._bytes_planned += max(1, self._planned_bytes(unit))
                 self._bytes_decoded += num_bytes
                 self._bytes_per_planned_byte = self._bytes_decoded / self._bytes_planned
             self._changed.notify_all()
@@ -310,7 +353,8 @@ class Pipeline:
             for unit in pending.units:
                 unit.num_users -= 1
                 if not unit.num_users:
-                    del self._units[unit.number]
+                    if not unit.head_rows:
+                        del self._units[unit.number]
                     self._hold(-unit.num_bytes)
             pending.units = []
             self._changed.notify_all()
@@ -325,6 +369,13 @@ class Pipeline:
     def _hold(self, num_bytes: int) -> None:
         self._held_bytes += num_bytes
         self._work.recorder.buffered(self._held_bytes)
+
+
+def _rows_of(unit: _Unit, decoder: Decoder) -> Any:
+    if not unit.head_rows:
+        return decoder.decode(unit.number)
+    assert isinstance(decoder, HeadDecoder)
+    return decoder.decode_head(unit.number, unit.head_rows)
 
 
 def _told(error: BaseException) -> BaseException:

@@ -10,18 +10,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+
 from strata.data.formats.base import Unit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import numpy as np
     import numpy.typing as npt
     import pyarrow as pa
     import pyarrow.compute as pc
     from rich.table import Table
 
     from strata.data.files import DataFile
+    from strata.data.formats.base import Rows
 
 
 class Fit(Protocol):
@@ -59,6 +61,12 @@ class Pruning:
     """By statistics, or because no row passed when they were counted."""
     num_units_counted: int = 0
     """Whose filter columns had to be decoded to know how many rows pass."""
+    num_units_in_part: int = 0
+    """Of which statistics of pages rule out so many rows that only the other pages are read."""
+    num_pages: int = 0
+    """In these units, in columns that are read."""
+    num_pages_pruned: int = 0
+    bytes_pages_pruned: int = 0
     num_rows: int = 0
     """Before the filter, in the files that were opened."""
     bytes_total: int = 0
@@ -96,6 +104,9 @@ class Plan:
     fingerprint: str
     """Of all that decides which row is the n-th: names and versions of files, rows per unit, splits, filter."""
     pruning: Pruning = field(default_factory=Pruning)
+    parts: npt.NDArray[np.int64] | None = None
+    """Of units that are not read whole, which rows are: a line for each stretch, in order, with the unit's number, the
+    first row in it and how many. The others do not pass the filter: it makes no difference but in what is read."""
 
     @property
     def num_rows(self) -> int:
@@ -121,6 +132,13 @@ class Plan:
         with console.capture() as captured:
             console.print(self)
         return captured.get()
+
+    def parts_of(self, number: int) -> list[Rows]:
+        """Which rows of a unit are read; nothing: all."""
+        if self.parts is None:
+            return []
+        first, last = np.searchsorted(self.parts[:, 0], [number, number + 1])
+        return [(row, num_rows) for _, row, num_rows in self.parts[first:last].tolist()]
 
     def unit(self, number: int) -> Unit:
         """As the file's format knows it: all its rows, deleted and filtered ones too."""

@@ -85,6 +85,11 @@ def _caption(plan: Plan) -> Text:
             f"{pruning.num_units_pruned:,} of {pruning.num_units:,} units left out, "
             f"{pruning.num_units_counted:,} counted"
         )
+    if pruning.num_pages_pruned:
+        lines.append(
+            f"{pruning.num_units_in_part:,} units are read in part: {pruning.num_pages_pruned:,} of "
+            f"{pruning.num_pages:,} pages left out, {size(pruning.bytes_pages_pruned)}"
+        )
     if pruning.bytes_total:
         lines.append(f"an epoch reads {size(pruning.bytes_planned)} of {size(pruning.bytes_total)}")
     if pruning.skipped:

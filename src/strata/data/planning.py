@@ -14,7 +14,7 @@ from strata.data.fitting import PlainFit
 from strata.data.partitions import partition_values
 from strata.data.plan import Plan, PlannedFile, Pruning
 from strata.data.schemas import retyped, unify
-from strata.data.survey import named_schemas, schema_of, unpack
+from strata.data.survey import named_schemas, schema_of, unpack, unpack_parts
 from strata.errors import InvalidArgument, NoData
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ class Units:
     first_row: npt.NDArray[np.int64]
     offset: npt.NDArray[np.int64]
     num_bytes: npt.NDArray[np.int64]
+    parts: npt.NDArray[np.int64] | None = None
+    """As `Plan.parts`, with the place of a unit among these."""
 
 
 def build(
@@ -81,6 +83,7 @@ def build(
         is_typed=survey.is_typed,
         schema=schema,
     )
+    bytes_pruned = sum(file.bytes_skipped for file in files)
     return assemble(
         files=_planned(survey, files, schemas, unified.schema, partition_fields),
         units=units,
@@ -96,9 +99,13 @@ def build(
             num_units=len(units.rows),
             num_units_pruned=int((units.rows == 0).sum()),
             num_units_counted=sum(file.num_counted for file in files),
+            num_units_in_part=0 if units.parts is None else len(np.unique(units.parts[:, 0])),
+            num_pages=sum(file.num_pages for file in files),
+            num_pages_pruned=sum(file.num_pages_skipped for file in files),
+            bytes_pages_pruned=bytes_pruned,
             num_rows=int(units.total_rows.sum()),
             bytes_total=sum(file.size_bytes for file in files),
-            bytes_planned=int(units.num_bytes[units.rows > 0].sum()),
+            bytes_planned=int(units.num_bytes[units.rows > 0].sum()) - bytes_pruned,
             skipped=survey.skipped,
         ),
     )
@@ -145,7 +152,16 @@ def assemble(
             condition.text if condition else "",
         ),
         pruning=pruning,
+        parts=_renumbered(units.parts, kept),
     )
+
+
+def _renumbered(parts: npt.NDArray[np.int64] | None, kept: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64] | None:
+    """With the numbers that units have when some are left out."""
+    if parts is None:
+        return None
+    parts = parts[kept[parts[:, 0]]]
+    return np.column_stack([(np.cumsum(kept) - 1)[parts[:, 0]], parts[:, 1:]])
 
 
 def fingerprint(files: Sequence[tuple[str, str]], numbers: Sequence[npt.NDArray[np.int64]], condition_text: str) -> str:
@@ -165,7 +181,18 @@ def _units(files: Sequence[SurveyedFile]) -> Units:
         first_row=unpack(b"".join(file.first_row for file in files)),
         offset=unpack(b"".join(file.offset for file in files)),
         num_bytes=unpack(b"".join(file.num_bytes for file in files)),
+        parts=_parts(files),
     )
+
+
+def _parts(files: Sequence[SurveyedFile]) -> npt.NDArray[np.int64] | None:
+    parts = [unpack_parts(file.parts) for file in files]
+    if not sum(map(len, parts)):
+        return None
+    before = np.cumsum([0, *(len(file.rows) // 8 for file in files)])[:-1]
+    found = np.concatenate(parts)
+    found[:, 0] += np.repeat(before, [len(each) for each in parts])
+    return found
 
 
 def _planned(

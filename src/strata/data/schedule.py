@@ -79,6 +79,8 @@ class Schedule:
     rank: int
     block_rows: int
     """About how many rows of the rank make a block where windows do not say."""
+    starts_small: bool = False
+    """Then, the first block is one batch, so that it is there soon, and each has no more than there were before it."""
 
     def outlines(self, batch: int = 0) -> Iterator[Outline]:
         """Of all blocks from the one that begins with this batch. Cheap: for looking ahead."""
@@ -128,6 +130,8 @@ class Schedule:
             count = max(1, (window_end - steps.bounds(batch)[0]) // steps.batch_rows)
         else:
             count = max(1, self.block_rows // steps.batch_size)
+            if self.starts_small:  # one, one, two, four, …
+                count = min(count, max(1, batch))
         end = min(batch + count, num_batches)
         # The last batch may be of another size: it is on its own when its rows begin again with the first.
         if end == num_batches and end - batch > 1 and steps.padded_rows(end - 1):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-VERSION = 1
+VERSION = 2
 MAX_BYTES = 1 << 30
 """Of a survey before compression: some ten million units."""
 MAX_NUMBER = 1 << 50
@@ -59,6 +59,14 @@ class SurveyedFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Rows that pass the filter. None: they were not counted, because there is no filter, or not yet."""
     num_counted: int = 0
     """Units that had to be decoded for it."""
+    parts: bytes = b""
+    """Of units that need not be read whole, the rows that do: three numbers each, the unit's place, the first row in it
+    and how many. The others do not pass."""
+    num_pages: int = 0
+    """In these units, in columns that are read."""
+    num_pages_skipped: int = 0
+    bytes_skipped: int = 0
+    """In the skipped pages."""
 
     def data_file(self) -> DataFile:
         return DataFile(self.path, self.name, self.size_bytes, self.mtime_ns, self.partition)
@@ -128,6 +136,15 @@ def named_schemas(schemas: Sequence[pa.Schema], files: Sequence[SurveyedFile]) -
 
 def pack(numbers: Sequence[int]) -> bytes:
     return struct.pack(f"<{len(numbers)}q", *numbers)
+
+
+def unpack_parts(packed: bytes) -> npt.NDArray[np.int64]:
+    """One line for each: the unit's place, the first row, how many.
+
+    Raises:
+        ValueError: It has another length.
+    """
+    return unpack(packed).reshape(-1, 3)
 
 
 def unpack(packed: bytes) -> npt.NDArray[np.int64]:
@@ -201,3 +218,17 @@ def _check(survey: Survey) -> None:
     passing = unpack(b"".join(file.passing or b"" for file in counted))
     if (passing < 0).any() or (passing > unpack(b"".join(file.rows for file in counted))).any():
         raise ValueError("more rows pass the filter than there are")
+    for file in survey.files:
+        if file.parts:
+            _check_parts(file)
+
+
+def _check_parts(file: SurveyedFile) -> None:
+    place, first, num_rows = unpack_parts(file.parts).T
+    rows = unpack(file.rows)
+    if ((place < 0) | (place >= len(rows)) | (first < 0) | (num_rows <= 0) | (num_rows > MAX_NUMBER)).any():
+        raise ValueError(f"{file.name} has rows to read that are not there")
+    end = first + num_rows
+    follows = (place[1:] > place[:-1]) | ((place[1:] == place[:-1]) & (first[1:] >= end[:-1]))
+    if (first > MAX_NUMBER).any() or (end > rows[place]).any() or not follows.all():
+        raise ValueError(f"{file.name} has rows to read that are not there")

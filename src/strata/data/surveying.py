@@ -19,17 +19,18 @@ import pyarrow as pa
 
 from strata.data import expressions, survey_cache
 from strata.data.counting import condition_schema, count_passing
-from strata.data.formats.base import Presence
-from strata.data.looking import Looking, Progress, attempts, known_values
+from strata.data.formats.base import Presence, Together
+from strata.data.looking import Looking, Progress, attempts_together, known_values
 from strata.data.partitions import partition_values
 from strata.data.survey import Survey, SurveyedFile, facts_of, schema_bytes, schema_of
+from strata.errors import DataError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from strata.data.files import DataFile
     from strata.data.filters import Condition
-    from strata.data.formats.base import Format
+    from strata.data.formats.base import FileFacts, Format
     from strata.data.looking import OnError
     from strata.data.source import Source
     from strata.data.survey import Partition
@@ -40,6 +41,8 @@ __all__ = ["Progress", "survey"]
 MAX_UNIT_BYTES = 16 << 20
 """Of a format that leaves the size of units open: small enough that several are decoded at once and fit in memory."""
 MAX_THREADS = 64
+MAX_TOGETHER = 64
+"""Files that a format looks at together."""
 MAX_ASKED_FOR_NULLS = 512
 """Files that are asked how many nulls they have, spread over all. In others they are found when they are read."""
 
@@ -192,24 +195,48 @@ def _inspect(
 
     every = math.ceil(len(files) / MAX_ASKED_FOR_NULLS) if files else 1
 
-    def look(number: int) -> SurveyedFile:
-        facts = looking.format.inspect(
-            looking.source,
-            files[number],
-            columns=looking.read_columns,
-            unit_bytes=looking.unit_bytes,
-            with_nulls=number % every == 0,
-        )
-        return facts_of(files[number], facts, numbers.of(facts.schema))
+    def look(some: Sequence[int]) -> list[SurveyedFile | DataError | StorageError]:
+        facts = _facts(looking, [files[number] for number in some], with_nulls=[n % every == 0 for n in some])
+        return [
+            each if isinstance(each, Exception) else facts_of(files[number], each, numbers.of(each.schema))
+            for number, each in zip(some, facts, strict=True)
+        ]
 
     skipped = []
-    for number, made in zip(new, attempts(looking, look, new, "looking at files"), strict=True):
+    looked = attempts_together(looking, look, new, "looking at files", num_together=_num_together(looking, len(new)))
+    for number, made in zip(new, looked, strict=True):
         if isinstance(made, Exception):
             skipped.append((files[number].name, str(made)))
         else:
             found[number] = made
     there = [file for file in found if file is not None]
     return *_renumbered(numbers.schemas, there), skipped
+
+
+def _facts(
+    looking: Looking, files: Sequence[DataFile], *, with_nulls: Sequence[bool]
+) -> list[FileFacts | DataError | StorageError]:
+    """What each says of itself, or why it does not."""
+    format, columns = looking.format, looking.read_columns
+    if isinstance(format, Together):
+        return format.inspect_all(looking.source, files, columns=columns, with_nulls=with_nulls)
+
+    def attempt(file: DataFile, with_nulls: bool) -> FileFacts | DataError | StorageError:
+        try:
+            return format.inspect(
+                looking.source, file, columns=columns, unit_bytes=looking.unit_bytes, with_nulls=with_nulls
+            )
+        except (DataError, StorageError) as error:
+            return error
+
+    return [attempt(file, nulls) for file, nulls in zip(files, with_nulls, strict=True)]
+
+
+def _num_together(looking: Looking, num_files: int) -> int:
+    """How many files a thread looks at before it takes others: so few that all threads are at it until the end."""
+    if not isinstance(looking.format, Together):
+        return 1
+    return max(1, min(MAX_TOGETHER, num_files // (4 * looking.num_threads)))
 
 
 def _recall(kept: SurveyedFile | None, file: DataFile) -> SurveyedFile | None:

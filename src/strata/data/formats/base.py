@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from strata.data.files import DataFile
     from strata.data.ranges import Range
     from strata.data.source import Source
+    from strata.errors import DataError, StorageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,57 @@ class Presence(enum.IntEnum):
     ALL = 2
 
 
+Rows = tuple[int, int]
+"""Of a unit: the first, counted from 0, and how many."""
+
+
+def joined(rows: Sequence[Rows], max_parts: int) -> tuple[Rows, ...]:
+    """The same rows, neighbours as one; and if these are too many stretches, with the smallest gaps between them."""
+    made: list[list[int]] = []
+    for first, num_rows in sorted(rows):
+        if made and made[-1][1] >= first:
+            made[-1][1] = max(made[-1][1], first + num_rows)
+        else:
+            made.append([first, first + num_rows])
+    if len(made) > max_parts:
+        gaps = sorted(range(1, len(made)), key=lambda place: made[place][0] - made[place - 1][1])
+        kept = sorted(gaps[len(made) - max_parts :])
+        starts, ends = [0, *kept], [*(place - 1 for place in kept), len(made) - 1]
+        made = [[made[start][0], made[end][1]] for start, end in zip(starts, ends, strict=True)]
+    return tuple((first, end - first) for first, end in made)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What statistics of smaller parts than units say about the rows of a unit that pass a filter.
+
+    Ascending, and none in two; rows that are in neither do not pass.
+    """
+
+    passing: tuple[Rows, ...]
+    open: tuple[Rows, ...]
+    """They may pass or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """What it saves to read some rows of a unit instead of all."""
+
+    num_pages: int = 0
+    num_pages_skipped: int = 0
+    num_bytes: int = 0
+    """Of all rows."""
+    bytes_skipped: int = 0
+
+    def __add__(self, other: Saving) -> Saving:
+        return Saving(
+            self.num_pages + other.num_pages,
+            self.num_pages_skipped + other.num_pages_skipped,
+            self.num_bytes + other.num_bytes,
+            self.bytes_skipped + other.bytes_skipped,
+        )
+
+
 class Reader(Protocol):
     """One open file, used by one thread at a time."""
 
@@ -77,6 +129,25 @@ class Reader(Protocol):
 
 
 @runtime_checkable
+class PagedReader(Protocol):
+    """A reader that knows of smaller parts than units (a Parquet file's pages), and can leave some out."""
+
+    def judge(self, units: Sequence[Unit], condition: pc.Expression, columns: Sequence[str]) -> Mapping[int, Judged]:
+        """By the index of the unit, for those of which more is known than that rows may pass. `condition` and `columns`
+        as in `Format.presence`; what cannot be read is not known.
+        """
+        ...
+
+    def saving(self, unit: Unit, columns: Sequence[str], rows: Sequence[Rows]) -> Saving:
+        """What `read_rows` would leave out."""
+        ...
+
+    def read_rows(self, unit: Unit, columns: Sequence[str], rows: Sequence[Rows]) -> pa.Table:
+        """As `Reader.read`, these rows alone. Rows ascend; there is at least one, and one column."""
+        ...
+
+
+@runtime_checkable
 class Ranged(Protocol):
     """A format that knows which bytes a unit's columns are in, so that they can be fetched before they are needed."""
 
@@ -84,6 +155,42 @@ class Ranged(Protocol):
         self, source: Source, file: DataFile, columns: Sequence[str], version: str
     ) -> Mapping[int, Sequence[Range]]:
         """By the index of the unit, for all units of the file. Raises what `Reader.read` does."""
+        ...
+
+
+@runtime_checkable
+class PagedRanged(Ranged, Protocol):
+    """The same for some rows of units, as `PagedReader` reads them."""
+
+    def page_ranges(
+        self,
+        source: Source,
+        file: DataFile,
+        columns: Sequence[str],
+        version: str,
+        rows: Mapping[int, Sequence[Rows]],
+    ) -> Mapping[int, Sequence[Range]]:
+        """By the index of the unit, for all units of the file: of those in `rows`, what these rows are in."""
+        ...
+
+
+@runtime_checkable
+class Together(Protocol):
+    """A format that looks into many files in less time than into one after the other."""
+
+    def inspect_all(
+        self, source: Source, files: Sequence[DataFile], *, columns: Sequence[str] | None, with_nulls: Sequence[bool]
+    ) -> list[FileFacts | DataError | StorageError]:
+        """For each file what `Format.inspect` gives or raises; `with_nulls` is told for each, too."""
+        ...
+
+
+@runtime_checkable
+class Headed(Protocol):
+    """A format that can give the first rows of a unit without decoding the others."""
+
+    def read_head(self, reader: Reader, unit: Unit, columns: Sequence[str], num_rows: int) -> pa.Table:
+        """As `Reader.read` of a reader of this format, so many rows. There is at least one column."""
         ...
 
 

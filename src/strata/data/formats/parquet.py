@@ -8,41 +8,48 @@ statistics of every column, so other contents are another footer.
 from __future__ import annotations
 
 import contextlib
-import itertools
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import xxhash
 from pyarrow.parquet.core import ParquetReader as NativeReader
 
-from strata.data.formats.base import FileFacts, Presence, Unit
+from strata.data.formats import parquet_pages, parquet_statistics
+from strata.data.formats.base import FileFacts, Presence, Saving, Unit
 from strata.data.formats.damage import CURE, NUM_HEAD_BYTES, attempt, kind_of
 from strata.data.formats.messages import has_dictionaries
+from strata.data.formats.parquet_index import MAX_CHUNKS, IndexDamaged, range_of
+from strata.data.formats.parquet_pages import PagedFile, read_ranges
 from strata.data.memory import pool
-from strata.data.ranges import Range
+from strata.data.ranges import HOLE_BYTES, Range
 from strata.data.source import reaching
 from strata.errors import DataFileChanged, DataFileInvalid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
     from strata.data.files import DataFile
+    from strata.data.formats.base import Judged, Reader, Rows
     from strata.data.source import Source
+    from strata.errors import DataError, StorageError
 
 TAIL_BYTES = 64 << 10
 """Holds the footer of most files: about 70 column chunks with statistics fit in 8 KiB."""
 MAX_FOOTER_BYTES = 512 << 20
-MAX_FLOAT_COLUMNS = 3
-"""In a filter; each multiplies by four the cases that statistics are asked about."""
 _MARK = b"PAR1"
 _ENCRYPTED_MARK = b"PARE"
 _END_BYTES = 8
 """The length of the footer, and the mark."""
+_NEAR_HOLE_BYTES = 64 << 10
+"""Between pages that are read at once from a disk."""
+_NUM_ASKED = 8
+"""Columns that are asked whether they have a page index."""
+_NO_PAGES = (ValueError, OSError, pa.ArrowException)
+"""Why pages may not be told apart: `IndexDamaged`, and what pyarrow says of files that are made of damaged pages."""
 
 
 class ParquetFormat:
@@ -66,43 +73,67 @@ class ParquetFormat:
         units = _units(footer, None if columns is None else [leaf for leaf, _ in leaves])
         return FileFacts(footer.schema, units, tail.version, _null_counts(footer, leaves) if with_nulls else {})
 
+    def inspect_all(
+        self, source: Source, files: Sequence[DataFile], *, columns: Sequence[str] | None, with_nulls: Sequence[bool]
+    ) -> list[FileFacts | DataError | StorageError]:
+        from strata.data.formats import parquet_many  # noqa: PLC0415 - it needs what is here
+
+        return parquet_many.inspect_all(source, files, columns=columns, with_nulls=with_nulls)
+
     def presence(
         self, source: Source, file: DataFile, facts: FileFacts, condition: pc.Expression, columns: Sequence[str]
     ) -> list[Presence]:
-        types = [facts.schema.field(name).type for name in columns]
-        floats = [name for name, kind in zip(columns, types, strict=True) if pa.types.is_floating(kind)]
-        if not all(_has_plain_statistics(kind) for kind in types) or len(floats) > MAX_FLOAT_COLUMNS:
+        if not parquet_statistics.can_tell(facts.schema, columns):
             return [Presence.SOME] * len(facts.units)
         with source.open(file) as opened:
             tail = _read_tail(source, file, opened, version=facts.version)
         footer = _Footer(file, tail)
-        never_null = _groups_without_nulls(footer, columns)
-        try:
-            possible = _groups_that_may_pass(tail, footer, condition, floats)
-            # Not `~condition` alone: a condition can be null of itself, and then neither it nor its inverse is true.
-            doubtful = _groups_that_may_pass(tail, footer, ~condition | condition.is_null(), floats)
-        except (pa.ArrowException, TypeError):  # not to be answered by statistics; evaluating it will say why
-            return [Presence.SOME] * len(facts.units)
-        return [
-            Presence.NONE
-            if unit.index not in possible
-            else Presence.ALL
-            if unit.index in never_null and unit.index not in doubtful
-            else Presence.SOME
-            for unit in facts.units
-        ]
+        leaves = {footer.names[column]: leaf for leaf, column in footer.leaves_of(columns)}
+        stated = parquet_statistics.Stated(tail.data, footer.metadata, footer.schema, leaves)
+        answers = parquet_statistics.presence(stated, condition)
+        return [answers[unit.index] for unit in facts.units]
 
     def open(self, source: Source, file: DataFile, schema: pa.Schema, version: str) -> ParquetReader:  # noqa: ARG002
         return ParquetReader(source, file, version)
+
+    def read_head(self, reader: Reader, unit: Unit, columns: Sequence[str], num_rows: int) -> pa.Table:
+        assert isinstance(reader, ParquetReader)
+        return reader.read_head(unit, columns, num_rows)
 
     def ranges(
         self, source: Source, file: DataFile, columns: Sequence[str], version: str
     ) -> Mapping[int, Sequence[Range]]:
         with source.open(file) as opened:
             footer = _Footer(file, _read_tail(source, file, opened, version=version))
-        leaves = [leaf for leaf, _ in footer.leaves_of(columns)]
-        groups = [footer.metadata.row_group(index) for index in range(footer.metadata.num_row_groups)]
-        return {index: [Range(*_range_of(group.column(leaf))) for leaf in leaves] for index, group in enumerate(groups)}
+        return {index: footer.ranges_of(index, columns) for index in range(footer.metadata.num_row_groups)}
+
+    def page_ranges(
+        self,
+        source: Source,
+        file: DataFile,
+        columns: Sequence[str],
+        version: str,
+        rows: Mapping[int, Sequence[Rows]],
+    ) -> Mapping[int, Sequence[Range]]:
+        with source.open(file) as opened:
+            tail = _read_tail(source, file, opened, version=version)
+            footer = _Footer(file, tail)
+            found = {index: footer.ranges_of(index, columns) for index in range(footer.metadata.num_row_groups)}
+            if not _has_pages(footer):
+                return found
+
+            def read(ranges: Sequence[Range]) -> Sequence[bytes]:
+                data, num_bytes = _read_index(opened, tail, ranges)
+                source.counter.add(num_bytes)
+                return data
+
+            with contextlib.suppress(*_NO_PAGES):  # who reads will find the same
+                pages = PagedFile(tail.footer, footer.metadata, footer.schema, read)
+                for index, some in rows.items():
+                    choice = pages.choose(index, columns, some)
+                    whole = footer.ranges_of(index, [footer.names[column] for column in choice.whole])
+                    found[index] = [*whole, *(each for selection in choice.paged for each in selection.ranges)]
+        return found
 
 
 class ParquetReader:
@@ -120,28 +151,121 @@ class ParquetReader:
             on_error.pop_all()
         self.bytes_read = tail.num_bytes_read
         self._leaves: dict[tuple[str, ...], list[int]] = {}
+        self._tail = tail if _has_pages(self._footer) else None
+        self._pages: PagedFile | None = None
+        self._hole_bytes = _NEAR_HOLE_BYTES if source.is_local else HOLE_BYTES
 
     def read(self, unit: Unit, columns: Sequence[str]) -> pa.Table:
         if not columns:
             return _rows_only(unit.num_rows)
+        leaves, ranges = self._where(unit, columns)
+        table = attempt(
+            lambda: self._decode(unit, leaves),
+            lambda: self._decode_anew(lambda: self._decode(unit, leaves)),
+            source=self._source,
+            file=self._file,
+            ranges=ranges,
+            what=_named(unit),
+        )
+        self._add(sum(num_bytes for _, num_bytes in ranges))
+        return _only(table, columns)
+
+    def _where(self, unit: Unit, columns: Sequence[str]) -> tuple[list[int], list[tuple[int, int]]]:
+        """The leaves of the columns, and where each lies."""
         wanted = tuple(columns)
         leaves = self._leaves.get(wanted)
         if leaves is None:
             leaves = self._leaves[wanted] = [leaf for leaf, _ in self._footer.leaves_of(wanted)]
-        ranges = [_range_of(self._footer.metadata.row_group(unit.index).column(leaf)) for leaf in leaves]
+        return leaves, [range_of(self._footer.metadata.row_group(unit.index).column(leaf)) for leaf in leaves]
+
+    def read_head(self, unit: Unit, columns: Sequence[str], num_rows: int) -> pa.Table:
+        """The first rows of the unit. What is read is not counted: it will be, with the rest."""
+        leaves, ranges = self._where(unit, columns)
         table = attempt(
-            lambda: self._decode(unit, leaves),
-            lambda: self._decode_anew(unit, leaves),
+            lambda: self._decode_head(unit, leaves, num_rows),
+            lambda: self._decode_anew(lambda: self._decode_head(unit, leaves, num_rows)),
             source=self._source,
             file=self._file,
             ranges=ranges,
-            what=f"row group {unit.index}, which begins with row {unit.first_row},",
+            what=_named(unit),
         )
-        num_bytes = sum(num_bytes for _, num_bytes in ranges)
+        return _only(table, columns)
+
+    def judge(self, units: Sequence[Unit], condition: pc.Expression, columns: Sequence[str]) -> Mapping[int, Judged]:
+        if self._tail is None or not parquet_statistics.can_tell(self._footer.schema, columns):
+            return {}
+        large = [unit.index for unit in units if _is_large(self._footer.metadata.row_group(unit.index))]
+        try:
+            return self._paged().judge(large, condition, columns) if large else {}
+        except pa.ArrowMemoryError:
+            raise
+        except _NO_PAGES:
+            self._tail = None
+            return {}
+
+    def saving(self, unit: Unit, columns: Sequence[str], rows: Sequence[Rows]) -> Saving:
+        try:
+            return self._paged().choose(unit.index, columns, rows).saving
+        except _NO_PAGES:
+            self._tail = None
+            return Saving()
+
+    def read_rows(self, unit: Unit, columns: Sequence[str], rows: Sequence[Rows]) -> pa.Table:
+        assert columns
+        assert rows
+        try:
+            return self._read_pages(unit, columns, rows)
+        except pa.ArrowMemoryError:
+            raise
+        except _NO_PAGES:
+            # Whatever is wrong, with the index or with what it leads to: read without it, and told if it still is.
+            self._tail = None
+        return _cut(self.read(unit, columns), rows)
+
+    def _read_pages(self, unit: Unit, columns: Sequence[str], rows: Sequence[Rows]) -> pa.Table:
+        """
+        Raises:
+            IndexDamaged: It cannot be done so.
+            OSError, pa.ArrowException: Something cannot be read or decoded.
+        """
+        pages, schema = self._paged(), self._footer.schema
+        choice = pages.choose(unit.index, columns, rows)
+        made: dict[str, pa.ChunkedArray] = {}
+        data, num_bytes = read_ranges(
+            self._opened, [each for selection in choice.paged for each in selection.ranges], self._hole_bytes
+        )
+        left = iter(data)
+        for selection in choice.paged:
+            own = [next(left) for _ in selection.ranges]
+            made[schema.names[selection.column]] = column = pages.decode(unit.index, selection, own, rows)
+            _check_codes(column)
+        self._add(num_bytes)
+        if choice.whole:
+            table = _cut(self.read(unit, [schema.names[column] for column in choice.whole]), rows)
+            made |= dict(zip(table.column_names, table.columns, strict=True))
+        return pa.Table.from_arrays([made[name] for name in columns], schema=pa.schema(map(schema.field, columns)))
+
+    def _paged(self) -> PagedFile:
+        """
+        Raises:
+            IndexDamaged: The file has no page index, or none that can be used.
+        """
+        if self._tail is None:
+            raise IndexDamaged("there is no page index")
+        if self._pages is None:
+            tail = self._tail
+
+            def read(ranges: Sequence[Range]) -> Sequence[bytes]:
+                data, num_bytes = _read_index(self._opened, tail, ranges)
+                self._add(num_bytes)
+                return data
+
+            self._pages = PagedFile(tail.footer, self._footer.metadata, self._footer.schema, read)
+        return self._pages
+
+    def _add(self, num_bytes: int) -> None:
         self.bytes_read += num_bytes
         self._source.counter.add(num_bytes)
-        table = table.select(list(columns)) if table.column_names != list(columns) else table
-        return table.replace_schema_metadata(None)
 
     def close(self) -> None:
         self._native.close()
@@ -164,27 +288,57 @@ class ParquetReader:
         if table.num_rows != unit.num_rows:
             raise pa.ArrowInvalid(f"{table.num_rows} rows instead of {unit.num_rows}")
         for column in table.columns:
-            if has_dictionaries(column.type):
-                column.validate(full=True)  # codes are followed without looking; those of a damaged page lead anywhere
+            _check_codes(column)
         return table
 
-    def _decode_anew(self, unit: Unit, leaves: list[int]) -> pa.Table:
+    def _decode_head(self, unit: Unit, leaves: list[int], num_rows: int) -> pa.Table:
+        native = self._open_native()  # one that is stopped midway keeps what it has begun
+        found: list[pa.RecordBatch] = []
+        for batch in native.iter_batches(num_rows, [unit.index], column_indices=leaves, use_threads=False):
+            found.append(batch)
+            if sum(each.num_rows for each in found) >= num_rows:
+                break
+        table = pa.Table.from_batches(found).slice(0, num_rows)
+        if table.num_rows != num_rows:
+            raise pa.ArrowInvalid(f"{table.num_rows} rows instead of {num_rows}")
+        for column in table.columns:
+            _check_codes(column)
+        return table
+
+    def _decode_anew(self, decode: Callable[[], pa.Table]) -> pa.Table:
         self.close()
         self._opened = self._source.open(self._file)
         self._native = self._open_native()
-        return self._decode(unit, leaves)
+        return decode()
 
 
 class _Tail:
     """The end of a file, with the whole footer in it."""
 
-    __slots__ = ("data", "num_bytes_read", "version")
+    __slots__ = ("_num_footer_bytes", "data", "num_bytes_read", "version")
 
     def __init__(self, data: bytes, num_footer_bytes: int, num_bytes_read: int) -> None:
         self.data = data
         self.num_bytes_read = num_bytes_read
+        self._num_footer_bytes = num_footer_bytes
         start = len(data) - _END_BYTES - num_footer_bytes
         self.version: str = xxhash.xxh3_128_hexdigest(memoryview(data)[start:])
+
+    @property
+    def footer(self) -> bytes:
+        return self.data[-_END_BYTES - self._num_footer_bytes : -_END_BYTES]
+
+
+def _read_index(opened: pa.NativeFile, tail: _Tail, ranges: Sequence[Range]) -> tuple[list[bytes], int]:
+    """Ranges of a page index, and how many bytes were read for them. It lies before the footer: most often the tail has
+    it already.
+    """
+    size = opened.size()
+    start = size - len(tail.data)
+    if all(start <= each.offset and each.end <= size for each in ranges):
+        return [tail.data[each.offset - start : each.end - start] for each in ranges], 0
+    found, num_bytes = read_ranges(opened, ranges, HOLE_BYTES)
+    return [bytes(each) for each in found], num_bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -210,7 +364,7 @@ def _shape_of(native: NativeReader) -> _Shape:
     if last is not None and last.notes == notes and last.stored.equals(stored):
         return last
     schema = native.schema_arrow.remove_metadata()
-    flat = frozenset(number for number, kind in enumerate(schema.types) if not _is_nested(kind))
+    flat = frozenset(number for number, kind in enumerate(schema.types) if not parquet_statistics.is_nested(kind))
     _last_shape = shape = _Shape(stored, notes, schema, schema.names, flat)
     return shape
 
@@ -251,6 +405,11 @@ class _Footer:
     def leaves_of(self, names: Sequence[str]) -> list[tuple[int, int]]:
         wanted = {self.schema.get_field_index(name) for name in names}
         return [(leaf, column) for leaf, column in self.leaves if column in wanted]
+
+    def ranges_of(self, index: int, names: Sequence[str]) -> list[Range]:
+        """Which bytes these columns of a row group are in."""
+        group = self.metadata.row_group(index)
+        return [Range(*range_of(group.column(leaf))) for leaf, _ in self.leaves_of(names)]
 
 
 def _read_tail(source: Source, file: DataFile, opened: pa.NativeFile, *, version: str | None = None) -> _Tail:
@@ -327,7 +486,7 @@ def _units(footer: _Footer, leaves: Sequence[int] | None) -> tuple[Unit, ...]:
         num_rows = group.num_rows
         if not num_rows:
             continue
-        offset = _range_of(group.column(0))[0]
+        offset = range_of(group.column(0))[0]
         num_bytes = _span(group) if leaves is None else 0
         if num_bytes <= 0:
             chosen = range(metadata.num_columns) if leaves is None else leaves
@@ -341,7 +500,7 @@ def _span(group: pq.RowGroupMetaData) -> int:
     """From the first to the end of the last column: writers put them one after the other. To ask each for its size
     would be a tenth of the time that planning takes. 0 or less if they lie otherwise.
     """
-    first, (last, num_bytes) = _range_of(group.column(0))[0], _range_of(group.column(group.num_columns - 1))
+    first, (last, num_bytes) = range_of(group.column(0))[0], range_of(group.column(group.num_columns - 1))
     return last + num_bytes - first
 
 
@@ -363,81 +522,39 @@ def _null_counts(footer: _Footer, leaves: list[tuple[int, int]]) -> dict[str, in
     return {names[column]: count for column, count in counts.items()}
 
 
-def _range_of(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
-    first = chunk.data_page_offset
-    dictionary = chunk.dictionary_page_offset
-    if dictionary is not None and 0 < dictionary < first:
-        first = dictionary
-    return first, chunk.total_compressed_size
+def _has_pages(footer: _Footer) -> bool:
+    """Whether it is worth while to look for a page index: a writer has it for all columns, or for none."""
+    metadata = footer.metadata
+    if not metadata.num_row_groups or metadata.num_row_groups * metadata.num_columns > MAX_CHUNKS:
+        return False
+    group = metadata.row_group(0)
+    return any(group.column(leaf).has_offset_index for leaf in range(min(metadata.num_columns, _NUM_ASKED)))
+
+
+def _is_large(group: pq.RowGroupMetaData) -> bool:
+    """Whether leaving out pages of some column could pay; else it is quicker to decode than to judge them."""
+    sizes = (group.column(leaf).total_compressed_size for leaf in range(group.num_columns))
+    return any(size >= parquet_pages.MIN_SAVED_BYTES for size in sizes)
+
+
+def _check_codes(column: pa.ChunkedArray) -> None:
+    """They are followed without looking; those of a damaged page lead anywhere."""
+    if has_dictionaries(column.type):
+        column.validate(full=True)
+
+
+def _cut(table: pa.Table, rows: Sequence[Rows]) -> pa.Table:
+    return pa.concat_tables([table.slice(first, num_rows) for first, num_rows in rows])
+
+
+def _named(unit: Unit) -> str:
+    return f"row group {unit.index}, which begins with row {unit.first_row},"
+
+
+def _only(table: pa.Table, columns: Sequence[str]) -> pa.Table:
+    table = table.select(list(columns)) if table.column_names != list(columns) else table
+    return table.replace_schema_metadata(None)
 
 
 def _rows_only(num_rows: int) -> pa.Table:
     return pa.table({"": pa.nulls(num_rows)}).select([])
-
-
-# -- statistics --------------------------------------------------------------------------------------------------------
-
-
-def _is_nested(kind: pa.DataType) -> bool:
-    return kind.num_fields > 0 or isinstance(kind, pa.BaseExtensionType)
-
-
-def _has_plain_statistics(kind: pa.DataType) -> bool:
-    """Whether the least and the greatest value say all that a filter may ask; else statistics are not asked."""
-    return not _is_nested(kind) and not pa.types.is_dictionary(kind) and not pa.types.is_float16(kind)
-
-
-def _groups_without_nulls(footer: _Footer, columns: Sequence[str]) -> set[int]:
-    leaves = [leaf for leaf, _ in footer.leaves_of(columns)]
-    found = set()
-    for index in range(footer.metadata.num_row_groups):
-        group = footer.metadata.row_group(index)
-        statistics = [group.column(leaf).statistics for leaf in leaves]
-        if all(each is not None and each.has_null_count and each.null_count == 0 for each in statistics):
-            found.add(index)
-    return found
-
-
-def _groups_that_may_pass(tail: _Tail, footer: _Footer, condition: pc.Expression, floats: Sequence[str]) -> set[int]:
-    """Row groups in which statistics do not rule out that a row passes.
-
-    Statistics of floats do not tell all: they are silent about NaN, which every comparison but `!=` is false for, and
-    they do not tell the two zeros apart, as `is_in` does. So for each way in which a row may have such values in these
-    columns, the question is asked with that known.
-    """
-    # Imported late: it takes 20 ms, and only filters need it.
-    import pyarrow.dataset as pads  # noqa: PLC0415
-
-    everywhere = set(range(footer.metadata.num_row_groups))
-    with_zeros = {name: _groups_with_zeros(footer, name) for name in floats}
-    found: set[int] = set()
-    for case in itertools.product((None, math.nan, 0.0, -0.0), repeat=len(floats)):
-        groups = everywhere
-        known = pc.scalar(True)
-        for name, value in zip(floats, case, strict=True):
-            if value is not None:
-                known &= pc.field(name) == pa.scalar(value, footer.schema.field(name).type)
-            if value == 0:
-                groups = groups & with_zeros[name]
-        if groups <= found:
-            continue
-        fragment = pads.ParquetFileFormat().make_fragment(pa.BufferReader(tail.data), partition_expression=known)
-        found |= groups.intersection(_ids(fragment.split_by_row_group(condition, footer.schema)))
-    return found
-
-
-def _groups_with_zeros(footer: _Footer, name: str) -> set[int]:
-    """Where a float column may have a zero."""
-    ((leaf, _),) = footer.leaves_of([name])
-    found = set()
-    for index in range(footer.metadata.num_row_groups):
-        statistics = footer.metadata.row_group(index).column(leaf).statistics
-        if statistics is None or not statistics.has_min_max or statistics.min <= 0 <= statistics.max:
-            found.add(index)
-    return found
-
-
-def _ids(fragments: Sequence[object]) -> Iterator[int]:
-    for fragment in fragments:
-        for group in fragment.row_groups:  # type: ignore[attr-defined]
-            yield group.id
