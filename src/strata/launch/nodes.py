@@ -141,6 +141,8 @@ class Nodes:
         self._listeners: dict[str, asyncio.Task[None]] = {}
         self._at: dict[int, Node] = {}
         """Where each rank that has not ended is."""
+        self._killed: set[int] = set()
+        """Of the ranks that are being started; perhaps before there was anybody to kill."""
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         for node in nodes:
             self._take_in(node)
@@ -221,12 +223,15 @@ class Nodes:
         ended.
         """
         nodes = self._open()
+        hosts = list(dict.fromkeys(node.host for node in nodes))
+        nodes.sort(key=lambda node: hosts.index(node.host))  # neighbours, whenever they have come
         seats = lay_out(place.world_size, [(node.host, node.slots) for node in nodes])
         for rank in range(len(seats), place.world_size):  # a node was lost a moment ago
             self._events.put_nowait(WorkerExit(rank, LOST, "no node has room for it"))
         if not seats:
             return
         first = nodes[seats[0].node]
+        self._killed.clear()
         self._at |= {rank: nodes[seat.node] for rank, seat in enumerate(seats)}
         common = replace(
             place,
@@ -250,8 +255,11 @@ class Nodes:
             if any(seat.node == index for seat in seats)
         ]
         await asyncio.gather(*launches)
+        self.kill(list(self._killed))
 
     def kill(self, ranks: Iterable[int]) -> None:
+        ranks = list(ranks)
+        self._killed.update(ranks)
         for node, theirs in self._by_node(ranks):
             node.kill(theirs)
 
