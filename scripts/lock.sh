@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 
 torch=torch==2.13.0 # written out: an open range would bring the newest, with gigabytes of CUDA packages
 backend=(hatchling editables) # what an editable install without build isolation needs
-dev=("$torch" "${backend[@]}" '.[torch,postgres,cloud,data,iceberg,dev]')
+dev=("$torch" "${backend[@]}" '.[torch,postgres,cloud,data,iceberg,ray,functions,dev]')
 demo=("$torch" "${backend[@]}" '.[torch,data]')
 peers=("$torch" datasets grpcio litdata numpy orbax-checkpoint protobuf psutil pyarrow safetensors
   torch-dataloader-utils uhashring) # what our benchmarks measure us against
