@@ -10,6 +10,7 @@ BENCHMARK = Benchmark(
     contenders=(
         Contender(name="strata", module="strata.bench.contenders.recovery_strata"),
         Contender(name="torchrun", module="strata.bench.contenders.recovery_torchrun"),
+        Contender(name="Ray Train", module="strata.bench.contenders.recovery_ray"),
     ),
     figures=(
         Figure(
@@ -18,12 +19,20 @@ BENCHMARK = Benchmark(
             quotient=("recovery_s", "torchrun_recovery_s"),
         ),
         Figure(
+            key="recovery_over_ray_train",
+            title="kill to next step: ours, over Ray Train's",
+            quotient=("recovery_s", "ray_train_recovery_s"),
+        ),
+        Figure(
             key="start_over_torchrun",
             title="command to first step: ours, over torchrun's",
             quotient=("start_s", "torchrun_start_s"),
         ),
         Figure(
-            key="recovery_s", title="kill -9 of a worker to the next step", unit="s", peers=("torchrun_recovery_s",)
+            key="recovery_s",
+            title="kill -9 of a worker to the next step",
+            unit="s",
+            peers=("torchrun_recovery_s", "ray_train_recovery_s"),
         ),
         Figure(key="detection_s", title="… until the agent knows", unit="s"),
         Figure(key="restart_s", title="… until the others have ended and new ones begin", unit="s"),
@@ -32,12 +41,15 @@ BENCHMARK = Benchmark(
         Figure(key="start_s", title="strata run to the first step", unit="s", peers=("torchrun_start_s",)),
         Figure(key="torchrun_recovery_s", title="torchrun: kill -9 of a worker to the next step", unit="s"),
         Figure(key="torchrun_start_s", title="torchrun: command to the first step", unit="s"),
+        Figure(key="ray_train_recovery_s", title="Ray Train: kill -9 of a worker to the next step", unit="s"),
+        Figure(key="ray_train_start_s", title="Ray Train: command to the first step", unit="s"),
     ),
     rounds=5,
     quick_rounds=1,
     notes=(
         "2 gloo ranks train a small network with DDP and Adam, 20 ms a step; saved every 10 steps, one killed at 25.",
         "torchrun restarts all workers, too; its job uses torch.save in the training thread, its rows are in memory.",
+        "Ray Train (FailureConfig) does, too, with the same job; its start is also that of a Ray cluster.",
         "Ours reads its rows from Parquet, shuffled, saves asynchronously, and goes on at the exact row.",
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -51,6 +51,16 @@ def run(
     min_wait_s: Annotated[
         float, typer.Option(help="How long to wait while there is room for fewer workers than the least.")
     ] = 300.0,
+    engine: Annotated[str, typer.Option(help="Where workers are: local, or ray for a Ray cluster.")] = "local",
+    address: Annotated[
+        str, typer.Option(help="Of the Ray cluster: auto, or HOST:PORT. Left out: one here, for this run.")
+    ] = "",
+    cpus_per_worker: Annotated[float, typer.Option(help="What a worker reserves on a Ray cluster.")] = 1.0,
+    gpus_per_worker: Annotated[float, typer.Option(help="What a worker reserves on a Ray cluster.")] = 0.0,
+    ship: Annotated[
+        bool | None,
+        typer.Option(help="Whether Ray copies this directory to its nodes; left out: if they are other machines."),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show nothing but the end.")] = False,
 ) -> None:
     """Run a script on several workers, and bring it back to the exact row and step whatever dies.
@@ -89,7 +99,16 @@ def run(
         num_nodes=nnodes,
         node_address=node_address,
         min_wait_s=min_wait_s,
+        engine=_engine(engine, address),
+        address=address,
+        cpus_per_worker=cpus_per_worker,
+        gpus_per_worker=gpus_per_worker,
+        ships=ship,
     )
+    if spec.engine == "ray":
+        from strata.launch.ray_engine import check  # noqa: PLC0415
+
+        check(spec)
     _carry_out(run_directory.create(spec), quiet=quiet)
 
 
@@ -201,6 +220,19 @@ def _script(text: str) -> str:
     if not path.is_file():
         raise ConfigError(f"there is no file {text}; for a module, say strata run -m {text}", field="script")
     return str(path)
+
+
+def _engine(text: str, address: str) -> Literal["local", "ray"]:
+    from strata.errors import ConfigError  # noqa: PLC0415
+
+    match text:
+        case "ray":
+            return "ray"
+        case "local" if address:
+            raise ConfigError(f"--address {address} is that of a Ray cluster; say --engine ray, too", field="address")
+        case "local":
+            return "local"
+    raise ConfigError(f"--engine {text!r} is neither local nor ray", field="engine")
 
 
 def _absolute(place: str) -> str:

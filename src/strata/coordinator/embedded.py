@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from strata.coordinator.client._sync import shared_loop
 from strata.coordinator.config import CoordinatorConfig
 from strata.coordinator.server import CoordinatorServer
+from strata.transport import sockets
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -22,17 +21,20 @@ class EmbeddedCoordinator:
     State is kept in memory, unless the config names a place for it.
     """
 
-    def __init__(self, config: CoordinatorConfig | None = None) -> None:
+    def __init__(self, config: CoordinatorConfig | None = None, *, listen: str = "") -> None:
+        """`listen`: a socket of the caller's, or HOST:PORT for other machines, with TLS and tokens in the config.
+        Left out, it has a socket in a directory of its own.
+        """
         config = config or CoordinatorConfig(state="memory")
-        self._directory = Path(tempfile.mkdtemp(prefix="strata-"))
-        self.address = f"unix:{self._directory / 'coordinator.sock'}"
+        self._directory = sockets.make_directory("strata-") if not listen else None
+        self.address = listen or f"unix:{self._directory}/coordinator.sock"
         self._config = replace(config, listen=self.address, http="off", state=config.state or "memory")
         self._server: CoordinatorServer | None = None
         self._loop = shared_loop()
 
     def start(self) -> Self:
         try:
-            self._server = self._loop.run(_started(self._config))
+            self._server, self.address = self._loop.run(_started(self._config))
         except BaseException:
             self.stop()
             raise
@@ -42,7 +44,8 @@ class EmbeddedCoordinator:
         if self._server is not None:
             self._loop.run(self._server.stop())
             self._server = None
-        shutil.rmtree(self._directory, ignore_errors=True)
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -53,7 +56,7 @@ class EmbeddedCoordinator:
         self.stop()
 
 
-async def _started(config: CoordinatorConfig) -> CoordinatorServer:
+async def _started(config: CoordinatorConfig) -> tuple[CoordinatorServer, str]:
+    """And where it listens: port 0 has become a real one."""
     server = CoordinatorServer(config)
-    await server.start()
-    return server
+    return server, (await server.start()).grpc

@@ -143,6 +143,7 @@ class Agent:
     async def _hear(self) -> None:
         while True:
             event = await self._nodes.next_event()
+            self.supervisor.room = self._nodes.room  # of a node that is lost, first the workers' ends are told
             if isinstance(event, RoomChanged):
                 orders = self.supervisor.room_changed(event.room, event.why, now_s=self._now_s())
             else:

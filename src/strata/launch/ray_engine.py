@@ -18,6 +18,7 @@ import logging
 import math
 import os
 import signal
+import socket
 import threading
 from importlib import import_module
 from importlib.util import find_spec
@@ -45,6 +46,7 @@ OBJECT_STORE_BYTES = 80 << 20
 """Of a cluster that is ours: nothing goes through it, and less Ray does not take."""
 SETTLE_S = 10.0
 """How long to wait for one more place before the run starts with those that are there."""
+KNOCK_TIMEOUT_S = 10.0
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
 MAX_FAILED_STARTS = 3
@@ -52,6 +54,11 @@ MAX_FAILED_STARTS = 3
 MAX_REASON = 600
 _HERE_SHARE = 0.0001
 """The least that Ray counts: of a node's name, to say where a bundle goes."""
+OWN = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # as on a laptop: it listens on the loopback alone
+    "RAY_USAGE_STATS_ENABLED": "0",  # there is nothing to report
+}
+"""Settings of a cluster that is ours. Whoever reaches a Ray cluster can run anything on it."""
 INSTALL = 'pip install "strata-runtime[ray]"'
 
 
@@ -178,9 +185,9 @@ def connected(directory: RunDirectory) -> Iterator[RayCluster]:
     """
     spec = directory.spec
     check(spec)
-    ray: Any = import_module("ray")
-    is_found = ray.is_initialized()  # by the program that we run in
-    with _signals_kept():
+    with _signals_kept(), _own_settings(spec):
+        ray: Any = import_module("ray")
+        is_found = ray.is_initialized()  # by the program that we run in
         if not is_found:
             _init(ray, spec)
         try:
@@ -205,21 +212,49 @@ def connected(directory: RunDirectory) -> Iterator[RayCluster]:
                 ray.shutdown()
 
 
+def _address(spec: RunSpec) -> str:
+    return spec.address or os.environ.get("RAY_ADDRESS", "") or "local"
+
+
+@contextlib.contextmanager
+def _own_settings(spec: RunSpec) -> Iterator[None]:
+    """Of a cluster that we start, unless the user has said otherwise. Ray reads them when it is imported."""
+    ours = {} if _address(spec) != "local" else {name: OWN[name] for name in OWN if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
+
+
 def _init(ray: Any, spec: RunSpec, **options: Any) -> None:
     """What the user has set in RAY_* variables stays in force: address, authentication, TLS."""
-    address = spec.address or os.environ.get("RAY_ADDRESS", "") or "local"
+    address = _address(spec)
     if address == "local":
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster for one run has nothing to report
         num_cpus = max(os.cpu_count() or 1, math.ceil(spec.workers.at_most * spec.cpus_per_worker))
         options |= {"num_cpus": num_cpus, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
     try:
+        _knock(address)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
-    except ConnectionError as error:
+    except OSError as error:
         raise ConfigError(
             f"there is no Ray cluster at address={address!r} ({_in_short(error)}); start one with `ray start --head`, "
             "or leave out --address to have one for this run",
             field="address",
         ) from None
+
+
+def _knock(address: str) -> None:
+    """Ray tries for minutes where nobody is.
+
+    Raises:
+        OSError: Nobody is there.
+    """
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdecimal():
+        with socket.create_connection((host.strip("[]"), int(port)), KNOCK_TIMEOUT_S):
+            pass
 
 
 def _ship(ray: Any, spec: RunSpec, *, is_found: bool) -> None:
@@ -301,6 +336,8 @@ class _Places:
                 break
             if self._problem is not None:
                 raise self._problem
+        hosts = list(dict.fromkeys(node.host for node in self._here))
+        self._here.sort(key=lambda node: hosts.index(node.host))  # neighbours in rank are neighbours
         self._nodes = Nodes(*self._here)
         return self._nodes
 
@@ -404,7 +441,7 @@ class _Places:
         return RayNode(
             actor,
             here,
-            name=f"ray-{self._num_made} ({here.address})",
+            name=f"ray-{self._num_made}" + ("" if self._cluster.is_here else f" ({here.address})"),
             logs=None if self._cluster.is_here else self._directory,
             devices=self._devices,
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from strata.launch.agent import Agent
 from strata.launch.node import LocalNode
 from strata.launch.nodes import Nodes
 from strata.launch.several import NodeAgent
+from strata.transport import sockets
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -44,7 +44,7 @@ def run(directory: RunDirectory, shower: Shower) -> Finish:
         directory.lock(),
         _sockets(directory) as sockets,
         _cluster(directory) as cluster,
-        _coordinator(directory, cluster, sockets / "secrets") as (coordinator, security),
+        _coordinator(directory, cluster, sockets) as (coordinator, security),
     ):
         return asyncio.run(_run(directory, shower, coordinator, security, cluster, sockets / "control"))
 
@@ -93,7 +93,7 @@ def _cluster(directory: RunDirectory) -> Iterator[RayCluster | None]:
 
 @contextlib.contextmanager
 def _coordinator(
-    directory: RunDirectory, cluster: RayCluster | None, secrets: Path
+    directory: RunDirectory, cluster: RayCluster | None, place: Path
 ) -> Iterator[tuple[str, ClientSecurity | None]]:
     """Where it is reached, and what to show there: the one that the user has named, or one inside."""
     config = CoordinatorConfig(state=str(directory.journal), lease=LEASE)
@@ -102,11 +102,11 @@ def _coordinator(
     elif cluster is not None and not cluster.is_here:
         from strata.launch.reach import on_network  # noqa: PLC0415 - cryptography is behind it
 
-        with on_network(config, cluster.address, secrets) as reached:
+        with on_network(config, cluster.address, place / "secrets") as reached:
             cluster.credentials = reached
             yield reached.address, reached.security
     else:
-        with EmbeddedCoordinator(config) as coordinator:
+        with EmbeddedCoordinator(config, listen=f"unix:{place}/coordinator.sock") as coordinator:
             yield coordinator.address, None
 
 
@@ -130,7 +130,7 @@ def _sockets(directory: RunDirectory) -> Iterator[Path]:
     before = directory.status
     if before is not None and (left := Path(before.control).parent).name.startswith(_SOCKETS):
         shutil.rmtree(left, ignore_errors=True)
-    place = Path(tempfile.mkdtemp(prefix=_SOCKETS))
+    place = sockets.make_directory(_SOCKETS)
     try:
         yield place
     finally:

@@ -1,0 +1,35 @@
+"""Ray Train with `FailureConfig`, on a cluster of this machine, and a job that saves with torch.save."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib import metadata, util
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from strata.bench.contenders import recovery_watch
+from strata.bench.contenders.recovery_watch import NUM_STEPS, kill_one
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+JOB = Path(recovery_watch.__file__).with_name("recovery_job_ray.py")
+"""By its path: to import it is to import Ray, which may not be there."""
+
+
+def command(place: Path) -> Sequence[str]:
+    return [sys.executable, str(JOB), str(place), str(NUM_STEPS)]
+
+
+def main() -> None:
+    if util.find_spec("ray") is None:
+        print(json.dumps({"not_installed": "ray"}))
+        return
+    measured = kill_one(command, {"RAY_USAGE_STATS_ENABLED": "0"})
+    figures = {"ray_train_recovery_s": measured.recovery_s, "ray_train_start_s": measured.start_s}
+    print(json.dumps({"figures": figures, "versions": {"ray": metadata.version("ray")}}))
+
+
+if __name__ == "__main__":
+    main()

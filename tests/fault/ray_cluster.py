@@ -1,0 +1,119 @@
+"""A Ray cluster of several nodes on this machine's loopback, for tests that kill its nodes.
+
+Run as a program it is the cluster, and obeys lines on stdin; it ends with the test. In a process of its own, since Ray
+reads when it is imported whether it may listen on the network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+"""Otherwise everything of Ray listens on all addresses, whichever the nodes are given."""
+QUICK = {
+    "health_check_initial_delay_ms": 500,
+    "health_check_period_ms": 500,
+    "health_check_timeout_ms": 2_000,
+    "health_check_failure_threshold": 3,
+}
+"""Ray itself notices a lost node within seconds, and gives its bundles to others."""
+SMALL = {"num_cpus": 1, "object_store_memory": 80 << 20, "node_ip_address": "127.0.0.1"}
+
+
+class RayNodes:
+    """Each has room for one worker. The head, which agents are connected to, is not to be killed."""
+
+    def __init__(self, program: subprocess.Popen[str]) -> None:
+        self._program = program
+        self.address = self._answer()["address"]
+        self._raylets: list[int] = []
+
+    def have(self, num_others: int) -> None:
+        """So many beside the head."""
+        while len(self._raylets) < num_others:
+            self._raylets.append(self._ask("add")["raylet"])
+        while len(self._raylets) > num_others:
+            self._kill(self._raylets[-1])
+
+    def kill_node_of(self, pid: int) -> bool:
+        """The node that a process is on, with SIGKILL and without a word; not if it is the head."""
+        ancestors = {each.pid for each in psutil.Process(pid).parents()}
+        theirs = [raylet for raylet in self._raylets if raylet in ancestors]
+        for raylet in theirs:
+            self._kill(raylet)
+        return bool(theirs)
+
+    def _kill(self, raylet: int) -> None:
+        self._raylets.remove(raylet)
+        self._ask("kill", raylet=raylet)
+
+    def _ask(self, what: str, **more: Any) -> dict[str, Any]:
+        assert self._program.stdin is not None
+        print(json.dumps({"what": what, **more}), file=self._program.stdin, flush=True)
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        """What Ray itself prints is passed over."""
+        assert self._program.stdout is not None
+        for line in self._program.stdout:
+            if line.startswith("{"):
+                found: dict[str, Any] = json.loads(line)
+                return found
+        raise AssertionError(f"the Ray cluster has ended with {self._program.wait()}")
+
+
+def actor_of(pid: int) -> psutil.Process:
+    """The actor's process that has started a worker."""
+    return next(each for each in psutil.Process(pid).parents() if "NodeActor" in " ".join(each.cmdline()))
+
+
+@contextlib.contextmanager
+def ray_nodes() -> Iterator[RayNodes]:
+    place = tempfile.mkdtemp(prefix="ray-")  # sockets in it need a short path
+    program = subprocess.Popen(
+        [sys.executable, __file__, place],
+        env={**os.environ, **LOOPBACK_ONLY},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield RayNodes(program)
+    finally:
+        program.communicate(timeout=60)  # it ends with its input
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _serve(place: Path) -> None:
+    from ray.cluster_utils import Cluster
+
+    head = {**SMALL, "include_dashboard": False, "temp_dir": str(place), "_system_config": QUICK}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    nodes = {}
+    print(json.dumps({"address": cluster.address}), flush=True)
+    for line in sys.stdin:
+        order = json.loads(line)
+        if order["what"] == "add":
+            node = cluster.add_node(**SMALL)
+            raylet = node.all_processes["raylet"][0].process.pid
+            nodes[raylet] = node
+            print(json.dumps({"raylet": raylet}), flush=True)
+        else:
+            cluster.remove_node(nodes.pop(order["raylet"]), allow_graceful=False)
+            print(json.dumps({"killed": order["raylet"]}), flush=True)
+    cluster.shutdown()
+
+
+if __name__ == "__main__":
+    _serve(Path(sys.argv[1]))

@@ -1,0 +1,144 @@
+"""`strata run --engine ray` on a Ray cluster of several nodes, which are killed: every row counts once, and the weights
+are those of a run on this machine that nobody disturbed.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from ray_cluster import LOOPBACK_ONLY, RayNodes, actor_of, ray_nodes
+from runs import DEADLINE_S, SCRIPTS, Run, processes_with, write_rows
+from servers import until
+
+EPOCHS = 2
+SLOW_ALONE = """
+import os, runpy, sys
+import torch
+sys.argv += ["--step-s", "1" if os.environ["WORLD_SIZE"] == "1" else "0"]
+runpy.run_path("train_rows.py", run_name="__main__")
+"""
+"""A run that does not end before it has grown."""
+pytestmark = pytest.mark.timeout(300)  # Ray takes its time
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[RayNodes]:
+    with ray_nodes() as nodes:
+        yield nodes
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_rows(tmp_path_factory.mktemp("rows") / "data")
+
+
+@pytest.fixture
+def job(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Run]]:
+    """Makes runs in directories that hold their script; nothing of them is left after the test."""
+    made: list[Run] = []
+    for name, value in LOOPBACK_ONLY.items():
+        monkeypatch.setenv(name, value)
+
+    def make(name: str, *options: str, wrapper: str = "") -> Run:
+        place = tmp_path / name
+        place.mkdir()
+        script = shutil.copy(SCRIPTS / "train_rows.py", place)
+        if wrapper:
+            script = place / "wrapper.py"
+            script.write_text(wrapper)
+        mark = f"STRATA_TEST={tmp_path}"
+        made.append(Run(place, data, "--env", mark, *options, script=Path(script)))
+        return made[-1]
+
+    yield make
+    for run in made:
+        run.bury()
+    for mark in ("STRATA_TEST", "STRATA_RUNS_DIR"):  # the second is also in a Ray cluster that a run has started
+        until(lambda mark=mark: not processes_with(f"{mark}={tmp_path}"), "nobody is left")
+
+
+def checked(run: Run, num_workers: int) -> str:
+    """Every row was trained on once per epoch, on all ranks alike; gives the digest of the weights."""
+    results = run.results()
+    assert [each["rank"] for each in results] == list(range(num_workers))
+    assert [each["counts"] for each in results] == [[EPOCHS]] * num_workers
+    digests = {each["digest"] for each in results}
+    assert len(digests) == 1
+    return digests.pop()
+
+
+def test_actors_and_nodes_that_are_killed_cost_no_row(ray: RayNodes, job: Callable[..., Run]) -> None:
+    ray.have(1)
+    run = job("killed", "--engine", "ray", "--address", ray.address, "--workers", "2", "--max-restarts", "10")
+    run.start("--step-s", "0.05")
+    run.wait_for_step(0, 8)
+    actor_of(run.pid(0, 1)).kill()
+    start = int(run.wait_for(1, 0, r"restored (\d+)")[1])
+    run.wait_for_step(1, start + 6)
+    ray.have(2)  # where its worker can go
+    assert any(ray.kill_node_of(run.pid(1, rank)) for rank in (0, 1))
+    code, said = run.wait()
+    assert code == 0, said
+    assert "its Ray actor has ended" in said
+    assert min(each["attempt"] for each in run.results()) >= 2
+    local = job("local", "--workers", "2")
+    local.start()
+    assert local.wait()[0] == 0
+    assert checked(run, 2) == checked(local, 2)
+
+
+def test_a_run_grows_onto_a_node_that_comes_later_over_the_network(ray: RayNodes, job: Callable[..., Run]) -> None:
+    """There is no room for all that it may have, so other machines may come: all is shipped, with TLS and a token."""
+    ray.have(0)
+    options = ("--engine", "ray", "--address", ray.address, "--workers", "1:2", "--checkpoints", "saved")
+    run = job("grows", *options, wrapper=SLOW_ALONE)
+    run.start()
+    run.wait_for_step(0, 3)  # its log comes over Ray
+    variables = psutil.Process(run.pid(0, 0)).environ()
+    assert Path(variables["STRATA_TLS_CA"]).read_bytes().startswith(b"-----BEGIN CERTIFICATE-----")
+    assert Path(variables["STRATA_TOKEN_FILE"]).stat().st_mode & 0o077 == 0
+    connections = psutil.Process(run.pid(0, 0)).net_connections(kind="tcp")
+    assert any(each.raddr and each.raddr.ip == "127.0.0.1" for each in connections)
+    assert not Path(f"/proc/{run.pid(0, 0)}/cwd").readlink().is_relative_to(run.place)  # Ray's copy of it
+    ray.have(1)
+    code, said = run.wait()
+    assert code == 0, said
+    checked(run, 2)
+    assert "from 1 to 2 workers" in said
+    assert [event["what"] for event in run.events()].count("failed") == 0
+    assert not Path(variables["STRATA_TOKEN_FILE"]).exists()
+
+
+def test_without_a_shared_place_for_checkpoints_machines_cannot_work_together(
+    ray: RayNodes, job: Callable[..., Run]
+) -> None:
+    run = job("refused", "--engine", "ray", "--address", ray.address, "--workers", "1", "--ship")
+    run.start()
+    code, said = run.wait()
+    assert code == 2
+    assert "name a place that all of them reach" in said
+
+
+def test_without_an_address_a_run_has_a_cluster_of_its_own_that_nobody_else_reaches(
+    job: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in LOOPBACK_ONLY:
+        monkeypatch.delenv(name)
+    run = job("own", "--engine", "ray", "--workers", "1", "--max-restarts", "0")
+    run.start("--fail-at", "3", "--step-s", "0.2")
+    run.wait_for_step(0, 1)
+    agent = psutil.Process(run.agent.pid)
+    rays = [agent, *(each for each in agent.children(recursive=True) if "warm.py" not in " ".join(each.cmdline()))]
+    connections = [each for process in rays for each in process.net_connections("tcp")]
+    listening = {each.laddr.ip for each in connections if each.status == psutil.CONN_LISTEN}
+    assert listening
+    assert listening <= {"127.0.0.1", "::ffff:127.0.0.1"}
+    out, err = run.agent.communicate(timeout=DEADLINE_S)
+    assert run.agent.returncode == 1
+    assert out == ""
+    assert "ValueError: row" in err
+    assert f"the end of {run.log(0, 0)}" in err

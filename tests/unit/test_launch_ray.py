@@ -1,0 +1,401 @@
+"""The Ray engine's decisions, and both ends of its conversation with an actor, without a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ray import exceptions
+
+from strata.errors import ConfigError
+from strata.launch import ray_actor, ray_engine
+from strata.launch.contract import Place
+from strata.launch.nodes import NodeLost
+from strata.launch.ray_actor import Exit, Here, Kill, Launch, LogPart, News, NodeActor, at_home, decode, encode
+from strata.launch.ray_engine import Machine, is_here_only, num_that_fit, reserved, visible_devices
+from strata.launch.ray_node import RayNode
+from strata.launch.run_directory import RunDirectory
+from strata.launch.spec import RunSpec, Size
+from strata.launch.workers import NOT_STARTED, WorkerExit
+
+
+def spec(**changed: Any) -> RunSpec:
+    given = {"name": "job", "script": "/src/train.py", "directory": "/src", "checkpoints": "/k", "engine": "ray"}
+    return RunSpec(**{**given, **changed})
+
+
+def place(rank: int, attempt: int = 0) -> Place:
+    return Place(
+        run="job",
+        attempt=attempt,
+        rank=rank,
+        world_size=2,
+        local_rank=0,
+        local_world_size=1,
+        master_port=1,
+        coordinator="c:1",
+        checkpoints="/k",
+    )
+
+
+# -- decisions ---------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(0, 64), st.integers(0, 8)), max_size=5), st.sampled_from([0.1, 0.5, 1, 2, 3]))
+def test_as_many_fit_as_the_scarcest_resource_of_each_machine_allows(
+    machines: list[tuple[int, int]], cpus: float
+) -> None:
+    found = [Machine("m", {"CPU": float(num_cpus), "GPU": float(num_gpus)}) for num_cpus, num_gpus in machines]
+    expected = sum(min(int(round(num_cpus / cpus, 6)), num_gpus) for num_cpus, num_gpus in machines)
+    assert num_that_fit(found, {"CPU": cpus, "GPU": 1.0}) == expected
+
+
+def test_a_machine_without_a_resource_takes_nobody_who_needs_it() -> None:
+    assert num_that_fit([Machine("m", {"CPU": 8.0})], {"GPU": 1.0}) == 0
+
+
+@pytest.mark.parametrize(
+    ("machines", "changed", "expected"),
+    [
+        ([("own", 4)], {}, True),
+        ([("own", 1), ("own", 1)], {}, True),
+        ([("own", 1)], {}, False),  # a cluster that must grow
+        ([("own", 4), ("other", 4)], {}, False),
+        ([("own", 4)], {"ships": True}, False),
+        ([("own", 4)], {"ships": False}, True),
+    ],
+)
+def test_a_run_stays_on_this_machine_if_the_cluster_is_no_larger_and_need_not_be(
+    machines: list[tuple[str, int]], changed: dict[str, Any], expected: bool
+) -> None:
+    found = [Machine(address, {"CPU": float(cpus)}) for address, cpus in machines]
+    assert is_here_only(found, "own", spec(workers=Size(1, 2), **changed)) is expected
+
+
+@pytest.mark.parametrize(
+    ("changed", "cure"),
+    [
+        ({"cpus_per_worker": 0.0}, "must reserve something"),
+        ({"gpus_per_worker": 1.5}, "a whole number, or below 1"),
+    ],
+)
+def test_what_ray_cannot_reserve_is_refused(changed: dict[str, Any], cure: str) -> None:
+    with pytest.raises(ConfigError, match=cure):
+        reserved(spec(**changed))
+
+
+def test_a_client_address_is_refused_and_so_is_a_ray_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="ray job submit"):
+        ray_engine.check(spec(address="ray://head:10001"))
+    monkeypatch.setattr(ray_engine, "find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=r"pip install .strata-runtime\[ray\]"):
+        ray_engine.check(spec())
+
+
+@pytest.mark.parametrize(
+    ("per_place", "each", "expected"),
+    [
+        (["3", "1"], 1.0, ["3", "1"]),  # local rank 1 finds its own as number 1
+        (["0", "0"], 0.5, []),
+        (["0,1", "2,3"], 2.0, []),
+        (["", ""], 0.0, []),
+        (["3", ""], 1.0, []),
+    ],
+)
+def test_workers_of_a_machine_see_each_others_gpus_in_the_order_of_their_ranks(
+    per_place: list[str], each: float, expected: list[str]
+) -> None:
+    assert visible_devices(per_place, each) == expected
+
+
+def test_the_script_is_found_in_a_copy_of_the_working_directory() -> None:
+    moved = at_home(spec(script="/src/jobs/train.py"), Path("/copy"))
+    assert (moved.directory, moved.script) == ("/copy", "/copy/jobs/train.py")
+    module = at_home(spec(script="jobs.train", is_module=True), Path("/copy"))
+    assert (module.directory, module.script) == ("/copy", "jobs.train")
+    with pytest.raises(ConfigError, match="call `strata run` in a directory that holds the script"):
+        at_home(spec(script="/elsewhere/train.py"), Path("/copy"))
+
+
+def test_checkpoints_in_the_directory_of_the_run_are_refused_for_several_machines(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path, spec())
+    with pytest.raises(ConfigError, match="a place that all of them reach"):
+        ray_engine.check_checkpoints(spec(checkpoints=str(tmp_path / "checkpoints")), directory)
+    ray_engine.check_checkpoints(spec(checkpoints="s3://bucket/run"), directory)
+
+
+class FakeRay:
+    """As much of it as is asked when a run connects."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.given: dict[str, Any] = {}
+
+    def get_runtime_context(self) -> Any:
+        return type("Context", (), {"gcs_address": "10.0.0.1:6379"})
+
+    def shutdown(self) -> None: ...
+
+    def init(self, **given: Any) -> None:
+        self.given = given
+        if self.error is not None:
+            raise self.error
+
+
+def test_where_no_cluster_is_it_says_so_soon_and_how_to_start_one() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # nobody listens
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=r"there is no Ray cluster at .* start one with `ray start --head`"):
+            ray_engine._init(FakeRay(), spec(address=address))
+
+
+def test_a_cluster_of_our_own_has_room_for_all_workers_and_no_dashboard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    ray = FakeRay()
+    ray_engine._init(ray, spec(workers=Size(1, 500), cpus_per_worker=0.5))
+    assert (ray.given["address"], ray.given["num_cpus"]) == ("local", 250)
+    assert ray.given["include_dashboard"] is False
+
+
+def test_the_working_directory_goes_along_and_one_that_is_too_large_is_refused_with_the_cure() -> None:
+    ray = FakeRay()
+    ray_engine._ship(ray, spec(variables={"A": "1"}), is_found=False)
+    assert ray.given["runtime_env"] == {"working_dir": "/src", "env_vars": {"A": "1"}}
+    too_large = FakeRay(ValueError("Package size (700MiB) exceeds the maximum size of 500MiB"))
+    with pytest.raises(ConfigError, match=r"700MiB.*\.rayignore or \.gitignore.*--no-ship"):
+        ray_engine._ship(too_large, spec(), is_found=False)
+    with pytest.raises(ConfigError, match="has connected to Ray before"):
+        ray_engine._ship(ray, spec(), is_found=True)
+
+
+# -- the agent's end ---------------------------------------------------------------------------------------------------
+
+
+class FakeActor:
+    """Answers as Ray does: with a reference that has a future."""
+
+    def __init__(self, **answers: Callable[..., object]) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self._answers = answers
+
+    def __getattr__(self, method: str) -> Any:
+        return _Method(self, method, self._answers.get(method, lambda *_: None))
+
+
+class _Method:
+    def __init__(self, actor: FakeActor, name: str, function: Callable[..., object]) -> None:
+        self._actor, self._name, self._function = actor, name, function
+
+    def remote(self, *arguments: Any) -> Any:
+        self._actor.calls.append((self._name, arguments))
+        future: concurrent.futures.Future[object] = concurrent.futures.Future()
+        found = self._function(*arguments)
+        if isinstance(found, Exception):
+            future.set_exception(found)
+        elif found is not NEVER:
+            future.set_result(found)
+        return type("Reference", (), {"future": lambda _: future})()
+
+
+NEVER = object()
+
+
+def unavailable() -> Exception:
+    return exceptions.ActorUnavailableError("socket closed", b"\0" * 16)
+
+
+def node(actor: FakeActor, *, logs: RunDirectory | None = None, devices: Sequence[str] = ()) -> RayNode:
+    here = Here(host="h", address="10.0.0.1", version="1")
+    return RayNode(actor, here, name="ray-1", logs=logs, devices=lambda _: devices)
+
+
+def test_news_that_were_lost_on_the_way_are_asked_for_again_under_the_same_number() -> None:
+    said = iter(
+        [encode(News()), unavailable(), encode(News(exit=Exit(1, 3, "bad"))), encode(News(exit=Exit(2, 0, "")))]
+    )
+
+    async def scene() -> None:
+        actor = FakeActor(news=lambda _: next(said))
+        found = node(actor)
+        assert await found.next_exit() == WorkerExit(1, 3, "bad")
+        assert await found.next_exit() == WorkerExit(2, 0, "")
+        assert [arguments for _, arguments in actor.calls] == [(0,), (1,), (1,), (2,)]
+        assert not found.lost.is_set()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    ("error", "num_calls"), [(unavailable, 2), (exceptions.ActorDiedError, 1)], ids=["silent", "dead"]
+)
+def test_an_actor_that_is_dead_or_stays_silent_is_a_lost_node(error: Callable[[], Exception], num_calls: int) -> None:
+    async def scene() -> None:
+        actor = FakeActor(news=lambda _: error())
+        found = node(actor)
+        with pytest.raises(NodeLost):
+            await found.next_exit()
+        assert found.lost.is_set()
+        assert len(actor.calls) == num_calls
+        await found.launch([place(0)])  # orders to it do nothing
+        assert await found.free_port() == 0
+        await found.close()
+        assert len(actor.calls) == num_calls
+
+    asyncio.run(scene())
+
+
+def test_a_launch_that_nobody_answers_ends_when_the_node_is_lost() -> None:
+    async def scene() -> None:
+        found = node(FakeActor(launch=lambda _: NEVER))
+        launching = asyncio.create_task(found.launch([place(0)]))
+        await asyncio.sleep(0)
+        assert not launching.done()
+        found.lost.set()
+        async with asyncio.timeout(10):
+            await launching
+
+    asyncio.run(scene())
+
+
+def test_an_order_is_said_again_until_it_is_heard() -> None:
+    answers = iter([unavailable(), unavailable(), 4321])
+
+    async def scene() -> None:
+        actor = FakeActor(free_port=lambda: next(answers))
+        assert await node(actor).free_port() == 4321
+
+    asyncio.run(scene())
+
+
+def test_a_kill_during_the_launch_is_said_again_after_it() -> None:
+    async def scene() -> None:
+        actor = FakeActor()
+        found = node(actor, devices=["3", "1"])
+        launching = asyncio.create_task(found.launch([place(0, attempt=4)]))
+        await asyncio.sleep(0)
+        found.kill([0, 9])
+        await launching
+        for _ in range(20):
+            await asyncio.sleep(0)
+        kills = [decode(arguments[0], Kill) for method, arguments in actor.calls if method == "kill"]
+        assert kills == [Kill(attempt=4, ranks=[0])] * 2
+        launch = next(decode(arguments[0], Launch) for method, arguments in actor.calls if method == "launch")
+        assert launch == Launch(places=[place(0, attempt=4)], variables={"CUDA_VISIBLE_DEVICES": "3,1"})
+
+    asyncio.run(scene())
+
+
+def test_what_workers_write_far_away_is_in_the_directory_of_the_run(tmp_path: Path) -> None:
+    said = iter(
+        [
+            encode(News(logs=[LogPart(0, 1, b"one\n")])),
+            encode(News(exit=Exit(1, 1, ""), logs=[LogPart(0, 1, b"two\n")])),
+        ]
+    )
+
+    async def scene() -> None:
+        directory = RunDirectory(tmp_path, spec(workers=Size(2, 2)))
+        await node(FakeActor(news=lambda _: next(said)), logs=directory).next_exit()
+        assert directory.log_path(0, 1).read_bytes() == b"one\ntwo\n"
+
+    asyncio.run(scene())
+
+
+# -- the actor's end ---------------------------------------------------------------------------------------------------
+
+
+class FakeLocalNode:
+    def __init__(self) -> None:
+        self.heard: list[object] = []
+        self.devices: dict[str, str] = {}
+        self.refusal: ConfigError | None = None
+
+    async def launch(self, places: Sequence[Place]) -> None:
+        self.heard.append([place.rank for place in places])
+        if self.refusal is not None:
+            raise self.refusal
+
+    def kill(self, ranks: Sequence[int]) -> None:
+        self.heard.append(("kill", list(ranks)))
+
+
+def actor_with(local: FakeLocalNode, directory: RunDirectory, *, is_away: bool = False) -> NodeActor:
+    actor = NodeActor()
+    actor._node, actor._directory, actor._is_away = local, directory, is_away  # type: ignore[assignment]
+    return actor
+
+
+def test_an_order_that_comes_twice_starts_nobody_twice_and_a_late_kill_meets_nobody(tmp_path: Path) -> None:
+    async def scene() -> None:
+        local = FakeLocalNode()
+        actor = actor_with(local, RunDirectory(tmp_path, spec()))
+        for _ in range(2):
+            await actor.launch(encode(Launch(places=[place(1, attempt=1)])))
+        await actor.kill(encode(Kill(attempt=0, ranks=[1])))
+        await actor.kill(encode(Kill(attempt=1, ranks=[1])))
+        assert local.heard == [[1], [], ("kill", []), ("kill", [1])]
+
+    asyncio.run(scene())
+
+
+def test_a_worker_that_cannot_be_started_ends_and_says_why(tmp_path: Path) -> None:
+    async def scene() -> None:
+        local = FakeLocalNode()
+        local.refusal = ConfigError("the disk is full")
+        actor = actor_with(local, RunDirectory(tmp_path, spec()))
+        await actor.launch(encode(Launch(places=[place(1)])))
+        assert decode(await actor.news(0), News).exit == Exit(1, NOT_STARTED, "the disk is full")
+
+    asyncio.run(scene())
+
+
+def test_news_are_the_same_when_asked_for_again_and_hold_the_end_of_a_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_actor, "LOOK_S", 0.001)
+    monkeypatch.setattr(ray_actor, "MAX_NEWS_BYTES", 8)
+
+    async def scene() -> None:
+        directory = RunDirectory(tmp_path, spec())
+        actor = actor_with(FakeLocalNode(), directory, is_away=True)
+        await actor.launch(encode(Launch(places=[place(0)])))
+        directory.log_path(0, 0).write_bytes(b"first\n")
+        first = await actor.news(0)
+        assert decode(first, News) == News(logs=[LogPart(0, 0, b"first\n")])
+        assert await actor.news(0) == first
+        with directory.log_path(0, 0).open("ab") as file:
+            file.write(b"x" * 10 + b"the end\n")
+        actor._told.put_nowait(WorkerExit(0, -signal.SIGKILL))
+        last = decode(await actor.news(1), News)
+        assert last.exit == Exit(0, -signal.SIGKILL, "")
+        assert last.logs == [LogPart(0, 0, b"\n[10 bytes are left out here]\nthe end\n")]
+
+    asyncio.run(scene())
+
+
+def test_what_a_killed_actor_has_left_is_removed_by_the_next_and_a_living_ones_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_actor.tempfile, "tempdir", str(tmp_path))
+    living = ray_actor._OwnPlace()
+    begin = ray_actor.Begin(spec=spec(), path="/r", is_away=True, is_shipped=True, ca=b"pem", token="secret")
+    variables = living.credentials(begin)
+    assert Path(variables["STRATA_TOKEN_FILE"]).read_text() == "secret"
+    assert Path(variables["STRATA_TOKEN_FILE"]).stat().st_mode & 0o077 == 0
+    left = tmp_path / "strata-ray-left"
+    left.mkdir()
+    (left / "lock").touch()
+    other = ray_actor._OwnPlace()
+    assert sorted(tmp_path.iterdir()) == sorted([living.path, other.path])
+    living.remove()
+    other.remove()
+    assert list(tmp_path.iterdir()) == []
