@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def command(place: Path) -> Sequence[str]:
     job = recovery_job_torchrun.__file__
-    options = (f"--nproc-per-node={NUM_RANKS}", "--max-restarts=3", "--standalone")
+    options = (f"--nproc-per-node={NUM_RANKS}", "--max-restarts=10", "--standalone")
     return [sys.executable, "-m", "torch.distributed.run", *options, job, str(place), str(NUM_STEPS)]
 
 
