@@ -18,6 +18,44 @@ hypothesis.settings.register_profile("dev", deadline=None)
 hypothesis.settings.load_profile("ci" if IN_CI else "dev")
 
 
+LONGEST = (
+    "test_run_kill",
+    "test_run_nodes",
+    "test_bench_cli",
+    "test_docs_snippets",
+    "test_run_ray",
+    "test_coordinator_kill",
+    "test_network_faults",
+    "test_checkpoint_kill",
+    "test_storage_faults",
+    "test_checkpoint_memory",
+    "test_http_api",
+    "test_checkpoint_ranks_kill",
+    "test_demo",
+    "test_run_jax",
+    "test_standby",
+    "test_bench_checkpoint",
+    "test_docs_data_pages",
+    "test_train_orchestrator",
+    "test_checkpoint_ranks",
+    "test_bench_overhead",
+)
+"""Files that take half a minute or more, the longest one first."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Where whole files go to workers (`--dist loadfile`), xdist would begin with those that have the most tests, and
+    end with the few that take longest, while the other workers have nothing left to do.
+    """
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
+
+
 @pytest.fixture(scope="session")
 def requires_service() -> Callable[..., Path]:
     """`requires_service("node")`: the path of a tool or file; without it the test skips, under CI=true it fails."""

@@ -20,9 +20,19 @@ from runs import DEADLINE_S, Run
 from strata import CheckpointManager
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_jax.py"
-NUM_ROWS = 24_000
+NUM_ROWS = 12_800
 NUM_STEPS = 3 * -(-NUM_ROWS // 128)
 pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """All processes run the same program, so only the first of them has to compile it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
+        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        patch.setenv("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -139,13 +139,20 @@ class Child:
 class Nursery:
     """Forks children that have everything imported; see `nursery.py`. May be used by several threads."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *preloaded: str, **variables: str) -> None:
+        """`preloaded`: modules that the children have imported; `variables`: for their environment."""
         self._directory = directory
         self._lock = threading.Lock()
         self._num_children = 0
         self._children: list[Child] = []
-        command = [sys.executable, str(HERE / "nursery.py"), str(HERE), str(HERE.parent / "fault")]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        paths = os.pathsep.join((str(HERE), str(HERE.parent / "fault")))
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / "nursery.py"), paths, *preloaded],
+            env={**os.environ, **variables},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         assert self._read() == {"ready": True}
 
     def fork(self, run: str, **arguments: Any) -> Child:
@@ -192,6 +199,27 @@ class Nursery:
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         return json.loads(self._process.stdout.readline())
+
+
+class TorchRanks:
+    """Runs functions of a test's module on several ranks, which are processes of their own, forked where torch is."""
+
+    def __init__(self, nursery: Nursery, module: str) -> None:
+        self._nursery = nursery
+        self._module = module
+
+    def run(self, function: Callable[..., Any], num_ranks: int, *, deadline_s: float, **arguments: Any) -> list[Any]:
+        """What each rank says, once all have ended well; `function` takes a lifeline, a rank and their number, too."""
+        run = f"{self._module}:{function.__name__}"
+        try:
+            children = [
+                self._nursery.fork(run, rank=rank, num_ranks=num_ranks, **arguments) for rank in range(num_ranks)
+            ]
+            said = [child.hear(deadline_s) for child in children]
+            assert [child.wait_gone(deadline_s) for child in children] == [0] * num_ranks
+        finally:
+            self._nursery.bury()
+        return [words["said"] for words in said]
 
 
 class Forks(Protocol):
@@ -344,6 +372,15 @@ def command_line(directory: Path, *flags: str, command: str = "coordinator") -> 
 def _nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
     nursery = Nursery(tmp_path_factory.mktemp("nursery"))
     yield nursery
+    nursery.close()
+
+
+@pytest.fixture(scope="module")
+def torch_ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchRanks]:
+    """Ranks that have imported the test's module and what torch's optimizers import when they are first used."""
+    variables = {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+    nursery = Nursery(tmp_path_factory.mktemp("ranks"), request.module.__name__, "torch._dynamo", **variables)
+    yield TorchRanks(nursery, request.module.__name__)
     nursery.close()
 
 

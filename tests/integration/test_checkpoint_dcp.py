@@ -1,11 +1,10 @@
-"""torch.distributed.checkpoint on our store, with real processes. Run as a program, this file is one of their ranks."""
+"""torch.distributed.checkpoint on our store, with real processes."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import json
-import os
 import pickle
 import pickletools
 import subprocess
@@ -14,7 +13,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -23,6 +22,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from hypothesis import given
 from hypothesis import strategies as st
+from servers import TorchRanks
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.planner import LoadPlan
@@ -40,6 +40,9 @@ from strata.checkpoint.adapters.torch_dcp import StrataStorageReader, StrataStor
 from strata.clock import ManualClock
 from strata.errors import CheckpointInvalid, InvalidArgument
 from strata.storage.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from nursery import Lifeline
 
 TIMEOUT_S = 100
 SCRIPT = Path(__file__)
@@ -524,12 +527,12 @@ def sharded_state(world_size: int, *, zero: bool) -> dict[str, Any]:
     }
 
 
-def rank_main(what: str, place: str, rank: int, world_size: int) -> None:
-    """Saves or loads with `world_size` ranks; prints what this one found."""
+def rank_main(lifeline: Lifeline, *, what: str, place: str, rank: int, num_ranks: int) -> None:
+    """Saves or loads; says what this rank found."""
     warnings.simplefilter("ignore")
-    dist.init_process_group("gloo", init_method=f"file://{place}.{what}.meeting", rank=rank, world_size=world_size)
+    dist.init_process_group("gloo", init_method=f"file://{place}.{what}.meeting", rank=rank, world_size=num_ranks)
     try:
-        print(json.dumps(RANKS[what](place, rank, world_size)))
+        lifeline.say(said=RANKS[what](place, rank, num_ranks))
     finally:
         dist.destroy_process_group()
 
@@ -587,27 +590,8 @@ def save_what_one_rank_cannot(place: str, rank: int, world_size: int) -> Any:
 RANKS = {call.__name__: call for call in (save_all, load_all, save_in_a_process, save_what_one_rank_cannot)}
 
 
-def ranks(what: str, place: Path, world_size: int) -> list[Any]:
-    """What each rank says, once all have ended well."""
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, SCRIPT, what, place, str(rank), str(world_size)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world_size)
-    ]
-    try:
-        ended = [(process.communicate(timeout=TIMEOUT_S), process.returncode) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert [code for _, code in ended] == [0] * world_size, "\n".join(error for (_, error), _ in ended)
-    return [json.loads(out.splitlines()[-1]) for (out, _), _ in ended]
+def on_ranks(ranks: TorchRanks, what: str, place: Path, num_ranks: int) -> list[Any]:
+    return ranks.run(rank_main, num_ranks, deadline_s=TIMEOUT_S, what=what, place=str(place))
 
 
 EXPECTED = {name: TABLE.tolist() for name in ("rows", "columns", "everywhere", "plain")} | {
@@ -619,12 +603,12 @@ EXPECTED = {name: TABLE.tolist() for name in ("rows", "columns", "everywhere", "
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("num_savers", "num_loaders"), [(2, 1), (1, 2)])
 def test_what_some_ranks_saved_in_shards_others_load_and_train_on(
-    tmp_path: Path, num_savers: int, num_loaders: int
+    tmp_path: Path, torch_ranks: TorchRanks, num_savers: int, num_loaders: int
 ) -> None:
     place = tmp_path / "checkpoints"
 
-    saved = ranks("save_all", place, num_savers)
-    found = ranks("load_all", place, num_loaders)
+    saved = on_ranks(torch_ranks, "save_all", place, num_savers)
+    found = on_ranks(torch_ranks, "load_all", place, num_loaders)
 
     parameters = saved[0]["parameters"]
     expected = {"tables": EXPECTED, "parameters": parameters, "lr": 0.1, "steps": [1.0] * len(parameters)}
@@ -643,10 +627,10 @@ def test_what_some_ranks_saved_in_shards_others_load_and_train_on(
 
 
 @pytest.mark.timeout(240)
-def test_an_asynchronous_save_in_a_process_is_committed(tmp_path: Path) -> None:
+def test_an_asynchronous_save_in_a_process_is_committed(tmp_path: Path, torch_ranks: TorchRanks) -> None:
     place = tmp_path / "checkpoints"
 
-    (saved_id,) = ranks("save_in_a_process", place, 1)
+    (saved_id,) = on_ranks(torch_ranks, "save_in_a_process", place, 1)
 
     assert loaded(place, id=saved_id)["rows"].tolist() == TABLE.tolist()
 
@@ -664,18 +648,14 @@ def test_an_asynchronous_save_in_a_thread_is_committed(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(240)
-def test_a_rank_that_cannot_store_its_part_leaves_the_checkpoint_before_the_latest(tmp_path: Path) -> None:
+def test_a_rank_that_cannot_store_its_part_leaves_the_checkpoint_before_the_latest(
+    tmp_path: Path, torch_ranks: TorchRanks
+) -> None:
     place = tmp_path / "checkpoints"
     before = save({"w": torch.ones(1)}, place, step=3).saved
 
-    told = ranks("save_what_one_rank_cannot", place, 2)
+    told = on_ranks(torch_ranks, "save_what_one_rank_cannot", place, 2)
 
     assert all("bad is a builtins.object" in message for message in told)
     with CheckpointManager(str(place)) as manager:
         assert manager.list() == [before]
-
-
-if __name__ == "__main__":
-    rank_main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
-    sys.stdout.flush()
-    os._exit(0)  # torch leaves threads behind; now and then the interpreter's end finds one running, and aborts

@@ -1,23 +1,15 @@
-"""Several ranks save and load through `CheckpointManager`, as threads and as torch's processes, also in other numbers.
-Run as a program, this file is one rank of torch's.
-"""
+"""Several ranks save and load through `CheckpointManager`, as threads and as torch's processes, in any numbers."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import json
-import os
-import signal
-import subprocess
-import sys
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -26,7 +18,7 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
-from servers import DEADLINE_S
+from servers import DEADLINE_S, TorchRanks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
@@ -40,6 +32,9 @@ from strata.coordinator.embedded import EmbeddedCoordinator
 from strata.errors import CheckpointAborted, CheckpointInvalid, InvalidArgument
 from strata.launch.commit import CoordinatorCommit
 from strata.storage.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from nursery import Lifeline
 
 ROWS, COLUMNS = 60, 32
 TABLE = np.random.default_rng(1).normal(size=(ROWS, COLUMNS)).astype(np.float32)
@@ -683,50 +678,19 @@ RANKS: dict[str, Callable[[Path, int], Any]] = {
 }
 
 
-def rank_main(what: str, place: Path, rank: int, num_ranks: int) -> None:
+def rank_main(lifeline: Lifeline, *, what: str, place: str, rank: int, num_ranks: int) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{place}.{what}.{num_ranks}", rank=rank, world_size=num_ranks)
+    meeting = f"file://{place}.{what}.{num_ranks}"
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=num_ranks)
     try:
-        said = RANKS[what](place, num_ranks)
-        Path(f"{place}.{what}.{num_ranks}.{rank}.json").write_text(json.dumps(said))
+        lifeline.say(said=RANKS[what](Path(place), num_ranks))
     finally:
         dist.destroy_process_group()
 
 
-def fork_ranks(what: str, place: Path, num_ranks: int) -> None:
-    """They are forked, so that torch is imported once."""
-    children = []
-    for rank in range(num_ranks):
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                rank_main(what, place, rank, num_ranks)
-                code = 0
-            except BaseException:  # noqa: BLE001 - the edge of the process
-                traceback.print_exc()
-            finally:
-                sys.stderr.flush()
-                os._exit(code)
-        children.append(child)
-    sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
-
-
-def torch_ranks(what: str, place: Path, num_ranks: int) -> list[Any]:
-    """What each rank says, once all have ended well."""
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, __file__, what, str(place), str(num_ranks)]
-    with subprocess.Popen(
-        command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
-        try:
-            _, errors = process.communicate(timeout=TORCH_DEADLINE_S)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 0, errors
-    return [json.loads(Path(f"{place}.{what}.{num_ranks}.{rank}.json").read_text()) for rank in range(num_ranks)]
+def on_ranks(ranks: TorchRanks, what: str, place: Path, num_ranks: int) -> list[Any]:
+    return ranks.run(rank_main, num_ranks, deadline_s=TORCH_DEADLINE_S, what=what, place=str(place))
 
 
 def assert_close(found: Any, expected: Any) -> None:
@@ -750,13 +714,15 @@ def is_numbers(value: Any) -> bool:
 
 
 @pytest.mark.timeout(200)
-def test_a_sharded_model_and_its_optimizer_go_on_with_other_numbers_of_ranks(tmp_path: Path) -> None:
+def test_a_sharded_model_and_its_optimizer_go_on_with_other_numbers_of_ranks(
+    tmp_path: Path, torch_ranks: TorchRanks
+) -> None:
     reference = Net()
     optimizer = optimizer_of(reference, lr=0.01)
     train(reference, optimizer, [0, 1])
     place = tmp_path / "checkpoints"
 
-    saved = torch_ranks("save_a_model", place, 2)
+    saved = on_ranks(torch_ranks, "save_a_model", place, 2)
     assert saved[0] == saved[1]
     assert_close(saved[0], described(reference, optimizer))
     with CheckpointManager(str(place)) as manager:
@@ -770,7 +736,7 @@ def test_a_sharded_model_and_its_optimizer_go_on_with_other_numbers_of_ranks(tmp
     train(reference, optimizer, [2])
     after = described(reference, optimizer)
     for num_ranks in (2, 1, 3):
-        for found in torch_ranks("restore_a_model", place, num_ranks):
+        for found in on_ranks(torch_ranks, "restore_a_model", place, num_ranks):
             assert found["restored"] == saved[0]
             assert_close(found["trained"], after)
             share = checkpoint.size_bytes / num_ranks
@@ -778,7 +744,9 @@ def test_a_sharded_model_and_its_optimizer_go_on_with_other_numbers_of_ranks(tmp
 
 
 @pytest.mark.timeout(120)
-def test_a_plain_model_is_restored_over_a_mesh_of_two_dimensions_and_saved_from_there(tmp_path: Path) -> None:
+def test_a_plain_model_is_restored_over_a_mesh_of_two_dimensions_and_saved_from_there(
+    tmp_path: Path, torch_ranks: TorchRanks
+) -> None:
     place = tmp_path / "checkpoints"
     net = Net()
     optimizer = optimizer_of(net, lr=0.01)
@@ -786,7 +754,7 @@ def test_a_plain_model_is_restored_over_a_mesh_of_two_dimensions_and_saved_from_
     with CheckpointManager(str(place)) as manager:
         manager.save({"model": net.state_dict(), "optimizer": optimizer.state_dict()}, step=1).wait()
 
-        placements = torch_ranks("restore_in_two_dimensions", place, 4)
+        placements = on_ranks(torch_ranks, "restore_in_two_dimensions", place, 4)
 
         assert "_StridedShard" in placements[0]
         loaded = manager.load(step=2)
@@ -794,16 +762,12 @@ def test_a_plain_model_is_restored_over_a_mesh_of_two_dimensions_and_saved_from_
 
 
 @pytest.mark.timeout(120)
-def test_tables_are_restored_however_a_module_has_placed_them(tmp_path: Path) -> None:
+def test_tables_are_restored_however_a_module_has_placed_them(tmp_path: Path, torch_ranks: TorchRanks) -> None:
     place = tmp_path / "checkpoints"
     tables = {"table": torch.from_numpy(TABLE), "row": torch.arange(5.0).reshape(1, 5)}
     with crew(place, 3) as savers:
         shards = [{"tables": {"table": rows_of(tables["table"], *each), "row": tables["row"]}} for each in cut(ROWS, 3)]
         savers.save(shards, step=1)
-    for found in torch_ranks("restore_placements", place, 2):
+    for found in on_ranks(torch_ranks, "restore_placements", place, 2):
         assert len(found) == 3
         assert all(one == whole(tables) for one in found.values())
-
-
-if __name__ == "__main__":
-    fork_ranks(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))

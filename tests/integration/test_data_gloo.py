@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import data_children
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from servers import TorchRanks
+
+import strata.data.formats.parquet
+import strata.data.structured
+import strata.data.torch_loader  # noqa: F401 - so that the ranks have them when they are forked
+
+if TYPE_CHECKING:
+    from nursery import Lifeline
 
 NUM_RANKS = 3
 DEADLINE_S = 50
@@ -30,33 +36,21 @@ def write_files(folder: Path) -> None:
         first += num_rows
 
 
-def train(folder: Path, meeting: Path, num_ranks: int) -> list[dict[str, Any]]:
-    """What each rank says at the end; a rank that does not end is an error, not a hang."""
-    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    environment |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    children = [
-        subprocess.Popen(
-            [sys.executable, data_children.__file__, "train", folder, meeting, str(rank), str(num_ranks)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(num_ranks)
-    ]
-    try:
-        said = [child.communicate(timeout=DEADLINE_S) for child in children]
-    finally:
-        for child in children:
-            child.kill()
-    for child, (_, errors) in zip(children, said, strict=True):
-        assert child.returncode == 0, errors
-    return [json.loads(text.splitlines()[-1]) for text, _ in said]
+def rank_main(lifeline: Lifeline, *, folder: str, meeting: str, rank: int, num_ranks: int) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        os.environ.pop(name, None)
+
+    def say(**words: Any) -> None:
+        lifeline.say(said=words)
+
+    data_children.say = say
+    data_children.train(folder, meeting, str(rank), str(num_ranks))
 
 
-def test_three_ranks_train_to_the_end_over_unequal_files_with_a_filter(tmp_path: Path) -> None:
+def test_three_ranks_train_to_the_end_over_unequal_files_with_a_filter(tmp_path: Path, torch_ranks: TorchRanks) -> None:
     write_files(tmp_path / "data")
-    ranks = train(tmp_path / "data", tmp_path / "meeting", NUM_RANKS)
+    places = {"folder": str(tmp_path / "data"), "meeting": str(tmp_path / "meeting")}
+    ranks = torch_ranks.run(rank_main, NUM_RANKS, deadline_s=DEADLINE_S, **places)
     assert [(one["rank"], one["num_ranks"]) for one in ranks] == [(rank, NUM_RANKS) for rank in range(NUM_RANKS)]
     assert {one["found_in"] for one in ranks} == {"torch.distributed"}
     assert [one["looked"] for one in ranks] == [1, 0, 0], "rank 0 looks at the files and tells the others"

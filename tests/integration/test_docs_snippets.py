@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
+import functools
 import re
 import shlex
 import subprocess
@@ -16,8 +16,10 @@ import pytest
 import yaml
 from documents import ROOT, Block, blocks, prose
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
-from servers import STRATA, command_line
+from servers import command_line
+from typer.testing import CliRunner
 
+from strata.cli.app import app
 from strata.cli.exit_codes import MEANINGS
 from strata.config import load_yaml
 from strata.coordinator.config import CoordinatorConfig
@@ -28,7 +30,7 @@ ADDRESS = "localhost:50051"
 """What examples call the coordinator."""
 TIMEOUT_S = 100.0
 LINK = re.compile(r"\]\(([^)#]*)#?([^)]*)\)")
-PLAIN = {**os.environ, "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "160"}
+PLAIN = {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "160"}
 
 
 def name_of(page: Path) -> str:
@@ -55,10 +57,11 @@ def program(page: Path) -> str:
     return "\n".join(lines) if shown else ""
 
 
+@functools.cache
 def help_of(*commands: str) -> str:
-    told = subprocess.run([STRATA, *commands, "--help"], env=PLAIN, capture_output=True, text=True, check=False)
-    assert told.returncode == 0, told.stderr
-    return told.stdout
+    told = CliRunner().invoke(app, [*commands, "--help"], env=PLAIN)
+    assert told.exit_code == 0, told.output
+    return told.output
 
 
 def marked(info: str) -> list[tuple[Path, Block]]:

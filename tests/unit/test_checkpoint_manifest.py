@@ -201,7 +201,7 @@ def test_a_changed_body_says_which_hash_was_expected() -> None:
         m.decode(data, file="x")
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)

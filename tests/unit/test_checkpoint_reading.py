@@ -95,7 +95,7 @@ def patched(draw: st.DrawFn) -> tuple[MemoryStore, m.Manifest, bytes, int]:
     return store, made.finish(), bytes(contents), item
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(patched(), st.data())
 def test_a_base_and_any_patches_equal_what_numpy_makes_of_them(
     made: tuple[MemoryStore, m.Manifest, bytes, int], data: st.DataObject
@@ -153,7 +153,7 @@ def cut_up(draw: st.DrawFn) -> tuple[MemoryStore, m.Manifest, np.ndarray[Any, An
     return store, made.finish(), truth, draw(rectangle_in(shape))
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(cut_up())
 def test_any_rectangle_of_a_tensor_cut_in_any_way_equals_numpys_slice(
     made: tuple[MemoryStore, m.Manifest, np.ndarray[Any, Any], Rectangle],
@@ -642,7 +642,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(st.data())
 def test_a_manifest_with_anything_in_any_place_is_read_or_refused_and_nothing_worse(data: st.DataObject) -> None:
     store, manifest, _ = fuzzed()
@@ -688,7 +688,7 @@ def model_hash_of(body: Any) -> Any:
         return "0" * 32
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.data())
 def test_a_header_with_anything_in_any_place_is_read_or_refused_and_nothing_worse(data: st.DataObject) -> None:
     store, _, made = fuzzed()
@@ -704,7 +704,7 @@ def test_a_header_with_anything_in_any_place_is_read_or_refused_and_nothing_wors
     assert said == "accepted" or "rank-00000.safetensors" in said
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(st.data())
 def test_a_header_of_any_bytes_is_refused_and_nothing_worse(data: st.DataObject) -> None:
     store, manifest, made = fuzzed()

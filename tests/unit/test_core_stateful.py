@@ -629,4 +629,4 @@ pytestmark = pytest.mark.timeout(300)
 """It takes seconds; a failure takes a minute or two to be told in the fewest steps."""
 
 TestCoordination = Coordination.TestCase
-TestCoordination.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestCoordination.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)

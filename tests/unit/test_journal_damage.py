@@ -524,12 +524,12 @@ def flipped(content: bytes, flips: list[tuple[int, int]]) -> bytes:
 class TestAnyByte:
     """Flip bytes anywhere: what comes back was written, and what does not come back is said."""
 
-    @settings(max_examples=200)
+    @settings(max_examples=100)
     @given(flips=FLIPS)
     def test_in_a_closed_state(self, files: Files, flips: list[tuple[int, int]]) -> None:
         self.check({"": flipped(files.closed, flips)}, num_silent=0)
 
-    @settings(max_examples=100)
+    @settings(max_examples=60)
     @given(where=st.sampled_from(["", "-wal"]), flips=FLIPS)
     def test_in_a_killed_state(self, files: Files, where: str, flips: list[tuple[int, int]]) -> None:
         damaged = files.killed | {where: flipped(files.killed[where], flips)}

@@ -27,7 +27,8 @@ parser.add_argument("--rows", type=int, required=True)
 parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument("--batch-size", type=int, default=16)
 parser.add_argument("--every", type=int, default=5)
-parser.add_argument("--step-s", type=float, default=0.0)
+parser.add_argument("--step-s", type=float, default=0.0, help="sleep after each step")
+parser.add_argument("--until", type=Path, help="sleep no more when there is this file")
 parser.add_argument("--fail-at", type=int, default=-1, help="raise at this step, on the last rank, every time")
 parser.add_argument("--hang-at", type=int, default=-1, help="stand still at this step of the first attempt")
 arguments = parser.parse_args()
@@ -92,7 +93,7 @@ for _ in ctx.epochs(arguments.epochs):
         ctx.report(step=step, loss=loss.item())
         ctx.maybe_checkpoint(parts)
         print("step", step, flush=True)
-        if arguments.step_s:
+        if arguments.step_s and not (arguments.until and arguments.until.exists()):
             time.sleep(arguments.step_s)
 digest = hashlib.sha256()
 for tensor in [*net.parameters(), counts]:
