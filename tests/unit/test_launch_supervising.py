@@ -287,9 +287,7 @@ def test_a_stop_that_a_failure_spoiled_says_so() -> None:
     run.stop("SIGTERM", now_s=0.0)
     run.exited(Exited(0, 1, "OSError: disk full"), now_s=1.0)
     found = run.exited(Exited(1, KILLED), now_s=1.0)
-    assert found == [
-        Finish("stopped", "SIGTERM; without a last checkpoint: rank 0: exit code 1: OSError: disk full")
-    ]
+    assert found == [Finish("stopped", "SIGTERM; without a last checkpoint: rank 0: exit code 1: OSError: disk full")]
     assert found[0].exit_code == 143
 
 
