@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import random
+import secrets
 from typing import TYPE_CHECKING
 
 from strata.launch.meeting import Dump, Kill, Launch, Outbox, Release, SendSignal
@@ -44,7 +44,7 @@ class RemoteNode:
                 self._exits.put_nowait(gone)
 
     async def free_port(self) -> int:
-        return random.choice(PORTS)  # noqa: S311 - no secret; if it is taken, the next attempt has another
+        return secrets.choice(PORTS)  # if it is taken, the next attempt has another
 
     async def launch(self, places: Sequence[Place]) -> None:
         if places:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -54,6 +55,9 @@ def kill_one(command: Callable[[Path], Sequence[str]], variables: dict[str, str]
             if job.poll() is None:
                 job.kill()
                 job.wait()
+                for pid in (pid for diary in place.glob("rank-*") for pid in _pids(diary)):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)  # torchrun's workers do not end with it
 
 
 def _wait(place: Path, job: subprocess.Popen[bytes], find: Callable[[list[tuple[int, float]]], float | None]) -> float:

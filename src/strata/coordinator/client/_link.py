@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import random
 import uuid
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -76,6 +77,15 @@ class Place(NamedTuple):
 
     told: str
     instance: str
+
+
+def pauses(first_s: float, longest_s: float) -> Callable[[tenacity.RetryCallState], float]:
+    """Longer and longer, with chance in them. The chance is our own: a program that trains must not draw other numbers
+    because a connection was lost, and Python's generator is the whole program's.
+    """
+    most_s = tenacity.wait_exponential(multiplier=first_s, max=longest_s)
+    chance = random.Random()  # noqa: S311 - no secret
+    return lambda state: chance.uniform(0.0, most_s(state))
 
 
 class SessionLink:
@@ -200,7 +210,7 @@ class SessionLink:
 
     async def _stay_connected(self) -> None:
         retrying = tenacity.AsyncRetrying(
-            wait=tenacity.wait_random_exponential(multiplier=self._config.backoff_s, max=self._config.max_backoff_s),
+            wait=pauses(self._config.backoff_s, self._config.max_backoff_s),
             retry=tenacity.retry_if_exception_type((StreamEnded, ConfigError)),
         )
         while True:
