@@ -25,6 +25,7 @@ EXTRAS: dict[str, tuple[tuple[str, str], ...]] = {
         ("pyroaring", "pyroaring"),
     ),
     "ray": (("ray", "ray"),),
+    "functions": (("cloudpickle", "cloudpickle"),),
     "tune": (("optuna", "optuna"),),
     "k8s": (("kopf", "kopf"), ("kubernetes", "kubernetes")),
     "rdma": (("nixl-cu12", "nixl"),),

@@ -218,7 +218,9 @@ class LocalStore:
             missing.append(directory)
             directory = directory.parent
         for one in reversed(missing):
-            one.mkdir(exist_ok=True)
+            # Not `exist_ok`: that looks whether it is a directory, and somebody may have removed it again by then.
+            with contextlib.suppress(FileExistsError):
+                one.mkdir()
             files.sync_directory(one.parent)
 
     def _all(self, work: Callable[[int], None], starts: Iterable[int]) -> None:
