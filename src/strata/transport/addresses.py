@@ -25,6 +25,15 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
+    def is_number(self) -> bool:
+        """Whether the host needs no looking up."""
+        try:
+            ipaddress.ip_address(self.host)
+        except ValueError:
+            return False
+        return True
+
+    @property
     def is_local(self) -> bool:
         """Reachable from this machine only."""
         if self.path or self.host == "localhost":

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from strata.transport.channels import Options
     from strata.transport.credentials import ClientSecurity
 
+NEXT_ADDRESS_S = 0.05
+"""Until the next address of a name is tried beside the first."""
 GONE_AFTER_S = 4.0
 """A connection on which nothing is acknowledged for so long is given up; as long as gRPC's keepalive."""
 
@@ -135,9 +137,15 @@ class FramedStream(asyncio.Protocol):
         if address.path:
             _, stream = await loop.create_unix_connection(lambda: cls(max_message_bytes), address.path)
         else:
-            context = security.tls_context()
+            # A name may be several addresses, which are tried side by side. Not where there is one: who gives up in the
+            # moment in which such a try succeeds leaves the connection open (a race in asyncio).
+            delay_s = None if address.is_number else NEXT_ADDRESS_S
             _, stream = await loop.create_connection(
-                lambda: cls(max_message_bytes), address.host, address.port, ssl=context, happy_eyeballs_delay=0.05
+                lambda: cls(max_message_bytes),
+                address.host,
+                address.port,
+                ssl=security.tls_context(),
+                happy_eyeballs_delay=delay_s,
             )
         return stream
 
