@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 MAX_TRIES = 2
 """A second saver for a snapshot whose first one died; who kills that one, too, means it."""
+EXIT_WAIT_S = 1.0
 
 
 class Saver(Protocol):
@@ -267,7 +268,7 @@ class ProcessSaver:
             with self._sending:
                 link.send_bytes(messages.encode(message))
         except OSError:
-            raise CheckpointAborted(f"the saver process has ended{self._how()}") from None
+            raise CheckpointAborted(f"the saver process has ended{self._how(wait_s=EXIT_WAIT_S)}") from None
 
     def _cancel(self, id: str) -> None:
         with contextlib.suppress(CheckpointAborted):
@@ -308,9 +309,13 @@ class ProcessSaver:
             case _:
                 log.warning("the saver said %r, which nobody asked for", type(message).__name__)
 
-    def _how(self) -> str:
-        code = self._process.poll() if self._process is not None else None
-        if code is None:
+    def _how(self, wait_s: float = 0) -> str:
+        """A process that is killed closes its link a moment before its exit code is there: `wait_s` is for that."""
+        if self._process is None:
+            return ""
+        try:
+            code = self._process.wait(wait_s)
+        except subprocess.TimeoutExpired:
             return ""
         return f" (killed by signal {-code})" if code < 0 else f" (exit code {code})"
 
