@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
 TAIL_BYTES = 64 << 10
 """Holds the footer of most files: about 70 column chunks with statistics fit in 8 KiB."""
 MAX_FOOTER_BYTES = 512 << 20
+HEAD_COLUMNS = 4
+"""Decoded at a time where it is the first rows alone. With 41 columns of pages of 1 MB, a fifth of the pages of fresh
+memory, each of which costs up to 90 µs on a virtual machine.
+"""
 _MARK = b"PAR1"
 _ENCRYPTED_MARK = b"PARE"
 _END_BYTES = 8
@@ -179,17 +184,26 @@ class ParquetReader:
         return leaves, [range_of(self._footer.metadata.row_group(unit.index).column(leaf)) for leaf in leaves]
 
     def read_head(self, unit: Unit, columns: Sequence[str], num_rows: int) -> pa.Table:
-        """The first rows of the unit. What is read is not counted: it will be, with the rest."""
-        leaves, ranges = self._where(unit, columns)
-        table = attempt(
-            lambda: self._decode_head(unit, leaves, num_rows),
-            lambda: self._decode_anew(lambda: self._decode_head(unit, leaves, num_rows)),
-            source=self._source,
-            file=self._file,
-            ranges=ranges,
-            what=_named(unit),
-        )
-        return _only(table, columns)
+        """The first rows of the unit. What is read is not counted: it will be, with the rest.
+
+        A few columns at a time: pages are large, and the next ones are unpacked into the memory of the last.
+        """
+        found: list[pa.Table] = []
+        for at in range(0, max(len(columns), 1), HEAD_COLUMNS):
+            some = columns[at : at + HEAD_COLUMNS]
+            leaves, ranges = self._where(unit, some)
+            decode = partial(self._decode_head, unit, leaves, num_rows)
+            table = attempt(
+                decode,
+                partial(self._decode_anew, decode),
+                source=self._source,
+                file=self._file,
+                ranges=ranges,
+                what=_named(unit),
+            )
+            found.append(_only(table, some))
+        fields = [field for table in found for field in table.schema]
+        return pa.table([column for table in found for column in table.columns], pa.schema(fields))
 
     def judge(self, units: Sequence[Unit], condition: pc.Expression, columns: Sequence[str]) -> Mapping[int, Judged]:
         if self._tail is None or not parquet_statistics.can_tell(self._footer.schema, columns):
