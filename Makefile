@@ -3,6 +3,8 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-builtin-rules
+# Tests start hundreds of programs, which must not compile their modules each time.
+unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
 ARGS ?=

@@ -19,8 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 
-from runs import Run, processes_with, write_rows
-from servers import until
+from runs import Run, nothing_is_left, write_rows
 
 from strata.errors import ConfigError
 from strata.launch.control import Scale
@@ -63,7 +62,6 @@ class Story:
             self._check()
         finally:
             run.bury()
-        until(lambda: not processes_with(f"STRATA_RUNS_DIR={self._place}"), "nobody is left")
 
     def _befall(self, fault: str, attempt: int) -> None:
         run, rng = self._run, self._rng
@@ -141,7 +139,8 @@ def play(seed: int, data: Path) -> list[str]:
     place = Path(tempfile.mkdtemp(prefix=f"strata-soak-{seed}-"))
     story = Story(seed, place, data)
     try:
-        story.play()
+        with nothing_is_left(place):
+            story.play()
     except BaseException:
         print(f"seed {seed} FAILED after {', '.join(story.faults) or 'nothing'}; see {place}", flush=True)
         raise

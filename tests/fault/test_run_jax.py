@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from runs import DEADLINE_S, Run
+from runs import DEADLINE_S, Run, nothing_is_left
 
 from strata import CheckpointManager
 
@@ -73,6 +73,13 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, rows: Path) -> Iterato
     yield state
     process.kill()
     process.communicate()
+
+
+@pytest.fixture(autouse=True)
+def clean(tmp_path: Path, undisturbed: Any) -> Iterator[None]:
+    """`undisturbed` begins before, and may end after."""
+    with nothing_is_left(tmp_path, but="tmp*"):
+        yield
 
 
 def last_state(checkpoints: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import Run, processes_with, write_rows
+from runs import Run, nothing_is_left, processes_with, write_rows
 from servers import CoordinatorProcess, until
 
 from strata.launch.control import Scale
@@ -36,10 +36,10 @@ def job(tmp_path: Path, data: Path) -> Iterator[Any]:
         made.append(Run(place, data, *options, script=script))
         return made[-1]
 
-    yield make
-    for run in made:
-        run.bury()
-    until(lambda: not processes_with(f"STRATA_RUNS_DIR={tmp_path}"), "nobody is left")
+    with nothing_is_left(tmp_path):
+        yield make
+        for run in made:
+            run.bury()
 
 
 _undisturbed: dict[int, str] = {}

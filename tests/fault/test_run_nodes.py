@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from network import Network
-from runs import Run, processes_with, write_rows
+from runs import Run, nothing_is_left, processes_with, write_rows
 from servers import STRATA, CoordinatorProcess, until
 
 pytestmark = pytest.mark.timeout(240)
@@ -84,10 +84,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def cluster(make_network: Any, tmp_path: Path, data: Path) -> Iterator[Cluster]:
     made = Cluster(make_network(HUB, "a", "b"), tmp_path, data)
-    yield made
-    for run in made.runs.values():
-        run.bury()
-    until(lambda: not processes_with(f"STRATA_RUNS_DIR={tmp_path}"), "nobody is left")
+    with nothing_is_left(tmp_path):
+        yield made
+        for run in made.runs.values():
+            run.bury()
 
 
 def whats(run: Run) -> list[str]:

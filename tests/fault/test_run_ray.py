@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from ray_cluster import LOOPBACK_ONLY, RayNodes, actor_of, ray_nodes
-from runs import DEADLINE_S, SCRIPTS, Run, processes_with, write_rows
+from runs import DEADLINE_S, SCRIPTS, Run, nothing_is_left, processes_with, write_rows
 from servers import until
 
 EPOCHS = 2
@@ -54,11 +54,11 @@ def job(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
         made.append(Run(place, data, "--env", mark, *options, script=Path(script)))
         return made[-1]
 
-    yield make
-    for run in made:
-        run.bury()
-    for mark in ("STRATA_TEST", "STRATA_RUNS_DIR"):  # the second is also in a Ray cluster that a run has started
-        until(lambda mark=mark: not processes_with(f"{mark}={tmp_path}"), "nobody is left")
+    with nothing_is_left(tmp_path, but="ray"):  # the logs of a cluster, which Ray keeps
+        yield make
+        for run in made:
+            run.bury()
+        until(lambda: not processes_with(f"STRATA_TEST={tmp_path}"), "none of their workers is left")
 
 
 def checked(run: Run, num_workers: int) -> str:

@@ -6,6 +6,7 @@ import io
 import json
 import re
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from rich.console import Console
@@ -94,6 +95,19 @@ def test_a_figure_that_is_one_over_another_is_taken_within_each_round() -> None:
         (0, {"vs_theirs": 2.0, "vs_nobody": 1.0}),
         (1, {"vs_theirs": 8.0, "vs_nobody": 1.0}),
     ]
+
+
+@pytest.mark.parametrize(("better", "expected"), [("lower", [0.5]), ("higher", [0.25])])
+def test_over_several_it_is_over_the_best_of_a_round_in_which_all_were_measured(
+    better: Literal["lower", "higher"], expected: list[float]
+) -> None:
+    figures = [Figure(key="over_best", title="ours over the best", better=better, quotient=("ours", "one", "other"))]
+    samples = [
+        Sample("a", 0, {"ours": 2.0, "one": 8.0}),
+        Sample("b", 0, {"other": 4.0}),
+        Sample("a", 1, {"ours": 2.0, "one": 8.0}),
+    ]
+    assert [sample.figures["over_best"] for sample in quotients(figures, samples)] == expected
 
 
 def test_there_is_no_ratio_to_a_peer_that_never_ran() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import signal
 import socket
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -385,8 +386,8 @@ def test_news_are_the_same_when_asked_for_again_and_hold_the_end_of_a_log(
 def test_what_a_killed_actor_has_left_is_removed_by_the_next_and_a_living_ones_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_actor.tempfile, "tempdir", str(tmp_path))
-    living = ray_actor._OwnPlace()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    living = ray_actor._Own()
     begin = ray_actor.Begin(spec=spec(), path="/r", is_away=True, is_shipped=True, ca=b"pem", token="secret")
     variables = living.credentials(begin)
     assert Path(variables["STRATA_TOKEN_FILE"]).read_text() == "secret"
@@ -394,7 +395,7 @@ def test_what_a_killed_actor_has_left_is_removed_by_the_next_and_a_living_ones_i
     left = tmp_path / "strata-ray-left"
     left.mkdir()
     (left / "lock").touch()
-    other = ray_actor._OwnPlace()
+    other = ray_actor._Own()
     assert sorted(tmp_path.iterdir()) == sorted([living.path, other.path])
     living.remove()
     other.remove()

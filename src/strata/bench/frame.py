@@ -37,8 +37,8 @@ class Figure:
     better: Literal["lower", "higher"] = "lower"
     peers: tuple[str, ...] = ()
     """Keys of the figures of others that this one stands against."""
-    quotient: tuple[str, str] | None = None
-    """It is not measured but is one figure over another, of the same round."""
+    quotient: tuple[str, *tuple[str, ...]] | None = None
+    """It is not measured but is one figure over another, of the same round; over the best of them, if several follow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,13 +248,19 @@ def quotients(figures: Sequence[Figure], samples: Sequence[Sample]) -> list[Samp
     found = []
     for number, measured in by_round.items():
         values = {
-            figure.key: measured[figure.quotient[0]] / measured[figure.quotient[1]]
+            figure.key: measured[figure.quotient[0]] / _best(figure, measured)
             for figure in figures
-            if figure.quotient and figure.quotient[0] in measured and measured.get(figure.quotient[1])
+            if figure.quotient and figure.quotient[0] in measured and all(map(measured.get, figure.quotient[1:]))
         }
         if values:
             found.append(Sample("quotients", number, values))
     return found
+
+
+def _best(figure: Figure, measured: Mapping[str, float]) -> float:
+    assert figure.quotient is not None
+    others = [measured[key] for key in figure.quotient[1:]]
+    return min(others) if figure.better == "lower" else max(others)
 
 
 def ratios(figure: Figure, peer: str, samples: Sequence[Sample]) -> Spread | None:

@@ -14,6 +14,11 @@ BENCHMARK = Benchmark(
     ),
     figures=(
         Figure(
+            key="recovery_over_fastest",
+            title="kill to next step: ours, over the faster one's of the others",
+            quotient=("recovery_s", "torchrun_recovery_s", "ray_train_recovery_s"),
+        ),
+        Figure(
             key="recovery_over_torchrun",
             title="kill to next step: ours, over torchrun's",
             quotient=("recovery_s", "torchrun_recovery_s"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
@@ -26,8 +25,8 @@ class EmbeddedCoordinator:
         Left out, it has a socket in a directory of its own.
         """
         config = config or CoordinatorConfig(state="memory")
-        self._directory = sockets.make_directory("strata-") if not listen else None
-        self.address = listen or f"unix:{self._directory}/coordinator.sock"
+        self._place = sockets.place() if not listen else None
+        self.address = f"unix:{self._place.path}/coordinator.sock" if self._place is not None else listen
         self._config = replace(config, listen=self.address, http="off", state=config.state or "memory")
         self._server: CoordinatorServer | None = None
         self._loop = shared_loop()
@@ -44,8 +43,8 @@ class EmbeddedCoordinator:
         if self._server is not None:
             self._loop.run(self._server.stop())
             self._server = None
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
+        if self._place is not None:
+            self._place.remove()
 
     def __enter__(self) -> Self:
         return self.start()

@@ -23,6 +23,7 @@ from strata.demo.config import NUM_EPOCHS
 from strata.demo.figures import Outcome, losses_by_step, recovery_of, run_figures
 from strata.demo.job import SCRIPT, Job, wait_until_gone
 from strata.demo.verifying import check_rows, check_weights
+from strata.scratch import Scratch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,9 +33,9 @@ if TYPE_CHECKING:
     from strata.demo.stage import Stage
 
 POLL_S = 0.005
-MAX_BASE = 40
+MAX_BASE = 38
 """Characters of the path of a directory for temporary files."""
-SHORT = "/tmp"  # noqa: S108 - mkdtemp makes a directory in it that only its user can enter
+SHORT = "/tmp"  # noqa: S108 - a directory is made in it that only its user can enter
 UNDISTURBED, KILLED = "undisturbed", "killed"
 
 
@@ -91,21 +92,20 @@ def run(config: DemoConfig, stage: Stage) -> Outcome:
 @contextlib.contextmanager
 def _directories(keep: Path | None) -> Iterator[tuple[Path, dict[str, str]]]:
     """Where everything is, and what the runs find in their environment. Only what was asked for is there afterwards."""
-    scratch = Path(tempfile.mkdtemp(prefix="strata-demo-", dir=_base()))
-    variables = {"TMPDIR": str(scratch), "STRATA_CACHE_DIR": str(scratch / "cache")}
-    try:
-        place = scratch / "demo" if keep is None else keep.absolute()
-        place.mkdir(parents=True, exist_ok=True)
-        yield place, variables
-    finally:
-        wait_until_gone(variables)
-        shutil.rmtree(scratch, ignore_errors=True)
+    with Scratch("strata-demo-", _base()) as scratch:
+        variables = {"TMPDIR": str(scratch.path), "STRATA_CACHE_DIR": str(scratch.path / "cache")}
+        try:
+            place = scratch.path / "demo" if keep is None else keep.absolute()
+            place.mkdir(parents=True, exist_ok=True)
+            yield place, variables
+        finally:
+            wait_until_gone(variables)
 
 
-def _base() -> str | None:
+def _base() -> Path | None:
     """Where temporary files go; None: where Python puts them. Sockets will be there, whose paths must be short."""
     is_long = len(tempfile.gettempdir()) > MAX_BASE
-    return SHORT if is_long and os.access(SHORT, os.W_OK | os.X_OK) else None
+    return Path(SHORT) if is_long and os.access(SHORT, os.W_OK | os.X_OK) else None
 
 
 def _play(config: DemoConfig, stage: Stage, place: Path, variables: dict[str, str], signals: Signals) -> Outcome:

@@ -12,12 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
-import secrets
-import shutil
 import signal
-import tempfile
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -32,6 +28,7 @@ from strata.launch.node import LocalNode
 from strata.launch.run_directory import RunDirectory
 from strata.launch.spec import RunSpec  # noqa: TC001
 from strata.launch.workers import NOT_STARTED, WorkerExit
+from strata.scratch import Scratch
 from strata.transport.credentials import CA_VARIABLE, TOKEN_FILE_VARIABLE
 
 if TYPE_CHECKING:
@@ -46,7 +43,6 @@ LOOK_S = 1.0
 MAX_NEWS_BYTES = 1 << 20
 """Of logs, in one answer. A worker that writes more than that in a moment is told of in part, its end always."""
 DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
-_PLACES = "strata-ray-"
 
 T = TypeVar("T")
 
@@ -139,7 +135,7 @@ class NodeActor:
     def __init__(self) -> None:
         self._begun: asyncio.Task[Here] | None = None
         self._node: _Node | None = None
-        self._own: _OwnPlace | None = None
+        self._own: _Own | None = None
         self._directory: RunDirectory | None = None
         self._is_away = False
         self._attempts: dict[int, int] = {}
@@ -171,7 +167,7 @@ class NodeActor:
             self._is_away = begin.is_away
             variables = dict(os.environ)
             if begin.is_away:
-                self._own = _OwnPlace()
+                self._own = _Own()
                 variables |= self._own.credentials(begin)
             self._directory = RunDirectory(self._own.path if self._own is not None else Path(begin.path), spec)
             self._node = _Node(self._directory, name=here.host, address=address, slots=1, variables=variables)
@@ -292,19 +288,12 @@ class _LogReader:
         return (b"\n[%d bytes are left out here]\n" % left_out if left_out else b"") + data
 
 
-class _OwnPlace:
-    """A directory on this machine for logs and secrets, while the actor lives. Those of actors that were killed are
-    removed by the next one: nobody holds their locks.
-    """
+class _Own:
+    """A directory on this machine for logs and secrets, while the actor lives."""
 
     def __init__(self) -> None:
-        root = Path(tempfile.gettempdir())
-        for left in root.glob(f"{_PLACES}*"):
-            _remove_if_left(left)
-        draft = Path(tempfile.mkdtemp(prefix=f".{_PLACES}"))
-        self._lock = os.open(draft / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self.path = draft.rename(root / f"{_PLACES}{secrets.token_hex(8)}")
+        self._scratch = Scratch("strata-ray-")
+        self.path = self._scratch.path
 
     def credentials(self, begin: Begin) -> dict[str, str]:
         """Variables that name files with them. Environments can be read by more people than files."""
@@ -321,18 +310,7 @@ class _OwnPlace:
         return found
 
     def remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._lock)
-
-
-def _remove_if_left(place: Path) -> None:
-    with contextlib.suppress(OSError):  # another user's, or just removed
-        fd = os.open(place / "lock", os.O_RDWR | os.O_CLOEXEC)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(place, ignore_errors=True)
-        finally:
-            os.close(fd)
+        self._scratch.remove()
 
 
 def at_home(spec: RunSpec, copy: Path) -> RunSpec:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strata.coordinator.client import AsyncCoordinatorClient
@@ -20,6 +18,7 @@ from strata.transport import sockets
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
 
     from strata.launch.ray_engine import RayCluster
     from strata.launch.run_directory import RunDirectory
@@ -31,7 +30,6 @@ LEASE = LeaseConfig(heartbeat_s=0.25, suspicion_s=0.25, lease_s=60.0, tick_s=0.0
 """On one machine a reset connection is a death, and a beat costs nothing; but a library may keep the interpreter's lock
 for many seconds, and is no less alive. The agent itself watches for hung workers.
 """
-_SOCKETS = "strata-run-"
 
 
 def run(directory: RunDirectory, shower: Shower) -> Finish:
@@ -42,11 +40,11 @@ def run(directory: RunDirectory, shower: Shower) -> Finish:
     """
     with (
         directory.lock(),
-        _sockets(directory) as sockets,
+        sockets.place() as place,
         _cluster(directory) as cluster,
-        _coordinator(directory, cluster, sockets) as (coordinator, security),
+        _coordinator(directory, cluster, place.path) as (coordinator, security),
     ):
-        return asyncio.run(_run(directory, shower, coordinator, security, cluster, sockets / "control"))
+        return asyncio.run(_run(directory, shower, coordinator, security, cluster, place.path / "control"))
 
 
 async def _run(
@@ -120,18 +118,3 @@ async def _nodes(directory: RunDirectory, cluster: RayCluster | None) -> AsyncIt
     node = LocalNode(directory)
     await node.prepare()
     yield Nodes(node)
-
-
-@contextlib.contextmanager
-def _sockets(directory: RunDirectory) -> Iterator[Path]:
-    """A place for sockets: their paths must be short, and those of runs need not be. What an agent that was killed has
-    left is removed.
-    """
-    before = directory.status
-    if before is not None and (left := Path(before.control).parent).name.startswith(_SOCKETS):
-        shutil.rmtree(left, ignore_errors=True)
-    place = sockets.make_directory(_SOCKETS)
-    try:
-        yield place
-    finally:
-        shutil.rmtree(place, ignore_errors=True)

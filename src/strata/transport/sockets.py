@@ -5,17 +5,18 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from strata.scratch import NUM_RANDOM, Scratch
+
 MAX_PATH = 107
 """Of a socket, in bytes; Linux has no room for more."""
 MAX_NAME = 24
 """Of a socket within the directory, with the slash."""
-SHORT = "/tmp"  # noqa: S108 - mkdtemp makes a directory in it that only its user can enter
+PREFIX = "strata-sockets-"
+SHORT = "/tmp"  # noqa: S108 - a directory is made in it that only its user can enter
 
 
-def make_directory(prefix: str) -> Path:
-    """A new one, which only this user can enter; the caller removes it."""
-    made = Path(tempfile.mkdtemp(prefix=prefix))
-    if len(bytes(made)) + MAX_NAME <= MAX_PATH:
-        return made
-    made.rmdir()
-    return Path(tempfile.mkdtemp(prefix=prefix, dir=SHORT))
+def place() -> Scratch:
+    """A new one."""
+    room = MAX_PATH - MAX_NAME - NUM_RANDOM - len(f"/{PREFIX}")
+    is_long = len(tempfile.gettempdir().encode()) > room
+    return Scratch(PREFIX, Path(SHORT) if is_long else None)

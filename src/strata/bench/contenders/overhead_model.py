@@ -12,7 +12,7 @@ STEP_S = 0.020
 WIDTH = 512
 NUM_BATCHES = 8
 _FIRST_BATCH_SIZE = 64
-_TRIES = 2
+_TRIES = 3
 _TRIED_STEPS = 12
 
 
@@ -44,7 +44,10 @@ class Training:
 
 
 def fitting_batch_size() -> int:
-    """With which a step takes about 20 ms of a core here, whatever else the machine does meanwhile."""
+    """With which a step takes about 20 ms of a core here, whatever else the machine does meanwhile.
+
+    For a process with the environment of the loops: how memory is kept makes half of the difference.
+    """
     batch_size = _FIRST_BATCH_SIZE
     for _ in range(_TRIES):
         training = Training(batch_size)
@@ -55,3 +58,7 @@ def fitting_batch_size() -> int:
             times_s.append(time.thread_time() - began_s)
         batch_size = max(round(batch_size * STEP_S / statistics.median(times_s)), 8)
     return batch_size
+
+
+if __name__ == "__main__":
+    print(fitting_batch_size())

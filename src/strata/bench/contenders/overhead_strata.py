@@ -1,6 +1,9 @@
-"""Ours: the same loop bare and with the runtime. Two fresh processes take turns of a few steps, so that a machine that
-slows down slows both down; what counts is the ratio of two turns that follow each other. One turn of five has a save in
-it; the median is taken of those and of the others, for one of all would not know of them.
+"""Ours: the same loop with the runtime, and bare twice. Fresh processes take turns of a few steps, so that a machine
+that slows down slows all of them down; what counts is the ratio of turns that follow each other. One turn of five has a
+save in it; the median is taken of those and of the others, for one of all would not know of them.
+
+No two processes are equally fast, if only for where their memory lies. So there are two bare ones: ours stands against
+the mean of them, and how far they are apart is told as well. A difference of that size means nothing.
 """
 
 from __future__ import annotations
@@ -15,18 +18,17 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from strata.bench.contenders import overhead_loop
+from strata.bench.contenders import overhead_loop, overhead_model
 from strata.bench.contenders.overhead_loop import TURNS_A_SAVE
-from strata.bench.contenders.overhead_model import fitting_batch_size
 from strata.launch.run_directory import DIRECTORY_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
 
-SAVE_EVERY, NUM_SAVES = 50, 8
+SAVE_EVERY, NUM_SAVES = 50, 12
 QUICK_SAVE_EVERY, QUICK_NUM_SAVES = 10, 2
 TIMEOUT_S = 120.0
 SAME_FOR_BOTH = {
@@ -45,8 +47,9 @@ class Loop:
     """A process that trains when it is told to."""
 
     def __init__(self, kind: str, batch_size: int, save_every: int, place: Path) -> None:
-        self._said = place / f"{kind}.txt"
-        path = place / f"{kind}.sock"
+        place.mkdir()
+        self._said = place / "said.txt"
+        path = place / "sock"
         script = [overhead_loop.__file__, kind, str(batch_size), str(save_every), str(path)]
         with socket.socket(socket.AF_UNIX) as door, self._said.open("wb") as said:
             door.bind(str(path))
@@ -107,29 +110,31 @@ def main() -> None:
     is_quick = "--quick" in sys.argv
     save_every, num_saves = (QUICK_SAVE_EVERY, QUICK_NUM_SAVES) if is_quick else (SAVE_EVERY, NUM_SAVES)
     batch_size = fitting_batch_size()
-    turns: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    turns: list[Turn] = []
     with contextlib.ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="strata-bench-")))
-        bare, ours = (stack.enter_context(Loop(kind, batch_size, save_every, place)) for kind in ("bare", "strata"))
-        for loop in (bare, ours):
+        ours, *bare = loops = [
+            stack.enter_context(Loop(kind, batch_size, save_every, place / str(number)))
+            for number, kind in enumerate(("strata", "bare", "bare"))
+        ]
+        for loop in loops:
             loop.hear()  # it is warm
         for number in range(num_saves * TURNS_A_SAVE):
-            if number % 2 == 0:
-                turns.append((bare.turn(), ours.turn()))
-            else:
-                mine = ours.turn()
-                turns.append((bare.turn(), mine))
-        plain, told = bare.last_words(), ours.last_words()
-    if plain["digest"] != told["digest"]:
+            first = number % len(loops)
+            said = {loop: loop.turn() for loop in (*loops[first:], *loops[:first])}
+            turns.append(Turn(said[ours], (said[bare[0]], said[bare[1]])))
+        told, *plain = (loop.last_words() for loop in loops)
+    if {told["digest"]} != {each["digest"] for each in plain}:
         raise RuntimeError("the loops ended with other weights")
     num_steps = save_every // TURNS_A_SAVE
-    bare_s = statistics.median(their["turn_s"] for their, _ in turns)
+    bare_s = statistics.median(turn.bare_mean("turn_s") for turn in turns)
     ratio = over_bare(turns, "turn_s")
     in_calls_s = sum(map(sum, (told["report_s"], told["idle_s"], told["stall_s"])))
     figures = {
         "overhead_fraction": ratio - 1.0,
         "overhead_cpu_fraction": over_bare(turns, "cpu_s") - 1.0,
-        "in_calls_fraction": in_calls_s / sum(mine["turn_s"] for _, mine in turns),
+        "noise_fraction": abs(statistics.median(one["turn_s"] / two["turn_s"] for _, (one, two) in turns) - 1.0),
+        "in_calls_fraction": in_calls_s / sum(turn.ours["turn_s"] for turn in turns),
         "step_ms": bare_s * ratio / num_steps * 1e3,
         "bare_step_ms": bare_s / num_steps * 1e3,
         "report_us": statistics.median(told["report_s"]) * 1e6,
@@ -139,11 +144,28 @@ def main() -> None:
     print(json.dumps({"figures": figures}))
 
 
-def over_bare(turns: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], what: str) -> float:
-    """Ours over the bare loop's, of turns in pairs (bare, ours)."""
+def fitting_batch_size() -> int:
+    """As `overhead_model` finds it, in a process like those of the loops."""
+    command = [sys.executable, overhead_model.__file__]
+    variables = {**os.environ, **SAME_FOR_BOTH}
+    return int(subprocess.run(command, env=variables, stdout=subprocess.PIPE, timeout=TIMEOUT_S, check=True).stdout)
+
+
+class Turn(NamedTuple):
+    """What the loops told of the same steps."""
+
+    ours: Mapping[str, Any]
+    bare: tuple[Mapping[str, Any], Mapping[str, Any]]
+
+    def bare_mean(self, what: str) -> float:
+        return statistics.fmean(each[what] for each in self.bare)
+
+
+def over_bare(turns: Sequence[Turn], what: str) -> float:
+    """Ours over the bare loops'."""
     ratios: dict[bool, list[float]] = {True: [], False: []}
-    for bare, ours in turns:
-        ratios[bool(ours["has_saved"])].append(ours[what] / bare[what])
+    for turn in turns:
+        ratios[bool(turn.ours["has_saved"])].append(turn.ours[what] / turn.bare_mean(what))
     return sum(len(each) * statistics.median(each) for each in ratios.values() if each) / len(turns)
 
 
