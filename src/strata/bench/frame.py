@@ -38,7 +38,7 @@ class Figure:
     peers: tuple[str, ...] = ()
     """Keys of the figures of others that this one stands against."""
     quotient: tuple[str, *tuple[str, ...]] | None = None
-    """It is not measured but is one figure over another, of the same round; over the best of them, if several follow."""
+    """It is not measured but is one figure over another, of the same round; over the best of several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
