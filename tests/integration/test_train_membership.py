@@ -76,3 +76,14 @@ def test_a_rank_does_not_begin_before_all_others_are_there(address: str, num_bef
         leaving = [pool.submit(each.leave, together=True) for each in joined]
         for each in leaving:
             each.result(DEADLINE_S)
+
+
+def test_metrics_may_have_any_name(address: str) -> None:
+    membership = join(place_of(0, 1, 0, address))
+    membership.report("TRAINING", 7, 1, {"state": 1.0, "loss": 0.5})
+    membership.worker.heartbeat()
+    with CoordinatorClient(address) as watching:
+        (worker,) = watching.list_workers(job_id="job").workers
+    assert (worker.state, worker.step, worker.epoch) == ("TRAINING", 7, 1)
+    assert (worker.metrics["state"], worker.metrics["loss"]) == (1.0, 0.5)
+    membership.leave(together=False)

@@ -21,6 +21,7 @@ from strata.checkpoint.strategies import (
     Pacer,
     PastSave,
     Strategy,
+    not_before,
 )
 from strata.clock import ManualClock
 from strata.errors import ConfigError
@@ -104,6 +105,24 @@ def test_manual_never_saves_and_any_of_saves_when_one_wants_to() -> None:
     assert saves_until(*pace(AnyOf(EverySteps(50), EverySeconds(30))), 100) == [31, 50, 80, 100]
     decision = pace(AnyOf(EverySteps(50), Manual()))[0].should_save(1)
     assert decision.reason == "the next multiple of 50 is step 50; saved only when told to"
+
+
+@given(
+    steps=st.lists(st.integers(1, 20), min_size=1, max_size=3),
+    has_seconds=st.booleans(),
+    asked=st.integers(0, 60),
+    saved=st.integers(-1, 60),
+)
+def test_a_step_that_need_not_be_asked_about_is_one_at_which_nobody_wants_to_save(
+    steps: list[int], has_seconds: bool, asked: int, saved: int
+) -> None:
+    strategies: list[Strategy] = [EverySteps(each) for each in steps]
+    strategy = AnyOf(*strategies, EverySeconds(5.0)) if has_seconds else AnyOf(*strategies)
+    history = History(last_step=saved, last_s=0.0)
+    if not strategy.decide(asked, 0.0, history):
+        first = not_before(strategy, asked)
+        assert first > asked
+        assert not any(strategy.decide(step, 100.0, history) for step in range(asked + 1, first))
 
 
 def test_settings_that_make_no_sense_are_refused_with_the_cure() -> None:

@@ -191,6 +191,15 @@ class AnyOf:
         return Decision(bool(wanted), "; ".join(wanted or [decision.reason for decision in decisions]))
 
 
+def not_before(strategy: Strategy, step: int) -> int:
+    """A step before which it does not want to save, having declined at `step`; unless an earlier one is restored."""
+    if isinstance(strategy, EverySteps):
+        return (step // strategy.steps + 1) * strategy.steps
+    if isinstance(strategy, AnyOf):
+        return min(not_before(each, step) for each in strategy.strategies)
+    return step + 1
+
+
 class Pacer:
     """A strategy with the history that it judges by. Its methods may be called from any thread."""
 

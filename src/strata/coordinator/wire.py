@@ -105,10 +105,11 @@ STATES: dict[int, WorkerStateName] = {
     for name, number in types_pb2.WorkerState.items()
     if number
 }
+_STATE_NAMES = frozenset(STATES.values())
 
 
 def check_state(name: WorkerStateName) -> WorkerStateName:
-    if name not in STATES.values():
+    if name not in _STATE_NAMES:
         raise errors.InvalidArgument(
             f"state={name!r} is not known; use one of {', '.join(STATES.values())}", field="state"
         )

@@ -29,7 +29,8 @@ class Agreement:
     """The limit and the steps that were agreed on; for the training thread and the one beside it."""
 
     def __init__(self, step: int = 0) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._step = step
         """The last one that is done."""
         self._limit: int | None = None
@@ -67,7 +68,7 @@ class Agreement:
 
         The step is noted and the limit looked at under one lock: no limit is ever set below a step that has passed.
         """
-        with self._changed:
+        with self._lock:  # not by way of the condition, which costs more: this is done after every step
             self._step = step
             if self._limit is None and not self._due:
                 return []

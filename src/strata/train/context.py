@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from strata.checkpoint import AnyOf, CheckpointManager, EverySteps, Manual
+from strata.checkpoint.strategies import not_before
 from strata.errors import ConfigError, InvalidArgument, NoCheckpoint, StrataError
 from strata.launch.contract import STOPPED
 from strata.train import generators, trees
@@ -87,6 +88,8 @@ class Context:
         self._agreement = agreement or Agreement()
         self._strategy = strategy
         self._asked_s = -ASK_AGAIN_S
+        self._not_before = 0
+        """The step until which nobody need be asked whether it is time."""
         self._loaders: dict[str, Any] = {}
         self._waiting: dict[str, Any] = {}
         """States of loaders that are restored and not made yet."""
@@ -196,7 +199,8 @@ class Context:
         """
         if OURS in into:
             raise InvalidArgument(f"the name {OURS!r} is taken for what is ours; choose another", field="into")
-        self._membership.report(state="RECOVERING")
+        self._membership.report("RECOVERING")
+        self._not_before = 0
         ours, given_back = _Ours(), trees.stand_ins(into)
         try:
             with trees.on_the_host(given_back):
@@ -232,7 +236,7 @@ class Context:
             self.step = step
         if epoch is not None:
             self.epoch = epoch
-        self._membership.report(state="TRAINING", step=self.step, epoch=self.epoch, **metrics)
+        self._membership.report("TRAINING", self.step, self.epoch, metrics)
 
     def checkpoint(
         self,
@@ -274,10 +278,13 @@ class Context:
 
     def _is_time(self) -> bool:
         """Whether this rank saves by itself. Where clocks decide, only rank 0 looks at its own, and asks all."""
-        if self._strategy is None or isinstance(self._strategy, Manual):
+        if self.step < self._not_before or self._strategy is None or isinstance(self._strategy, Manual):
             return False
         if self.world_size == 1 or decides_by_steps(self._strategy):
-            return bool(self.checkpoints.should_save(self.step))
+            is_time = bool(self.checkpoints.should_save(self.step))
+            if not is_time:
+                self._not_before = not_before(self._strategy, self.step)
+            return is_time
         if isinstance(self._membership, NoMembership):
             raise ConfigError(
                 f"{self.world_size} ranks without a coordinator cannot agree on a moment; let them save by steps "

@@ -6,6 +6,7 @@ import logging
 import math
 import threading
 import time
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from strata.coordinator import limits
@@ -40,6 +41,7 @@ LEAVE_TIMEOUT_S = 5.0
 POLL_S = 1.0
 MAX_METRICS = 24
 """Of the user's, by name; the coordinator keeps 32 of a worker."""
+NO_METRICS: Mapping[str, float] = MappingProxyType({})
 _WISHES: dict[str, Wish] = {"STOP": "stop", "CHECKPOINT_NOW": "checkpoint"}
 
 
@@ -48,7 +50,11 @@ class Membership(Protocol):
     def generation(self) -> int: ...
 
     def report(
-        self, *, state: WorkerStateName, step: int | None = None, epoch: int | None = None, **metrics: float
+        self,
+        state: WorkerStateName,
+        step: int | None = None,
+        epoch: int | None = None,
+        metrics: Mapping[str, float] = NO_METRICS,
     ) -> None: ...
 
     def restored(self, found: CheckpointMetadata) -> None: ...
@@ -70,7 +76,11 @@ class NoMembership:
     generation = 0
 
     def report(
-        self, *, state: WorkerStateName, step: int | None = None, epoch: int | None = None, **metrics: float
+        self,
+        state: WorkerStateName,
+        step: int | None = None,
+        epoch: int | None = None,
+        metrics: Mapping[str, float] = NO_METRICS,
     ) -> None:
         pass
 
@@ -126,13 +136,17 @@ class JoinedMembership:
         return self._worker.generation
 
     def report(
-        self, *, state: WorkerStateName, step: int | None = None, epoch: int | None = None, **metrics: float
+        self,
+        state: WorkerStateName,
+        step: int | None = None,
+        epoch: int | None = None,
+        metrics: Mapping[str, float] = NO_METRICS,
     ) -> None:
         numbers: dict[str, Any] = self._metrics.numbers(metrics) if metrics else {}
         if state == "TRAINING" and not self._has_stepped:
             self._has_stepped = True
             numbers[METRICS.first_step_at_s] = time.time()
-        self._worker.report(state=state, step=step, epoch=epoch, **numbers)
+        self._worker.note(state, step, epoch, numbers)
 
     def restored(self, found: CheckpointMetadata) -> None:
         """Compares with what the coordinator knows to be the last."""

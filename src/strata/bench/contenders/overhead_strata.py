@@ -2,8 +2,9 @@
 that slows down slows all of them down; what counts is the ratio of turns that follow each other. One turn of five has a
 save in it; the median is taken of those and of the others, for one of all would not know of them.
 
-No two processes are equally fast, if only for where their memory lies. So there are two bare ones: ours stands against
-the mean of them, and how far they are apart is told as well. A difference of that size means nothing.
+No two processes are equally fast, if only for where their memory lies; those that were started earlier tend to be
+slower. So there are two bare ones, started before and after ours, which stands against the mean of them. How far they
+are apart is told as well: a difference of that size means nothing.
 """
 
 from __future__ import annotations
@@ -113,17 +114,17 @@ def main() -> None:
     turns: list[Turn] = []
     with contextlib.ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="strata-bench-")))
-        ours, *bare = loops = [
+        one, ours, two = loops = [
             stack.enter_context(Loop(kind, batch_size, save_every, place / str(number)))
-            for number, kind in enumerate(("strata", "bare", "bare"))
+            for number, kind in enumerate(("bare", "strata", "bare"))
         ]
         for loop in loops:
             loop.hear()  # it is warm
         for number in range(num_saves * TURNS_A_SAVE):
             first = number % len(loops)
             said = {loop: loop.turn() for loop in (*loops[first:], *loops[:first])}
-            turns.append(Turn(said[ours], (said[bare[0]], said[bare[1]])))
-        told, *plain = (loop.last_words() for loop in loops)
+            turns.append(Turn(said[ours], (said[one], said[two])))
+        told, plain = ours.last_words(), (one.last_words(), two.last_words())
     if {told["digest"]} != {each["digest"] for each in plain}:
         raise RuntimeError("the loops ended with other weights")
     num_steps = save_every // TURNS_A_SAVE

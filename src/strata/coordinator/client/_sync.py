@@ -283,7 +283,13 @@ class Worker:
         **metrics: float,
     ) -> None:
         """Notes progress for the next heartbeat; costs nothing, so call it every step."""
-        self._worker.report(state=state, step=step, epoch=epoch, **metrics)
+        self._worker.note(state, step, epoch, metrics)
+
+    def note(
+        self, state: WorkerStateName | None, step: int | None, epoch: int | None, metrics: Mapping[str, float]
+    ) -> None:
+        """As `report`, of metrics that may have any name."""
+        self._worker.note(state, step, epoch, metrics)
 
     def heartbeat(self) -> None:
         """Sends what was reported now, instead of at the next beat."""

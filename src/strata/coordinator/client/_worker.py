@@ -90,6 +90,12 @@ class AsyncWorker:
         **metrics: float,
     ) -> None:
         """Notes progress for the next heartbeat; costs nothing, so call it every step."""
+        self.note(state, step, epoch, metrics)
+
+    def note(
+        self, state: WorkerStateName | None, step: int | None, epoch: int | None, metrics: Mapping[str, float]
+    ) -> None:
+        """As `report`, of metrics that may have any name."""
         if state is not None:
             self._state = wire.check_state(state)
         if step is not None:
