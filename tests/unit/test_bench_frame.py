@@ -168,12 +168,12 @@ def test_absent_peers_have_no_row_and_no_comparison() -> None:
     assert "theirs" not in printed(figure_table(TINY, outcome))
 
 
-def test_with_json_the_last_line_is_the_object_and_failures_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+def test_with_json_the_object_is_alone_on_stdout_and_all_else_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     failure = Failure("b", 0, "ended with exit code 3", "Traceback …\nKeyError: [bold]x")
     show(TINY, Outcome(MET[:1], (Absent("c", "make bench-setup"),), (failure,)), as_json=True)
     shown = capsys.readouterr()
-    assert json.loads(shown.out.splitlines()[-1])["figures"] == {"ours_ms": 2.0}
-    assert "c: make bench-setup" in shown.out
+    assert json.loads(shown.out)["figures"] == {"ours_ms": 2.0}
+    assert "c: make bench-setup" in shown.err
     assert "b, round 1: ended with exit code 3" in shown.err
     assert "KeyError: [bold]x" in shown.err
 

@@ -46,6 +46,7 @@ BENCHMARK = Benchmark(
         Figure(key="start_s", title="strata run to the first step", unit="s", peers=("torchrun_start_s",)),
         Figure(key="torchrun_recovery_s", title="torchrun: kill -9 of a worker to the next step", unit="s"),
         Figure(key="torchrun_start_s", title="torchrun: command to the first step", unit="s"),
+        Figure(key="torchrun_lost_jobs", title="torchrun: jobs that failed for good, before the one that is measured"),
         Figure(key="ray_train_recovery_s", title="Ray Train: kill -9 of a worker to the next step", unit="s"),
         Figure(key="ray_train_start_s", title="Ray Train: command to the first step", unit="s"),
     ),
@@ -54,7 +55,8 @@ BENCHMARK = Benchmark(
     notes=(
         "2 gloo ranks train a small network with DDP and Adam, 20 ms a step; saved every 10 steps, one killed at 25.",
         "torchrun restarts all workers, too; its job uses torch.save in the training thread, its rows are in memory.",
-        "A restart of torchrun's in which gloo does not connect is followed by another one, and counts.",
+        "A restart of torchrun's in which gloo does not connect is followed by another one, and counts. A job of its that",
+        "fails for good, since gloo does not connect ten times or in its rendezvous, is counted and measured anew.",
         "Ray Train (FailureConfig) does, too, with the same job; its start is also that of a Ray cluster.",
         "Ours reads its rows from Parquet, shuffled, saves asynchronously, and goes on at the exact row.",
     ),

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 
 def show(benchmark: Benchmark, outcome: Outcome, *, as_json: bool) -> None:
-    """Tables to stdout, failures to stderr; with `as_json` the object is the last line of stdout."""
-    out, err = Console(), Console(stderr=True)
+    """Tables to stdout, failures to stderr; with `as_json` one object is all that goes to stdout, in a line."""
+    err = Console(stderr=True)
+    out = err if as_json else Console()
     comparisons = comparison_table(benchmark, outcome)
     if comparisons.row_count:
         out.print(comparisons)

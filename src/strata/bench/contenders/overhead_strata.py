@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 SAVE_EVERY, NUM_SAVES = 50, 12
-QUICK_SAVE_EVERY, QUICK_NUM_SAVES = 10, 2
+QUICK_SAVE_EVERY, QUICK_NUM_SAVES, QUICK_BATCH_SIZE = 10, 2, 64
 TIMEOUT_S = 120.0
 SAME_FOR_BOTH = {
     "OMP_NUM_THREADS": "1",
@@ -110,7 +110,7 @@ class Loop:
 def main() -> None:
     is_quick = "--quick" in sys.argv
     save_every, num_saves = (QUICK_SAVE_EVERY, QUICK_NUM_SAVES) if is_quick else (SAVE_EVERY, NUM_SAVES)
-    batch_size = fitting_batch_size()
+    batch_size = QUICK_BATCH_SIZE if is_quick else fitting_batch_size()
     turns: list[Turn] = []
     with contextlib.ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="strata-bench-")))
