@@ -168,7 +168,9 @@ def test_absent_peers_have_no_row_and_no_comparison() -> None:
     assert "theirs" not in printed(figure_table(TINY, outcome))
 
 
-def test_with_json_the_object_is_alone_on_stdout_and_all_else_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+def test_with_json_the_object_is_alone_on_stdout_and_all_else_goes_to_stderr(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     failure = Failure("b", 0, "ended with exit code 3", "Traceback …\nKeyError: [bold]x")
     show(TINY, Outcome(MET[:1], (Absent("c", "make bench-setup"),), (failure,)), as_json=True)
     shown = capsys.readouterr()

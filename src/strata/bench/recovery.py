@@ -55,8 +55,8 @@ BENCHMARK = Benchmark(
     notes=(
         "2 gloo ranks train a small network with DDP and Adam, 20 ms a step; saved every 10 steps, one killed at 25.",
         "torchrun restarts all workers, too; its job uses torch.save in the training thread, its rows are in memory.",
-        "A restart of torchrun's in which gloo does not connect is followed by another one, and counts. A job of its that",
-        "fails for good, since gloo does not connect ten times or in its rendezvous, is counted and measured anew.",
+        "A restart of torchrun's in which gloo does not connect is followed by another one, and counts.",
+        "A job of torchrun's that fails for good is counted, and another one is measured.",
         "Ray Train (FailureConfig) does, too, with the same job; its start is also that of a Ray cluster.",
         "Ours reads its rows from Parquet, shuffled, saves asynchronously, and goes on at the exact row.",
     ),

@@ -11,7 +11,9 @@ def bench(
         int | None, typer.Option(min=1, help="How often to measure. Default: the benchmark's own choice.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes: does it run? Not for quoting.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON; the tables go to stderr.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the figures as JSON; the tables go to stderr.")
+    ] = False,
     only: Annotated[
         list[str] | None, typer.Option(help="Run this contender only; repeat it for more. Default: all.")
     ] = None,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 MAX_LOST = 4
-"""Jobs in a row in which gloo does not connect, however often torchrun restarts its workers; the next one is measured."""
+"""Jobs in a row that fail for good, since gloo does not connect."""
 
 
 def command(place: Path) -> Sequence[str]:
