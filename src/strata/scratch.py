@@ -33,7 +33,8 @@ class Scratch:
         # It has its name only when its lock is held: nobody takes it for one that is left.
         draft = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=root))
         self._lock = os.open(draft / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):  # a file system without locks: nobody can take it for one that is left
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
         self.path = draft.rename(root / f"{prefix}{secrets.token_hex(NUM_RANDOM // 2)}")
 
     def remove(self) -> None:

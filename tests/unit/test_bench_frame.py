@@ -162,6 +162,11 @@ def test_the_comparison_shows_the_ratio_first() -> None:
     assert re.search(r"3\.000 × \(2\.000–8\.000\).*ours.*2\.000 ms.*theirs: 8\.000 ms", row)
 
 
+def test_a_figure_is_told_with_its_name_for_programs_its_median_and_its_spread() -> None:
+    row = next(line for line in printed(figure_table(TINY, Outcome(MET))).splitlines() if "theirs" in line)
+    assert re.search(r"theirs theirs_ms.*8\.000 │ ms +│ 4\.000–12\.00", row)
+
+
 def test_absent_peers_have_no_row_and_no_comparison() -> None:
     outcome = Outcome(MET[:1])
     assert comparison_table(TINY, outcome).row_count == 0

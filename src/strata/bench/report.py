@@ -69,15 +69,15 @@ def comparison_table(benchmark: Benchmark, outcome: Outcome) -> Table:
 def figure_table(benchmark: Benchmark, outcome: Outcome) -> Table:
     rounds = 1 + max((sample.round for sample in outcome.samples), default=-1)
     table = Table(title=f"{benchmark.title}: median of {rounds} processes", title_justify="left")
-    table.add_column("figure", no_wrap=True)
-    table.add_column("what")
-    for column in ("median", "min", "max", "unit"):
-        table.add_column(column, justify="left" if column == "unit" else "right")
+    table.add_column("figure")
+    table.add_column("median", justify="right", no_wrap=True)
+    table.add_column("unit", no_wrap=True)
+    table.add_column("min–max", no_wrap=True)
     found = aggregate(outcome.samples)
     for figure in benchmark.figures:
         if spread := found.get(figure.key):
-            row = (number(spread.median), number(spread.min), number(spread.max), figure.unit)
-            table.add_row(figure.key, figure.title, *row)
+            what = Text.assemble(figure.title, " ", (figure.key, "dim"))
+            table.add_row(what, number(spread.median), figure.unit, _range(spread))
     return table
 
 
@@ -92,8 +92,12 @@ def number(value: float) -> str:
 
 
 def _times(ratio: Spread) -> str:
-    wide = "" if ratio.min == ratio.max else f" ({number(ratio.min)}–{number(ratio.max)})"
-    return f"{number(ratio.median)} ×{wide}"
+    wide = _range(ratio)
+    return f"{number(ratio.median)} ×" + (f" ({wide})" if wide else "")
+
+
+def _range(spread: Spread) -> str:
+    return "" if spread.min == spread.max else f"{number(spread.min)}–{number(spread.max)}"
 
 
 def _with_unit(spread: Spread, figure: Figure) -> str:
