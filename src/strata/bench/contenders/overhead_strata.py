@@ -2,9 +2,9 @@
 that slows down slows all of them down; what counts is the ratio of turns that follow each other. One turn of five has a
 save in it; the median is taken of those and of the others, for one of all would not know of them.
 
-No two processes are equally fast, if only for where their memory lies; those that were started earlier tend to be
-slower. So there are two bare ones, started before and after ours, which stands against the mean of them. How far they
-are apart is told as well: a difference of that size means nothing.
+No two processes are equally fast, if only for where their memory lies. So there are two bare ones, started before and
+after ours, which stands against the mean of them. How far they are apart is told as well: a difference of that size
+means nothing.
 """
 
 from __future__ import annotations
