@@ -432,6 +432,24 @@ def test_what_was_just_committed_is_not_removed_because_a_later_step_was_there_b
         assert saved in [one.id for one in manager.list()]
 
 
+def test_a_save_that_another_ones_retention_removes_as_soon_as_it_is_committed_has_not_failed(
+    store: FaultyStore,
+) -> None:
+    release, reached = threading.Event(), threading.Event()
+    with open_manager(store=store, keep_count=1) as slow, open_manager(store.url, keep_count=1) as fast:
+        store.plan(hangs(release, reached, when="after"), "put", key="manifest.json")
+        handle = slow.save(state_of(5), step=5)
+        assert reached.wait(DEADLINE_S)
+        newest = save(fast, 9)
+        assert directories(Path(store.url)) == [newest]
+        release.set()
+        assert handle.wait(DEADLINE_S).step == 5
+        slow.wait()
+        check(slow, 9)
+        save(slow, 10)
+        check(fast, 10)
+
+
 @contextlib.contextmanager
 def a_save_under_way(store: FaultyStore) -> Iterator[threading.Event]:
     """Its data are written, its manifest is not. It ends, and is checked, when the block does."""

@@ -217,11 +217,11 @@ def test_close_by_another_thread_wakes_the_loop_that_waits(folder: Path) -> None
     assert is_decoding.wait(DEADLINE_S)
     closing = threading.Thread(target=dataset.close, daemon=True)
     closing.start()
-    looping.join(2)
+    looping.join(DEADLINE_S)
+    assert [str(error) for error in raised] == [CLOSED], "while the transform still waits"
     may_end.set()
     closing.join(DEADLINE_S)
     assert not closing.is_alive()
-    assert [str(error) for error in raised] == [CLOSED]
 
 
 def test_a_strategy_that_deals_out_the_last_first_delays_nobody_for_ever(folder: Path) -> None:
@@ -232,7 +232,7 @@ def test_a_strategy_that_deals_out_the_last_first_delays_nobody_for_ever(folder:
     found: list[int] = []
     looping = threading.Thread(target=lambda: found.extend(len(b["id"]) for b in loader), daemon=True)
     looping.start()
-    looping.join(2)
+    looping.join(DEADLINE_S)
     try:
         assert sum(found) == NUM_ROWS
     finally:

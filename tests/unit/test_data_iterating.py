@@ -106,6 +106,13 @@ def test_the_position_moves_when_a_batch_is_handed_over_and_not_when_its_block_i
     assert (metrics.rows, metrics.batches, metrics.padded_rows, metrics.dropped_rows) == (10, 3, 0, 0)
 
 
+def test_a_loop_whose_block_another_thread_takes_away_by_closing_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Made([block(0, [4, 4])], steps_of(8))
+    monkeypatch.setattr(made.iterator, "_look", made.iterator.close)  # when the block is there and no batch is taken
+    with pytest.raises(StrataError, match="begin a new loop"):
+        next(made.iterator)
+
+
 def test_a_pass_that_begins_in_mid_epoch_counts_from_there() -> None:
     made = Made([block(0, [4, 2])], steps_of(10, first=4))
     assert list(made.iterator) == ["batch 0", "batch 1"]

@@ -77,6 +77,7 @@ class Rig:
         skips: bool = False,
         starts_small: bool = False,
         has_head: Callable[[int], bool] = lambda number: False,
+        starts: bool = True,
     ) -> None:
         rows = np.array(sizes, dtype=np.int64)
         plan: Any = SimpleNamespace(
@@ -106,6 +107,8 @@ class Rig:
                 on_skip=lambda unit, error: self.skipped.append((unit, str(error))),
             )
         )
+        if starts:
+            self.pipeline.start()
 
     def read(self) -> list[int]:
         found: list[int] = []
@@ -310,6 +313,15 @@ def test_close_aborts_every_decoder_once_and_waits_for_the_one_that_is_at_work()
     assert [(decoder.num_aborted, decoder.num_closed) for decoder in made.decoders] == [(1, 1), (1, 1)]
 
 
+def test_what_is_closed_before_it_starts_decodes_nothing() -> None:
+    made = Rig([UNIT_ROWS] * 3, starts=False)
+    made.pipeline.close()
+    made.pipeline.start()
+    assert made.pipeline.take() is None
+    assert (made.decoded, made.threads()) == ([], [])
+    assert [decoder.num_closed for decoder in made.decoders] == [1, 1]
+
+
 def test_close_ends_workers_that_are_held_back_by_the_budget() -> None:
     with rig([UNIT_ROWS] * 40, num_workers=3, budget_bytes=0) as made:
         _wait_until_held_back(made)
@@ -326,15 +338,15 @@ def test_close_waits_once_for_all_threads_that_do_not_come_back(monkeypatch: pyt
         arrivals.release()
         gate(number)
 
-    made = Rig([UNIT_ROWS] * 8, decide=decide, num_workers=4)
-    assert all(arrivals.acquire(timeout=DEADLINE_S) for _ in range(4))
+    made = Rig([UNIT_ROWS] * 8, decide=decide, num_workers=8)
+    assert all(arrivals.acquire(timeout=DEADLINE_S) for _ in range(8))
     began_s = time.monotonic()
     made.pipeline.close()
     took_s = time.monotonic() - began_s
     gate.open()
     for thread in made.pipeline._threads:
         thread.join(DEADLINE_S)
-    assert took_s < 1.2, "Ctrl-C must not wait for one slow transform after another"
+    assert took_s < 3, "Ctrl-C must not wait for one slow transform after another"
 
 
 def test_close_wakes_the_caller_who_waits_for_a_block() -> None:
@@ -351,7 +363,7 @@ def test_close_wakes_the_caller_who_waits_for_a_block() -> None:
     closing = threading.Thread(target=made.pipeline.close)
     closing.start()
     try:
-        assert is_back.wait(1)
+        assert is_back.wait(DEADLINE_S)
     finally:
         gate.open()
         closing.join(DEADLINE_S)

@@ -474,6 +474,9 @@ def _require_files(store: Store, manifest: Manifest) -> None:
     A collector puts `aborted.json` before it looks for a manifest, and removes it last; we put the manifest before we
     look for that. So one of us sees the other.
 
+    It may also be gone again as a checkpoint: others have saved later steps meanwhile, and their retention keeps none
+    as old as this. They remove the manifest first, a collector never does. That is no failure to save.
+
     Raises:
         CheckpointAborted: Some of the files are gone; so is the manifest.
         BaseIsGone: Somebody's retention has removed what it refers to; so is the manifest.
@@ -483,15 +486,18 @@ def _require_files(store: Store, manifest: Manifest) -> None:
     except StorageError as error:
         log.warning("checkpoint %s is committed; its files could not be listed again: %s", manifest.id, error)
         return
-    for base in manifest.bases:
-        if not _is_there(store, f"{base}/{m.FILE_NAME}"):
-            store.delete([f"{manifest.id}/{m.FILE_NAME}"])
-            raise BaseIsGone(f"its base {base} was removed while it was written")
     own = {f"{manifest.id}/{file.path}": file.size_bytes for file in manifest.files if "/" not in file.path}
     gone = [key for key, size in own.items() if sizes.get(key) != size]
-    if not gone and f"{manifest.id}/{ABORTED}" not in sizes:
+    base = next((base for base in manifest.bases if not _is_there(store, f"{base}/{m.FILE_NAME}")), None)
+    if not gone and base is None and f"{manifest.id}/{ABORTED}" not in sizes:
         return
-    store.delete([f"{manifest.id}/{m.FILE_NAME}"])
+    key = f"{manifest.id}/{m.FILE_NAME}"
+    if not _is_there(store, key):
+        log.info("checkpoint %s was committed, and removed by somebody who has saved later ones", manifest.id)
+        return
+    store.delete([key])
+    if base is not None:
+        raise BaseIsGone(f"its base {base} was removed while it was written")
     raise CheckpointAborted(
         f"checkpoint {manifest.id} took so long that somebody has removed its files as leftovers "
         f"({', '.join(gone[:3]) or 'is about to'}); nothing is committed"

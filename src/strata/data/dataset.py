@@ -166,7 +166,6 @@ class Dataset:
                 on_skip=self._skipped,
             )
             pipeline = Pipeline(work)
-            self._is_warm = True
         begun = Pass(
             pipeline,
             steps,
@@ -179,6 +178,9 @@ class Dataset:
             on_position=self._moved,
         )
         self._pass = weakref.ref(begun)  # who leaves the loop forgets it, and its threads end
+        if pipeline is not None:
+            pipeline.start()
+            self._is_warm = True
         return begun
 
     def set_epoch(self, epoch: int) -> None:

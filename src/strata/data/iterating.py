@@ -117,7 +117,8 @@ class Pass:
             return True
         if self._next_batch == self._steps.num_batches:
             return False
-        self._block = None if self._pipeline is None else self._pipeline.take()
+        pipeline = self._pipeline  # another thread may close this
+        self._block = None if pipeline is None else pipeline.take()
         self._place = 0
         if self._block is None:
             raise StrataError(CLOSED)
@@ -126,7 +127,8 @@ class Pass:
 
     def _take(self) -> Any:
         block, place = self._block, self._place
-        assert block is not None
+        if block is None:  # closed by another thread since
+            raise StrataError(CLOSED)
         batch = block.batches[place]
         block.batches[place] = None  # the caller's from now on: whoever drops it frees it
         if self._collate is not None:

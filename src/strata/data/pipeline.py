@@ -105,7 +105,7 @@ class Work:
 
 
 class Pipeline:
-    """Made for one pass; `take` gives block after block, `close` ends the threads."""
+    """Made for one pass; `start` begins to decode, `take` gives block after block, `close` ends the threads."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
@@ -123,12 +123,19 @@ class Pipeline:
         self._bytes_per_planned_byte = float(FIRST_GUESS)
         self._bytes_planned = 0
         self._bytes_decoded = 0
-        self._threads = [
-            threading.Thread(target=self._run, args=(worker,), name=f"strata-data-{worker}", daemon=True)
-            for worker in range(len(work.decoders))
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Apart from making it: who may close it must know of it before a thread works, for that may be at once."""
+        with self._changed:
+            if self._is_closed:
+                for decoder in self._work.decoders:
+                    decoder.close()
+                return
+            for worker in range(len(self._work.decoders)):
+                thread = threading.Thread(target=self._run, args=(worker,), name=f"strata-data-{worker}", daemon=True)
+                thread.start()
+                self._threads.append(thread)
 
     def take(self) -> Batches | None:
         """The next block's batches; None after the last.
