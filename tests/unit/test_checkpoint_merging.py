@@ -6,13 +6,13 @@ import contextlib
 import itertools
 import math
 import random
-import time
 from typing import Any
 
 import hypothesis.strategies as st
 import msgspec
 import numpy as np
 import pytest
+from calls import num_calls
 from hypothesis import given, settings
 from xxhash import xxh3_128_hexdigest
 
@@ -387,7 +387,7 @@ def test_the_head_travels_as_plain_data() -> None:
     assert msgspec.json.decode(msgspec.json.encode(INCREMENTAL), type=Head) == INCREMENTAL
 
 
-def test_two_hundred_tensors_of_a_thousand_ranks_are_merged_in_seconds() -> None:
+def test_two_hundred_tensors_of_a_thousand_ranks_are_merged_with_few_calls_each() -> None:
     num_ranks = 1_000
     structure = refer("rng", *(f"w{t}" for t in range(200)))
     whole = [
@@ -408,9 +408,9 @@ def test_two_hundred_tensors_of_a_thousand_ranks_are_merged_in_seconds() -> None
         return msgspec.structs.replace(part, tensors=(*part.tensors, *whole, *cut), sharded=sharded)
 
     ranks = [a_rank(rank) for rank in range(num_ranks)]
-    began_s = time.process_time()
-    merged = merge(ranks, head=HEAD)
-    assert time.process_time() - began_s < 10  # about 1.5 s
+    done: list[m.Manifest] = []
+    assert num_calls(lambda: done.append(merge(ranks, head=HEAD))) < 20 * 200 * num_ranks
+    (merged,) = done
     assert (len(merged.tensors), len(merged.structures)) == (207, 7)
     assert sum(len(tensor.slices) for tensor in merged.tensors) == 100 * num_ranks + 107
 

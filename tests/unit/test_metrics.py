@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
+from calls import num_calls
 from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -205,18 +205,11 @@ def test_nothing_is_put_into_the_process_wide_registry(metrics: Metrics) -> None
     assert [family.name for family in REGISTRY.collect() if family.name.startswith("strata")] == []
 
 
-def test_counting_a_call_costs_less_than_3_microseconds() -> None:
-    """The best of several runs, so that a busy machine does not decide it."""
+def test_counting_a_call_costs_three_calls() -> None:
+    """To the clock, to count, and to find the place in the histogram: every call of a coordinator is counted."""
     metrics = Metrics()
     stats = metrics.stats_of("Heartbeat")
-
-    def took_s() -> float:
-        began_s = time.perf_counter()
-        for _ in range(10_000):
-            stats.answered(metrics.now_s() - began_s)
-        return (time.perf_counter() - began_s) / 10_000
-
-    assert min(took_s() for _ in range(5)) < 3e-6
+    assert num_calls(lambda: stats.answered(metrics.now_s())) == 3
 
 
 # -- documents -----------------------------------------------------------------------------------------------------
