@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strata.data.fetching import Fetcher
-from strata.data.formats.parquet import TAIL_BYTES
+from strata.data.formats.parquet_footer import TAIL_BYTES
 from strata.data.ranges import Range, coalesced, parts
 from strata.data.structured import StructuredDataset
 from strata.errors import DataFileMissing

@@ -1,31 +1,23 @@
-"""Parquet: a unit is a row group.
-
-All that a file says of itself stands in its footer, at its end: one read of the tail is enough to know the rows, the
-bytes of each column, and statistics. The footer's hash is the file's version: it holds offsets, sizes, encodings and
-statistics of every column, so other contents are another footer.
-"""
+"""Parquet: a unit is a row group. What a file says of itself is read in `parquet_footer.py`."""
 
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
-import xxhash
 from pyarrow.parquet.core import ParquetReader as NativeReader
 
-from strata.data.formats import parquet_pages, parquet_statistics
+from strata.data.formats import parquet_many, parquet_pages, parquet_statistics
 from strata.data.formats.base import FileFacts, Presence, Saving, Unit
-from strata.data.formats.damage import CURE, NUM_HEAD_BYTES, attempt, kind_of
+from strata.data.formats.damage import attempt
 from strata.data.formats.messages import has_dictionaries
-from strata.data.formats.parquet_index import MAX_CHUNKS, IndexDamaged, range_of
+from strata.data.formats.parquet_footer import Footer, has_pages, null_counts, read_index, read_tail, units_of
+from strata.data.formats.parquet_index import IndexDamaged, range_of
 from strata.data.formats.parquet_pages import PagedFile, read_ranges
 from strata.data.memory import pool
 from strata.data.ranges import HOLE_BYTES, Range
-from strata.data.source import reaching
-from strata.errors import DataFileChanged, DataFileInvalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -38,21 +30,12 @@ if TYPE_CHECKING:
     from strata.data.source import Source
     from strata.errors import DataError, StorageError
 
-TAIL_BYTES = 64 << 10
-"""Holds the footer of most files: about 70 column chunks with statistics fit in 8 KiB."""
-MAX_FOOTER_BYTES = 512 << 20
 HEAD_COLUMNS = 4
 """Decoded at a time where it is the first rows alone. With 41 columns of pages of 1 MB, a fifth of the pages of fresh
 memory, each of which costs up to 90 µs on a virtual machine.
 """
-_MARK = b"PAR1"
-_ENCRYPTED_MARK = b"PARE"
-_END_BYTES = 8
-"""The length of the footer, and the mark."""
 _NEAR_HOLE_BYTES = 64 << 10
 """Between pages that are read at once from a disk."""
-_NUM_ASKED = 8
-"""Columns that are asked whether they have a page index."""
 _NO_PAGES = (ValueError, OSError, pa.ArrowException)
 """Why pages may not be told apart: `IndexDamaged`, and what pyarrow says of files that are made of damaged pages."""
 
@@ -72,17 +55,15 @@ class ParquetFormat:
         with_nulls: bool = True,
     ) -> FileFacts:
         with source.open(file) as opened:
-            tail = _read_tail(source, file, opened)
-        footer = _Footer(file, tail)
+            tail = read_tail(source, file, opened)
+        footer = Footer(file, tail)
         leaves = footer.leaves if columns is None else footer.leaves_of(columns)
-        units = _units(footer, None if columns is None else [leaf for leaf, _ in leaves])
-        return FileFacts(footer.schema, units, tail.version, _null_counts(footer, leaves) if with_nulls else {})
+        units = units_of(footer, None if columns is None else [leaf for leaf, _ in leaves])
+        return FileFacts(footer.schema, units, tail.version, null_counts(footer, leaves) if with_nulls else {})
 
     def inspect_all(
         self, source: Source, files: Sequence[DataFile], *, columns: Sequence[str] | None, with_nulls: Sequence[bool]
     ) -> list[FileFacts | DataError | StorageError]:
-        from strata.data.formats import parquet_many  # noqa: PLC0415 - it needs what is here
-
         return parquet_many.inspect_all(source, files, columns=columns, with_nulls=with_nulls)
 
     def presence(
@@ -91,8 +72,8 @@ class ParquetFormat:
         if not parquet_statistics.can_tell(facts.schema, columns):
             return [Presence.SOME] * len(facts.units)
         with source.open(file) as opened:
-            tail = _read_tail(source, file, opened, version=facts.version)
-        footer = _Footer(file, tail)
+            tail = read_tail(source, file, opened, version=facts.version)
+        footer = Footer(file, tail)
         leaves = {footer.names[column]: leaf for leaf, column in footer.leaves_of(columns)}
         stated = parquet_statistics.Stated(tail.data, footer.metadata, footer.schema, leaves)
         answers = parquet_statistics.presence(stated, condition)
@@ -109,7 +90,7 @@ class ParquetFormat:
         self, source: Source, file: DataFile, columns: Sequence[str], version: str
     ) -> Mapping[int, Sequence[Range]]:
         with source.open(file) as opened:
-            footer = _Footer(file, _read_tail(source, file, opened, version=version))
+            footer = Footer(file, read_tail(source, file, opened, version=version))
         return {index: footer.ranges_of(index, columns) for index in range(footer.metadata.num_row_groups)}
 
     def page_ranges(
@@ -121,14 +102,14 @@ class ParquetFormat:
         rows: Mapping[int, Sequence[Rows]],
     ) -> Mapping[int, Sequence[Range]]:
         with source.open(file) as opened:
-            tail = _read_tail(source, file, opened, version=version)
-            footer = _Footer(file, tail)
+            tail = read_tail(source, file, opened, version=version)
+            footer = Footer(file, tail)
             found = {index: footer.ranges_of(index, columns) for index in range(footer.metadata.num_row_groups)}
-            if not _has_pages(footer):
+            if not has_pages(footer):
                 return found
 
             def read(ranges: Sequence[Range]) -> Sequence[bytes]:
-                data, num_bytes = _read_index(opened, tail, ranges)
+                data, num_bytes = read_index(opened, tail, ranges)
                 source.counter.add(num_bytes)
                 return data
 
@@ -150,13 +131,13 @@ class ParquetReader:
         self._opened = source.open(file)
         with contextlib.ExitStack() as on_error:
             on_error.callback(self._opened.close)
-            tail = _read_tail(source, file, self._opened, version=version)
-            self._footer = _Footer(file, tail)
+            tail = read_tail(source, file, self._opened, version=version)
+            self._footer = Footer(file, tail)
             self._native = self._open_native()
             on_error.pop_all()
         self.bytes_read = tail.num_bytes_read
         self._leaves: dict[tuple[str, ...], list[int]] = {}
-        self._tail = tail if _has_pages(self._footer) else None
+        self._tail = tail if has_pages(self._footer) else None
         self._pages: PagedFile | None = None
         self._hole_bytes = _NEAR_HOLE_BYTES if source.is_local else HOLE_BYTES
 
@@ -270,7 +251,7 @@ class ParquetReader:
             tail = self._tail
 
             def read(ranges: Sequence[Range]) -> Sequence[bytes]:
-                data, num_bytes = _read_index(self._opened, tail, ranges)
+                data, num_bytes = read_index(self._opened, tail, ranges)
                 self._add(num_bytes)
                 return data
 
@@ -324,225 +305,6 @@ class ParquetReader:
         self._opened = self._source.open(self._file)
         self._native = self._open_native()
         return decode()
-
-
-class _Tail:
-    """The end of a file, with the whole footer in it."""
-
-    __slots__ = ("_num_footer_bytes", "data", "num_bytes_read", "version")
-
-    def __init__(self, data: bytes, num_footer_bytes: int, num_bytes_read: int) -> None:
-        self.data = data
-        self.num_bytes_read = num_bytes_read
-        self._num_footer_bytes = num_footer_bytes
-        start = len(data) - _END_BYTES - num_footer_bytes
-        self.version: str = xxhash.xxh3_128_hexdigest(memoryview(data)[start:])
-
-    @property
-    def footer(self) -> bytes:
-        return self.data[-_END_BYTES - self._num_footer_bytes : -_END_BYTES]
-
-
-def _read_index(opened: pa.NativeFile, tail: _Tail, ranges: Sequence[Range]) -> tuple[list[bytes], int]:
-    """Ranges of a page index, and how many bytes were read for them. It lies before the footer: most often the tail has
-    it already.
-    """
-    size = opened.size()
-    start = size - len(tail.data)
-    if all(start <= each.offset and each.end <= size for each in ranges):
-        return [tail.data[each.offset - start : each.end - start] for each in ranges], 0
-    found, num_bytes = read_ranges(opened, ranges, HOLE_BYTES)
-    return [bytes(each) for each in found], num_bytes
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Shape:
-    """The columns of a file. Files of a dataset mostly have the same, and to recognise them is quicker than to ask."""
-
-    stored: pq.ParquetSchema
-    notes: Mapping[bytes, bytes] | None
-    """Beside the schema in the footer; Arrow keeps its own there."""
-    schema: pa.Schema
-    names: list[str]
-    flat: frozenset[int]
-    """Columns that are not nested."""
-
-
-_last_shape: _Shape | None = None
-"""That was met; by whichever thread."""
-
-
-def _shape_of(native: NativeReader) -> _Shape:
-    global _last_shape  # noqa: PLW0603 - only ever replaced as a whole, and compared before it is used
-    last, stored, notes = _last_shape, native.metadata.schema, native.metadata.metadata
-    if last is not None and last.notes == notes and last.stored.equals(stored):
-        return last
-    schema = native.schema_arrow.remove_metadata()
-    flat = frozenset(number for number, kind in enumerate(schema.types) if not parquet_statistics.is_nested(kind))
-    _last_shape = shape = _Shape(stored, notes, schema, schema.names, flat)
-    return shape
-
-
-class _Footer:
-    """A parsed footer: the columns that a user sees, and the leaves (column chunks) that they are stored in."""
-
-    __slots__ = ("_file", "flat", "metadata", "names", "schema")
-
-    def __init__(self, file: DataFile, tail: _Tail) -> None:
-        # `pq.read_metadata` does the same, and then spends half as much again on the paths of all columns: a plan of
-        # 10,000 files would notice.
-        native = NativeReader()
-        try:
-            native.open(pa.BufferReader(tail.data))
-            self.metadata: pq.FileMetaData = native.metadata
-            shape = _shape_of(native)
-            self.schema: pa.Schema = shape.schema
-            self.names: list[str] = shape.names
-            self.flat = shape.flat
-        except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
-            raise DataFileInvalid(f"{file.name}: its parquet footer is damaged ({error}); {CURE}") from error
-        self._file = file
-
-    @property
-    def leaves(self) -> list[tuple[int, int]]:
-        """Of all columns: (leaf, column)."""
-        schema, num_leaves = self.schema, self.metadata.num_columns
-        if len(schema) == num_leaves:  # every column has at least one
-            return [(leaf, leaf) for leaf in range(num_leaves)]
-        columns = [index for index, kind in enumerate(schema.types) for _ in range(_num_leaves(kind))]
-        if len(columns) != num_leaves:
-            raise DataFileInvalid(
-                f"{self._file.name}: {num_leaves} columns are stored but the schema has {len(columns)}; {CURE}"
-            )
-        return list(enumerate(columns))
-
-    def leaves_of(self, names: Sequence[str]) -> list[tuple[int, int]]:
-        wanted = {self.schema.get_field_index(name) for name in names}
-        return [(leaf, column) for leaf, column in self.leaves if column in wanted]
-
-    def ranges_of(self, index: int, names: Sequence[str]) -> list[Range]:
-        """Which bytes these columns of a row group are in."""
-        group = self.metadata.row_group(index)
-        return [Range(*range_of(group.column(leaf))) for leaf, _ in self.leaves_of(names)]
-
-
-def _read_tail(source: Source, file: DataFile, opened: pa.NativeFile, *, version: str | None = None) -> _Tail:
-    """The footer and what lies before it, in one read, or two where it is large.
-
-    `version`: what it must be.
-    """
-    with reaching(file.name):
-        size = opened.size()
-        data = opened.read_at(min(size, TAIL_BYTES), max(0, size - TAIL_BYTES))
-    if version is not None and size != file.size_bytes:
-        raise _changed(file, size)
-    num_read = len(data)
-    if size < len(_MARK) + _END_BYTES or not data.endswith(_MARK):
-        if version is not None:
-            raise _changed(file, size)
-        with reaching(file.name):
-            head = opened.read_at(min(size, NUM_HEAD_BYTES), 0)
-        raise _not_parquet(file, size, head, data)
-    num_footer_bytes = int.from_bytes(data[-_END_BYTES:-4], "little")
-    needed = num_footer_bytes + _END_BYTES
-    if needed > size - len(_MARK) or num_footer_bytes > MAX_FOOTER_BYTES:
-        raise DataFileInvalid(
-            f"{file.name}: its parquet footer should have {num_footer_bytes} bytes, "
-            f"but the file has {size} and a footer may have {MAX_FOOTER_BYTES}; {CURE}"
-        )
-    if needed > len(data):
-        with reaching(file.name):
-            data = opened.read_at(needed, size - needed)
-        num_read += len(data)
-    source.counter.add(num_read)
-    tail = _Tail(data, num_footer_bytes, num_read)
-    if version is not None and tail.version != version:
-        raise _changed(file, size)
-    return tail
-
-
-def _changed(file: DataFile, size: int) -> DataFileChanged:
-    return DataFileChanged(
-        f"{file.name} is not the file that was planned: it had {file.size_bytes} bytes, now it has {size}, "
-        "or its footer is another one; make the dataset anew, and write new data to new files"
-    )
-
-
-def _not_parquet(file: DataFile, size: int, head: bytes, data: bytes) -> DataFileInvalid:
-    if data.endswith(_ENCRYPTED_MARK):
-        return DataFileInvalid(f"{file.name} is a parquet file with an encrypted footer; decrypt it first")
-    if head.startswith(_MARK):
-        return DataFileInvalid(
-            f"{file.name} ({size} bytes) begins as a parquet file but does not end as one: it was cut off, "
-            f"or its writer did not finish; {CURE}"
-        )
-    return DataFileInvalid(
-        f"{file.name} ({size} bytes) is not a parquet file: it looks {kind_of(head)}; "
-        "name its format, or narrow the path so that it is left out"
-    )
-
-
-def _num_leaves(kind: pa.DataType) -> int:
-    if isinstance(kind, pa.BaseExtensionType):
-        return _num_leaves(kind.storage_type)
-    if not kind.num_fields:
-        return 1
-    return sum(_num_leaves(kind.field(index).type) for index in range(kind.num_fields))
-
-
-def _units(footer: _Footer, leaves: Sequence[int] | None) -> tuple[Unit, ...]:
-    """With the bytes of these leaves; None: of all of them."""
-    metadata = footer.metadata
-    units = []
-    first_row = 0
-    for index in range(metadata.num_row_groups):
-        group = metadata.row_group(index)
-        num_rows = group.num_rows
-        if not num_rows:
-            continue
-        offset = range_of(group.column(0))[0]
-        num_bytes = _span(group) if leaves is None else 0
-        if num_bytes <= 0:
-            chosen = range(metadata.num_columns) if leaves is None else leaves
-            num_bytes = sum(group.column(leaf).total_compressed_size for leaf in chosen)
-        units.append(Unit(index, num_rows, first_row, offset, num_bytes))
-        first_row += num_rows
-    return tuple(units)
-
-
-def _span(group: pq.RowGroupMetaData) -> int:
-    """From the first to the end of the last column: writers put them one after the other. To ask each for its size
-    would be a tenth of the time that planning takes. 0 or less if they lie otherwise.
-    """
-    first, (last, num_bytes) = range_of(group.column(0))[0], range_of(group.column(group.num_columns - 1))
-    return last + num_bytes - first
-
-
-def _null_counts(footer: _Footer, leaves: list[tuple[int, int]]) -> dict[str, int]:
-    """Of the columns of these leaves, where statistics tell."""
-    metadata, names, flat = footer.metadata, footer.names, footer.flat
-    counts = {column: 0 for _, column in leaves if column in flat}
-    for index in range(metadata.num_row_groups):
-        group = metadata.row_group(index)
-        if not group.num_rows:
-            continue
-        for leaf, column in leaves:
-            if column in counts:
-                statistics = group.column(leaf).statistics
-                if statistics is not None and statistics.has_null_count:
-                    counts[column] += statistics.null_count
-                else:
-                    del counts[column]
-    return {names[column]: count for column, count in counts.items()}
-
-
-def _has_pages(footer: _Footer) -> bool:
-    """Whether it is worth while to look for a page index: a writer has it for all columns, or for none."""
-    metadata = footer.metadata
-    if not metadata.num_row_groups or metadata.num_row_groups * metadata.num_columns > MAX_CHUNKS:
-        return False
-    group = metadata.row_group(0)
-    return any(group.column(leaf).has_offset_index for leaf in range(min(metadata.num_columns, _NUM_ASKED)))
 
 
 def _is_large(group: pq.RowGroupMetaData) -> bool:

@@ -18,7 +18,7 @@ from pyarrow.parquet.core import ParquetReader as NativeReader
 
 from strata.data.formats.base import FileFacts
 from strata.data.formats.footers import joined, layout_of, row_groups_of
-from strata.data.formats.parquet import _Footer, _null_counts, _read_tail, _units
+from strata.data.formats.parquet_footer import Footer, null_counts, read_tail, units_of
 from strata.data.source import reaching
 from strata.errors import DataError, StorageError
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from strata.data.files import DataFile
     from strata.data.formats.footers import Layout, RowGroups
-    from strata.data.formats.parquet import _Tail
+    from strata.data.formats.parquet_footer import Tail
     from strata.data.source import Source
 
     Result: TypeAlias = FileFacts | DataError | StorageError
@@ -58,7 +58,7 @@ _families: tuple[_Family, ...] = ()
 """That were met last; by whichever thread."""
 
 
-class _Member(_Footer):
+class _Member(Footer):
     """The footer of a file that was parsed with those of others."""
 
     __slots__ = ()
@@ -96,7 +96,7 @@ class _Look:
 
     def results(self) -> list[Result]:
         found: dict[int, Result] = {}
-        tails: dict[int, _Tail] = {}
+        tails: dict[int, Tail] = {}
         for number, file in enumerate(self.files):
             try:
                 tail = _tail_of(self.source, file)
@@ -120,14 +120,14 @@ class _Look:
                 found[number] = self._alone(number, tail)[0]
         return [found[number] for number in range(len(self.files))]
 
-    def _alone(self, number: int, tail: _Tail, *, learns: bool = False) -> tuple[Result, _Family | None]:
+    def _alone(self, number: int, tail: Tail, *, learns: bool = False) -> tuple[Result, _Family | None]:
         try:
-            footer = _Footer(self.files[number], tail)
+            footer = Footer(self.files[number], tail)
             return self._facts(number, footer, tail), _learn(footer, tail) if learns else None
         except (DataError, StorageError) as error:
             return error, None
 
-    def _of_family(self, family: _Family, tails: Mapping[int, _Tail], found: Mapping[int, Result]) -> dict[int, Result]:
+    def _of_family(self, family: _Family, tails: Mapping[int, Tail], found: Mapping[int, Result]) -> dict[int, Result]:
         """Of all files that are not found yet and belong to the family."""
         parts: dict[int, RowGroups] = {}
         for number, tail in tails.items():
@@ -143,14 +143,14 @@ class _Look:
                 made |= {number: self._alone(number, tails[number])[0] for number in numbers}
         return made
 
-    def _facts(self, number: int, footer: _Footer, tail: _Tail) -> FileFacts:
+    def _facts(self, number: int, footer: Footer, tail: Tail) -> FileFacts:
         leaves = footer.leaves if self.columns is None else footer.leaves_of(self.columns)
-        units = _units(footer, None if self.columns is None else [leaf for leaf, _ in leaves])
-        nulls = _null_counts(footer, leaves) if self.with_nulls[number] else {}
+        units = units_of(footer, None if self.columns is None else [leaf for leaf, _ in leaves])
+        nulls = null_counts(footer, leaves) if self.with_nulls[number] else {}
         return FileFacts(footer.schema, units, tail.version, nulls)
 
 
-def _learn(footer: _Footer, tail: _Tail) -> _Family | None:
+def _learn(footer: Footer, tail: Tail) -> _Family | None:
     global _families  # noqa: PLW0603 - only ever replaced as a whole; a family that gets lost is learned again
     layout = layout_of(tail.footer)
     if layout is None:
@@ -186,12 +186,12 @@ def _parsed(family: _Family, parts: Mapping[int, RowGroups], files: Sequence[Dat
 # --- reading ---
 
 
-def _tail_of(source: Source, file: DataFile) -> _Tail:
+def _tail_of(source: Source, file: DataFile) -> Tail:
     if isinstance(source.filesystem, pafs.LocalFileSystem):
         with reaching(file.name), _LocalFile(file.path) as opened:
-            return _read_tail(source, file, opened)
+            return read_tail(source, file, opened)
     with source.open(file) as opened:
-        return _read_tail(source, file, opened)
+        return read_tail(source, file, opened)
 
 
 class _LocalFile:
