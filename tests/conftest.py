@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,9 @@ IN_CI = os.environ.get("CI") == "true"
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.register_profile("dev", deadline=None)
 hypothesis.settings.load_profile("ci" if IN_CI else "dev")
+
+# A shell lets whatever it starts in the background ignore Ctrl-C, and so would all that tests start: some send it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 LONGEST = (
