@@ -64,7 +64,7 @@ def pays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def without_pages(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(parquet, "_has_pages", lambda _: False)
+    patch.setattr(parquet, "has_pages", lambda _: False)
 
 
 def test_pages_that_cannot_pass_are_not_read_and_the_plan_says_so(
