@@ -79,7 +79,7 @@ def test_killed_again_and_again_every_row_counts_once_and_the_weights_are_the_sa
 ) -> None:
     rng = random.Random(num_workers)
     run = job("--workers", str(num_workers), "--max-restarts", "10")
-    run.start()
+    run.start("--step-s", "0.05")
     for attempt in range(3):
         victim, more = rng.randrange(num_workers), rng.randrange(1, 14)
         if (num_workers, attempt) == (2, 0):
@@ -174,7 +174,7 @@ def test_a_standby_takes_over_from_a_killed_coordinator_and_the_run_notices_noth
 
 
 def test_a_hung_worker_is_found_shown_and_replaced(job: Any, undisturbed: Any) -> None:
-    run = job("--workers", "2", "--step-timeout-s", "3")
+    run = job("--workers", "2", "--step-timeout-s", "5")
     run.start("--hang-at", "12")
     assert run.wait()[0] == 0
     assert "time.sleep(3600)" not in run.text(1, 0)

@@ -117,7 +117,9 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     link = socket.socket(fileno=int(sys.argv[1]))
     link.set_inheritable(False)
+    gc.disable()  # imports make much and drop little: looking for garbage in it is a quarter of torch's time
     ready = _preload(sys.argv[2:])
+    gc.enable()
     gc.collect()
     gc.freeze()  # in the workers, too: what is there now stays, and to look at it again would copy all its pages
     warm = _Warm(link)
