@@ -9,8 +9,8 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 ARGS ?=
 JOBS ?= 2
-# Tests with servers and processes wait for half of their time: for leases, disks, processes that start.
-WAITING_JOBS ?= 4
+# Tests with servers and processes wait for a third of their time: for leases, disks, processes that start.
+WAITING_JOBS ?= 3
 MINUTES ?= 30
 PYTEST := $(BIN)/pytest --durations=10 --durations-min=1
 

@@ -99,7 +99,7 @@ def test_killed_again_and_again_every_row_counts_once_and_the_weights_are_the_sa
 
 def test_with_more_and_fewer_workers_in_the_middle_every_row_still_counts_once(job: Any) -> None:
     run = job("--workers", "1:3")
-    run.start("--step-s", "0.02")
+    run.start("--step-s", "0.05")
     for attempt, num_workers in enumerate((2, 1, 3)):
         run.wait_for_step(attempt, int(run.wait_for(attempt, 0, r"restored (\d+)")[1]) + 4)
         run.ask(Scale(num_workers))
@@ -128,7 +128,7 @@ def test_however_it_is_stopped_it_saves_first_and_goes_on_exactly_there_and_kill
                 os.kill(pid, number)
 
     run = job("--workers", "2")
-    run.start("--step-s", "0.02")
+    run.start("--step-s", "0.05")
     restored = 0
     ways = [(signal.SIGINT, signal_agent), (signal.SIGTERM, signal_agent), (signal.SIGTERM, signal_all)]
     for attempt, (number, send) in enumerate(ways):
@@ -163,7 +163,7 @@ def test_a_standby_takes_over_from_a_killed_coordinator_and_the_run_notices_noth
     leader.start()
     standby.start()
     run = job("--workers", "2", "--coordinator", f"{leader.address},{standby.address}")
-    run.start("--step-s", "0.02")
+    run.start("--step-s", "0.05")
     run.wait_for_step(0, 12)
     leader.kill()
     assert standby.child.hear()["leads"] is True
