@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import io
 import pickle
+import random
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -20,6 +24,7 @@ from strata.errors import DataFileMissing, NoData, StorageDenied
 
 PARQUET = suffixes_of("parquet")
 NUM_ROWS, NUM_ROWS_OF_GROUP = 10_000, 2_500
+NUM_READS = 50
 HOSTILE = [
     *("a b/ c.parquet", "ünï/日本.parquet", "50%25.parquet", "100%.parquet", "a=1=2/b.parquet", "a+b&c.parquet"),
     *("quote'.parquet", "[1]*.parquet", "#hash.parquet", "semi;colon,comma.parquet"),
@@ -136,6 +141,27 @@ class DataSourceContract:
         assert source.read(file, len(content) - 3, 10).to_pybytes() == content[-3:]
         assert source.read(file, len(content) + 5, 10).to_pybytes() == b""
         assert source.counter.total == 70_000 + 8 + len(content) + 3
+
+    def test_threads_that_read_from_the_same_file_at_once_get_each_what_it_asked_for(self, place: DataPlace) -> None:
+        content = np.arange(100_000, dtype=np.int64).tobytes()
+        place.write("a.parquet", content)
+        found = place.discover()
+        source, (file,) = found.source, found.files
+
+        def read(seed: int) -> None:
+            rng = random.Random(seed)
+            with source.open(file) as opened:
+                for _ in range(NUM_READS):
+                    offset = rng.randrange(len(content))
+                    assert opened.read_at(64, offset) == content[offset : offset + 64]
+
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            with ThreadPoolExecutor(4) as pool:
+                list(pool.map(read, range(4)))
+        finally:
+            sys.setswitchinterval(before)
 
     def test_what_is_not_there_is_told(self, place: DataPlace) -> None:
         place.write("a.parquet")

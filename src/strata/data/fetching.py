@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from strata.data.formats.base import PagedRanged, Ranged
+from strata.data.ranged_file import RangedFile
 from strata.data.ranges import Range, coalesced, parts
 from strata.data.source import Source, reaching
 
@@ -204,52 +205,12 @@ class FetchedSource(Source):
         object.__setattr__(self, "_fetcher", fetcher)
 
     def open(self, file: DataFile) -> pa.NativeFile:
-        return pa.PythonFile(_FetchedFile(self._fetcher, file), mode="r")
+        fetcher = self._fetcher
 
+        def read(offset: int, num_bytes: int) -> pa.Buffer:
+            found = fetcher.read(file.path, offset, num_bytes)
+            if found is not None:
+                return found
+            return pa.py_buffer(fetcher.read_there(fetcher.opened(file), file, Range(offset, num_bytes)))
 
-class _FetchedFile:
-    """For `pa.PythonFile`."""
-
-    def __init__(self, fetcher: Fetcher, file: DataFile) -> None:
-        self._fetcher = fetcher
-        self._file = file
-        self._place = 0
-        self.closed = False
-
-    def read(self, num_bytes: int = -1) -> pa.Buffer:
-        left = max(0, self._file.size_bytes - self._place)
-        num_bytes = left if num_bytes < 0 else min(num_bytes, left)
-        found = self._fetcher.read(self._file.path, self._place, num_bytes) if num_bytes else pa.py_buffer(b"")
-        if found is None:
-            opened = self._fetcher.opened(self._file)
-            found = pa.py_buffer(self._fetcher.read_there(opened, self._file, Range(self._place, num_bytes)))
-        self._place += found.size
-        return found
-
-    read_buffer = read
-
-    def seek(self, position: int, whence: int = 0) -> int:
-        base = {0: 0, 1: self._place, 2: self._file.size_bytes}[whence]
-        self._place = base + position
-        return self._place
-
-    def tell(self) -> int:
-        return self._place
-
-    def size(self) -> int:
-        return self._file.size_bytes
-
-    def readable(self) -> bool:
-        return True
-
-    def writable(self) -> bool:
-        return False
-
-    def seekable(self) -> bool:
-        return True
-
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        self.closed = True
+        return pa.PythonFile(RangedFile(file.size_bytes, read), mode="r")

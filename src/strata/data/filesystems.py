@@ -17,6 +17,7 @@ from urllib.parse import unquote
 
 import pyarrow.fs as pafs
 
+from strata.data.shared_files import handler_of, in_turns
 from strata.data.source import Source, reaching
 from strata.data.storage_options import azure_arguments, gcs_arguments, question_timeout_s, s3_arguments
 from strata.errors import ConfigError, InvalidArgument
@@ -203,7 +204,7 @@ def _given(filesystem: Any, text: str) -> tuple[Source, str]:
         if isinstance(filesystem, pafs.LocalFileSystem):
             return Source(filesystem, is_local=True), _local_path(text)
         path = _split(text)[1]
-        return Source(filesystem, _is_local(filesystem)), path.rstrip("/") or path[:1]
+        return Source(in_turns(filesystem), _is_local(filesystem)), path.rstrip("/") or path[:1]
     if hasattr(filesystem, "_strip_protocol") and hasattr(filesystem, "protocol"):
         return _wrapped(filesystem), str(filesystem._strip_protocol(text))
     raise InvalidArgument(
@@ -227,4 +228,4 @@ def _is_near(made: Any) -> bool:
 
 
 def _wrapped(made: Any) -> Source:
-    return Source(pafs.PyFileSystem(pafs.FSSpecHandler(made)), is_local=_is_near(made))
+    return Source(pafs.PyFileSystem(handler_of(made)), is_local=_is_near(made))
