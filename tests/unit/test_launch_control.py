@@ -84,7 +84,8 @@ def test_garbage_is_no_request(tmp_path: Path, line: bytes) -> None:
             link.settimeout(30.0)
             link.connect(str(path))
             link.sendall(line)
-            link.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(OSError):  # if it has hung up on us, we are "not connected"
+                link.shutdown(socket.SHUT_WR)
             while link.recv(4096):
                 pass
         control.ask(str(path), control.Scale(2))
