@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from servers import DEADLINE_S, until
+from servers import DEADLINE_S, free_port, until
 
 from strata.coordinator.client import CoordinatorClient
 from strata.coordinator.config import CoordinatorConfig, LeaseConfig
 from strata.coordinator.embedded import EmbeddedCoordinator
 from strata.errors import UnknownJob
-from strata.launch.contract import Place
+from strata.launch.contract import METRICS, Place
 from strata.train.agreeing import Agreement
 from strata.train.membership import JoinedMembership
 
@@ -87,3 +89,24 @@ def test_metrics_may_have_any_name(address: str) -> None:
     assert (worker.state, worker.step, worker.epoch) == ("TRAINING", 7, 1)
     assert (worker.metrics["state"], worker.metrics["loss"]) == (1.0, 0.5)
     membership.leave(together=False)
+
+
+def test_a_coordinator_that_was_lost_is_told_again_who_everybody_is(tmp_path: Path) -> None:
+    """Metrics are not in its journal; without them the agent would not know its workers."""
+    config = replace(QUICK, state=f"sqlite:///{tmp_path}/journal.db", lease=LeaseConfig(lease_s=20, heartbeat_s=0.2))
+    listen = f"127.0.0.1:{free_port()}"
+    with EmbeddedCoordinator(config, listen=listen):
+        membership = join(place_of(0, 1, 7, listen))
+        membership.watch(lambda: {"rows_per_s": 5.0, "loss": 1.0})
+        membership.report("TRAINING", 3, 0, {"loss": 0.5})
+    with EmbeddedCoordinator(config, listen=listen), CoordinatorClient(listen) as watching:
+
+        def told() -> dict[str, float]:
+            (worker,) = watching.list_workers(job_id="job").workers
+            return dict(worker.metrics)
+
+        until(lambda: "rows_per_s" in told(), "it is told what can be seen")
+        found = told()
+        assert (found[METRICS.attempt], found[METRICS.rank], found["rows_per_s"]) == (7.0, 0.0, 5.0)
+        assert found.get("loss", 0.5) == 0.5, "what the script reports by itself is not overruled"
+        membership.leave(together=False)

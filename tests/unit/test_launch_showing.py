@@ -25,6 +25,7 @@ from strata.launch.showing import (
     RunView,
     SilentShower,
     WorkerView,
+    checkpoint_in_words,
     folding,
     metric_names,
     progress,
@@ -64,6 +65,23 @@ def event(what: str, text: str, at_s: float = 1_700_000_001.5) -> RunEvent:
 
 
 # -- the picture -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("last", "saving", "words"),
+    [
+        (None, [], ""),
+        (None, [(-1, 0.0), (-1, 0.9)], ""),
+        ((100, 0.84), [(-1, 0.0)], "step 100, 0.8 s ago"),
+        ((100, -0.2), [], "step 100, 0.0 s ago"),
+        (None, [(50, 0.25), (50, 0.5)], "step 50 is being saved, 25%"),
+        ((50, 3.0), [(100, 0.75), (-1, 0.9), (50, 0.1)], "step 50, 3.0 s ago; step 100 is being saved, 75%"),
+    ],
+)
+def test_it_is_said_which_checkpoint_there_is_and_which_is_under_way(
+    last: tuple[int, float] | None, saving: list[tuple[int, float]], words: str
+) -> None:
+    assert checkpoint_in_words(last, saving) == words
 
 
 def test_the_view_says_who_does_what_and_where_everything_is() -> None:

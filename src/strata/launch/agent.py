@@ -16,10 +16,10 @@ import msgspec
 
 from strata.clock import Clock, SystemClock
 from strata.errors import StrataError
-from strata.launch.contract import METRICS, Place
+from strata.launch.contract import METRICS, NOT_SAVING, Place
 from strata.launch.nodes import RoomChanged
 from strata.launch.run_directory import RunStatus
-from strata.launch.showing import RunView, WorkerView
+from strata.launch.showing import RunView, WorkerView, checkpoint_in_words
 from strata.launch.supervising import (
     AskToStop,
     DumpStacks,
@@ -346,10 +346,14 @@ class Agent:
         )
 
     def _checkpoint_in_words(self) -> str:
-        if self._checkpoint is None:
-            return ""
-        age_s = max(self._clock.wall_s() - self._checkpoint.committed_at_s, 0.0)
-        return f"step {self._checkpoint.checkpoint.step}, {age_s:.1f} s ago"
+        last = self._checkpoint
+        return checkpoint_in_words(
+            (last.checkpoint.step, self._clock.wall_s() - last.committed_at_s) if last is not None else None,
+            [
+                (int(each.metrics.get(METRICS.saving_step, NOT_SAVING)), each.metrics.get(METRICS.saving_fraction, 0.0))
+                for each in self._seen.workers.values()
+            ],
+        )
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -19,6 +19,9 @@ STOPPED = 83
 STACKS_SIGNAL = "SIGUSR2"
 """At which a worker writes where it stands to its log."""
 
+NOT_SAVING = -1.0
+"""In place of a step that is being saved: a metric stays what it was last, so this says that there is none any more."""
+
 JOINED = "STRATA_JOINED"
 """The process that has joined as this rank: what it starts inherits its environment, and is no rank."""
 _RUN = "STRATA_RUN"
@@ -38,6 +41,9 @@ class METRICS:
     """About which command the ranks agree."""
     agree_limit = "strata/agree_limit"
     """How far a rank's training goes until they have."""
+    saving_step = "strata/saving_step"
+    """Of the save that is under way; or NOT_SAVING."""
+    saving_fraction = "strata/saving_fraction"
 
     @staticmethod
     def is_ours(name: str) -> bool:

@@ -101,7 +101,7 @@ class RunView:
     elapsed_s: float
     workers: Sequence[WorkerView]
     checkpoint: str
-    """As `step 50, 0.8 s ago`."""
+    """As `step 50, 0.8 s ago; step 100 is being saved, 40%`."""
     last_event: str
     directory: str
 
@@ -377,6 +377,17 @@ class PlainShower:
         except (OSError, ValueError):  # nobody reads any more
             self._is_open = False
             self._outlet.close()
+
+
+def checkpoint_in_words(last: tuple[int, float] | None, saving: Sequence[tuple[int, float]]) -> str:
+    """Of the last one its step and its age in seconds; and, for every rank, the step that it is saving (below 0: none)
+    and how much of that is done. The slowest rank says how far a checkpoint is.
+    """
+    told = [] if last is None else [f"step {last[0]}, {max(last[1], 0.0):.1f} s ago"]
+    newest = max((step for step, _ in saving), default=-1)
+    if newest >= 0:
+        told.append(f"step {newest} is being saved, {min(done for step, done in saving if step == newest):.0%}")
+    return "; ".join(told)
 
 
 def progress(view: RunView) -> str:

@@ -30,6 +30,7 @@ from strata.errors import ConfigError, InvalidArgument, NoCheckpoint, StrataErro
 from strata.launch.contract import STOPPED
 from strata.train import generators, trees
 from strata.train.agreeing import Agreement
+from strata.train.gauges import Gauges
 from strata.train.membership import NoMembership
 
 if TYPE_CHECKING:
@@ -97,6 +98,8 @@ class Context:
         self._closing = threading.Lock()
         self._is_closed = False
         self._pid = os.getpid()
+        self._gauges = Gauges()
+        membership.watch(self._gauges.look)
 
     # -- who this is -----------------------------------------------------------------------------------------------
 
@@ -151,10 +154,11 @@ class Context:
         """
         from strata.data import StructuredDataset  # noqa: PLC0415 - pyarrow, which not every script needs
 
-        loader, _ = StructuredDataset.create_dataloader(
+        loader, dataset = StructuredDataset.create_dataloader(
             path, format, **{"rank": self.rank, "num_ranks": self.world_size, **arguments}
         )
         self.attach(loader, name=name)
+        self._gauges.add_rows(lambda: dataset.get_metrics().rows)
         return loader
 
     def attach(self, loader: Any, *, name: str = "") -> None:
@@ -254,13 +258,15 @@ class Context:
             raise InvalidArgument(f"the name {OURS!r} is taken for what is ours; choose another", field="state")
         self._has_saved = True
         self._asked_s = -ASK_AGAIN_S
-        return self.checkpoints.save(
+        save = self.checkpoints.save(
             {**_states(state), OURS: self._ours()},
             step=self.step,
             epoch=self.epoch,
             metadata=metadata,
             replicated=replicated,
         )
+        self._gauges.save = save
+        return save
 
     def maybe_checkpoint(self, state: Mapping[str, Any], *, step: int | None = None, **arguments: Any) -> Save | None:
         """After every step, on every rank: saves if it is time, by the strategy or because somebody asked; and if

@@ -39,8 +39,8 @@ AGREE_TIMEOUT_S = 30.0
 LEAVE_TIMEOUT_S = 5.0
 """For the other ranks to tell of the last checkpoint, too."""
 POLL_S = 1.0
-MAX_METRICS = 24
-"""Of the user's, by name; the coordinator keeps 32 of a worker."""
+MAX_METRICS = 20
+"""Of the user's, by name; the coordinator keeps 32 of a worker, and some are ours."""
 NO_METRICS: Mapping[str, float] = MappingProxyType({})
 _WISHES: dict[str, Wish] = {"STOP": "stop", "CHECKPOINT_NOW": "checkpoint"}
 
@@ -56,6 +56,10 @@ class Membership(Protocol):
         epoch: int | None = None,
         metrics: Mapping[str, float] = NO_METRICS,
     ) -> None: ...
+
+    def watch(self, look: Callable[[], Mapping[str, float]]) -> None:
+        """`look` gives further metrics; it is called about once a second, by another thread."""
+        ...
 
     def restored(self, found: CheckpointMetadata) -> None: ...
 
@@ -82,6 +86,9 @@ class NoMembership:
         epoch: int | None = None,
         metrics: Mapping[str, float] = NO_METRICS,
     ) -> None:
+        pass
+
+    def watch(self, look: Callable[[], Mapping[str, float]]) -> None:
         pass
 
     def restored(self, found: CheckpointMetadata) -> None:
@@ -116,10 +123,10 @@ class JoinedMembership:
         self._place = place
         self._agreement = agreement
         self._worker: Worker = client.register_worker(place.worker_id, job_id=place.run, takeover=True)
-        ours: dict[str, Any] = {METRICS.attempt: float(place.attempt), METRICS.rank: float(place.rank)}
-        self._worker.report(**ours)
         self._has_stepped = False
         self._metrics = _Metrics()
+        self._look: Callable[[], Mapping[str, float]] = dict
+        self._tell()
         _meet(self._worker, place, deadline_s=time.monotonic() + JOIN_TIMEOUT_S)
         self._is_leaving = threading.Event()
         self._wanted: dict[Literal["CHECKPOINT_NOW", "STOP"], str] = {}
@@ -147,6 +154,9 @@ class JoinedMembership:
             self._has_stepped = True
             numbers[METRICS.first_step_at_s] = time.time()
         self._worker.note(state, step, epoch, numbers)
+
+    def watch(self, look: Callable[[], Mapping[str, float]]) -> None:
+        self._look = look
 
     def restored(self, found: CheckpointMetadata) -> None:
         """Compares with what the coordinator knows to be the last."""
@@ -189,6 +199,7 @@ class JoinedMembership:
         while not self._is_leaving.is_set():
             try:
                 self._worker.wait_changed(POLL_S)
+                self._tell()
                 while self._wanted:
                     name, reason = self._wanted.popitem()
                     self._client.send_command(name, job_id=self._place.run, reason=reason)
@@ -209,6 +220,14 @@ class JoinedMembership:
                 if self._on_lost is not None:
                     self._on_lost(lost)
                 return
+
+    def _tell(self) -> None:
+        """Who this is, again and again: a coordinator that was lost and came back knows no metrics; and what can be
+        seen from outside, unless the script reports the same by itself.
+        """
+        seen = {name: number for name, number in self._look().items() if name not in self._metrics.names}
+        ours = {METRICS.attempt: float(self._place.attempt), METRICS.rank: float(self._place.rank)}
+        self._worker.note(None, None, None, {**ours, **seen})
 
     def _agree(self, command: CommandRecord, wish: Wish) -> None:
         """All ranks' threads do this for the same command, whatever their training does meanwhile."""
@@ -268,7 +287,7 @@ class _Metrics:
     """
 
     def __init__(self) -> None:
-        self._names: set[str] = set()
+        self.names: set[str] = set()
         self._left_out: set[str] = set()
 
     def numbers(self, metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -281,7 +300,7 @@ class _Metrics:
                 continue
             if not math.isfinite(number):
                 self._leave_out(name, f"it is {number}")
-            elif name in self._names or self._take_in(name):
+            elif name in self.names or self._take_in(name):
                 found[name] = number
         return found
 
@@ -291,10 +310,10 @@ class _Metrics:
         except InvalidArgument as error:
             self._leave_out(name, str(error))
             return False
-        if len(self._names) >= MAX_METRICS:
+        if len(self.names) >= MAX_METRICS:
             self._leave_out(name, f"there are {MAX_METRICS} others already")
             return False
-        self._names.add(name)
+        self.names.add(name)
         return True
 
     def _leave_out(self, name: str, why: str) -> None:

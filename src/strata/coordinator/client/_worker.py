@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +70,8 @@ class AsyncWorker:
         self._step: int | None = None
         self._epoch: int | None = None
         self._metrics: dict[str, float] = {}
+        self._noting = threading.Lock()
+        """Other threads than the loop's report."""
         self._commands: list[CommandRecord] = []
         self._last_command_id = 0
         self._acked_command_id = 0
@@ -102,7 +105,8 @@ class AsyncWorker:
             self._step = limits.check_count(step, "step")
         if epoch is not None:
             self._epoch = limits.check_count(epoch, "epoch")
-        self._metrics.update(metrics)
+        with self._noting:
+            self._metrics.update(metrics)
 
     def forget_report(self) -> None:
         """It was refused; a worker must not die of what it reports."""
@@ -111,7 +115,8 @@ class AsyncWorker:
 
     async def heartbeat(self) -> None:
         """Sends what was reported now, instead of at the next beat."""
-        metrics, self._metrics = self._metrics, {}
+        with self._noting:
+            metrics, self._metrics = self._metrics, {}
         request = message(
             pb.HeartbeatRequest,
             job_id=self.job_id,
@@ -123,7 +128,12 @@ class AsyncWorker:
             metrics=metrics,
             acked_command_id=self._acked_command_id,
         )
-        beat: pb.HeartbeatResponse = await self._client.call("heartbeat", request, timeout_s=self.lease_s)
+        try:
+            beat: pb.HeartbeatResponse = await self._client.call("heartbeat", request, timeout_s=self.lease_s)
+        except CoordinatorUnavailable:
+            with self._noting:  # nobody has heard it: the next beat says it again, unless there is news
+                self._metrics = {**metrics, **self._metrics}
+            raise
         self.hear_generation(beat.generation, beat.num_workers, "")
         if beat.commands:
             self.hear_commands([wire.decode_command(c) for c in beat.commands])
