@@ -81,9 +81,10 @@ def actor_of(pid: int) -> psutil.Process:
 @contextlib.contextmanager
 def ray_nodes() -> Iterator[RayNodes]:
     place = tempfile.mkdtemp(prefix="ray-")  # sockets in it need a short path
+    (Path(place) / "ray").mkdir()  # where Ray notes which cluster is the current one; it does not make it
     program = subprocess.Popen(
         [sys.executable, __file__, place],
-        env={**os.environ, **LOOPBACK_ONLY},
+        env={**os.environ, **LOOPBACK_ONLY, "RAY_TMPDIR": place},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
