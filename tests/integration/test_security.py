@@ -262,13 +262,15 @@ def test_a_reader_looks_and_changes_nothing(server: str, certs: Path) -> None:
     assert (after.generation, len(after.workers)) == (before.generation, 1)
 
 
-def test_a_worker_commands_nobody_and_an_admin_does(server: str, certs: Path) -> None:
+def test_a_worker_lets_its_job_save_and_stop_and_all_else_takes_an_admin(server: str, certs: Path) -> None:
     with CoordinatorClient(server, security=as_role(certs, "worker")) as client:
         client.register_worker("w0", job_id="command")
-        with pytest.raises(PermissionRefused, match="SendCommand needs the role admin"):
-            client.send_command("STOP", job_id="command")
+        assert [client.send_command(name, job_id="command") for name in ("CHECKPOINT_NOW", "STOP")] == [1, 2]
+        for name in ("MESSAGE", "REBALANCE", "DUMP_STACKS"):
+            with pytest.raises(PermissionRefused, match="SendCommand needs the role admin"):
+                client.send_command(name, job_id="command")
         with CoordinatorClient(server, security=as_role(certs, "admin")) as admin:
-            assert admin.send_command("STOP", job_id="command") == 1
+            assert admin.send_command("MESSAGE", job_id="command") == 3
 
 
 # -- rotation ------------------------------------------------------------------------------------------------------

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from servers import DEADLINE_S, free_port, until
@@ -13,7 +15,8 @@ from servers import DEADLINE_S, free_port, until
 from strata.coordinator.client import CoordinatorClient
 from strata.coordinator.config import CoordinatorConfig, LeaseConfig
 from strata.coordinator.embedded import EmbeddedCoordinator
-from strata.errors import UnknownJob
+from strata.coordinator.views import MembershipInfo
+from strata.errors import CoordinatorUnavailable, UnknownJob
 from strata.launch.contract import METRICS, Place
 from strata.train.agreeing import Agreement
 from strata.train.membership import JoinedMembership
@@ -110,3 +113,74 @@ def test_a_coordinator_that_was_lost_is_told_again_who_everybody_is(tmp_path: Pa
         assert (found[METRICS.attempt], found[METRICS.rank], found["rows_per_s"]) == (7.0, 0.0, 5.0)
         assert found.get("loss", 0.5) == 0.5, "what the script reports by itself is not overruled"
         membership.leave(together=False)
+
+
+def two_ranks(address: str) -> Iterator[tuple[JoinedMembership, Agreement]]:
+    """In the order of their ranks; they meet while they are made."""
+    agreements = [Agreement(), Agreement()]
+
+    def join_as(rank: int) -> JoinedMembership:
+        client = CoordinatorClient(address)
+        client.connect()
+        return JoinedMembership(client, place_of(rank, 2, 0, address), agreements[rank])
+
+    with ThreadPoolExecutor(2) as pool:
+        yield from zip(pool.map(join_as, range(2)), agreements, strict=True)
+
+
+def steps_until_due(agreement: Agreement, step: int) -> int:
+    """Trains on from this step, and says after which one something was to be done."""
+    while not agreement.take_due(step, timeout_s=DEADLINE_S):
+        step += 1
+        time.sleep(0.002)  # a step
+    return step
+
+
+def test_ranks_that_are_asked_to_save_agree_on_a_step_that_none_has_passed(address: str) -> None:
+    """As it is with time-based policies: rank 0 finds that it is time, and asks all."""
+    ranks = list(two_ranks(address))
+    ranks[0][0].ask_checkpoint("it is time")
+    with ThreadPoolExecutor(2) as pool:
+        ended = list(pool.map(lambda rank: steps_until_due(ranks[rank][1], 10 * (rank + 1)), range(2)))
+        assert ended[0] == ended[1] > 20
+        list(pool.map(lambda each: each[0].leave(together=True), ranks))
+
+
+def test_limits_that_a_coordinator_has_lost_are_told_again(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was restarted between the ranks' words and the look at them: metrics are not in its journal."""
+    ranks = list(two_ranks(address))
+    forgetful, num_looks = ranks[1][0]._client, iter(range(1_000))
+    listed = forgetful.list_workers
+
+    def list_workers(*, job_id: str) -> MembershipInfo:
+        found = listed(job_id=job_id)
+        if next(num_looks) < 3:
+            found = replace(found, workers=[replace(each, metrics={}) for each in found.workers])
+        return found
+
+    monkeypatch.setattr(forgetful, "list_workers", list_workers)
+    ranks[1][0].ask_stop("SIGTERM")
+    with ThreadPoolExecutor(2) as pool:
+        ended = list(pool.map(lambda rank: steps_until_due(ranks[rank][1], 5), range(2)))
+        assert ended[0] == ended[1]
+        assert next(num_looks) >= 4, "the first looks showed nothing"
+        list(pool.map(lambda each: each[0].leave(together=True), ranks))
+
+
+def test_a_wish_that_could_not_be_said_is_said_later(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = CoordinatorClient(address)
+    client.connect()
+    agreement = Agreement()
+    membership = JoinedMembership(client, place_of(0, 1, 0, address), agreement)
+    send, num_tries = client.send_command, iter(range(1_000))
+
+    def send_command(*arguments: Any, **named: Any) -> int:
+        if next(num_tries) < 2:
+            raise CoordinatorUnavailable("nobody answers")
+        return send(*arguments, **named)
+
+    monkeypatch.setattr(client, "send_command", send_command)
+    membership.ask_stop("SIGTERM")
+    steps_until_due(agreement, 0)
+    assert next(num_tries) == 3
+    membership.leave(together=False)

@@ -10,7 +10,7 @@ from strata.coordinator.door import MAX_PEERS, Bucket, Door
 from strata.coordinator.service import METHODS
 from strata.errors import LimitExceeded, PermissionRefused, Unauthenticated
 from strata.transport.tokens import Guard, Role, parse_grants
-from strata.v1 import coordinator_pb2
+from strata.v1 import calls_pb2, coordinator_pb2, types_pb2
 
 BY_NAME = {method.name: method for method in METHODS}
 TOKENS = {role: role.name[0].lower() * 32 for role in Role}
@@ -60,24 +60,24 @@ def test_a_bucket_lets_the_first_calls_of_a_frame_through_and_not_the_rest() -> 
 def test_a_machine_that_asks_too_often_waits_and_others_do_not(door: Door, clock: ManualClock) -> None:
     method = BY_NAME["ListJobs"]
     for port in range(10):
-        door.admit_call(Call(Role.READER, f"ipv4:10.0.0.1:{port}"), method)
+        door.admit_call(Call(Role.READER, f"ipv4:10.0.0.1:{port}"), method, None)
     with pytest.raises(LimitExceeded, match="max_calls_per_s=10"):
-        door.admit_call(Call(Role.READER, "ipv4:10.0.0.1:99"), method)
-    door.admit_call(Call(Role.READER, "ipv4:10.0.0.2:1"), method)
+        door.admit_call(Call(Role.READER, "ipv4:10.0.0.1:99"), method, None)
+    door.admit_call(Call(Role.READER, "ipv4:10.0.0.2:1"), method, None)
     clock.advance(0.2)
-    door.admit_call(Call(Role.READER, "ipv4:10.0.0.1:99"), method)
+    door.admit_call(Call(Role.READER, "ipv4:10.0.0.1:99"), method, None)
 
 
 def test_strangers_use_up_nobodys_rate(door: Door) -> None:
     for _ in range(20):
         with pytest.raises(Unauthenticated):
-            door.admit_call(Call(None), BY_NAME["ListJobs"])
-    door.admit_call(Call(Role.READER), BY_NAME["ListJobs"])
+            door.admit_call(Call(None), BY_NAME["ListJobs"], None)
+    door.admit_call(Call(Role.READER), BY_NAME["ListJobs"], None)
 
 
 def test_only_so_many_peers_are_remembered(door: Door) -> None:
     for number in range(MAX_PEERS + 5):
-        door.admit_call(Call(Role.READER, f"ipv4:{number}:1"), BY_NAME["ListJobs"])
+        door.admit_call(Call(Role.READER, f"ipv4:{number}:1"), BY_NAME["ListJobs"], None)
     assert len(door._buckets) == MAX_PEERS
 
 
@@ -94,7 +94,19 @@ def test_each_role_may_call_what_it_may(door: Door, role: Role, method: object) 
     name = method.name  # type: ignore[attr-defined]
     needed = Role.READER if name in READING else Role.ADMIN if name in COMMANDING else Role.WORKER
     if role >= needed:
-        door.admit_call(Call(role), BY_NAME[name])
+        door.admit_call(Call(role), BY_NAME[name], BY_NAME[name].request())
     else:
         with pytest.raises(PermissionRefused, match=f"{name} needs the role {needed.name.lower()}"):
-            door.admit_call(Call(role), BY_NAME[name])
+            door.admit_call(Call(role), BY_NAME[name], BY_NAME[name].request())
+
+
+@pytest.mark.parametrize("kind", types_pb2.CommandKind.values())
+def test_workers_may_send_what_ranks_agree_on_and_no_other_command(door: Door, kind: int) -> None:
+    request = calls_pb2.SendCommandRequest(kind=kind)
+    if types_pb2.CommandKind.Name(kind) in ("COMMAND_KIND_STOP", "COMMAND_KIND_CHECKPOINT_NOW"):
+        door.admit_call(Call(Role.WORKER), BY_NAME["SendCommand"], request)
+    else:
+        with pytest.raises(PermissionRefused, match="SendCommand needs the role admin"):
+            door.admit_call(Call(Role.WORKER), BY_NAME["SendCommand"], request)
+    with pytest.raises(PermissionRefused, match="SendCommand needs the role"):
+        door.admit_call(Call(Role.READER), BY_NAME["SendCommand"], request)

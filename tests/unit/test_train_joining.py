@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 
 import pytest
 
 from strata.checkpoint import Adaptive, AnyOf, EverySeconds, EverySteps, Manual
 from strata.errors import ConfigError
+from strata.launch.contract import JOINED, Place, environment
 from strata.train.context import decides_by_steps
-from strata.train.joining import _place_without_agent, strategy_of
+from strata.train.joining import _check_is_the_rank, _place_without_agent, _stop_when_asked, strategy_of
 
 
 @pytest.mark.parametrize(
@@ -78,3 +81,53 @@ def test_under_torchrun_it_is_one_of_its_ranks(monkeypatch: pytest.MonkeyPatch) 
     )
     assert (place.rank, place.world_size, place.local_rank, place.local_world_size) == (3, 4, 1, 2)
     assert place.session == "night/2/10.0.0.1:29500"
+
+
+PLACE = Place(
+    run="job",
+    attempt=0,
+    rank=1,
+    world_size=2,
+    local_rank=1,
+    local_world_size=2,
+    master_port=1,
+    coordinator="unix:/nowhere",
+    checkpoints="ckpt",
+)
+
+
+def test_a_process_joins_once_and_what_it_starts_does_not() -> None:
+    variables = environment(PLACE)
+    _check_is_the_rank(variables)
+    with pytest.raises(ConfigError, match="was called before in this process"):
+        _check_is_the_rank({**variables, JOINED: str(os.getpid())})
+    with pytest.raises(ConfigError, match="process 1 is rank 1 of run 'job' already"):
+        _check_is_the_rank({**variables, JOINED: "1"})
+
+
+class Asked:
+    """A membership of which only wishes count."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    def ask_stop(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+
+def test_a_signal_to_end_is_a_wish_of_the_rank_and_ends_what_it_has_forked() -> None:
+    before, asked = signal.getsignal(signal.SIGTERM), Asked()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        _stop_when_asked(asked)  # type: ignore[arg-type]
+        signal.raise_signal(signal.SIGTERM)
+        assert asked.reasons == ["SIGTERM"]
+        child = os.fork()
+        if not child:
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            finally:
+                os._exit(7)  # it went on
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -55,9 +55,9 @@ class Door:
         """The same, of a token that came by itself."""
         return self._guard.role_of(bearer(token) if token else "")
 
-    def admit_call(self, context: grpc.aio.ServicerContext[Any, Any], method: Method) -> None:
+    def admit_call(self, context: grpc.aio.ServicerContext[Any, Any], method: Method, request: Any) -> None:
         """A unary call."""
-        require(self.role(context), method.role, method.name)
+        require(self.role(context), method.needed(request), method.name)
         peer = str(context.peer()).rpartition(":")[0]  # without the port: one machine is one peer
         bucket = self._buckets.pop(peer, None) or self.bucket()
         self._buckets[peer] = bucket

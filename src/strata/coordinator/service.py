@@ -56,12 +56,17 @@ class Method:
     """Answered at once: touches nothing durable."""
     role: Role = Role.WORKER
     """The least that may call it."""
+    role_for: Callable[[Any], Role] | None = None
+    """The least that may ask just this, where it is less than `role`."""
     field: str = field(init=False)
     """Its name in session frames: the same in snake_case."""
 
     def __post_init__(self) -> None:
         snake = "".join(f"_{c.lower()}" if c.isupper() else c for c in self.name).lstrip("_")
         object.__setattr__(self, "field", snake)
+
+    def needed(self, request: Any) -> Role:
+        return self.role if self.role_for is None else self.role_for(request)
 
     def answer(self, value: Any, config: CoordinatorConfig) -> Message | StrataError:
         """The message that tells `value`, or why it cannot be told. Never raises: others are answered after us."""
@@ -158,6 +163,14 @@ def _send_command(core: Core, r: pb.SendCommandRequest, _at: Moment) -> tuple[in
         args=dict(r.args),
         request_id=r.request_id,
     )
+
+
+_OF_WORKERS = frozenset({types_pb2.COMMAND_KIND_STOP, types_pb2.COMMAND_KIND_CHECKPOINT_NOW})
+"""What the ranks of a job agree on among themselves: when to save, and to end together."""
+
+
+def _role_to_send(r: pb.SendCommandRequest) -> Role:
+    return Role.WORKER if r.kind in _OF_WORKERS else Role.ADMIN
 
 
 def _sent(value: tuple[int, int], _config: CoordinatorConfig) -> pb.SendCommandResponse:
@@ -403,7 +416,15 @@ METHODS = (
         role=Role.READER,
     ),
     Method("RequestRecovery", pb.RequestRecoveryRequest, pb.RecoveryResponse, _request_recovery, _recovery),
-    Method("SendCommand", pb.SendCommandRequest, pb.SendCommandResponse, _send_command, _sent, role=Role.ADMIN),
+    Method(
+        "SendCommand",
+        pb.SendCommandRequest,
+        pb.SendCommandResponse,
+        _send_command,
+        _sent,
+        role=Role.ADMIN,
+        role_for=_role_to_send,
+    ),
     Method(
         "ReportSuspicion",
         pb.ReportSuspicionRequest,
@@ -444,7 +465,7 @@ def unary_handler(
                 answered.set_result(answer)
 
         try:
-            door.admit_call(context, method)
+            door.admit_call(context, method, request)
             backend.submit(method, request, done)
             answer = await answered
         except StrataError as error:

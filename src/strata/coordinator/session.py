@@ -277,10 +277,11 @@ class SessionHub:
             self._refuse(link, request, unknown, came_s)
             return
         method = self._methods[field]
-        if link.role < method.role:
-            self._refuse(link, request, refused(link.role, method.role, method.name), came_s)
-            return
         body, request_id = getattr(request, field), request.id
+        needed = method.needed(body)
+        if link.role < needed:
+            self._refuse(link, request, refused(link.role, needed, method.name), came_s)
+            return
         follow, stats, now_s = self._following.get(field), self._stats[field], self.metrics.now_s
 
         def done(answer: Message | StrataError) -> None:

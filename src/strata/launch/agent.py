@@ -32,6 +32,7 @@ from strata.launch.supervising import (
     Tell,
 )
 from strata.launch.timeline import RunEvent
+from strata.launch.watching import StepWatch
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
@@ -64,9 +65,8 @@ STATES = {
 class _Seen:
     """What is known of the workers of this attempt."""
 
+    watch: StepWatch
     workers: dict[int, WorkerInfo] = field(default_factory=dict)
-    step_at_s: dict[int, tuple[int, float]] = field(default_factory=dict)
-    """By rank: the last step, and when it was first seen."""
     told: set[str] = field(default_factory=set)
     """Moments of the attempt that are in the timeline."""
 
@@ -98,7 +98,7 @@ class Agent:
         self._shower = shower
         self._coordinator = coordinator
         self._clock = clock or SystemClock()
-        self._seen = _Seen()
+        self._seen = _Seen(StepWatch(spec.step_timeout_s))
         self._status = RunStatus.of_this_process(now_s=self._clock.wall_s())
         self._status = msgspec.structs.replace(self._status, control=control)
         self._began_s = self._clock.monotonic_s()
@@ -171,23 +171,15 @@ class Agent:
         return worker.metrics.get(METRICS.attempt) == self.supervisor.attempt
 
     async def _see(self, workers: Sequence[WorkerInfo]) -> None:
-        now_s = self._now_s()
+        by_rank = {_rank_of(worker): worker for worker in workers}
+        self._seen.workers |= by_rank
         for worker in workers:
-            rank = _rank_of(worker)
-            self._seen.workers[rank] = worker
-            last, _ = self._seen.step_at_s.get(rank, (-1, now_s))
-            if worker.step != last or worker.state != "TRAINING":
-                self._seen.step_at_s[rank] = (worker.step, now_s)
             if worker.state == "TRAINING":
                 self.supervisor.advanced(worker.step)
         self._note_moments()
-        limit_s = self._spec.step_timeout_s
-        here = {_rank_of(worker) for worker in workers} & self.supervisor.running  # who has left may take its time
-        late_s = {rank: now_s - since_s for rank, (_, since_s) in self._seen.step_at_s.items() if rank in here}
-        if limit_s and late_s and max(late_s.values()) > limit_s:
-            # Those who wait for a hung one stopped a moment after it: they are looked at together.
-            late = [rank for rank, each_s in late_s.items() if each_s > limit_s / 2]
-            await self._obey(self.supervisor.hung(late, max(late_s.values())))
+        hung = self._seen.watch.look(by_rank, self.supervisor.running, now_s=self._now_s())
+        if hung is not None:
+            await self._obey(self.supervisor.hung(hung.ranks, hung.silent_s))
 
     def _note_moments(self) -> None:
         """When the workers had restored and when they made their first step, by their own clocks."""
@@ -229,7 +221,7 @@ class Agent:
                     self._is_over.set()
 
     async def _start(self, attempt: int, world_size: int) -> None:
-        self._seen = _Seen()
+        self._seen = _Seen(StepWatch(self._spec.step_timeout_s))
         await self._see_off(world_size)
         await self._nodes.launch(
             Place(

@@ -68,7 +68,7 @@ def init(
     membership: JoinedMembership | NoMembership = NoMembership()
     commit = None
     if place.coordinator:
-        membership = _joined(place, agreement, on_lost=_end_process)
+        membership = _joined(place, agreement, on_left=_no_longer_joined, on_lost=_end_process)
         variables[JOINED] = str(os.getpid())
         commit = CoordinatorCommit(membership.worker)
         _dump_stacks_when_asked()
@@ -113,13 +113,20 @@ def strategy_of(every: int | str | Strategy | None) -> Strategy:
 
 def _check_is_the_rank(variables: Mapping[str, str]) -> None:
     joined, place = variables.get(JOINED), place_in(variables)
-    if joined and joined != str(os.getpid()) and place is not None:
+    if not joined or place is None:
+        return
+    if joined == str(os.getpid()):
         raise ConfigError(
-            f"process {joined} is rank {place.rank} of run {place.run!r} already, and has started this one; call "
-            f"strata.init() only there, or start this one without {JOINED} and STRATA_RUN in its environment: then it "
-            "is a run of its own",
+            "strata.init() was called before in this process, which is one rank of its run; use the context that it "
+            "returned, or close that one first",
             field=JOINED,
         )
+    raise ConfigError(
+        f"process {joined} is rank {place.rank} of run {place.run!r} already, and has started this one; call "
+        f"strata.init() only there, or start this one without {JOINED} and STRATA_RUN in its environment: then it "
+        "is a run of its own",
+        field=JOINED,
+    )
 
 
 def _joined(
@@ -177,12 +184,25 @@ def _end_process(error: StrataError) -> None:
     os._exit(1)
 
 
+def _no_longer_joined() -> None:
+    os.environ[JOINED] = ""
+
+
 def _stop_when_asked(membership: JoinedMembership) -> None:
     """A signal that goes to all processes, as when a machine shuts down, reaches workers before the agent can ask them:
     all ranks save, and end. Unless the script has its own way with it.
     """
+    pid = os.getpid()
+
+    def stop(*_: object) -> None:
+        if os.getpid() == pid:
+            membership.ask_stop("SIGTERM")
+        else:  # a child that was forked has inherited this, and is no rank: it ends, as who sends the signal expects
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, lambda *_: membership.ask_stop("SIGTERM"))
+        signal.signal(signal.SIGTERM, stop)
 
 
 def _close_at_exit(close: weakref.WeakMethod[Any]) -> None:

@@ -6,6 +6,7 @@ import logging
 import math
 import threading
 import time
+from collections import deque
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 JOIN_TIMEOUT_S = 300.0
 """For all workers of an attempt to be there: one of them may have to import for long."""
 AGREE_TIMEOUT_S = 30.0
+AGREE_AGAIN_S = 0.1
 LEAVE_TIMEOUT_S = 5.0
 """For the other ranks to tell of the last checkpoint, too."""
 POLL_S = 1.0
@@ -126,11 +128,15 @@ class JoinedMembership:
         self._has_stepped = False
         self._metrics = _Metrics()
         self._look: Callable[[], Mapping[str, float]] = dict
+        self._ours = {METRICS.attempt: float(place.attempt), METRICS.rank: float(place.rank)}
+        """Said again and again: a coordinator that was lost and came back knows no metrics."""
         self._tell()
         _meet(self._worker, place, deadline_s=time.monotonic() + JOIN_TIMEOUT_S)
         self._is_leaving = threading.Event()
         self._wanted: dict[Literal["CHECKPOINT_NOW", "STOP"], str] = {}
         """What this rank wants of all, and why, until it has said so."""
+        self._commands: deque[CommandRecord] = deque()
+        """Heard and not yet followed."""
         self._listener = threading.Thread(target=self._listen, name="strata-context", daemon=True)
         self._listener.start()
 
@@ -200,13 +206,12 @@ class JoinedMembership:
             try:
                 self._worker.wait_changed(POLL_S)
                 self._tell()
-                while self._wanted:
-                    name, reason = self._wanted.popitem()
+                for name, reason in list(self._wanted.items()):
                     self._client.send_command(name, job_id=self._place.run, reason=reason)
-                for command in self._worker.take_commands():
-                    is_ours = command.args.get("attempt", str(self._place.attempt)) == str(self._place.attempt)
-                    if command.name in _WISHES and is_ours:
-                        self._agree(command, _WISHES[command.name])
+                    del self._wanted[name]  # only now: what could not be said is said again
+                self._commands.extend(self._worker.take_commands())
+                while self._commands:
+                    self._follow(self._commands.popleft())
             except StrataError as error:
                 if not self._is_leaving.is_set() and self._worker.lost is None:
                     log.warning("no word from the coordinator: %s", error)
@@ -222,30 +227,58 @@ class JoinedMembership:
                 return
 
     def _tell(self) -> None:
-        """Who this is, again and again: a coordinator that was lost and came back knows no metrics; and what can be
-        seen from outside, unless the script reports the same by itself.
-        """
+        """Who this is; and what can be seen from outside, unless the script reports the same by itself."""
         seen = {name: number for name, number in self._look().items() if name not in self._metrics.names}
-        ours = {METRICS.attempt: float(self._place.attempt), METRICS.rank: float(self._place.rank)}
-        self._worker.note(None, None, None, {**ours, **seen})
+        self._worker.note(None, None, None, {**self._ours, **seen})
+
+    def _follow(self, command: CommandRecord) -> None:
+        is_ours = command.args.get("attempt", str(self._place.attempt)) == str(self._place.attempt)
+        if command.name in _WISHES and is_ours:
+            self._agree(command, _WISHES[command.name])
 
     def _agree(self, command: CommandRecord, wish: Wish) -> None:
-        """All ranks' threads do this for the same command, whatever their training does meanwhile."""
+        """All ranks' threads do this for the same command, whatever their training does meanwhile.
+
+        This rank's limit stays as it was first set until all are known: the others count on it.
+        """
         limit = self._agreement.set_limit()
+        self._ours |= {METRICS.agree_command: float(command.command_id), METRICS.agree_limit: float(limit)}
         try:
-            said: dict[str, Any] = {METRICS.agree_command: float(command.command_id), METRICS.agree_limit: float(limit)}
-            self._worker.report(**said)
-            self._worker.heartbeat()
-            self._worker.barrier("agree", step=command.command_id, timeout_s=AGREE_TIMEOUT_S)
-            told = self._client.list_workers(job_id=self._place.run).workers
-            steps = [w.metrics.get(METRICS.agree_limit, 0.0) for w in told if _is_about(w.metrics, command.command_id)]
-            self._agreement.agree(Due(wish, int(max(steps)), command.reason))
-        except BarrierBroken as error:
+            step = self._greatest_limit(command.command_id, deadline_s=time.monotonic() + AGREE_TIMEOUT_S)
+        except (BarrierBroken, CoordinatorUnavailable) as error:
             log.warning("the ranks cannot agree on a step for %s: %s", command.name, error)
             self._agreement.give_up()
         except BaseException:
             self._agreement.give_up()
             raise
+        else:
+            self._agreement.agree(Due(wish, step, command.reason))
+
+    def _greatest_limit(self, command_id: int, *, deadline_s: float) -> int:
+        """Of all ranks. A coordinator that is lost meanwhile takes the limits with it, and is told them again.
+
+        Raises:
+            BarrierBroken: Somebody is gone, or does not come in time.
+            CoordinatorUnavailable: It is not to be had, or does not know all limits in time.
+        """
+        has_met = False
+        while True:
+            try:
+                self._tell()
+                self._worker.heartbeat()
+                if not has_met:
+                    left_s = max(deadline_s - time.monotonic(), 0.1)
+                    self._worker.barrier("agree", step=command_id, timeout_s=left_s)
+                    has_met = True
+                told = [worker.metrics for worker in self._client.list_workers(job_id=self._place.run).workers]
+                limits_told = [each[METRICS.agree_limit] for each in told if _is_about(each, command_id)]
+                if len(limits_told) >= self._place.world_size:
+                    return int(max(limits_told))
+                missing = f"{self._place.world_size - len(limits_told)} ranks have not said how far they are"
+            except CoordinatorUnavailable as error:
+                missing = str(error)
+            if time.monotonic() >= deadline_s or self._is_leaving.wait(AGREE_AGAIN_S):
+                raise CoordinatorUnavailable(missing)
 
 
 def _meet(worker: Worker, place: Place, *, deadline_s: float) -> None:

@@ -1,0 +1,85 @@
+"""Workers that make no more steps are found; those that may take their time are left alone."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strata.coordinator.membership import WorkerStateName
+from strata.coordinator.views import WorkerInfo
+from strata.launch.watching import Hung, StepWatch
+
+LIMIT_S = 10.0
+
+
+def worker(rank: int, step: int, *, state: WorkerStateName = "TRAINING", silent_s: float = 0.1) -> WorkerInfo:
+    return WorkerInfo(
+        worker_id=f"rank-{rank}",
+        incarnation=1,
+        rank=rank,
+        state=state,
+        step=step,
+        epoch=0,
+        capacity=1.0,
+        hostname="here",
+        silent_s=silent_s,
+        suspect=False,
+        metrics={},
+    )
+
+
+def test_who_hangs_is_found_together_with_those_who_wait_for_it() -> None:
+    watch = StepWatch(LIMIT_S)
+    for now_s in range(5):  # rank 2 hangs after step 4, the others wait in the collective of step 5
+        assert watch.look({rank: worker(rank, now_s) for rank in range(3)}, {0, 1, 2}, now_s=float(now_s)) is None
+    stuck = {0: worker(0, 5), 1: worker(1, 5), 2: worker(2, 4)}
+    assert watch.look(stuck, {0, 1, 2}, now_s=5.0) is None
+    assert watch.look(stuck, {0, 1, 2}, now_s=14.0) is None
+    assert watch.look(stuck, {0, 1, 2}, now_s=14.5) == Hung((0, 1, 2), 10.5)
+
+
+def test_a_process_that_stands_still_is_found_although_the_coordinator_has_given_it_up() -> None:
+    """It does not beat, so it is no member any more; a single worker has nobody who waits for it."""
+    watch = StepWatch(LIMIT_S)
+    watch.look({0: worker(0, 7)}, {0}, now_s=0.0)
+    watch.look({0: worker(0, 7, silent_s=4.9)}, {0}, now_s=4.9)
+    assert watch.look({}, {0}, now_s=9.0) is None
+    assert watch.look({}, {0}, now_s=10.1) == Hung((0,), 10.1)
+
+
+def test_who_has_left_by_itself_may_take_its_time() -> None:
+    watch = StepWatch(LIMIT_S)
+    watch.look({0: worker(0, 7)}, {0}, now_s=0.0)
+    assert watch.look({}, {0}, now_s=1_000.0) is None
+
+
+def test_who_was_silent_for_a_while_and_is_heard_of_again_has_not_been_given_up() -> None:
+    watch = StepWatch(LIMIT_S)
+    watch.look({0: worker(0, 7, silent_s=5.0)}, {0}, now_s=0.0)
+    watch.look({0: worker(0, 8)}, {0}, now_s=1.0)
+    assert watch.look({}, {0}, now_s=1_000.0) is None
+
+
+def test_only_training_is_watched_and_a_limit_of_0_is_none() -> None:
+    watch, unlimited = StepWatch(LIMIT_S), StepWatch(0.0)
+    for now_s in (0.0, 100.0, 200.0):
+        assert watch.look({0: worker(0, 0, state="RECOVERING")}, {0}, now_s=now_s) is None
+        assert unlimited.look({0: worker(0, 5)}, {0}, now_s=now_s) is None
+
+
+@given(st.lists(st.floats(0.01, LIMIT_S), min_size=1, max_size=50))
+def test_nobody_who_makes_a_step_within_the_limit_is_ever_found(pauses_s: list[float]) -> None:
+    watch, now_s = StepWatch(LIMIT_S), 0.0
+    for step, pause_s in enumerate(pauses_s):
+        assert watch.look({0: worker(0, step)}, {0}, now_s=now_s) is None
+        assert watch.look({0: worker(0, step)}, {0}, now_s=now_s + pause_s * 0.999) is None
+        now_s += pause_s
+
+
+@given(st.sets(st.integers(0, 5), min_size=1), st.floats(1.01, 100.0))
+def test_whose_process_has_ended_is_not_found(ended: set[int], factor: float) -> None:
+    watch = StepWatch(LIMIT_S)
+    members = {rank: worker(rank, 3) for rank in range(6)}
+    watch.look(members, set(range(6)), now_s=0.0)
+    found = watch.look(members, set(range(6)) - ended, now_s=LIMIT_S * factor)
+    assert set(found.ranks if found else ()) == set(range(6)) - ended
