@@ -75,6 +75,7 @@ def event(what: str, text: str, at_s: float = 1_700_000_001.5) -> RunEvent:
         ((100, 0.84), [(-1, 0.0)], "step 100, 0.8 s ago"),
         ((100, -0.2), [], "step 100, 0.0 s ago"),
         (None, [(50, 0.25), (50, 0.5)], "step 50 is being saved, 25%"),
+        ((50, 0.3), [(50, 0.25), (50, 0.5)], "step 50, 0.3 s ago"),
         ((50, 3.0), [(100, 0.75), (-1, 0.9), (50, 0.1)], "step 50, 3.0 s ago; step 100 is being saved, 75%"),
     ],
 )

@@ -385,7 +385,7 @@ def checkpoint_in_words(last: tuple[int, float] | None, saving: Sequence[tuple[i
     """
     told = [] if last is None else [f"step {last[0]}, {max(last[1], 0.0):.1f} s ago"]
     newest = max((step for step, _ in saving), default=-1)
-    if newest >= 0:
+    if newest > (-1 if last is None else last[0]):  # what ranks say is up to a second old: it may be done
         told.append(f"step {newest} is being saved, {min(done for step, done in saving if step == newest):.0%}")
     return "; ".join(told)
 
