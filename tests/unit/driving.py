@@ -106,6 +106,7 @@ class Driver:
         capacity: float = 1.0,
         hostname: str = "",
         takeover: bool = False,
+        is_watched: bool = False,
         job_id: str = JOB,
     ) -> Registration:
         """Joins and settles."""
@@ -115,6 +116,7 @@ class Driver:
             capacity=capacity,
             hostname=hostname,
             takeover=takeover,
+            is_watched=is_watched,
             job_id=job_id,
         )
         self.settle()
@@ -128,6 +130,7 @@ class Driver:
         capacity: float = 1.0,
         hostname: str = "",
         takeover: bool = False,
+        is_watched: bool = False,
         job_id: str = JOB,
     ):
         with self.core.job_or_new(job_id) as job:
@@ -137,6 +140,7 @@ class Driver:
                 capacity=capacity,
                 hostname=hostname,
                 takeover=takeover,
+                is_watched=is_watched,
                 now_s=self.now_s,
             )
 

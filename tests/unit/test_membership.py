@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from driving import BAD_COUNTS, BAD_IDS, Driver, generations, of
+from driving import BAD_COUNTS, BAD_IDS, JOB, Driver, generations, of
 
 from strata.coordinator.config import LeaseConfig, Limits
 from strata.coordinator.events import GenerationStarted, WorkerJoined, WorkerLeft
@@ -359,6 +359,14 @@ def test_time_spent_loading_does_not_count_as_training() -> None:
     driver.listen(30, "w0")
     driver.beat("w0", state="TRAINING")
     assert driver.listen(10, "w0") == []
+
+
+def test_whose_steps_somebody_else_watches_over_is_not_hung_here_also_after_a_restart() -> None:
+    driver = Driver(lease=WATCHFUL)
+    driver.register("w0", is_watched=True)
+    driver.beat("w0", state="TRAINING", step=7)
+    assert driver.listen(1_000, "w0") == []
+    assert driver.restarted().job(JOB).membership.members["w0"].joined.is_watched
 
 
 def test_a_watchdog_of_0_s_is_off() -> None:

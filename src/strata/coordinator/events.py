@@ -50,6 +50,8 @@ class WorkerJoined(Fact, frozen=True, kw_only=True):
     """Known to this process and to us, so that nobody else can speak for it."""
     capacity: float = 1.0
     hostname: str = ""
+    is_watched: bool = False
+    """Somebody else watches over its steps."""
 
     @property
     def fence(self) -> int:

@@ -159,6 +159,7 @@ class Job:
         takeover: bool,
         now_s: float,
         nonce: int = 0,
+        is_watched: bool = False,
     ) -> Callable[[], Registration]:
         """The answer is taken after the seal: before it, the generation is not known."""
         self._now_s = now_s
@@ -169,6 +170,7 @@ class Job:
             hostname=hostname,
             takeover=takeover,
             nonce=nonce,
+            is_watched=is_watched,
         )
         self._emit(decided)
         member = self.membership.members[worker_id]

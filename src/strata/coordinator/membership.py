@@ -88,7 +88,15 @@ class Membership:
     # -- decisions: they look, and say what happens ----------------------------------------------------------------
 
     def register(
-        self, worker_id: str, *, instance_id: str, capacity: float, hostname: str, takeover: bool, nonce: int = 0
+        self,
+        worker_id: str,
+        *,
+        instance_id: str,
+        capacity: float,
+        hostname: str,
+        takeover: bool,
+        nonce: int = 0,
+        is_watched: bool = False,
     ) -> list[WorkerLeft | WorkerJoined]:
         """Nothing, if this very process is in already; else it joins, in the place of a predecessor that may go."""
         limits.check_id(worker_id, "worker_id")
@@ -124,6 +132,7 @@ class Membership:
                 nonce=nonce,
                 capacity=capacity,
                 hostname=hostname,
+                is_watched=is_watched,
             )
         )
         return events
@@ -195,7 +204,7 @@ class Membership:
             why = f" ({member.suspect_reason})" if member.suspect_reason else ""
             reason = f"connection lost and not renewed within {lease.suspicion_s} s{why}"
             return self._left(member, "connection", reason)
-        if lease.step_timeout_s and member.state == "TRAINING":
+        if lease.step_timeout_s and member.state == "TRAINING" and not member.joined.is_watched:
             stuck_s = now_s - member.progress_s
             if stuck_s > lease.step_timeout_s:
                 reason = f"hung at step {member.step} for {stuck_s:.1f} s, limit {lease.step_timeout_s} s"

@@ -96,6 +96,7 @@ def _register_worker(core: Core, r: pb.RegisterWorkerRequest, at: Moment) -> Cal
             capacity=r.capacity,
             hostname=r.hostname,
             takeover=r.takeover,
+            is_watched=r.is_watched,
             nonce=secrets.randbits(NONCE_BITS),
             now_s=at.monotonic_s,
         )

@@ -124,7 +124,8 @@ class JoinedMembership:
         self._on_lost = on_lost
         self._place = place
         self._agreement = agreement
-        self._worker: Worker = client.register_worker(place.worker_id, job_id=place.run, takeover=True)
+        # The agent watches over steps, with the run's own limit, and writes down where a hung worker stands.
+        self._worker: Worker = client.register_worker(place.worker_id, job_id=place.run, takeover=True, is_watched=True)
         self._has_stepped = False
         self._metrics = _Metrics()
         self._look: Callable[[], Mapping[str, float]] = dict

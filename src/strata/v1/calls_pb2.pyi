@@ -29,6 +29,7 @@ class RegisterWorkerRequest(_message.Message):
     CAPACITY_FIELD_NUMBER: _builtins.int
     HOSTNAME_FIELD_NUMBER: _builtins.int
     TAKEOVER_FIELD_NUMBER: _builtins.int
+    IS_WATCHED_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     worker_id: _builtins.str
     instance_id: _builtins.str
@@ -40,6 +41,8 @@ class RegisterWorkerRequest(_message.Message):
     hostname: _builtins.str
     takeover: _builtins.bool
     """End the living incarnation and take its place."""
+    is_watched: _builtins.bool
+    """Somebody near it watches over its steps, and knows better than the coordinator what to do when it makes none."""
     def __init__(
         self,
         *,
@@ -49,10 +52,11 @@ class RegisterWorkerRequest(_message.Message):
         capacity: _builtins.float = ...,
         hostname: _builtins.str = ...,
         takeover: _builtins.bool = ...,
+        is_watched: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "hostname", b"hostname", "instance_id", b"instance_id", "job_id", b"job_id", "takeover", b"takeover", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "hostname", b"hostname", "instance_id", b"instance_id", "is_watched", b"is_watched", "job_id", b"job_id", "takeover", b"takeover", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

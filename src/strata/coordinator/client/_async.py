@@ -105,8 +105,12 @@ class AsyncCoordinatorClient:
         capacity: float = 1.0,
         takeover: bool = False,
         instance_id: str = "",
+        is_watched: bool = False,
     ) -> AsyncWorker:
-        """Joins a job; the worker is kept alive from here on."""
+        """Joins a job; the worker is kept alive from here on.
+
+        `is_watched`: somebody else sees to it that it makes steps; the coordinator only sees to it that it is alive.
+        """
         request = message(
             pb.RegisterWorkerRequest,
             job_id=job_id,
@@ -115,6 +119,7 @@ class AsyncCoordinatorClient:
             capacity=capacity,
             hostname=socket.gethostname(),
             takeover=takeover,
+            is_watched=is_watched,
         )
         response: pb.RegisterWorkerResponse = await self.call("register_worker", request)
         worker = AsyncWorker(self, request, response)

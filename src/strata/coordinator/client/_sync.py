@@ -143,10 +143,19 @@ class CoordinatorClient:
         capacity: float = 1.0,
         takeover: bool = False,
         instance_id: str = "",
+        is_watched: bool = False,
     ) -> Worker:
-        """Joins a job; the worker is kept alive from here on."""
+        """Joins a job; the worker is kept alive from here on.
+
+        `is_watched`: somebody else sees to it that it makes steps; the coordinator only sees to it that it is alive.
+        """
         registering = self._client.register_worker(
-            worker_id, job_id=job_id, capacity=capacity, takeover=takeover, instance_id=instance_id
+            worker_id,
+            job_id=job_id,
+            capacity=capacity,
+            takeover=takeover,
+            instance_id=instance_id,
+            is_watched=is_watched,
         )
         return Worker(self._loop, self._loop.run(registering))
 
