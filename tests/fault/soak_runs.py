@@ -25,8 +25,10 @@ from strata.errors import ConfigError
 from strata.launch.control import Scale
 
 EPOCHS = 2
-FAULTS = ("worker", "worker", "worker", "storm", "agent", "stop", "scale")
+FAULTS = ("worker", "worker", "worker", "storm", "freeze", "agent", "stop", "scale")
 """What may happen; workers die most often."""
+STEP_TIMEOUT_S = 5.0
+"""After which one that stands still is found."""
 _undisturbed: dict[int, str] = {}
 
 
@@ -41,7 +43,8 @@ class Story:
         self._data = data
         self._most = self._rng.choice((2, 2, 3))
         self._is_scaled = False
-        self._run = Run(place, data, "--workers", f"1:{self._most}", "--max-restarts", "50")
+        limits = ("--max-restarts", "50", "--step-timeout-s", str(STEP_TIMEOUT_S))
+        self._run = Run(place, data, "--workers", f"1:{self._most}", *limits)
 
     def play(self) -> None:
         run, rng = self._run, self._rng
@@ -71,6 +74,8 @@ class Story:
         elif fault == "storm":
             for rank in range(run.num_workers(attempt)):
                 self._kill(attempt, rank)
+        elif fault == "freeze":
+            self._kill(attempt, rng.randrange(run.num_workers(attempt)), signal.SIGSTOP)
         elif fault == "agent":
             run.agent.kill()
             run.agent.communicate()
@@ -85,9 +90,9 @@ class Story:
                 run.ask(Scale(rng.randrange(1, self._most + 1)))
         self._wait_for_more_than(attempt)
 
-    def _kill(self, attempt: int, rank: int) -> None:
+    def _kill(self, attempt: int, rank: int, number: signal.Signals = signal.SIGKILL) -> None:
         with contextlib.suppress(ProcessLookupError):  # it is done
-            self._run.kill(attempt, rank)
+            self._run.kill(attempt, rank, number)
 
     def _attempt(self) -> int:
         return max(
@@ -105,7 +110,7 @@ class Story:
 
     def _wait_for_more_than(self, attempt: int) -> None:
         """Until the next attempt, or the end; a scaling to as many as there are changes nothing."""
-        end_s = time.monotonic() + 10.0
+        end_s = time.monotonic() + 4 * STEP_TIMEOUT_S
         while self._attempt() == attempt and self._run.agent.poll() is None and time.monotonic() < end_s:
             time.sleep(0.005)
 
