@@ -13,6 +13,7 @@ from strata.errors import ConfigError
 from strata.launch.contract import STOPPED
 from strata.launch.spec import Size
 from strata.launch.supervising import (
+    END_AGAIN_S,
     LONGEST_PAUSE_S,
     MAX_ALIKE,
     AskToStop,
@@ -166,6 +167,28 @@ def test_workers_that_wait_for_a_hung_one_are_looked_at_too() -> None:
     found = run.hung([2, 0], 61.0)
     assert found[0] == Tell("hung", "no step for 61 s on ranks 0, 2; where they stand is in their logs", 0)
     assert orders_of(found) == [DumpStacks((0, 2)), End((0, 2))]
+
+
+@pytest.mark.parametrize("why", ["failed", "hung", "stopped"])
+def test_who_was_killed_and_does_not_end_is_killed_again_and_it_is_said(why: str) -> None:
+    run = supervisor(3)
+    run.begin(now_s=0.0)
+    if why == "failed":
+        run.exited(Exited(0, 1, "ValueError: bad row"), now_s=1.0)
+    elif why == "hung":
+        run.hung([1, 2], 61.0)
+    else:
+        run.stop("strata stop", now_s=1.0, is_now=True)
+        run.exited(Exited(0, KILLED), now_s=1.0)
+    run.exited(Exited(1, KILLED), now_s=1.0)
+    for began_s in (1.0, 1.0 + END_AGAIN_S):
+        assert run.tick(now_s=began_s) == []
+        assert run.tick(now_s=began_s + END_AGAIN_S - 0.1) == []
+        told, *orders = run.tick(now_s=began_s + END_AGAIN_S)
+        left = (2,) if why != "hung" else (0, 2)
+        assert orders == [End(left)]
+        assert isinstance(told, Tell)
+        assert told.text.startswith("killed 30 s ago, and not known to have ended: rank")
 
 
 def test_asked_to_stop_workers_save_first_and_at_the_second_time_they_do_not() -> None:
