@@ -38,6 +38,8 @@ class Follower:
         self._node = node
         self._note = note
         self._running: set[int] = set()
+        self._early: dict[int, int] = {}
+        """Exit codes of the ranks that were to end, perhaps before the node had begun with their launch."""
         self._ended: list[WorkerExit] = []
         self._finish: Finish | None = None
         self._outbox = Outbox(here)
@@ -70,11 +72,10 @@ class Follower:
             return None
         finally:
             telling.cancel()
-            await asyncio.gather(telling, return_exceptions=True)
-            await self._node.close()
             for each in self._launches:
                 each.cancel()
-            await asyncio.gather(*self._launches, return_exceptions=True)
+            await asyncio.gather(telling, *self._launches, return_exceptions=True)
+            await self._node.close()
             await self._outbox.close()
 
     # -- what is asked from outside --------------------------------------------------------------------------------
@@ -99,13 +100,16 @@ class Follower:
             case Launch(place, ranks):
                 self.last_attempt = place.attempt
                 self._running = {rank for rank, _ in ranks}
+                self._early = {}
                 self._note("started", f"attempt {place.attempt} with {len(ranks)} of {place.world_size} workers here")
                 task = asyncio.create_task(self._launch(message))
                 self._launches.add(task)
                 task.add_done_callback(self._launches.discard)
             case Kill(attempt, ranks) if attempt == self.last_attempt:
+                self._early |= dict.fromkeys(ranks, -signal.SIGKILL)
                 self._node.kill(ranks)
             case SendSignal(attempt, rank, number) if attempt == self.last_attempt:
+                self._early.setdefault(rank, -number)
                 with contextlib.suppress(ValueError):
                     self._node.send_signal(rank, signal.Signals(number))
             case Dump(attempt, rank) if attempt == self.last_attempt:
@@ -118,7 +122,17 @@ class Follower:
                 pass  # of an attempt that is over
 
     async def _launch(self, order: Launch) -> None:
-        places = [replace(order.place, rank=rank, local_rank=local_rank) for rank, local_rank in order.ranks]
+        """An order to end may have come in the same breath: whom it meant is not started, and has ended all the same.
+        From here on the node has its workers, and hears of it.
+        """
+        early = [WorkerExit(rank, self._early[rank]) for rank, _ in order.ranks if rank in self._early]
+        if early:
+            self._tell(early)
+        places = [
+            replace(order.place, rank=rank, local_rank=local_rank)
+            for rank, local_rank in order.ranks
+            if rank not in self._early
+        ]
         try:
             await self._node.launch(places)
         except StrataError as error:
