@@ -217,7 +217,7 @@ class Agent:
                 case AskToStop(reason):
                     self._do(self._ask_to_stop(reason))
                 case End(ranks):
-                    self._nodes.kill(ranks)
+                    self._nodes.kill(self.supervisor.attempt, ranks)
                 case DumpStacks(ranks):
                     await self._nodes.dump_stacks(ranks)
                 case Tell(what, text, of_attempt, rank):

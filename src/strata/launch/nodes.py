@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 LOST = -signal.SIGKILL
 """The exit code of workers whose node is lost: whatever it was, it came from outside."""
+KILLED = -signal.SIGKILL
 
 
 class NodeLost(StrataError):
@@ -70,7 +71,9 @@ class Node(Protocol):
         """
         ...
 
-    def kill(self, ranks: Iterable[int]) -> None: ...
+    def kill(self, ranks: Iterable[int]) -> None:
+        """From the first step of their launch on nobody is missed; who is not here is passed over."""
+        ...
 
     def send_signal(self, rank: int, number: signal.Signals) -> None: ...
 
@@ -141,8 +144,10 @@ class Nodes:
         self._listeners: dict[str, asyncio.Task[None]] = {}
         self._at: dict[int, Node] = {}
         """Where each rank that has not ended is."""
-        self._killed: set[int] = set()
-        """Of the ranks that are being started; perhaps before there was anybody to kill."""
+        self._attempt = -1
+        """The last that was launched."""
+        self._killed: set[tuple[int, int]] = set()
+        """Attempt and rank; perhaps before there was anybody to kill."""
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         for node in nodes:
             self._take_in(node)
@@ -222,6 +227,8 @@ class Nodes:
         """Starts all ranks of an attempt; `place` says what they have in common. Returns when all of them run, or have
         ended.
         """
+        self._attempt = place.attempt
+        self._killed = {each for each in self._killed if each[0] >= place.attempt}
         nodes = self._open()
         hosts = list(dict.fromkeys(node.host for node in nodes))
         nodes.sort(key=lambda node: hosts.index(node.host))  # neighbours, whenever they have come
@@ -231,7 +238,6 @@ class Nodes:
         if not seats:
             return
         first = nodes[seats[0].node]
-        self._killed.clear()
         self._at |= {rank: nodes[seat.node] for rank, seat in enumerate(seats)}
         common = replace(
             place,
@@ -250,18 +256,26 @@ class Nodes:
             for rank, seat in enumerate(seats)
         ]
         launches = [
-            node.launch([p for p in places if seats[p.rank].node == index and self._at.get(p.rank) is node])
+            self._launch_at(node, [place for place in places if seats[place.rank].node == index])
             for index, node in enumerate(nodes)
             if any(seat.node == index for seat in seats)
         ]
         await asyncio.gather(*launches)
-        self.kill(list(self._killed))
 
-    def kill(self, ranks: Iterable[int]) -> None:
+    async def _launch_at(self, node: Node, places: Sequence[Place]) -> None:
+        """Who was killed, or lost, up to this moment is not started. From here on the node has them, and hears it."""
+        for place in places:
+            if (place.attempt, place.rank) in self._killed and self._at.get(place.rank) is node:
+                self._ended(WorkerExit(place.rank, KILLED))
+        await node.launch([place for place in places if self._at.get(place.rank) is node])
+
+    def kill(self, attempt: int, ranks: Iterable[int]) -> None:
+        """Also before the attempt is launched: these ranks end without having begun."""
         ranks = list(ranks)
-        self._killed.update(ranks)
-        for node, theirs in self._by_node(ranks):
-            node.kill(theirs)
+        self._killed.update((attempt, rank) for rank in ranks)
+        if attempt == self._attempt:
+            for node, theirs in self._by_node(ranks):
+                node.kill(theirs)
 
     def send_signal(self, rank: int, number: signal.Signals) -> None:
         if rank in self._at:
