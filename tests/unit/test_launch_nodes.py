@@ -193,6 +193,23 @@ def test_a_node_that_drains_keeps_its_workers_and_gets_no_new_ones() -> None:
     asyncio.run(scene())
 
 
+def test_workers_must_move_as_long_as_some_are_on_a_node_that_is_leaving() -> None:
+    async def scene() -> None:
+        first, second, third = FakeNode("a"), FakeNode("b"), FakeNode("c")
+        nodes = Nodes(first, second, third)
+        await nodes.launch(launched(2))
+        nodes.drain("c", "nobody is there")
+        assert not nodes.must_move
+        nodes.drain("b", "Ctrl-C")
+        assert nodes.must_move
+        second.end(1, 0)
+        await told(nodes)
+        assert not nodes.must_move
+        await nodes.close()
+
+    asyncio.run(scene())
+
+
 def test_a_node_that_is_lost_while_ranks_are_dealt_out_gets_none_and_they_end() -> None:
     async def scene() -> None:
         first, second = FakeNode("a"), FakeNode("b")

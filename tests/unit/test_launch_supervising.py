@@ -379,6 +379,19 @@ def test_less_room_that_is_announced_lets_workers_save_first() -> None:
     assert run.num_failures == 0
 
 
+def test_workers_of_a_node_that_is_leaving_move_also_if_there_is_room_for_all_of_them_elsewhere() -> None:
+    run = supervisor(2, 4)
+    run.room = 8
+    run.begin(now_s=0.0)
+    assert orders_of(run.room_changed(6, "node c, without workers, is leaving", now_s=1.0)) == []
+    found = run.room_changed(4, "node b is leaving", now_s=1.0, must_move=True)
+    assert found[1] == Tell("scaling", "node b is leaving: 4 workers as before, elsewhere: they save first", 0)
+    assert orders_of(found) == [AskToStop("node b is leaving")]
+    found = [order for rank in range(4) for order in run.exited(Exited(rank, STOPPED), now_s=2.0)]
+    assert orders_of(found) == [Start(1, 4)]
+    assert run.num_failures == 0
+
+
 def test_a_lost_node_is_one_failure_and_the_run_goes_on_with_the_room_that_is_left() -> None:
     run = supervisor(2, 4)
     run.room = 4

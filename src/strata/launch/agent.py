@@ -145,7 +145,9 @@ class Agent:
             event = await self._nodes.next_event()
             self.supervisor.room = self._nodes.room  # of a node that is lost, first the workers' ends are told
             if isinstance(event, RoomChanged):
-                orders = self.supervisor.room_changed(event.room, event.why, now_s=self._now_s())
+                orders = self.supervisor.room_changed(
+                    event.room, event.why, now_s=self._now_s(), must_move=self._nodes.must_move
+                )
             else:
                 orders = self.supervisor.exited(Exited(event.rank, event.code, event.last_words), now_s=self._now_s())
             await self._obey(orders)

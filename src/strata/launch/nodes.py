@@ -157,6 +157,11 @@ class Nodes:
         return 0 if self._awaited > len(self._nodes) else sum(node.slots for node in self._open())
 
     @property
+    def must_move(self) -> bool:
+        """Workers are on a node that is leaving. They cannot stay, also if there is room for all of them elsewhere."""
+        return any(node.name in self._draining for node in self._at.values())
+
+    @property
     def names(self) -> list[str]:
         return list(self._nodes)
 

@@ -270,10 +270,12 @@ class Supervisor:
         self.wanted = workers
         return self._fit("", now_s)
 
-    def room_changed(self, room: int, why: str, *, now_s: float) -> list[Order]:
-        """Nodes have come or gone. Workers of those that are gone have exited before."""
+    def room_changed(self, room: int, why: str, *, now_s: float, must_move: bool = False) -> list[Order]:
+        """Nodes have come or gone. Workers of those that are gone have exited before; those of one that is leaving
+        must move, also if there is room for all of them elsewhere.
+        """
         self.room = room
-        return [self._tell("nodes", why), *self._fit(why, now_s)]
+        return [self._tell("nodes", why), *self._fit(why, now_s, must_move=must_move)]
 
     def tick(self, *, now_s: float) -> list[Order]:
         return self._at_deadline(now_s) or self._end_again(now_s)
@@ -320,15 +322,18 @@ class Supervisor:
         self._ended |= self.running
         return [self._tell("stopping", text), self._end(self.running)]
 
-    def _fit(self, why: str, now_s: float) -> list[Order]:
+    def _fit(self, why: str, now_s: float, *, must_move: bool = False) -> list[Order]:
         """To what is wanted and to the room that there is."""
         target = min(self.wanted, self.room)
         if self.phase is Phase.SHORT:
             return self._start(now_s) if target >= self.size.at_least else []
-        if self.phase is not Phase.RUNNING or target == self.world_size:
+        if self.phase is not Phase.RUNNING or (target == self.world_size and not must_move):
             return []
         self._is_scaling = True
-        how = f"from {self.world_size} to {target} workers" if target >= self.size.at_least else self._shortage()
+        how = self._shortage()
+        if target >= self.size.at_least:
+            same = target == self.world_size
+            how = f"{target} workers as before, elsewhere" if same else f"from {self.world_size} to {target} workers"
         tell = self._tell("scaling", f"{f'{why}: ' if why else ''}{how}: they save first")
         return self._ask(tell, why or f"scaling to {target} workers", now_s)
 
