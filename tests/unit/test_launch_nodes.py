@@ -8,6 +8,7 @@ import signal
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -74,7 +75,7 @@ class FakeNode:
         self.slots = slots
         self.running: dict[int, Place] = {}
         self.heard: list[object] = []
-        self.exits: asyncio.Queue[WorkerExit | NodeLost] = asyncio.Queue()
+        self.exits: asyncio.Queue[WorkerExit | Exception] = asyncio.Queue()
         self.on_launch: Callable[[], Awaitable[None]] | None = None
         self.on_port: Callable[[], None] = lambda: None
 
@@ -89,7 +90,7 @@ class FakeNode:
 
     async def next_exit(self) -> WorkerExit:
         found = await self.exits.get()
-        if isinstance(found, NodeLost):
+        if isinstance(found, Exception):
             raise found
         return found
 
@@ -170,6 +171,24 @@ def test_a_lost_node_ends_exactly_its_own_ranks_and_each_once() -> None:
         await nodes.close()
 
     asyncio.run(scene())
+
+
+def test_a_node_whose_exits_cannot_be_heard_is_lost_with_the_reason_and_nobody_stays_there(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scene() -> None:
+        first, second = FakeNode("a"), FakeNode("b")
+        nodes = Nodes(first, second)
+        await nodes.launch(launched(2))
+        second.exits.put_nowait(OSError("stale file handle"))
+        gone, room = await told(nodes)
+        assert gone == WorkerExit(1, LOST, "node b is lost: OSError: stale file handle")
+        assert room == RoomChanged(1, "node b is lost: OSError: stale file handle")
+        assert second.heard == [("kill", 1)]
+        await nodes.close()
+
+    asyncio.run(scene())
+    assert "Traceback" in caplog.text
 
 
 def test_a_node_that_drains_keeps_its_workers_and_gets_no_new_ones() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from strata.launch.contract import Place
 
+log = logging.getLogger(__name__)
 LOST = -signal.SIGKILL
 """The exit code of workers whose node is lost: whatever it was, it came from outside."""
 KILLED = -signal.SIGKILL
@@ -221,6 +223,10 @@ class Nodes:
                     self._ended(gone)
         except NodeLost as error:
             self.lose(node.name, str(error))
+        except Exception as error:  # nobody would hear of its workers any more, and the run would wait for ever
+            log.exception("the exits of node %s cannot be heard", node.name)
+            node.kill([rank for rank, at in self._at.items() if at is node])
+            self.lose(node.name, f"{type(error).__name__}: {error}")
 
     def _ended(self, gone: WorkerExit) -> None:
         del self._at[gone.rank]
