@@ -35,7 +35,12 @@ POLL_S = 1.0
 AGAIN_S = 1.0
 """Between two tries to send a message."""
 LEFT_S = 10.0
-"""What the others have to leave, when a run is over."""
+"""What the others have to leave, when they know that a run is over."""
+TELL_S = 60.0
+TELL_LEASES = 3
+"""Until they are told it is tried for so long, and for so many leases: the coordinator may be away for a while, and who
+is not told by somebody that is still a member goes on with the run.
+"""
 _FROM, _TEXT = "from", "text"
 
 
@@ -202,12 +207,26 @@ class Meeting:
         """To be heard again: it was for whoever this member is next."""
         self._put_back += heard
 
-    async def wait_alone(self) -> None:
-        """Until all others have left, or long enough."""
-        with contextlib.suppress(TimeoutError, StrataError):
-            async with asyncio.timeout(LEFT_S):
+    async def dismiss(self, message: AnyMessage) -> list[Member]:
+        """Says a last thing to all others, also to those who join meanwhile, and waits until they have left, or long
+        enough. Those who could not be told.
+        """
+        told: set[str] = set()
+        clock = asyncio.get_running_loop().time
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(TELL_S, TELL_LEASES * self.lease_s)) as limit:
                 while self.others:
+                    new = [member.id for member in self.others if member.id not in told]
+                    try:
+                        await self.send(new, message)
+                    except StrataError as error:
+                        log.warning("others could not be told, and are told again: %s", error)
+                    else:
+                        told.update(new)
+                        if new:
+                            limit.reschedule(clock() + LEFT_S)
                     await self.hear()
+        return [member for member in self.others if member.id not in told]
 
 
 class Outbox:

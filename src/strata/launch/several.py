@@ -16,7 +16,7 @@ import msgspec
 
 from strata.clock import Clock, SystemClock
 from strata.coordinator.client import AsyncCoordinatorClient
-from strata.errors import ConfigError, StrataError
+from strata.errors import ConfigError
 from strata.launch import control, meeting
 from strata.launch.agent import Agent
 from strata.launch.following import Follower
@@ -166,11 +166,8 @@ class NodeAgent:
                 each.cancel()
             await asyncio.gather(running, watching, return_exceptions=True)
             self._last_attempt = max(self._last_attempt, agent.supervisor.attempt)
-        try:
-            await here.send([other.id for other in here.others], Over(finish.outcome, finish.reason))
-            await here.wait_alone()
-        except StrataError as error:
-            log.warning("other nodes could not be told that the run is over: %s", error)
+        for other in await here.dismiss(Over(finish.outcome, finish.reason)):
+            log.warning("node %s could not be told that the run is over; stop it there, or it goes on", other.name)
         return finish
 
     # -- within ----------------------------------------------------------------------------------------------------
