@@ -231,6 +231,27 @@ def test_scripts_that_only_know_signals_all_get_their_grace() -> None:
     ]
 
 
+def test_a_script_without_a_context_that_ends_well_at_the_signal_has_stopped_and_is_not_done() -> None:
+    run = supervisor()
+    run.begin(now_s=0.0)
+    run.stop("SIGTERM", now_s=0.0)
+    run.signalled([0, 1])
+    run.exited(Exited(0, 0), now_s=1.0)
+    assert run.exited(Exited(1, 0), now_s=1.0) == [
+        Finish("stopped", "SIGTERM; the workers have ended as they were asked to")
+    ]
+
+
+def test_a_script_without_a_context_that_ends_well_at_the_signal_goes_on_with_the_new_size() -> None:
+    run = supervisor(1, 2)
+    run.begin(now_s=0.0)
+    run.scale(1, now_s=0.0)
+    run.exited(Exited(0, 0), now_s=0.1)  # before it could be asked
+    run.signalled([0, 1])
+    assert orders_of(run.exited(Exited(1, 0), now_s=1.0)) == [Start(1, 1)]
+    assert run.exited(Exited(0, 0), now_s=2.0) == [Finish("done", "1 worker is done")]
+
+
 def test_a_stop_between_two_attempts_ends_the_run() -> None:
     run = supervisor()
     run.begin(now_s=0.0)

@@ -267,11 +267,13 @@ class Agent:
         """
         self._stop_reason = reason
         attempt, ranks = self.supervisor.attempt, sorted(self.supervisor.running)
+        have_context = set(self._seen.workers)
         with contextlib.suppress(StrataError):
             found = await self._client.list_workers(job_id=self._spec.name)
             if self.supervisor.attempt != attempt:
                 return
             joined = {_rank_of(each): each.worker_id for each in found.workers if self._is_of_this_attempt(each)}
+            have_context |= joined.keys()
             if joined and joined.keys() >= set(ranks):
                 await self._client.send_command(
                     "STOP",
@@ -281,6 +283,9 @@ class Agent:
                     args={"attempt": str(attempt)},
                 )
                 return
+        if self.supervisor.attempt != attempt:
+            return
+        self.supervisor.signalled(set(ranks) - have_context)
         for rank in ranks:
             self._nodes.send_signal(rank, signal.SIGTERM)
 

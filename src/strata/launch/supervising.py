@@ -181,6 +181,10 @@ class Supervisor:
     _hung: dict[int, str] = field(default_factory=dict)
     _ended: set[int] = field(default_factory=set)
     """Workers that had to be killed although nothing was wrong with them: that they end so is no failure."""
+    _signalled: set[int] = field(default_factory=set)
+    """Workers that were asked to stop by a signal alone, which cannot say that they have. From them 0 means that they
+    have obeyed, not that their work is done.
+    """
     _doomed: set[int] = field(default_factory=set)
     """Workers that were ordered to be killed, for whatever reason."""
     _end_again_s: float = float("inf")
@@ -232,6 +236,10 @@ class Supervisor:
         if self.running:
             return orders
         return orders + self._attempt_ended(now_s)
+
+    def signalled(self, ranks: Collection[int]) -> None:
+        """These have no context, and know of the stop only by a signal."""
+        self._signalled |= self.running & set(ranks)
 
     def hung(self, ranks: Collection[int], silent_s: float) -> list[Order]:
         """Workers make no more steps: one that hangs and, mostly, those that wait for it; their stacks tell which."""
@@ -339,7 +347,7 @@ class Supervisor:
 
     def _start(self, now_s: float) -> list[Order]:
         self.running, self._exits, self._hung = set(), {}, {}
-        self._ended, self._doomed = set(), set()
+        self._ended, self._signalled, self._doomed = set(), set(), set()
         self.cause, self._attempt_step, self._is_scaling = None, None, False
         world_size = min(self.wanted, self.room)
         if world_size < self.size.at_least:
@@ -370,7 +378,8 @@ class Supervisor:
 
     def _attempt_ended(self, now_s: float) -> list[Order]:
         self._deadline_s = float("inf")
-        if all(each.code == 0 for each in self._exits.values()):  # also if they were asked to stop a moment before
+        is_done = all(each.code == 0 for each in self._exits.values())
+        if is_done and not self._signalled:  # also if they were asked to stop a moment before
             plural = "workers are" if self.world_size > 1 else "worker is"
             return self._finish("done", f"{self.world_size} {plural} done")
         told = self._find_cause()
@@ -427,7 +436,8 @@ class Supervisor:
         if self.cause is not None:
             return f"{self._stop_reason}; without a last checkpoint: {self.cause.in_words}"
         if all(code in (0, STOPPED) for code in codes):
-            return f"{self._stop_reason}; the workers have saved"
+            how = "ended as they were asked to" if self._signalled else "saved"
+            return f"{self._stop_reason}; the workers have {how}"
         num_killed = sum(code not in (0, STOPPED, -signal.SIGTERM) for code in codes)
         if num_killed:
             return f"{self._stop_reason}; {num_killed} of {self.world_size} workers had to be killed"
