@@ -83,7 +83,7 @@ class FakeNode:
 
 @contextlib.asynccontextmanager
 async def following(here: FakeMeeting, node: FakeNode) -> AsyncIterator[Follower]:
-    follower = Follower(here, LEADER, node, lambda what, text: None)  # type: ignore[arg-type]
+    follower = Follower(here, LEADER, node, lambda what, text: None, coordinator="own:1")  # type: ignore[arg-type]
     running = asyncio.create_task(follower.run())
     yield follower
     here.say(Over("done", "2 workers are done"))
@@ -104,6 +104,18 @@ def test_a_kill_that_comes_in_the_same_breath_as_the_launch_meets_its_workers() 
             assert sorted(node.running) == [3]
             here.say(Kill(3, (2, 3)))
             assert await here.ended.get() == WorkerExit(3, KILLED)
+
+    asyncio.run(scene())
+
+
+def test_workers_find_the_coordinator_as_their_own_machine_does() -> None:
+    async def scene() -> None:
+        here, node = FakeMeeting(), FakeNode()
+        async with following(here, node):
+            here.say(Launch(PLACE, ((2, 0), (3, 1))))
+            await everybody_has_had_their_turn()
+            assert PLACE.coordinator == "leader:1"
+            assert {place.coordinator for place in node.running.values()} == {"own:1"}
 
     asyncio.run(scene())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from strata.errors import CoordinatorUnavailable
+from strata.errors import ConfigError, CoordinatorUnavailable
 from strata.launch import meeting
 from strata.launch.meeting import Meeting, Member, Over
 
@@ -104,3 +105,41 @@ def test_who_could_not_be_told_in_more_than_a_lease_is_named(monkeypatch: pytest
         assert asyncio.get_running_loop().time() - began_s > coordinator.lease_s
 
     asyncio.run(scene())
+
+
+# -- where nodes are ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mine", "others"),
+    [
+        ("127.0.0.1", ["127.0.0.1", "127.0.0.1"]),  # several agents on one machine
+        ("10.0.0.1", ["10.0.0.2", "node-3"]),
+        ("::1", ["127.0.0.1"]),
+        ("127.0.0.1", []),
+    ],
+)
+def test_nodes_are_all_on_one_machine_or_all_where_others_reach_them(mine: str, others: list[str]) -> None:
+    coordinator = FakeCoordinator(f"a@{mine}", *(f"b-{number}@{each}" for number, each in enumerate(others)))
+    meeting.check_reach(asyncio.run(joined(coordinator)))
+
+
+@pytest.mark.parametrize(("mine", "other"), [("127.0.0.1", "10.0.0.2"), ("10.0.0.2", "127.0.0.1"), ("::1", "node-2")])
+def test_a_node_at_a_loopback_address_beside_one_elsewhere_is_refused_with_the_cure(mine: str, other: str) -> None:
+    here = asyncio.run(joined(FakeCoordinator(f"a@{mine}", f"b@{other}")))
+    with pytest.raises(ConfigError, match=rf"this node is at {mine} and node b at {other}.* not localhost, or"):
+        meeting.check_reach(here)
+
+
+def test_a_coordinator_whose_host_nobody_knows_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def look_up(*_: object, **__: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    with pytest.raises(ConfigError, match=r"host 'trainer-l' is not found from here \(Name or service not known\)"):
+        meeting.own_address("trainer-l:50051")
+
+
+def test_the_way_to_a_coordinator_on_this_machine_is_the_loopback() -> None:
+    assert meeting.own_address("127.0.0.1:50051") == "127.0.0.1"
+    assert meeting.own_address("unix:/tmp/c.sock") == "127.0.0.1"

@@ -25,10 +25,18 @@ TOGETHER_S = 0.02
 
 class Follower:
     def __init__(
-        self, here: Meeting, leader: Member, node: Node, note: Callable[[str, str], None], *, leaving: str = ""
+        self,
+        here: Meeting,
+        leader: Member,
+        node: Node,
+        note: Callable[[str, str], None],
+        *,
+        coordinator: str,
+        leaving: str = "",
     ) -> None:
-        """`note` takes what is for the timeline: what happened, and that in words. `leaving`: it was asked to stop
-        while another one led.
+        """`note` takes what is for the timeline: what happened, and that in words. `coordinator`: as it is reached from
+        here, which may be by another address than from the leader. `leaving`: it was asked to stop while another one
+        led.
         """
         self.last_attempt = -1
         self.leaving = leaving
@@ -37,6 +45,7 @@ class Follower:
         self._leader = leader
         self._node = node
         self._note = note
+        self._coordinator = coordinator
         self._running: set[int] = set()
         self._early: dict[int, int] = {}
         """Exit codes of the ranks that were to end, perhaps before the node had begun with their launch."""
@@ -129,7 +138,7 @@ class Follower:
         if early:
             self._tell(early)
         places = [
-            replace(order.place, rank=rank, local_rank=local_rank)
+            replace(order.place, rank=rank, local_rank=local_rank, coordinator=self._coordinator)
             for rank, local_rank in order.ranks
             if rank not in self._early
         ]

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import msgspec
 import tenacity
 
-from strata.errors import CoordinatorError, StrataError, UnknownWorker
+from strata.errors import ConfigError, CoordinatorError, StrataError, UnknownWorker
 from strata.launch.contract import Place  # noqa: TC001 - msgspec looks at it
 from strata.launch.workers import WorkerExit  # noqa: TC001
-from strata.transport.addresses import parse_addresses
+from strata.transport.addresses import Address, parse_addresses
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -122,6 +122,11 @@ class Member:
     @property
     def address(self) -> str:
         return self.id.partition("@")[2]
+
+    @property
+    def is_loopback(self) -> bool:
+        """Nobody on another machine reaches it."""
+        return Address(self.address, 0).is_local
 
 
 class Heard(NamedTuple):
@@ -277,13 +282,41 @@ async def joined(client: AsyncCoordinatorClient, run: str, *, address: str, slot
 
 
 def own_address(coordinator: str) -> str:
-    """Of this machine, as seen on the way to the coordinator. Nothing is sent."""
+    """Of this machine, as seen on the way to the coordinator. Nothing is sent.
+
+    Raises:
+        ConfigError: There is no such way.
+    """
     first = parse_addresses(coordinator, field="coordinator")[0]
-    host, port = first.host, first.port
-    family = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family[0], socket.SOCK_DGRAM) as probe:
-        probe.connect(family[4])
-        return str(probe.getsockname()[0])
+    if first.path:  # a socket in the file system: all nodes are on this machine
+        return "127.0.0.1"
+    try:
+        family = socket.getaddrinfo(first.host, first.port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family[0], socket.SOCK_DGRAM) as probe:
+            probe.connect(family[4])
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ConfigError(
+            f"the coordinator's host {first.host!r} is not found from here ({error.strerror or error}); name one with "
+            "--coordinator HOST:PORT that this machine knows",
+            field="coordinator",
+        ) from error
+
+
+def check_reach(here: Meeting) -> None:
+    """The loopback leads from every machine to itself: either all nodes are there, on one machine, or none is.
+
+    Raises:
+        ConfigError: Another node cannot reach this one, or the other way round.
+    """
+    for other in here.others:
+        if other.is_loopback != here.me.is_loopback:
+            raise ConfigError(
+                f"this node is at {here.me.address} and node {other.name} at {other.address}: from another machine a "
+                "loopback address is not reached; name the coordinator on each of them by an address that all of them "
+                "reach, not localhost, or say where the others reach a machine with --node-address",
+                field="coordinator",
+            )
 
 
 def _decoded(args: dict[str, str]) -> Heard | None:

@@ -76,6 +76,7 @@ class NodeAgent:
                         self._client, self._spec.name, address=self._address, slots=self._slots
                     ) as here:
                         self._check_timeouts(here)
+                        meeting.check_reach(here)
                         finish = await self._take_part(here)
                     if finish is not None:
                         return finish
@@ -121,7 +122,9 @@ class NodeAgent:
     async def _follow(self, here: Meeting, leader: Member) -> Finish | None:
         node = self._local_node(here)
         await node.prepare()
-        self._role = follower = Follower(here, leader, node, self._note, leaving=self._leaving)
+        self._role = follower = Follower(
+            here, leader, node, self._note, coordinator=self._spec.coordinator, leaving=self._leaving
+        )
         try:
             return await follower.run()
         finally:
