@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from strata.errors import ConfigError, CoordinatorUnavailable
+from strata.errors import ConfigError, CoordinatorUnavailable, PermissionRefused
 from strata.launch import meeting
-from strata.launch.meeting import Meeting, Member, Over
+from strata.launch.meeting import Meeting, Member, Outbox, Over
 
 OVER = Over("done", "2 workers are done")
 
@@ -143,3 +143,39 @@ def test_a_coordinator_whose_host_nobody_knows_is_named(monkeypatch: pytest.Monk
 def test_the_way_to_a_coordinator_on_this_machine_is_the_loopback() -> None:
     assert meeting.own_address("127.0.0.1:50051") == "127.0.0.1"
     assert meeting.own_address("unix:/tmp/c.sock") == "127.0.0.1"
+
+
+# -- who may speak -----------------------------------------------------------------------------------------------------
+
+
+def test_a_member_that_may_not_speak_hears_why_and_what_it_needs_and_does_not_try_for_ever() -> None:
+    async def scene() -> None:
+        coordinator = FakeCoordinator("a@1", "b@2")
+        coordinator.errors = [PermissionRefused("SendCommand needs the role admin, this token has worker")] * 2
+        here = await joined(coordinator)
+        outbox = Outbox(here)
+        outbox.say("b@2", OVER)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert coordinator.num_calls == 1
+        with pytest.raises(PermissionRefused, match=r"this token has worker.* needs a token of the role admin"):
+            await here.hear()
+        assert [member.name for member in await here.dismiss(OVER)] == ["b"]
+        await outbox.close()
+
+    asyncio.run(scene())
+
+
+def test_what_a_coordinator_that_was_away_did_not_take_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "AGAIN_S", 0.001)
+
+    async def scene() -> None:
+        coordinator = FakeCoordinator("a@1", "b@2")
+        coordinator.errors = [CoordinatorUnavailable("it is away")] * 2
+        outbox = Outbox(await joined(coordinator))
+        outbox.say("b@2", OVER)
+        await asyncio.sleep(0.1)
+        assert (coordinator.num_calls, coordinator.sent) == (3, [("b@2", "Over")])
+        await outbox.close()
+
+    asyncio.run(scene())

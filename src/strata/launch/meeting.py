@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import msgspec
 import tenacity
 
-from strata.errors import ConfigError, CoordinatorError, StrataError, UnknownWorker
+from strata.errors import ConfigError, CoordinatorError, PermissionRefused, StrataError, UnknownWorker
 from strata.launch.contract import Place  # noqa: TC001 - msgspec looks at it
 from strata.launch.workers import WorkerExit  # noqa: TC001
 from strata.transport.addresses import Address, parse_addresses
@@ -146,6 +146,7 @@ class Meeting:
         self._client = client
         self._worker = worker
         self._put_back: list[Heard] = []
+        self._refusal: PermissionRefused | None = None
 
     @property
     def leader(self) -> Member | None:
@@ -184,16 +185,29 @@ class Meeting:
 
         Raises:
             CoordinatorError: The coordinator did not take it.
+            PermissionRefused: It never will.
         """
         args = {_FROM: self.me.id, _TEXT: msgspec.json.encode(message).decode()}
-        for each in to:
-            with contextlib.suppress(UnknownWorker):
-                await self._client.send_command("MESSAGE", job_id=self._worker.job_id, worker_ids=[each], args=args)
+        try:
+            for each in to:
+                with contextlib.suppress(UnknownWorker):
+                    await self._client.send_command("MESSAGE", job_id=self._worker.job_id, worker_ids=[each], args=args)
+        except PermissionRefused as error:
+            self._refusal = PermissionRefused(
+                f"{error.message}: agents of several machines command each other, so each of them needs a token of the "
+                "role admin (STRATA_TOKEN_FILE)"
+            )
+            raise self._refusal from error
 
     async def hear(self) -> list[Heard]:
         """What has come: messages first, so that the last words of a member are heard before it is missed. Waits a
         moment if there is nothing; afterwards `members` are those of now.
+
+        Raises:
+            PermissionRefused: This member may not speak, which it has tried: then it is of no use to the others.
         """
+        if self._refusal is not None:
+            raise self._refusal
         if self._put_back:
             heard, self._put_back = self._put_back, []
             return heard
@@ -224,6 +238,8 @@ class Meeting:
                     new = [member.id for member in self.others if member.id not in told]
                     try:
                         await self.send(new, message)
+                    except PermissionRefused:
+                        break
                     except StrataError as error:
                         log.warning("others could not be told, and are told again: %s", error)
                     else:
@@ -235,7 +251,9 @@ class Meeting:
 
 
 class Outbox:
-    """Sends one message after another, each until the coordinator has it: it may be away for a while."""
+    """Sends one message after another, each until the coordinator has it: it may be away for a while. One that it
+    refuses is given up; `Meeting.hear` says why.
+    """
 
     def __init__(self, meeting: Meeting) -> None:
         self._meeting = meeting
@@ -253,14 +271,19 @@ class Outbox:
     async def _send_all(self) -> None:
         while True:
             to, message = await self._waiting.get()
-            again = tenacity.retry_if_exception_type(StrataError)
-            async for attempt in tenacity.AsyncRetrying(retry=again, wait=tenacity.wait_fixed(AGAIN_S)):
-                with attempt:
-                    await self._send(to, message)
+            again = tenacity.retry_if_exception(
+                lambda error: isinstance(error, StrataError) and not isinstance(error, PermissionRefused)
+            )
+            with contextlib.suppress(PermissionRefused):
+                async for attempt in tenacity.AsyncRetrying(retry=again, wait=tenacity.wait_fixed(AGAIN_S)):
+                    with attempt:
+                        await self._send(to, message)
 
     async def _send(self, to: str, message: AnyMessage) -> None:
         try:
             await self._meeting.send([to], message)
+        except PermissionRefused:
+            raise
         except StrataError as error:
             log.warning("%s could not be told, and is told again: %s", to, error)
             raise

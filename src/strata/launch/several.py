@@ -91,8 +91,16 @@ class NodeAgent:
             self._stopped = Finish("stopped", reason)
 
     def scale(self, workers: int) -> None:
-        if self._role is not None:
-            self._role.scale(workers)
+        """
+        Raises:
+            ConfigError: So many may not be, or nobody here could see to it now.
+        """
+        if self._role is None:
+            raise ConfigError(
+                f"this node is just joining or leaving the run; ask for {workers} workers again in a moment",
+                field="workers",
+            )
+        self._role.scale(workers)
 
     def _check_timeouts(self, here: Meeting) -> None:
         """A machine that is gone must be known to be gone before its workers can be taken for hung."""
