@@ -360,17 +360,20 @@ def test_a_worker_that_cannot_be_started_ends_and_says_why(tmp_path: Path) -> No
     asyncio.run(scene())
 
 
-def test_an_actor_that_hears_of_no_exits_any_more_says_so_each_time_that_it_is_asked(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [OSError, TimeoutError])
+def test_an_actor_that_hears_of_no_exits_any_more_says_so_each_time_that_it_is_asked(
+    tmp_path: Path, error: type[Exception]
+) -> None:
     class Broken(FakeLocalNode):
         async def next_exit(self) -> WorkerExit:
-            raise OSError("stale file handle")
+            raise error("stale file handle")
 
     async def scene() -> None:
         local = Broken()
         actor = actor_with(local, RunDirectory(tmp_path, spec()))
         await actor._hear(local)  # type: ignore[arg-type]
         for _ in range(2):
-            with pytest.raises(OSError, match="stale file handle"):
+            with pytest.raises(NodeLost, match=f"{error.__name__}: stale file handle"):
                 await actor.news(0)
 
     asyncio.run(scene())

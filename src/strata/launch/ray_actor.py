@@ -26,6 +26,7 @@ from strata._version import __version__
 from strata.errors import ConfigError, StrataError
 from strata.launch.contract import Place  # noqa: TC001 - msgspec reads the types of messages
 from strata.launch.node import LocalNode
+from strata.launch.nodes import NodeLost
 from strata.launch.run_directory import RunDirectory
 from strata.launch.spec import RunSpec  # noqa: TC001
 from strata.launch.workers import NOT_STARTED, WorkerExit
@@ -143,7 +144,7 @@ class NodeActor:
         self._attempts: dict[int, int] = {}
         """By rank: the last that was started."""
         self._logs: dict[tuple[int, int], _LogReader] = {}
-        self._told: asyncio.Queue[WorkerExit | Exception] = asyncio.Queue()
+        self._told: asyncio.Queue[WorkerExit | NodeLost] = asyncio.Queue()
         self._hearing: asyncio.Task[None] | None = None
         self._telling = asyncio.Lock()
         self._number = -1
@@ -240,7 +241,7 @@ class NodeActor:
                 self._told.put_nowait(await node.next_exit())
         except Exception as error:  # who asks for news hears of it, and takes this node for lost
             log.exception("exits cannot be heard")
-            self._told.put_nowait(error)
+            self._told.put_nowait(NodeLost(f"{type(error).__name__}: {error}"))
 
     async def _next_news(self) -> News:
         loop = asyncio.get_running_loop()
@@ -249,7 +250,7 @@ class NodeActor:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(LOOK_S, left_s) if self._is_away else left_s):
                     gone = await self._told.get()
-                    if isinstance(gone, Exception):
+                    if isinstance(gone, NodeLost):
                         self._told.put_nowait(gone)  # to be heard again, if the answer is lost on its way
                         raise gone
                     return News(exit=Exit(gone.rank, gone.code, gone.last_words), logs=self._read_logs(gone.rank))
