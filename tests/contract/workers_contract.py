@@ -372,6 +372,16 @@ class WorkersContract:
 
         stage.act(act)
 
+    def test_a_signal_during_the_start_reaches_the_worker_when_it_is_there(self, stage: Stage) -> None:
+        async def act(workers: Workers) -> None:
+            starting = asyncio.create_task(workers.start([stage.order(SLEEPS)]))
+            await asyncio.sleep(0)
+            workers.send_signal(0, signal.SIGTERM)
+            await starting
+            assert await workers.next_exit() == WorkerExit(0, -signal.SIGTERM)
+
+        stage.act(act)
+
     def test_a_killed_worker_goes_with_its_children_and_without_others(self, stage: Stage) -> None:
         async def act(workers: Workers) -> None:
             await workers.start([stage.order(STARTS_A_CHILD + SLEEPS), stage.order(SLEEPS, rank=1)])

@@ -172,3 +172,8 @@ def test_the_start_of_the_tail_is_that_of_a_line(lines: list[bytes], num_lines: 
         tail = data[start:].removesuffix(b"\n").split(b"\n") if data[start:] else []
 
         assert tail == whole[len(whole) - min(num_lines, len(whole)) :]
+
+
+def test_a_log_that_cannot_be_read_tells_nothing(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.log", tmp_path):  # the second is EISDIR, as EIO or ESTALE are elsewhere
+        assert (last_lines(path), last_words(path)) == ([], "")

@@ -8,6 +8,7 @@ import signal
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -74,9 +75,7 @@ class FakeNode:
         self.slots = slots
         self.running: dict[int, Place] = {}
         self.heard: list[object] = []
-        self.is_deaf = False
-        """There is nobody to kill yet."""
-        self.exits: asyncio.Queue[WorkerExit | NodeLost] = asyncio.Queue()
+        self.exits: asyncio.Queue[WorkerExit | Exception] = asyncio.Queue()
         self.on_launch: Callable[[], Awaitable[None]] | None = None
         self.on_port: Callable[[], None] = lambda: None
 
@@ -91,14 +90,15 @@ class FakeNode:
 
     async def next_exit(self) -> WorkerExit:
         found = await self.exits.get()
-        if isinstance(found, NodeLost):
+        if isinstance(found, Exception):
             raise found
         return found
 
     def kill(self, ranks: Iterable[int]) -> None:
-        for rank in ranks if not self.is_deaf else ():
-            self.heard.append(("kill", rank))
-            self.end(rank, -signal.SIGKILL)
+        for rank in ranks:
+            if rank in self.running:
+                self.heard.append(("kill", rank))
+                self.end(rank, -signal.SIGKILL)
 
     def send_signal(self, rank: int, number: signal.Signals) -> None:
         self.heard.append((number, rank))
@@ -143,7 +143,7 @@ def test_ranks_hear_who_they_are_and_where_rank_0_is() -> None:
         assert (last.local_rank, last.local_world_size, last.node_rank, last.num_nodes) == (0, 1, 1, 2)
         nodes.send_signal(2, signal.SIGTERM)
         await nodes.dump_stacks([0, 2, 7])
-        nodes.kill([1, 2, 9])
+        nodes.kill(0, [1, 2, 9])
         assert first.heard == [("stacks", 0), ("kill", 1)]
         assert second.heard == [(signal.SIGTERM, 2), ("stacks", 2), ("kill", 2)]
         await nodes.close()
@@ -163,7 +163,7 @@ def test_a_lost_node_ends_exactly_its_own_ranks_and_each_once() -> None:
         assert [(each.rank, each.code) for each in exits if isinstance(each, WorkerExit)] == [(3, 1), (2, LOST)]
         assert room == RoomChanged(2, "node b is lost: its power is off")
         nodes.lose("b", "again")
-        nodes.kill([2, 3])
+        nodes.kill(0, [2, 3])
         assert await told(nodes) == []
         assert second.heard == []
         first.end(0, 0)
@@ -171,6 +171,24 @@ def test_a_lost_node_ends_exactly_its_own_ranks_and_each_once() -> None:
         await nodes.close()
 
     asyncio.run(scene())
+
+
+def test_a_node_whose_exits_cannot_be_heard_is_lost_with_the_reason_and_nobody_stays_there(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scene() -> None:
+        first, second = FakeNode("a"), FakeNode("b")
+        nodes = Nodes(first, second)
+        await nodes.launch(launched(2))
+        second.exits.put_nowait(OSError("stale file handle"))
+        gone, room = await told(nodes)
+        assert gone == WorkerExit(1, LOST, "node b is lost: OSError: stale file handle")
+        assert room == RoomChanged(1, "node b is lost: OSError: stale file handle")
+        assert second.heard == [("kill", 1)]
+        await nodes.close()
+
+    asyncio.run(scene())
+    assert "Traceback" in caplog.text
 
 
 def test_a_node_that_drains_keeps_its_workers_and_gets_no_new_ones() -> None:
@@ -189,6 +207,23 @@ def test_a_node_that_drains_keeps_its_workers_and_gets_no_new_ones() -> None:
         assert second.running[1].attempt == 0
         nodes.join(FakeNode("c"))
         assert await told(nodes) == [RoomChanged(2, "node c has joined")]
+        await nodes.close()
+
+    asyncio.run(scene())
+
+
+def test_workers_must_move_as_long_as_some_are_on_a_node_that_is_leaving() -> None:
+    async def scene() -> None:
+        first, second, third = FakeNode("a"), FakeNode("b"), FakeNode("c")
+        nodes = Nodes(first, second, third)
+        await nodes.launch(launched(2))
+        nodes.drain("c", "nobody is there")
+        assert not nodes.must_move
+        nodes.drain("b", "Ctrl-C")
+        assert nodes.must_move
+        second.end(1, 0)
+        await told(nodes)
+        assert not nodes.must_move
         await nodes.close()
 
     asyncio.run(scene())
@@ -252,19 +287,32 @@ def test_there_is_no_room_before_all_have_come_who_are_awaited() -> None:
     asyncio.run(scene())
 
 
-def test_who_is_killed_while_others_are_still_being_started_does_not_stay() -> None:
+def test_who_is_killed_before_the_launch_or_while_ranks_are_dealt_out_is_not_started_and_ends_once() -> None:
     async def scene() -> None:
-        first, second = FakeNode("a"), FakeNode("b")
+        first, second = FakeNode("a", slots=2), FakeNode("b")
         nodes = Nodes(first, second)
+        nodes.kill(4, [1])  # nobody of attempt 4 is anywhere
+        first.on_port = lambda: nodes.kill(4, [2])
+        await nodes.launch(launched(3, attempt=4))
+        assert (sorted(first.running), second.running) == ([0], {})
+        assert await told(nodes) == [WorkerExit(rank, -signal.SIGKILL) for rank in (1, 2)]
+        await nodes.close()
 
-        async def kill_too_early() -> None:
-            first.is_deaf = True
-            nodes.kill([0])
-            first.is_deaf = False
+    asyncio.run(scene())
 
-        second.on_launch = kill_too_early
-        await nodes.launch(launched(2))
-        assert (first.heard, second.heard) == ([("kill", 0)], [])
+
+def test_a_kill_that_came_too_late_for_its_attempt_does_not_meet_the_next() -> None:
+    async def scene() -> None:
+        node = FakeNode("a")
+        nodes = Nodes(node)
+        await nodes.launch(launched(1))
+        node.end(0, 1)
+        assert await told(nodes) == [WorkerExit(0, 1)]
+        nodes.kill(0, [0])
+        await nodes.launch(launched(1, attempt=1))
+        nodes.kill(0, [0])
+        assert node.running[0].attempt == 1
+        assert node.heard == []
         await nodes.close()
 
     asyncio.run(scene())

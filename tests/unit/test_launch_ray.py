@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -355,6 +356,35 @@ def test_a_worker_that_cannot_be_started_ends_and_says_why(tmp_path: Path) -> No
         actor = actor_with(local, RunDirectory(tmp_path, spec()))
         await actor.launch(encode(Launch(places=[place(1)])))
         assert decode(await actor.news(0), News).exit == Exit(1, NOT_STARTED, "the disk is full")
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("error", [OSError, TimeoutError])
+def test_an_actor_that_hears_of_no_exits_any_more_says_so_each_time_that_it_is_asked(
+    tmp_path: Path, error: type[Exception]
+) -> None:
+    class Broken(FakeLocalNode):
+        async def next_exit(self) -> WorkerExit:
+            raise error("stale file handle")
+
+    async def scene() -> None:
+        local = Broken()
+        actor = actor_with(local, RunDirectory(tmp_path, spec()))
+        await actor._hear(local)  # type: ignore[arg-type]
+        for _ in range(2):
+            with pytest.raises(NodeLost, match=f"{error.__name__}: stale file handle"):
+                await actor.news(0)
+
+    asyncio.run(scene())
+
+
+def test_news_that_nobody_understands_are_those_of_a_lost_node() -> None:
+    async def scene() -> None:
+        found = node(FakeActor(news=lambda _: b"?"))
+        with pytest.raises(msgspec.DecodeError):
+            await found.next_exit()
+        assert found.lost.is_set()
 
     asyncio.run(scene())
 

@@ -13,6 +13,7 @@ from strata.errors import ConfigError
 from strata.launch.contract import STOPPED
 from strata.launch.spec import Size
 from strata.launch.supervising import (
+    END_AGAIN_S,
     LONGEST_PAUSE_S,
     MAX_ALIKE,
     AskToStop,
@@ -168,6 +169,28 @@ def test_workers_that_wait_for_a_hung_one_are_looked_at_too() -> None:
     assert orders_of(found) == [DumpStacks((0, 2)), End((0, 2))]
 
 
+@pytest.mark.parametrize("why", ["failed", "hung", "stopped"])
+def test_who_was_killed_and_does_not_end_is_killed_again_and_it_is_said(why: str) -> None:
+    run = supervisor(3)
+    run.begin(now_s=0.0)
+    if why == "failed":
+        run.exited(Exited(0, 1, "ValueError: bad row"), now_s=1.0)
+    elif why == "hung":
+        run.hung([1, 2], 61.0)
+    else:
+        run.stop("strata stop", now_s=1.0, is_now=True)
+        run.exited(Exited(0, KILLED), now_s=1.0)
+    run.exited(Exited(1, KILLED), now_s=1.0)
+    for began_s in (1.0, 1.0 + END_AGAIN_S):
+        assert run.tick(now_s=began_s) == []
+        assert run.tick(now_s=began_s + END_AGAIN_S - 0.1) == []
+        told, *orders = run.tick(now_s=began_s + END_AGAIN_S)
+        left = (2,) if why != "hung" else (0, 2)
+        assert orders == [End(left)]
+        assert isinstance(told, Tell)
+        assert told.text.startswith("killed 30 s ago, and not known to have ended: rank")
+
+
 def test_asked_to_stop_workers_save_first_and_at_the_second_time_they_do_not() -> None:
     run = supervisor()
     run.begin(now_s=0.0)
@@ -206,6 +229,27 @@ def test_scripts_that_only_know_signals_all_get_their_grace() -> None:
     assert run.exited(Exited(1, -signal.SIGTERM), now_s=9.0) == [
         Finish("stopped", "SIGTERM; the workers have ended, without a last checkpoint")
     ]
+
+
+def test_a_script_without_a_context_that_ends_well_at_the_signal_has_stopped_and_is_not_done() -> None:
+    run = supervisor()
+    run.begin(now_s=0.0)
+    run.stop("SIGTERM", now_s=0.0)
+    run.signalled([0, 1])
+    run.exited(Exited(0, 0), now_s=1.0)
+    assert run.exited(Exited(1, 0), now_s=1.0) == [
+        Finish("stopped", "SIGTERM; the workers have ended as they were asked to")
+    ]
+
+
+def test_a_script_without_a_context_that_ends_well_at_the_signal_goes_on_with_the_new_size() -> None:
+    run = supervisor(1, 2)
+    run.begin(now_s=0.0)
+    run.scale(1, now_s=0.0)
+    run.exited(Exited(0, 0), now_s=0.1)  # before it could be asked
+    run.signalled([0, 1])
+    assert orders_of(run.exited(Exited(1, 0), now_s=1.0)) == [Start(1, 1)]
+    assert run.exited(Exited(0, 0), now_s=2.0) == [Finish("done", "1 worker is done")]
 
 
 def test_a_stop_between_two_attempts_ends_the_run() -> None:
@@ -353,6 +397,19 @@ def test_less_room_that_is_announced_lets_workers_save_first() -> None:
     assert orders_of(run.room_changed(2, "node b is leaving", now_s=1.0)) == [AskToStop("node b is leaving")]
     found = [order for rank in range(4) for order in run.exited(Exited(rank, STOPPED), now_s=2.0)]
     assert orders_of(found) == [Start(1, 2)]
+    assert run.num_failures == 0
+
+
+def test_workers_of_a_node_that_is_leaving_move_also_if_there_is_room_for_all_of_them_elsewhere() -> None:
+    run = supervisor(2, 4)
+    run.room = 8
+    run.begin(now_s=0.0)
+    assert orders_of(run.room_changed(6, "node c, without workers, is leaving", now_s=1.0)) == []
+    found = run.room_changed(4, "node b is leaving", now_s=1.0, must_move=True)
+    assert found[1] == Tell("scaling", "node b is leaving: 4 workers as before, elsewhere: they save first", 0)
+    assert orders_of(found) == [AskToStop("node b is leaving")]
+    found = [order for rank in range(4) for order in run.exited(Exited(rank, STOPPED), now_s=2.0)]
+    assert orders_of(found) == [Start(1, 4)]
     assert run.num_failures == 0
 
 

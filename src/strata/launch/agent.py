@@ -145,7 +145,9 @@ class Agent:
             event = await self._nodes.next_event()
             self.supervisor.room = self._nodes.room  # of a node that is lost, first the workers' ends are told
             if isinstance(event, RoomChanged):
-                orders = self.supervisor.room_changed(event.room, event.why, now_s=self._now_s())
+                orders = self.supervisor.room_changed(
+                    event.room, event.why, now_s=self._now_s(), must_move=self._nodes.must_move
+                )
             else:
                 orders = self.supervisor.exited(Exited(event.rank, event.code, event.last_words), now_s=self._now_s())
             await self._obey(orders)
@@ -209,7 +211,7 @@ class Agent:
                 case AskToStop(reason):
                     self._do(self._ask_to_stop(reason))
                 case End(ranks):
-                    self._nodes.kill(ranks)
+                    self._nodes.kill(self.supervisor.attempt, ranks)
                 case DumpStacks(ranks):
                     await self._nodes.dump_stacks(ranks)
                 case Tell(what, text, of_attempt, rank):
@@ -257,11 +259,13 @@ class Agent:
         """
         self._stop_reason = reason
         attempt, ranks = self.supervisor.attempt, sorted(self.supervisor.running)
+        have_context = set(self._seen.workers)
         with contextlib.suppress(StrataError):
             found = await self._client.list_workers(job_id=self._spec.name)
             if self.supervisor.attempt != attempt:
                 return
             joined = {_rank_of(each): each.worker_id for each in found.workers if self._is_of_this_attempt(each)}
+            have_context |= joined.keys()
             if joined and joined.keys() >= set(ranks):
                 await self._client.send_command(
                     "STOP",
@@ -271,6 +275,9 @@ class Agent:
                     args={"attempt": str(attempt)},
                 )
                 return
+        if self.supervisor.attempt != attempt:
+            return
+        self.supervisor.signalled(set(ranks) - have_context)
         for rank in ranks:
             self._nodes.send_signal(rank, signal.SIGTERM)
 

@@ -25,10 +25,18 @@ TOGETHER_S = 0.02
 
 class Follower:
     def __init__(
-        self, here: Meeting, leader: Member, node: Node, note: Callable[[str, str], None], *, leaving: str = ""
+        self,
+        here: Meeting,
+        leader: Member,
+        node: Node,
+        note: Callable[[str, str], None],
+        *,
+        coordinator: str,
+        leaving: str = "",
     ) -> None:
-        """`note` takes what is for the timeline: what happened, and that in words. `leaving`: it was asked to stop
-        while another one led.
+        """`note` takes what is for the timeline: what happened, and that in words. `coordinator`: as it is reached from
+        here, which may be by another address than from the leader. `leaving`: it was asked to stop while another one
+        led.
         """
         self.last_attempt = -1
         self.leaving = leaving
@@ -37,7 +45,10 @@ class Follower:
         self._leader = leader
         self._node = node
         self._note = note
+        self._coordinator = coordinator
         self._running: set[int] = set()
+        self._early: dict[int, int] = {}
+        """Exit codes of the ranks that were to end, perhaps before the node had begun with their launch."""
         self._ended: list[WorkerExit] = []
         self._finish: Finish | None = None
         self._outbox = Outbox(here)
@@ -70,11 +81,10 @@ class Follower:
             return None
         finally:
             telling.cancel()
-            await asyncio.gather(telling, return_exceptions=True)
-            await self._node.close()
             for each in self._launches:
                 each.cancel()
-            await asyncio.gather(*self._launches, return_exceptions=True)
+            await asyncio.gather(telling, *self._launches, return_exceptions=True)
+            await self._node.close()
             await self._outbox.close()
 
     # -- what is asked from outside --------------------------------------------------------------------------------
@@ -99,13 +109,16 @@ class Follower:
             case Launch(place, ranks):
                 self.last_attempt = place.attempt
                 self._running = {rank for rank, _ in ranks}
+                self._early = {}
                 self._note("started", f"attempt {place.attempt} with {len(ranks)} of {place.world_size} workers here")
                 task = asyncio.create_task(self._launch(message))
                 self._launches.add(task)
                 task.add_done_callback(self._launches.discard)
             case Kill(attempt, ranks) if attempt == self.last_attempt:
+                self._early |= dict.fromkeys(ranks, -signal.SIGKILL)
                 self._node.kill(ranks)
             case SendSignal(attempt, rank, number) if attempt == self.last_attempt:
+                self._early.setdefault(rank, -number)
                 with contextlib.suppress(ValueError):
                     self._node.send_signal(rank, signal.Signals(number))
             case Dump(attempt, rank) if attempt == self.last_attempt:
@@ -118,7 +131,17 @@ class Follower:
                 pass  # of an attempt that is over
 
     async def _launch(self, order: Launch) -> None:
-        places = [replace(order.place, rank=rank, local_rank=local_rank) for rank, local_rank in order.ranks]
+        """An order to end may have come in the same breath: whom it meant is not started, and has ended all the same.
+        From here on the node has its workers, and hears of it.
+        """
+        early = [WorkerExit(rank, self._early[rank]) for rank, _ in order.ranks if rank in self._early]
+        if early:
+            self._tell(early)
+        places = [
+            replace(order.place, rank=rank, local_rank=local_rank, coordinator=self._coordinator)
+            for rank, local_rank in order.ranks
+            if rank not in self._early
+        ]
         try:
             await self._node.launch(places)
         except StrataError as error:

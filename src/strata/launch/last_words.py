@@ -47,13 +47,15 @@ def last_words(path: Path) -> str:
 
 
 def last_lines(path: Path, num_lines: int | None = None, *, max_bytes: int = MAX_BYTES) -> list[str]:
-    """The last lines that lie within the last `max_bytes`, cleaned. None of a log that is not there."""
+    """The last lines that lie within the last `max_bytes`, cleaned. None of a log that cannot be read: a worker's end
+    is told of, with its last words or without.
+    """
     try:
         with path.open("rb") as file:
             start = tail_start(file, num_lines, max_bytes=max_bytes)
             file.seek(start)
             data = file.read(max_bytes)
-    except FileNotFoundError:
+    except OSError:
         return []
     lines = [clean(line) for line in data.decode(errors="replace").split("\n")]
     return lines[:-1] if lines and not lines[-1] else lines

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,21 +72,21 @@ class LocalWorkers:
             self._warm_up()
 
     async def start(self, orders: Sequence[WorkerOrder]) -> None:
-        async with self._starting:
-            data = self._checked(orders)
-            with contextlib.ExitStack() as logs:
-                workers = [_Worker(order.rank, logs.enter_context(_open_log(order.log))) for order in orders]
-                self._roster.add(workers)
-                try:
+        data = self._checked(orders)
+        with contextlib.ExitStack() as logs:
+            workers = [_Worker(order.rank, logs.enter_context(_open_log(order.log))) for order in orders]
+            self._roster.add(workers)  # before anything is waited for: from here on they can be killed
+            try:
+                async with self._starting:
                     hosts = await self._unless_killed(self._hosts_for(orders, workers), workers)
                     for host, worker, order in zip(hosts, workers, data, strict=True):
                         if host is not None:
                             await host.start(worker, order)
-                finally:  # cancelled, perhaps
-                    for worker in workers:
-                        worker.log = -1
-                        if not worker.is_ordered:
-                            self._roster.remove(worker)
+            finally:  # cancelled, perhaps
+                for worker in workers:
+                    worker.log = -1
+                    if not worker.is_ordered:
+                        self._roster.remove(worker)
 
     async def next_exit(self) -> WorkerExit:
         return await self._roster.exits.get()
@@ -101,10 +101,13 @@ class LocalWorkers:
         self._was_killed.set()
 
     def send_signal(self, rank: int, number: signal.Signals) -> None:
-        pid = self.pid_of(rank)
-        if pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+        worker = self._roster.by_rank.get(rank)
+        if worker is None:
+            return
+        if worker.pid is None:
+            worker.signals.add(number)
+        else:
+            _send_signal(worker.pid, number)
 
     def pid_of(self, rank: int) -> int | None:
         worker = self._roster.by_rank.get(rank)
@@ -145,6 +148,12 @@ class LocalWorkers:
         """Imports may take minutes. Who is killed meanwhile ends at once, as if it had been there."""
         coming = asyncio.create_task(hosts)
         while not coming.done():
+            if all(worker.is_killed for worker in workers):
+                coming.cancel()
+                for worker in workers:
+                    worker.is_ordered = True
+                    self._roster.ended(worker, -signal.SIGKILL)
+                return [None] * len(workers)
             self._was_killed.clear()
             killed = asyncio.create_task(self._was_killed.wait())
             try:
@@ -154,12 +163,6 @@ class LocalWorkers:
                 raise
             finally:
                 killed.cancel()
-            if not coming.done() and all(worker.is_killed for worker in workers):
-                coming.cancel()
-                for worker in workers:
-                    worker.is_ordered = True
-                    self._roster.ended(worker, -signal.SIGKILL)
-                return [None] * len(workers)
         return coming.result()
 
     async def _hosts_for(self, orders: Sequence[WorkerOrder], workers: Sequence[_Worker]) -> Sequence[_Host | None]:
@@ -250,6 +253,8 @@ class _Worker:
     """It will end some day, also if it never was."""
     is_killed: bool = False
     """Perhaps before it was there."""
+    signals: set[signal.Signals] = field(default_factory=set)
+    """Sent before it was there."""
 
 
 class _Roster:
@@ -281,6 +286,8 @@ class _Roster:
         self.groups.add(pid)
         if worker.is_killed:
             warm.kill_group(pid)
+        for number in worker.signals:
+            _send_signal(pid, number)
 
     def not_started(self, worker: _Worker, reason: str) -> None:
         if worker.log >= 0:
@@ -468,6 +475,11 @@ def _open_log(path: Path) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+def _send_signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def _when_gone(pid: int, then: Callable[[], None]) -> None:

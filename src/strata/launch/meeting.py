@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import msgspec
 import tenacity
 
-from strata.errors import CoordinatorError, StrataError, UnknownWorker
+from strata.errors import ConfigError, CoordinatorError, PermissionRefused, StrataError, UnknownWorker
 from strata.launch.contract import Place  # noqa: TC001 - msgspec looks at it
 from strata.launch.workers import WorkerExit  # noqa: TC001
-from strata.transport.addresses import parse_addresses
+from strata.transport.addresses import Address, parse_addresses
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -35,7 +35,12 @@ POLL_S = 1.0
 AGAIN_S = 1.0
 """Between two tries to send a message."""
 LEFT_S = 10.0
-"""What the others have to leave, when a run is over."""
+"""What the others have to leave, when they know that a run is over."""
+TELL_S = 60.0
+TELL_LEASES = 3
+"""Until they are told it is tried for so long, and for so many leases: the coordinator may be away for a while, and who
+is not told by somebody that is still a member goes on with the run.
+"""
 _FROM, _TEXT = "from", "text"
 
 
@@ -118,6 +123,11 @@ class Member:
     def address(self) -> str:
         return self.id.partition("@")[2]
 
+    @property
+    def is_loopback(self) -> bool:
+        """Nobody on another machine reaches it."""
+        return Address(self.address, 0).is_local
+
 
 class Heard(NamedTuple):
     """A message, or, without one, that members have come or gone."""
@@ -136,6 +146,7 @@ class Meeting:
         self._client = client
         self._worker = worker
         self._put_back: list[Heard] = []
+        self._refusal: PermissionRefused | None = None
 
     @property
     def leader(self) -> Member | None:
@@ -174,16 +185,29 @@ class Meeting:
 
         Raises:
             CoordinatorError: The coordinator did not take it.
+            PermissionRefused: It never will.
         """
         args = {_FROM: self.me.id, _TEXT: msgspec.json.encode(message).decode()}
-        for each in to:
-            with contextlib.suppress(UnknownWorker):
-                await self._client.send_command("MESSAGE", job_id=self._worker.job_id, worker_ids=[each], args=args)
+        try:
+            for each in to:
+                with contextlib.suppress(UnknownWorker):
+                    await self._client.send_command("MESSAGE", job_id=self._worker.job_id, worker_ids=[each], args=args)
+        except PermissionRefused as error:
+            self._refusal = PermissionRefused(
+                f"{error.message}: agents of several machines command each other, so each of them needs a token of the "
+                "role admin (STRATA_TOKEN_FILE)"
+            )
+            raise self._refusal from error
 
     async def hear(self) -> list[Heard]:
         """What has come: messages first, so that the last words of a member are heard before it is missed. Waits a
         moment if there is nothing; afterwards `members` are those of now.
+
+        Raises:
+            PermissionRefused: This member may not speak, which it has tried: then it is of no use to the others.
         """
+        if self._refusal is not None:
+            raise self._refusal
         if self._put_back:
             heard, self._put_back = self._put_back, []
             return heard
@@ -202,16 +226,34 @@ class Meeting:
         """To be heard again: it was for whoever this member is next."""
         self._put_back += heard
 
-    async def wait_alone(self) -> None:
-        """Until all others have left, or long enough."""
-        with contextlib.suppress(TimeoutError, StrataError):
-            async with asyncio.timeout(LEFT_S):
+    async def dismiss(self, message: AnyMessage) -> list[Member]:
+        """Says a last thing to all others, also to those who join meanwhile, and waits until they have left, or long
+        enough. Those who could not be told.
+        """
+        told: set[str] = set()
+        clock = asyncio.get_running_loop().time
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(TELL_S, TELL_LEASES * self.lease_s)) as limit:
                 while self.others:
+                    new = [member.id for member in self.others if member.id not in told]
+                    try:
+                        await self.send(new, message)
+                    except PermissionRefused:
+                        break
+                    except StrataError as error:
+                        log.warning("others could not be told, and are told again: %s", error)
+                    else:
+                        told.update(new)
+                        if new:
+                            limit.reschedule(clock() + LEFT_S)
                     await self.hear()
+        return [member for member in self.others if member.id not in told]
 
 
 class Outbox:
-    """Sends one message after another, each until the coordinator has it: it may be away for a while."""
+    """Sends one message after another, each until the coordinator has it: it may be away for a while. One that it
+    refuses is given up; `Meeting.hear` says why.
+    """
 
     def __init__(self, meeting: Meeting) -> None:
         self._meeting = meeting
@@ -229,14 +271,19 @@ class Outbox:
     async def _send_all(self) -> None:
         while True:
             to, message = await self._waiting.get()
-            again = tenacity.retry_if_exception_type(StrataError)
-            async for attempt in tenacity.AsyncRetrying(retry=again, wait=tenacity.wait_fixed(AGAIN_S)):
-                with attempt:
-                    await self._send(to, message)
+            again = tenacity.retry_if_exception(
+                lambda error: isinstance(error, StrataError) and not isinstance(error, PermissionRefused)
+            )
+            with contextlib.suppress(PermissionRefused):
+                async for attempt in tenacity.AsyncRetrying(retry=again, wait=tenacity.wait_fixed(AGAIN_S)):
+                    with attempt:
+                        await self._send(to, message)
 
     async def _send(self, to: str, message: AnyMessage) -> None:
         try:
             await self._meeting.send([to], message)
+        except PermissionRefused:
+            raise
         except StrataError as error:
             log.warning("%s could not be told, and is told again: %s", to, error)
             raise
@@ -258,13 +305,41 @@ async def joined(client: AsyncCoordinatorClient, run: str, *, address: str, slot
 
 
 def own_address(coordinator: str) -> str:
-    """Of this machine, as seen on the way to the coordinator. Nothing is sent."""
+    """Of this machine, as seen on the way to the coordinator. Nothing is sent.
+
+    Raises:
+        ConfigError: There is no such way.
+    """
     first = parse_addresses(coordinator, field="coordinator")[0]
-    host, port = first.host, first.port
-    family = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family[0], socket.SOCK_DGRAM) as probe:
-        probe.connect(family[4])
-        return str(probe.getsockname()[0])
+    if first.path:  # a socket in the file system: all nodes are on this machine
+        return "127.0.0.1"
+    try:
+        family = socket.getaddrinfo(first.host, first.port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family[0], socket.SOCK_DGRAM) as probe:
+            probe.connect(family[4])
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ConfigError(
+            f"the coordinator's host {first.host!r} is not found from here ({error.strerror or error}); name one with "
+            "--coordinator HOST:PORT that this machine knows",
+            field="coordinator",
+        ) from error
+
+
+def check_reach(here: Meeting) -> None:
+    """The loopback leads from every machine to itself: either all nodes are there, on one machine, or none is.
+
+    Raises:
+        ConfigError: Another node cannot reach this one, or the other way round.
+    """
+    for other in here.others:
+        if other.is_loopback != here.me.is_loopback:
+            raise ConfigError(
+                f"this node is at {here.me.address} and node {other.name} at {other.address}: from another machine a "
+                "loopback address is not reached; name the coordinator on each of them by an address that all of them "
+                "reach, not localhost, or say where the others reach a machine with --node-address",
+                field="coordinator",
+            )
 
 
 def _decoded(args: dict[str, str]) -> Heard | None:

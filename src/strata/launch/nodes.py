@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
 
     from strata.launch.contract import Place
 
+log = logging.getLogger(__name__)
 LOST = -signal.SIGKILL
 """The exit code of workers whose node is lost: whatever it was, it came from outside."""
+KILLED = -signal.SIGKILL
 
 
 class NodeLost(StrataError):
@@ -70,7 +73,9 @@ class Node(Protocol):
         """
         ...
 
-    def kill(self, ranks: Iterable[int]) -> None: ...
+    def kill(self, ranks: Iterable[int]) -> None:
+        """From the first step of their launch on nobody is missed; who is not here is passed over."""
+        ...
 
     def send_signal(self, rank: int, number: signal.Signals) -> None: ...
 
@@ -141,8 +146,10 @@ class Nodes:
         self._listeners: dict[str, asyncio.Task[None]] = {}
         self._at: dict[int, Node] = {}
         """Where each rank that has not ended is."""
-        self._killed: set[int] = set()
-        """Of the ranks that are being started; perhaps before there was anybody to kill."""
+        self._attempt = -1
+        """The last that was launched."""
+        self._killed: set[tuple[int, int]] = set()
+        """Attempt and rank; perhaps before there was anybody to kill."""
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         for node in nodes:
             self._take_in(node)
@@ -150,6 +157,11 @@ class Nodes:
     @property
     def room(self) -> int:
         return 0 if self._awaited > len(self._nodes) else sum(node.slots for node in self._open())
+
+    @property
+    def must_move(self) -> bool:
+        """Workers are on a node that is leaving. They cannot stay, also if there is room for all of them elsewhere."""
+        return any(node.name in self._draining for node in self._at.values())
 
     @property
     def names(self) -> list[str]:
@@ -211,6 +223,10 @@ class Nodes:
                     self._ended(gone)
         except NodeLost as error:
             self.lose(node.name, str(error))
+        except Exception as error:  # nobody would hear of its workers any more, and the run would wait for ever
+            log.exception("the exits of node %s cannot be heard", node.name)
+            node.kill([rank for rank, at in self._at.items() if at is node])
+            self.lose(node.name, f"{type(error).__name__}: {error}")
 
     def _ended(self, gone: WorkerExit) -> None:
         del self._at[gone.rank]
@@ -222,6 +238,8 @@ class Nodes:
         """Starts all ranks of an attempt; `place` says what they have in common. Returns when all of them run, or have
         ended.
         """
+        self._attempt = place.attempt
+        self._killed = {each for each in self._killed if each[0] >= place.attempt}
         nodes = self._open()
         hosts = list(dict.fromkeys(node.host for node in nodes))
         nodes.sort(key=lambda node: hosts.index(node.host))  # neighbours, whenever they have come
@@ -231,7 +249,6 @@ class Nodes:
         if not seats:
             return
         first = nodes[seats[0].node]
-        self._killed.clear()
         self._at |= {rank: nodes[seat.node] for rank, seat in enumerate(seats)}
         common = replace(
             place,
@@ -250,18 +267,26 @@ class Nodes:
             for rank, seat in enumerate(seats)
         ]
         launches = [
-            node.launch([p for p in places if seats[p.rank].node == index and self._at.get(p.rank) is node])
+            self._launch_at(node, [place for place in places if seats[place.rank].node == index])
             for index, node in enumerate(nodes)
             if any(seat.node == index for seat in seats)
         ]
         await asyncio.gather(*launches)
-        self.kill(list(self._killed))
 
-    def kill(self, ranks: Iterable[int]) -> None:
+    async def _launch_at(self, node: Node, places: Sequence[Place]) -> None:
+        """Who was killed, or lost, up to this moment is not started. From here on the node has them, and hears it."""
+        for place in places:
+            if (place.attempt, place.rank) in self._killed and self._at.get(place.rank) is node:
+                self._ended(WorkerExit(place.rank, KILLED))
+        await node.launch([place for place in places if self._at.get(place.rank) is node])
+
+    def kill(self, attempt: int, ranks: Iterable[int]) -> None:
+        """Also before the attempt is launched: these ranks end without having begun."""
         ranks = list(ranks)
-        self._killed.update(ranks)
-        for node, theirs in self._by_node(ranks):
-            node.kill(theirs)
+        self._killed.update((attempt, rank) for rank in ranks)
+        if attempt == self._attempt:
+            for node, theirs in self._by_node(ranks):
+                node.kill(theirs)
 
     def send_signal(self, rank: int, number: signal.Signals) -> None:
         if rank in self._at:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 from dataclasses import replace
@@ -25,6 +26,7 @@ from strata._version import __version__
 from strata.errors import ConfigError, StrataError
 from strata.launch.contract import Place  # noqa: TC001 - msgspec reads the types of messages
 from strata.launch.node import LocalNode
+from strata.launch.nodes import NodeLost
 from strata.launch.run_directory import RunDirectory
 from strata.launch.spec import RunSpec  # noqa: TC001
 from strata.launch.workers import NOT_STARTED, WorkerExit
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
     from strata.launch.workers import WorkerOrder
 
+log = logging.getLogger(__name__)
 NEWS_S = 20.0
 """How long a call waits for news before it says that there are none."""
 LOOK_S = 1.0
@@ -141,7 +144,7 @@ class NodeActor:
         self._attempts: dict[int, int] = {}
         """By rank: the last that was started."""
         self._logs: dict[tuple[int, int], _LogReader] = {}
-        self._told: asyncio.Queue[WorkerExit] = asyncio.Queue()
+        self._told: asyncio.Queue[WorkerExit | NodeLost] = asyncio.Queue()
         self._hearing: asyncio.Task[None] | None = None
         self._telling = asyncio.Lock()
         self._number = -1
@@ -233,8 +236,12 @@ class NodeActor:
     # -- within ----------------------------------------------------------------------------------------------------
 
     async def _hear(self, node: _Node) -> None:
-        while True:
-            self._told.put_nowait(await node.next_exit())
+        try:
+            while True:
+                self._told.put_nowait(await node.next_exit())
+        except Exception as error:  # who asks for news hears of it, and takes this node for lost
+            log.exception("exits cannot be heard")
+            self._told.put_nowait(NodeLost(f"{type(error).__name__}: {error}"))
 
     async def _next_news(self) -> News:
         loop = asyncio.get_running_loop()
@@ -243,6 +250,9 @@ class NodeActor:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(LOOK_S, left_s) if self._is_away else left_s):
                     gone = await self._told.get()
+                    if isinstance(gone, NodeLost):
+                        self._told.put_nowait(gone)  # to be heard again, if the answer is lost on its way
+                        raise gone
                     return News(exit=Exit(gone.rank, gone.code, gone.last_words), logs=self._read_logs(gone.rank))
             if logs := self._read_logs():
                 return News(logs=logs)
@@ -281,7 +291,7 @@ class _LogReader:
                 start = max(self._offset, end - MAX_NEWS_BYTES)
                 file.seek(start)
                 data = file.read(end - start)
-        except FileNotFoundError:
+        except OSError:  # it is not there yet, or cannot be read now
             return b""
         left_out = start - self._offset
         self._offset = start + len(data)

@@ -79,7 +79,7 @@ class RayNode:
         while True:
             try:
                 news = decode(await self._hear(), News)
-            except NodeLost:
+            except Exception:
                 self.lost.set()
                 raise
             self._number += 1

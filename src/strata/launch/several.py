@@ -16,7 +16,7 @@ import msgspec
 
 from strata.clock import Clock, SystemClock
 from strata.coordinator.client import AsyncCoordinatorClient
-from strata.errors import ConfigError, StrataError
+from strata.errors import ConfigError
 from strata.launch import control, meeting
 from strata.launch.agent import Agent
 from strata.launch.following import Follower
@@ -76,6 +76,7 @@ class NodeAgent:
                         self._client, self._spec.name, address=self._address, slots=self._slots
                     ) as here:
                         self._check_timeouts(here)
+                        meeting.check_reach(here)
                         finish = await self._take_part(here)
                     if finish is not None:
                         return finish
@@ -90,8 +91,16 @@ class NodeAgent:
             self._stopped = Finish("stopped", reason)
 
     def scale(self, workers: int) -> None:
-        if self._role is not None:
-            self._role.scale(workers)
+        """
+        Raises:
+            ConfigError: So many may not be, or nobody here could see to it now.
+        """
+        if self._role is None:
+            raise ConfigError(
+                f"this node is just joining or leaving the run; ask for {workers} workers again in a moment",
+                field="workers",
+            )
+        self._role.scale(workers)
 
     def _check_timeouts(self, here: Meeting) -> None:
         """A machine that is gone must be known to be gone before its workers can be taken for hung."""
@@ -121,7 +130,9 @@ class NodeAgent:
     async def _follow(self, here: Meeting, leader: Member) -> Finish | None:
         node = self._local_node(here)
         await node.prepare()
-        self._role = follower = Follower(here, leader, node, self._note, leaving=self._leaving)
+        self._role = follower = Follower(
+            here, leader, node, self._note, coordinator=self._spec.coordinator, leaving=self._leaving
+        )
         try:
             return await follower.run()
         finally:
@@ -166,11 +177,8 @@ class NodeAgent:
                 each.cancel()
             await asyncio.gather(running, watching, return_exceptions=True)
             self._last_attempt = max(self._last_attempt, agent.supervisor.attempt)
-        try:
-            await here.send([other.id for other in here.others], Over(finish.outcome, finish.reason))
-            await here.wait_alone()
-        except StrataError as error:
-            log.warning("other nodes could not be told that the run is over: %s", error)
+        for other in await here.dismiss(Over(finish.outcome, finish.reason)):
+            log.warning("node %s could not be told that the run is over; stop it there, or it goes on", other.name)
         return finish
 
     # -- within ----------------------------------------------------------------------------------------------------

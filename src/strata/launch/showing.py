@@ -74,6 +74,7 @@ _EVENT_COLOURS = {
     "failed": "red",
     "cause": "red",
     "hung": "red",
+    "ending": "yellow",
     "waiting": "yellow",
     "stopping": "yellow",
     "scaling": "yellow",

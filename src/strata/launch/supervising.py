@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 30.0
+END_AGAIN_S = 30.0
+"""Who was killed and is not known to have ended by then is killed again: the order, or the news, may have been lost."""
 MAX_ALIKE = 3
 """Failures at the same place, of the same rank, with the same last words: it is the input, not the machine."""
 _ECHOES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
@@ -68,7 +70,7 @@ class Exited:
         return f"rank {self.rank}: {how}" + (f": {self.last_words}" if self.last_words else "")
 
 
-Told = Literal["started", "failed", "hung", "stopping", "scaling", "waiting", "nodes", "cause"]
+Told = Literal["started", "failed", "hung", "ending", "stopping", "scaling", "waiting", "nodes", "cause"]
 
 
 # -- what to do --------------------------------------------------------------------------------------------------------
@@ -179,6 +181,13 @@ class Supervisor:
     _hung: dict[int, str] = field(default_factory=dict)
     _ended: set[int] = field(default_factory=set)
     """Workers that had to be killed although nothing was wrong with them: that they end so is no failure."""
+    _signalled: set[int] = field(default_factory=set)
+    """Workers that were asked to stop by a signal alone, which cannot say that they have. From them 0 means that they
+    have obeyed, not that their work is done.
+    """
+    _doomed: set[int] = field(default_factory=set)
+    """Workers that were ordered to be killed, for whatever reason."""
+    _end_again_s: float = float("inf")
     _history: list[_Failure] = field(default_factory=list)
     _num_idle: int = 0
     """Failures in a row without a step between them."""
@@ -223,10 +232,14 @@ class Supervisor:
             if self.phase is Phase.RUNNING:
                 self.phase = Phase.ENDING
             if self.running:
-                orders.append(End(tuple(sorted(self.running))))
+                orders.append(self._end(self.running))
         if self.running:
             return orders
         return orders + self._attempt_ended(now_s)
+
+    def signalled(self, ranks: Collection[int]) -> None:
+        """These have no context, and know of the stop only by a signal."""
+        self._signalled |= self.running & set(ranks)
 
     def hung(self, ranks: Collection[int], silent_s: float) -> list[Order]:
         """Workers make no more steps: one that hangs and, mostly, those that wait for it; their stacks tell which."""
@@ -236,7 +249,7 @@ class Supervisor:
         self._hung.update(dict.fromkeys(found, f"no step for {silent_s:.0f} s"))
         which = f"rank{'s' if len(found) > 1 else ''} {', '.join(map(str, found))}"
         text = f"no step for {silent_s:.0f} s on {which}; where they stand is in their logs"
-        return [self._tell("hung", text), DumpStacks(tuple(found)), End(tuple(found))]
+        return [self._tell("hung", text), DumpStacks(tuple(found)), self._end(found)]
 
     def stop(self, reason: str, *, now_s: float, is_now: bool = False) -> list[Order]:
         """Asked once, the workers save first; asked again, or with `is_now`, they do not."""
@@ -265,12 +278,19 @@ class Supervisor:
         self.wanted = workers
         return self._fit("", now_s)
 
-    def room_changed(self, room: int, why: str, *, now_s: float) -> list[Order]:
-        """Nodes have come or gone. Workers of those that are gone have exited before."""
+    def room_changed(self, room: int, why: str, *, now_s: float, must_move: bool = False) -> list[Order]:
+        """Nodes have come or gone. Workers of those that are gone have exited before; those of one that is leaving
+        must move, also if there is room for all of them elsewhere.
+        """
         self.room = room
-        return [self._tell("nodes", why), *self._fit(why, now_s)]
+        return [self._tell("nodes", why), *self._fit(why, now_s, must_move=must_move)]
 
     def tick(self, *, now_s: float) -> list[Order]:
+        return self._at_deadline(now_s) or self._end_again(now_s)
+
+    # -- within ----------------------------------------------------------------------------------------------------
+
+    def _at_deadline(self, now_s: float) -> list[Order]:
         if now_s < self._deadline_s:
             return []
         self._deadline_s = float("inf")
@@ -283,7 +303,23 @@ class Supervisor:
             return self._end_all(f"{late}: at once")
         return []
 
-    # -- within ----------------------------------------------------------------------------------------------------
+    def _end(self, ranks: Collection[int]) -> End:
+        self._doomed.update(ranks)
+        self._end_again_s = float("inf")  # the next tick begins to count
+        return End(tuple(sorted(ranks)))
+
+    def _end_again(self, now_s: float) -> list[Order]:
+        """Nobody waits in silence for workers that were to be killed."""
+        left = self._doomed & self.running
+        if not left:
+            return []
+        if self._end_again_s == float("inf"):
+            self._end_again_s = now_s + END_AGAIN_S
+        if now_s < self._end_again_s:
+            return []
+        which = f"rank{'s' if len(left) > 1 else ''} {', '.join(map(str, sorted(left)))}"
+        text = f"killed {END_AGAIN_S:g} s ago, and not known to have ended: {which}; killed again"
+        return [self._tell("ending", text), self._end(left)]
 
     def _ask(self, tell: Tell, reason: str, now_s: float) -> list[Order]:
         self.phase = Phase.STOPPING
@@ -292,22 +328,26 @@ class Supervisor:
 
     def _end_all(self, text: str) -> list[Order]:
         self._ended |= self.running
-        return [self._tell("stopping", text), End(tuple(sorted(self.running)))]
+        return [self._tell("stopping", text), self._end(self.running)]
 
-    def _fit(self, why: str, now_s: float) -> list[Order]:
+    def _fit(self, why: str, now_s: float, *, must_move: bool = False) -> list[Order]:
         """To what is wanted and to the room that there is."""
         target = min(self.wanted, self.room)
         if self.phase is Phase.SHORT:
             return self._start(now_s) if target >= self.size.at_least else []
-        if self.phase is not Phase.RUNNING or target == self.world_size:
+        if self.phase is not Phase.RUNNING or (target == self.world_size and not must_move):
             return []
         self._is_scaling = True
-        how = f"from {self.world_size} to {target} workers" if target >= self.size.at_least else self._shortage()
+        how = self._shortage()
+        if target >= self.size.at_least:
+            same = target == self.world_size
+            how = f"{target} workers as before, elsewhere" if same else f"from {self.world_size} to {target} workers"
         tell = self._tell("scaling", f"{f'{why}: ' if why else ''}{how}: they save first")
         return self._ask(tell, why or f"scaling to {target} workers", now_s)
 
     def _start(self, now_s: float) -> list[Order]:
-        self.running, self._exits, self._hung, self._ended = set(), {}, {}, set()
+        self.running, self._exits, self._hung = set(), {}, {}
+        self._ended, self._signalled, self._doomed = set(), set(), set()
         self.cause, self._attempt_step, self._is_scaling = None, None, False
         world_size = min(self.wanted, self.room)
         if world_size < self.size.at_least:
@@ -338,7 +378,8 @@ class Supervisor:
 
     def _attempt_ended(self, now_s: float) -> list[Order]:
         self._deadline_s = float("inf")
-        if all(each.code == 0 for each in self._exits.values()):  # also if they were asked to stop a moment before
+        is_done = all(each.code == 0 for each in self._exits.values())
+        if is_done and not self._signalled:  # also if they were asked to stop a moment before
             plural = "workers are" if self.world_size > 1 else "worker is"
             return self._finish("done", f"{self.world_size} {plural} done")
         told = self._find_cause()
@@ -395,7 +436,8 @@ class Supervisor:
         if self.cause is not None:
             return f"{self._stop_reason}; without a last checkpoint: {self.cause.in_words}"
         if all(code in (0, STOPPED) for code in codes):
-            return f"{self._stop_reason}; the workers have saved"
+            how = "ended as they were asked to" if self._signalled else "saved"
+            return f"{self._stop_reason}; the workers have {how}"
         num_killed = sum(code not in (0, STOPPED, -signal.SIGTERM) for code in codes)
         if num_killed:
             return f"{self._stop_reason}; {num_killed} of {self.world_size} workers had to be killed"

@@ -70,11 +70,13 @@ class Workers(Protocol):
         ...
 
     def kill(self, ranks: Iterable[int]) -> None:
-        """Ends them at once, with everything in their process groups. Who does not run is passed over."""
+        """Ends them at once, with everything in their process groups, also while they are being started. Who does not
+        run is passed over.
+        """
         ...
 
     def send_signal(self, rank: int, number: signal.Signals) -> None:
-        """To the worker alone; to nobody if it does not run."""
+        """To the worker alone, as soon as it is there if it is being started; to nobody if it does not run."""
         ...
 
     def pid_of(self, rank: int) -> int | None:

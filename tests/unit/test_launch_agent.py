@@ -1,0 +1,179 @@
+"""The agent that leads, with nodes and a coordinator that are not there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator, Iterable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from strata.launch import agent as agents
+from strata.launch.agent import Agent
+from strata.launch.contract import METRICS, STOPPED, Place
+from strata.launch.nodes import Nodes
+from strata.launch.run_directory import RunDirectory
+from strata.launch.spec import RunSpec, Size
+from strata.launch.supervising import Finish
+from strata.launch.workers import WorkerExit
+
+
+class FakeCoordinator:
+    """Its client. Workers that have a context are in it as soon as they run."""
+
+    def __init__(self) -> None:
+        self.workers: list[Any] = []
+        self.sent: list[str] = []
+        self.is_there = asyncio.Event()
+        self.is_there.set()
+
+    def join(self, rank: int, attempt: int = 0) -> None:
+        metrics = {METRICS.rank: float(rank), METRICS.attempt: float(attempt)}
+        worker = SimpleNamespace(
+            worker_id=f"rank-{rank}", rank=rank, metrics=metrics, state="TRAINING", step=1, epoch=0, silent_s=0.0
+        )
+        self.workers.append(worker)
+
+    async def list_workers(self, *, job_id: str) -> Any:
+        await self.is_there.wait()
+        return SimpleNamespace(workers=list(self.workers))
+
+    async def latest_checkpoint(self, *, job_id: str) -> None:
+        return None
+
+    async def send_command(self, name: str, **_: object) -> None:
+        self.sent.append(name)
+
+
+class FakeNode:
+    def __init__(self, name: str, slots: int = 2) -> None:
+        self.name = self.host = self.address = name
+        self.slots = slots
+        self.launched: list[tuple[int, int]] = []
+        """Attempt and rank."""
+        self.signalled: asyncio.Queue[int] = asyncio.Queue()
+        self.exits: asyncio.Queue[WorkerExit] = asyncio.Queue()
+
+    async def free_port(self) -> int:
+        return 1
+
+    async def launch(self, places: Sequence[Place]) -> None:
+        self.launched += [(place.attempt, place.rank) for place in places]
+
+    async def next_exit(self) -> WorkerExit:
+        return await self.exits.get()
+
+    def kill(self, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            self.end(rank, -signal.SIGKILL)
+
+    def send_signal(self, rank: int, number: signal.Signals) -> None:
+        self.signalled.put_nowait(rank)
+
+    async def close(self) -> None: ...
+
+    def end(self, rank: int, code: int) -> None:
+        self.exits.put_nowait(WorkerExit(rank, code))
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agents, "TICK_S", 0.001)
+    monkeypatch.setattr(agents, "LOOK_S", 0.001)
+
+
+@contextlib.asynccontextmanager
+async def running(
+    path: Path, coordinator: FakeCoordinator, nodes: Nodes, *, workers: str = "2"
+) -> AsyncIterator[tuple[Agent, asyncio.Task[Finish]]]:
+    spec = RunSpec(name="job", script="/train.py", directory="/", checkpoints="/k", workers=Size.parse(workers))
+    shower: Any = SimpleNamespace(say=lambda _: None, show=lambda _: None)
+    client: Any = coordinator
+    agent = Agent(spec, RunDirectory(path, spec), nodes, client, shower, coordinator="c:1")
+    run = asyncio.create_task(agent.run())
+    await everybody_has_had_their_turn()
+    try:
+        yield agent, run
+    finally:
+        run.cancel()
+        await asyncio.gather(run, return_exceptions=True)
+
+
+async def everybody_has_had_their_turn() -> None:
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+def test_a_stop_at_once_while_the_coordinator_keeps_the_start_waiting_is_not_lost(tmp_path: Path) -> None:
+    async def scene() -> None:
+        coordinator, node = FakeCoordinator(), FakeNode("a")
+        coordinator.is_there.clear()
+        async with running(tmp_path, coordinator, Nodes(node)) as (agent, run):
+            agent.stop("strata stop", is_now=True)
+            await everybody_has_had_their_turn()
+            coordinator.is_there.set()
+            assert (await run).outcome == "stopped"
+            assert node.launched == []
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("outcome", ["stopped", "done"])
+def test_workers_that_end_well_when_asked_are_done_if_they_have_a_context_and_else_have_obeyed(
+    tmp_path: Path, outcome: str
+) -> None:
+    async def scene() -> None:
+        coordinator, node = FakeCoordinator(), FakeNode("a")
+        async with running(tmp_path, coordinator, Nodes(node)) as (agent, run):
+            if outcome == "done":
+                for rank in range(2):
+                    coordinator.join(rank)
+            agent.stop("SIGTERM")
+            await everybody_has_had_their_turn()
+            assert coordinator.sent == ([] if outcome == "stopped" else ["STOP"])
+            assert node.signalled.qsize() == (2 if outcome == "stopped" else 0)
+            for rank in range(2):
+                node.end(rank, 0)
+            assert (await run).outcome == outcome
+
+    asyncio.run(scene())
+
+
+def test_workers_with_a_context_that_hear_a_signal_because_the_coordinator_forgot_them_can_be_done(
+    tmp_path: Path,
+) -> None:
+    async def scene() -> None:
+        coordinator, node = FakeCoordinator(), FakeNode("a")
+        async with running(tmp_path, coordinator, Nodes(node)) as (agent, run):
+            for rank in range(2):
+                coordinator.join(rank)
+            await asyncio.sleep(0.05)  # they are seen
+            coordinator.workers.clear()
+            agent.stop("SIGTERM")
+            await node.signalled.get()
+            for rank in range(2):
+                node.end(rank, 0)
+            assert (await run).outcome == "done"
+
+    asyncio.run(scene())
+
+
+def test_a_node_that_is_leaving_is_left_although_the_others_have_room_for_all(tmp_path: Path) -> None:
+    async def scene() -> None:
+        coordinator, first, second = FakeCoordinator(), FakeNode("a"), FakeNode("b")
+        nodes = Nodes(first, second)
+        async with running(tmp_path, coordinator, nodes):
+            assert (first.launched, second.launched) == ([(0, 0)], [(0, 1)])
+            nodes.drain("b", "Ctrl-C")
+            await first.signalled.get()
+            first.end(0, STOPPED)
+            second.end(1, STOPPED)
+            await everybody_has_had_their_turn()
+            assert first.launched[1:] == [(1, 0), (1, 1)]
+            assert second.launched == [(0, 1)]
+
+    asyncio.run(scene())

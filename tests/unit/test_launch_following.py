@@ -1,0 +1,156 @@
+"""A node that follows, with orders that come as close together as they can."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator, Iterable, Sequence
+
+import pytest
+
+from strata.launch.contract import Place
+from strata.launch.following import Follower
+from strata.launch.meeting import AnyMessage, Ended, Heard, Kill, Launch, Member, Over, SendSignal
+from strata.launch.supervising import Finish
+from strata.launch.workers import WorkerExit
+
+LEADER, ME = Member("a.1.x@10.0.0.1", 2), Member("b.1.x@10.0.0.2", 2)
+KILLED = -signal.SIGKILL
+PLACE = Place(
+    run="job",
+    attempt=3,
+    rank=0,
+    world_size=4,
+    local_rank=0,
+    local_world_size=2,
+    master_port=1,
+    coordinator="leader:1",
+    checkpoints="/k",
+)
+
+
+class FakeMeeting:
+    """What the leader says, in the portions in which it comes."""
+
+    def __init__(self) -> None:
+        self.me = ME
+        self.members = [LEADER, ME]
+        self.is_out = False
+        self.sent: list[AnyMessage] = []
+        self.ended: asyncio.Queue[WorkerExit] = asyncio.Queue()
+        self._coming: asyncio.Queue[list[Heard]] = asyncio.Queue()
+
+    def say(self, *messages: AnyMessage) -> None:
+        self._coming.put_nowait([Heard(LEADER.id, each) for each in messages])
+
+    async def hear(self) -> list[Heard]:
+        return await self._coming.get()
+
+    async def send(self, to: Sequence[str], message: AnyMessage) -> None:
+        assert to == [LEADER.id]
+        self.sent.append(message)
+        for gone in message.exits if isinstance(message, Ended) else ():
+            self.ended.put_nowait(gone)
+
+
+class FakeNode:
+    """As real ones: who is not there yet cannot be killed."""
+
+    def __init__(self) -> None:
+        self.running: dict[int, Place] = {}
+        self.heard: list[object] = []
+        self._exits: asyncio.Queue[WorkerExit] = asyncio.Queue()
+
+    async def launch(self, places: Sequence[Place]) -> None:
+        self.running |= {place.rank: place for place in places}
+
+    async def next_exit(self) -> WorkerExit:
+        return await self._exits.get()
+
+    def kill(self, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            if self.running.pop(rank, None) is not None:
+                self._exits.put_nowait(WorkerExit(rank, KILLED))
+
+    def send_signal(self, rank: int, number: signal.Signals) -> None:
+        if rank in self.running:
+            self.heard.append((number, rank))
+
+    async def close(self) -> None:
+        self.heard.append("close")
+
+
+@contextlib.asynccontextmanager
+async def following(here: FakeMeeting, node: FakeNode) -> AsyncIterator[Follower]:
+    follower = Follower(here, LEADER, node, lambda what, text: None, coordinator="own:1")  # type: ignore[arg-type]
+    running = asyncio.create_task(follower.run())
+    yield follower
+    here.say(Over("done", "2 workers are done"))
+    assert await running == Finish("done", "2 workers are done")
+
+
+async def everybody_has_had_their_turn() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def test_a_kill_that_comes_in_the_same_breath_as_the_launch_meets_its_workers() -> None:
+    async def scene() -> None:
+        here, node = FakeMeeting(), FakeNode()
+        async with following(here, node):
+            here.say(Launch(PLACE, ((2, 0), (3, 1))), Kill(3, (2,)))
+            assert await here.ended.get() == WorkerExit(2, KILLED)
+            assert sorted(node.running) == [3]
+            here.say(Kill(3, (2, 3)))
+            assert await here.ended.get() == WorkerExit(3, KILLED)
+
+    asyncio.run(scene())
+
+
+def test_workers_find_the_coordinator_as_their_own_machine_does() -> None:
+    async def scene() -> None:
+        here, node = FakeMeeting(), FakeNode()
+        async with following(here, node):
+            here.say(Launch(PLACE, ((2, 0), (3, 1))))
+            await everybody_has_had_their_turn()
+            assert PLACE.coordinator == "leader:1"
+            assert {place.coordinator for place in node.running.values()} == {"own:1"}
+
+    asyncio.run(scene())
+
+
+def test_a_signal_that_comes_in_the_same_breath_as_the_launch_ends_who_has_not_begun() -> None:
+    async def scene() -> None:
+        here, node = FakeMeeting(), FakeNode()
+        async with following(here, node):
+            here.say(Launch(PLACE, ((2, 0), (3, 1))), SendSignal(3, 2, signal.SIGTERM))
+            assert await here.ended.get() == WorkerExit(2, -signal.SIGTERM)
+            here.say(SendSignal(3, 3, signal.SIGTERM))
+            await everybody_has_had_their_turn()
+            assert node.heard == [(signal.SIGTERM, 3)]
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("attempt", [2, 4])
+def test_a_kill_of_another_attempt_meets_nobody(attempt: int) -> None:
+    async def scene() -> None:
+        here, node = FakeMeeting(), FakeNode()
+        async with following(here, node):
+            here.say(Launch(PLACE, ((2, 0),)), Kill(attempt, (2,)))
+            await everybody_has_had_their_turn()
+            assert (sorted(node.running), here.sent) == ([2], [])
+
+    asyncio.run(scene())
+
+
+def test_a_run_that_is_over_as_soon_as_its_workers_are_launched_starts_nobody() -> None:
+    async def scene() -> None:
+        here, node = FakeMeeting(), FakeNode()
+        async with following(here, node):
+            here.say(Launch(PLACE, ((2, 0),)), Over("done", "2 workers are done"))
+        assert node.running == {}
+        assert node.heard == ["close"]
+
+    asyncio.run(scene())

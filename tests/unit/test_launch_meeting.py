@@ -1,0 +1,181 @@
+"""Agents that speak to each other through a coordinator that is not always there."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from strata.errors import ConfigError, CoordinatorUnavailable, PermissionRefused
+from strata.launch import meeting
+from strata.launch.meeting import Meeting, Member, Outbox, Over
+
+OVER = Over("done", "2 workers are done")
+
+
+class FakeCoordinator:
+    """The client and the worker of one member: who is in the job, and what was sent to whom."""
+
+    job_id = "job.nodes"
+    lease_s = 5.0
+    lost = None
+
+    def __init__(self, *members: str) -> None:
+        self.members = list(members)
+        self.sent: list[tuple[str, object]] = []
+        self.num_calls = 0
+        self.errors: list[Exception] = []
+        """Of the next calls that send."""
+        self.on_look: Callable[[], None] = lambda: None
+
+    async def list_workers(self, *, job_id: str) -> Any:
+        self.on_look()
+        found = [
+            SimpleNamespace(worker_id=each, capacity=1.0, incarnation=age) for age, each in enumerate(self.members)
+        ]
+        return SimpleNamespace(workers=found)
+
+    async def send_command(self, name: str, *, job_id: str, worker_ids: list[str], args: dict[str, str]) -> None:
+        self.num_calls += 1
+        if self.errors:
+            raise self.errors.pop(0)
+        for each in worker_ids:
+            self.sent.append((each, msgspec.json.decode(args["text"])["type"]))
+
+    async def wait_changed(self, timeout_s: float) -> bool:
+        await asyncio.sleep(0)
+        return False
+
+    def take_commands(self) -> list[Any]:
+        return []
+
+
+async def joined(coordinator: FakeCoordinator) -> Meeting:
+    made = Meeting(coordinator, coordinator, Member(coordinator.members[0], 1))  # type: ignore[arg-type]
+    await made.look()
+    return made
+
+
+def test_the_end_of_a_run_is_said_until_the_coordinator_takes_it_and_to_those_who_join_meanwhile() -> None:
+    async def scene() -> None:
+        coordinator = FakeCoordinator("a@1", "b@2")
+        here = await joined(coordinator)
+        coordinator.errors = [CoordinatorUnavailable("it is away")] * 3
+        looks = iter(range(100))
+
+        def happen() -> None:
+            match next(looks):
+                case 5:
+                    coordinator.members.append("c@3")
+                case 8:
+                    coordinator.members[1:] = []
+
+        coordinator.on_look = happen
+        assert await here.dismiss(OVER) == []
+        assert coordinator.sent == [("b@2", "Over"), ("c@3", "Over")]
+
+    asyncio.run(scene())
+
+
+def test_who_was_told_and_does_not_leave_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "LEFT_S", 0.01)
+
+    async def scene() -> None:
+        here = await joined(FakeCoordinator("a@1", "b@2"))
+        assert await here.dismiss(OVER) == []
+
+    asyncio.run(scene())
+
+
+def test_who_could_not_be_told_in_more_than_a_lease_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "TELL_S", 0.01)
+
+    async def scene() -> None:
+        coordinator = FakeCoordinator("a@1", "b@2")
+        coordinator.lease_s = 0.02
+        coordinator.errors = [CoordinatorUnavailable("it is away")] * 1_000_000
+        here = await joined(coordinator)
+        began_s = asyncio.get_running_loop().time()
+        assert [member.name for member in await here.dismiss(OVER)] == ["b"]
+        assert asyncio.get_running_loop().time() - began_s > coordinator.lease_s
+
+    asyncio.run(scene())
+
+
+# -- where nodes are ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mine", "others"),
+    [
+        ("127.0.0.1", ["127.0.0.1", "127.0.0.1"]),  # several agents on one machine
+        ("10.0.0.1", ["10.0.0.2", "node-3"]),
+        ("::1", ["127.0.0.1"]),
+        ("127.0.0.1", []),
+    ],
+)
+def test_nodes_are_all_on_one_machine_or_all_where_others_reach_them(mine: str, others: list[str]) -> None:
+    coordinator = FakeCoordinator(f"a@{mine}", *(f"b-{number}@{each}" for number, each in enumerate(others)))
+    meeting.check_reach(asyncio.run(joined(coordinator)))
+
+
+@pytest.mark.parametrize(("mine", "other"), [("127.0.0.1", "10.0.0.2"), ("10.0.0.2", "127.0.0.1"), ("::1", "node-2")])
+def test_a_node_at_a_loopback_address_beside_one_elsewhere_is_refused_with_the_cure(mine: str, other: str) -> None:
+    here = asyncio.run(joined(FakeCoordinator(f"a@{mine}", f"b@{other}")))
+    with pytest.raises(ConfigError, match=rf"this node is at {mine} and node b at {other}.* not localhost, or"):
+        meeting.check_reach(here)
+
+
+def test_a_coordinator_whose_host_nobody_knows_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def look_up(*_: object, **__: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    with pytest.raises(ConfigError, match=r"host 'trainer-l' is not found from here \(Name or service not known\)"):
+        meeting.own_address("trainer-l:50051")
+
+
+def test_the_way_to_a_coordinator_on_this_machine_is_the_loopback() -> None:
+    assert meeting.own_address("127.0.0.1:50051") == "127.0.0.1"
+    assert meeting.own_address("unix:/tmp/c.sock") == "127.0.0.1"
+
+
+# -- who may speak -----------------------------------------------------------------------------------------------------
+
+
+def test_a_member_that_may_not_speak_hears_why_and_what_it_needs_and_does_not_try_for_ever() -> None:
+    async def scene() -> None:
+        coordinator = FakeCoordinator("a@1", "b@2")
+        coordinator.errors = [PermissionRefused("SendCommand needs the role admin, this token has worker")] * 2
+        here = await joined(coordinator)
+        outbox = Outbox(here)
+        outbox.say("b@2", OVER)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert coordinator.num_calls == 1
+        with pytest.raises(PermissionRefused, match=r"this token has worker.* needs a token of the role admin"):
+            await here.hear()
+        assert [member.name for member in await here.dismiss(OVER)] == ["b"]
+        await outbox.close()
+
+    asyncio.run(scene())
+
+
+def test_what_a_coordinator_that_was_away_did_not_take_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "AGAIN_S", 0.001)
+
+    async def scene() -> None:
+        coordinator = FakeCoordinator("a@1", "b@2")
+        coordinator.errors = [CoordinatorUnavailable("it is away")] * 2
+        outbox = Outbox(await joined(coordinator))
+        outbox.say("b@2", OVER)
+        await asyncio.sleep(0.1)
+        assert (coordinator.num_calls, coordinator.sent) == (3, [("b@2", "Over")])
+        await outbox.close()
+
+    asyncio.run(scene())
