@@ -154,3 +154,17 @@ def test_a_run_that_is_over_as_soon_as_its_workers_are_launched_starts_nobody() 
         assert node.heard == ["close"]
 
     asyncio.run(scene())
+
+
+def test_of_those_that_fail_together_the_first_say_how_their_logs_end() -> None:
+    async def scene() -> None:
+        here, node = FakeMeeting(), FakeNode()
+        async with following(here, node):
+            here.say(Launch(PLACE, ((1, 0), (2, 1), (3, 2))))
+            await everybody_has_had_their_turn()
+            for rank in (1, 2, 3):
+                node._exits.put_nowait(WorkerExit(rank, 1, "ValueError: bad", ("Traceback", "ValueError: bad")))
+            ends = [(await here.ended.get()).log_end for _ in range(3)]
+            assert ends == [("Traceback", "ValueError: bad"), ("Traceback", "ValueError: bad"), ()]
+
+    asyncio.run(scene())

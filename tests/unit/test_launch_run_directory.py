@@ -463,3 +463,16 @@ def test_a_lock_is_let_go_of_when_what_it_was_for_fails() -> None:
 
     with run.lock():
         pass
+
+
+def test_the_end_of_a_log_that_is_elsewhere_is_kept_and_one_that_is_here_is_left_alone() -> None:
+    run = create(spec_of(workers=Size(2, 2)))
+    run.log_path(0, 0).write_text("all of it\n")
+    for rank in (0, 1):
+        run.keep_log_end(0, rank, ["Traceback", "ValueError: bäd"])
+    run.keep_log_end(1, 0, [])
+    assert [(log.attempt, log.rank) for log in run.logs()] == [(0, 0), (0, 1)]
+    assert run.log_path(0, 0).read_text() == "all of it\n"
+    first, *others = run.log_path(0, 1).read_text().splitlines()
+    assert "on another machine" in first
+    assert others == ["Traceback", "ValueError: bäd"]

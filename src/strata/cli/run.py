@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     from strata.launch.run_directory import RunDirectory
     from strata.launch.supervising import Finish
 
-NUM_LAST_LINES = 20
-"""Of the log of a worker that failed."""
-
 
 def run(
     script: Annotated[str, typer.Argument(help="A Python file; with -m a module.")],
@@ -181,7 +178,7 @@ def _carry_out(directory: RunDirectory, *, quiet: bool) -> None:
 
 def _tell(directory: RunDirectory, finish: Finish) -> None:
     """The cause first, with the end of its log; then where everything is."""
-    from strata.launch.last_words import last_lines  # noqa: PLC0415
+    from strata.launch.last_words import NUM_LAST_LINES, last_lines  # noqa: PLC0415
     from strata.printing import printable  # noqa: PLC0415
 
     typer.echo(f"{directory.name} {finish.outcome}: {printable(finish.reason)}", err=True)

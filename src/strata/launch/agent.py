@@ -149,6 +149,7 @@ class Agent:
                     event.room, event.why, now_s=self._now_s(), must_move=self._nodes.must_move
                 )
             else:
+                self._directory.keep_log_end(self.supervisor.attempt, event.rank, event.log_end)
                 orders = self.supervisor.exited(Exited(event.rank, event.code, event.last_words), now_s=self._now_s())
             await self._obey(orders)
 

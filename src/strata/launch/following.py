@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from strata.launch.meeting import AnyMessage, Meeting, Member
     from strata.launch.nodes import Node
 
+MAX_LOG_ENDS = 2
 TOGETHER_S = 0.02
 """Workers of an attempt mostly end at the same time, and are told of together."""
 
@@ -169,4 +170,6 @@ class Follower:
 
     def _tell(self, exits: list[WorkerExit]) -> None:
         self._running -= {gone.rank for gone in exits}
-        self._outbox.say(self._leader.id, Ended(self.last_attempt, tuple(exits)))
+        # A message holds 64 KiB; of many that fail together, the first say enough.
+        told = [gone if n < MAX_LOG_ENDS else replace(gone, log_end=()) for n, gone in enumerate(exits)]
+        self._outbox.say(self._leader.id, Ended(self.last_attempt, tuple(told)))

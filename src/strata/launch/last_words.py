@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 64 << 10
 """Of the end of a log that are looked at for a cause."""
+NUM_LAST_LINES = 20
+"""Of its log that are shown of a worker that has failed."""
 MAX_CHARS = 300
 """Of a cause."""
 MAX_AFTER_TRACEBACK = 20

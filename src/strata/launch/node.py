@@ -15,7 +15,7 @@ import psutil
 from strata.launch import stacks
 from strata.launch.contract import STOPPED, environment
 from strata.launch.imports import preloads
-from strata.launch.last_words import last_words
+from strata.launch.last_words import NUM_LAST_LINES, cause, last_lines
 from strata.launch.local import LocalWorkers
 from strata.launch.spec import ANY_NUMBER
 from strata.launch.workers import WorkerExit, WorkerOrder
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from strata.launch.run_directory import RunDirectory
     from strata.launch.workers import Workers
 
+MAX_LINE_CHARS = 200
+"""Of a line of a log that other machines are told of."""
 NO_WORDS = (0, STOPPED, -signal.SIGKILL, -signal.SIGTERM)
 """Exit codes of workers that had nothing to say about their end."""
 
@@ -75,8 +77,9 @@ class LocalNode:
         gone = await self._workers.next_exit()
         if gone.code in NO_WORDS:
             return gone
-        log = self._directory.log_path(self._attempts[gone.rank], gone.rank)
-        return WorkerExit(gone.rank, gone.code, last_words(log))
+        lines = last_lines(self._directory.log_path(self._attempts[gone.rank], gone.rank))
+        log_end = tuple(line[:MAX_LINE_CHARS] for line in lines[-NUM_LAST_LINES:])
+        return WorkerExit(gone.rank, gone.code, cause(lines), log_end)
 
     def kill(self, ranks: Iterable[int]) -> None:
         self._workers.kill(ranks)

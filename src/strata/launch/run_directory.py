@@ -37,7 +37,7 @@ from strata.launch.timeline import MAX_TEXT, MAX_WHAT, RunEvent, failed_rank
 from strata.printing import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from strata.clock import Clock
 
@@ -180,6 +180,16 @@ class RunDirectory:
         with contextlib.suppress(OSError):
             _make_directory(path.parent)
         return path
+
+    def keep_log_end(self, attempt: int, rank: int, lines: Sequence[str]) -> None:
+        """Of a worker on another machine, whose log is there. One that is here is left as it is."""
+        if not lines:
+            return
+        path = self.log_path(attempt, rank)
+        with self._unless_it_fails(path.name), contextlib.suppress(FileExistsError):
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with os.fdopen(fd, "w", encoding="utf-8", errors="replace") as file:
+                file.write("\n".join(("(the log is on another machine; this is its end)", *lines, "")))
 
     def logs(self) -> list[LogFile]:
         """All that there are, by attempt and rank."""

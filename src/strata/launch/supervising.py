@@ -409,7 +409,8 @@ class Supervisor:
         if self._is_its_input():
             return self._finish("failed", f"{cause.in_words} ({MAX_ALIKE} times in a row at the same place)")
         if self.num_failures > self.max_restarts:
-            spent = f"{self.max_restarts} restarts are spent" if self.max_restarts else "no restarts are allowed"
+            number = "1 restart is" if self.max_restarts == 1 else f"{self.max_restarts} restarts are"
+            spent = f"{number} spent" if self.max_restarts else "no restarts are allowed"
             return self._finish("failed", f"{cause.in_words} ({spent})")
         pause_s = min(FIRST_PAUSE_S * 2 ** (self._num_idle - 1), LONGEST_PAUSE_S) if self._num_idle else 0.0
         if not pause_s:

@@ -49,6 +49,8 @@ class WorkerExit:
     """Below 0: the signal that ended it."""
     last_words: str = ""
     """The last line of its log, which for Python is the exception; known where the log is."""
+    log_end: tuple[str, ...] = ()
+    """The last lines of the log of one that has failed, for those who do not have it."""
 
 
 class Workers(Protocol):
