@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import Run, nothing_is_left, processes_with, write_rows
+from leftovers import nothing_is_left, processes_with
+from runs import Run, write_rows
 from servers import CoordinatorProcess, until
 
 from strata.launch.control import Scale

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from leftovers import nothing_is_left, processes_with
 from network import Network
-from runs import Run, nothing_is_left, processes_with, write_rows
+from runs import Run, write_rows
 from servers import STRATA, CoordinatorProcess, until
 
 pytestmark = pytest.mark.timeout(240)

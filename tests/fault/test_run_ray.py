@@ -10,8 +10,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from leftovers import nothing_is_left, processes_with
 from ray_cluster import LOOPBACK_ONLY, RayNodes, actor_of, ray_nodes
-from runs import DEADLINE_S, SCRIPTS, Run, nothing_is_left, processes_with, write_rows
+from runs import DEADLINE_S, SCRIPTS, Run, write_rows
 from servers import until
 
 EPOCHS = 2
