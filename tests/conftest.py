@@ -22,6 +22,9 @@ hypothesis.settings.load_profile("ci" if IN_CI else "dev")
 # A shell lets whatever it starts in the background ignore Ctrl-C, and so would all that tests start: some send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Else torch keeps what it has compiled among temporary files.
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(__file__).parents[1] / ".build" / "inductor"))
+
 
 LONGEST = (
     "test_run_kill",

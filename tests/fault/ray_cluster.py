@@ -28,6 +28,7 @@ QUICK = {
     "health_check_failure_threshold": 3,
 }
 """Ray itself notices a lost node within seconds, and gives its bundles to others."""
+SETTLE_S = 60.0
 SMALL = {"num_cpus": 1, "object_store_memory": 80 << 20, "node_ip_address": "127.0.0.1"}
 
 
@@ -40,11 +41,12 @@ class RayNodes:
         self._raylets: list[int] = []
 
     def have(self, num_others: int) -> None:
-        """So many beside the head."""
+        """So many beside the head, and Ray knows of no others."""
         while len(self._raylets) < num_others:
             self._raylets.append(self._ask("add")["raylet"])
         while len(self._raylets) > num_others:
             self._kill(self._raylets[-1])
+        self._ask("settle")
 
     def kill_node_of(self, pid: int) -> bool:
         """The node that a process is on, with SIGKILL and without a word; not if it is the head."""
@@ -110,6 +112,9 @@ def _serve(place: Path) -> None:
             raylet = node.all_processes["raylet"][0].process.pid
             nodes[raylet] = node
             print(json.dumps({"raylet": raylet}), flush=True)
+        elif order["what"] == "settle":
+            cluster.wait_for_nodes(SETTLE_S)
+            print(json.dumps({"settled": True}), flush=True)
         else:
             cluster.remove_node(nodes.pop(order["raylet"]), allow_graceful=False)
             print(json.dumps({"killed": order["raylet"]}), flush=True)

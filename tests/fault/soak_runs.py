@@ -19,7 +19,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 
-from runs import Run, nothing_is_left, write_rows
+from leftovers import nothing_is_left
+from runs import Run, write_rows
 
 from strata.errors import ConfigError
 from strata.launch.control import Scale

@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from runs import DEADLINE_S, Run, nothing_is_left
+from leftovers import nothing_is_left
+from runs import DEADLINE_S, Run
 
 from strata import CheckpointManager
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import Run, nothing_is_left, processes_with, write_rows
+from leftovers import nothing_is_left, processes_with
+from runs import Run, write_rows
 from servers import CoordinatorProcess, until
 
 from strata.launch.control import Scale
@@ -73,20 +74,37 @@ def checked(run: Run, num_workers: int) -> str:
     return digests.pop()
 
 
+class Gate:
+    """Workers wait at it, after a step that the test sets."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.move(0)
+
+    def move(self, step: int) -> None:
+        draft = self.path.with_suffix(".new")
+        draft.write_text(str(step))
+        draft.replace(self.path)
+
+
 @pytest.mark.parametrize("num_workers", [2, 3])
 def test_killed_again_and_again_every_row_counts_once_and_the_weights_are_the_same(
-    job: Any, undisturbed: Any, num_workers: int
+    job: Any, undisturbed: Any, num_workers: int, tmp_path: Path
 ) -> None:
+    """They die between some step and the next few: a gate keeps workers from getting far before they are killed."""
     rng = random.Random(num_workers)
     run = job("--workers", str(num_workers), "--max-restarts", "10")
-    run.start("--step-s", "0.05")
+    gate = Gate(tmp_path / "gate")
+    run.start("--step-s", "0.05", "--gate", str(gate.path))
     for attempt in range(3):
         victim, more = rng.randrange(num_workers), rng.randrange(1, 14)
         if (num_workers, attempt) == (2, 0):
             victim, more = 1, 2  # before the first checkpoint: then it begins anew
         start = int(run.wait_for(attempt, 0, r"restored (\d+)")[1])
+        gate.move(start + more + 2)
         run.wait_for_step(attempt, start + more)
         run.kill(attempt, victim)
+    gate.move(1_000)
     code, said = run.wait()
     assert code == 0, said
     assert checked(run, num_workers) == undisturbed(num_workers)
@@ -94,15 +112,16 @@ def test_killed_again_and_again_every_row_counts_once_and_the_weights_are_the_sa
     what = [event["what"] for event in run.events()]
     assert what.count("failed") == 3
     assert what.count("restored") >= 1
-    assert num_workers == 3 or run.found(1, 0, r"restored (\d+)")[1] in ("0", "5")
+    assert num_workers == 3 or run.found(1, 0, r"restored (\d+)")[1] == "0"
 
 
-def test_with_more_and_fewer_workers_in_the_middle_every_row_still_counts_once(job: Any) -> None:
+def test_with_more_and_fewer_workers_in_the_middle_every_row_still_counts_once(job: Any, tmp_path: Path) -> None:
     run = job("--workers", "1:3")
-    run.start("--step-s", "0.05")
+    run.start("--step-s", "0.2", "--until", str(tmp_path / "hurry"))
     for attempt, num_workers in enumerate((2, 1, 3)):
         run.wait_for_step(attempt, int(run.wait_for(attempt, 0, r"restored (\d+)")[1]) + 4)
         run.ask(Scale(num_workers))
+    (tmp_path / "hurry").touch()
     refused = run.command("scale", run.name, "4")
     assert refused.returncode == 2
     assert "4 workers are not within 1:3" in refused.stderr or "does not run" in refused.stderr
@@ -113,7 +132,7 @@ def test_with_more_and_fewer_workers_in_the_middle_every_row_still_counts_once(j
 
 
 def test_however_it_is_stopped_it_saves_first_and_goes_on_exactly_there_and_killed_it_can_be_resumed(
-    job: Any, undisturbed: Any
+    job: Any, undisturbed: Any, tmp_path: Path
 ) -> None:
     """One run: it is asked by either signal, then all its processes are, as by systemd and batch systems when a machine
     is taken away; at last its agent is killed.
@@ -128,7 +147,7 @@ def test_however_it_is_stopped_it_saves_first_and_goes_on_exactly_there_and_kill
                 os.kill(pid, number)
 
     run = job("--workers", "2")
-    run.start("--step-s", "0.05")
+    run.start("--step-s", "0.2", "--until", str(tmp_path / "hurry"))
     restored = 0
     ways = [(signal.SIGINT, signal_agent), (signal.SIGTERM, signal_agent), (signal.SIGTERM, signal_all)]
     for attempt, (number, send) in enumerate(ways):
@@ -148,6 +167,7 @@ def test_however_it_is_stopped_it_saves_first_and_goes_on_exactly_there_and_kill
     run.agent.communicate()
     until(lambda: not any(is_alive(pid) for pid in workers), "the workers are gone")
     assert "interrupted" in run.command("ps", "--all").stdout
+    (tmp_path / "hurry").touch()
     run.resume()
     code, said = run.wait()
     assert code == 0, said
@@ -163,10 +183,11 @@ def test_a_standby_takes_over_from_a_killed_coordinator_and_the_run_notices_noth
     leader.start()
     standby.start()
     run = job("--workers", "2", "--coordinator", f"{leader.address},{standby.address}")
-    run.start("--step-s", "0.05")
+    run.start("--step-s", "0.2", "--until", str(tmp_path / "hurry"))
     run.wait_for_step(0, 12)
     leader.kill()
     assert standby.child.hear()["leads"] is True
+    (tmp_path / "hurry").touch()
     code, said = run.wait()
     assert code == 0, said
     assert checked(run, 2) == undisturbed(2)
@@ -174,12 +195,12 @@ def test_a_standby_takes_over_from_a_killed_coordinator_and_the_run_notices_noth
 
 
 def test_a_hung_worker_is_found_shown_and_replaced(job: Any, undisturbed: Any) -> None:
-    run = job("--workers", "2", "--step-timeout-s", "5")
+    run = job("--workers", "2", "--step-timeout-s", "10")
     run.start("--hang-at", "12")
     assert run.wait()[0] == 0
     assert "time.sleep(3600)" not in run.text(1, 0)
     assert "train_rows.py" in run.text(0, 0).split("step 11")[-1], "its stacks are in its log"
-    hung = [event["text"] for event in run.events() if event["what"] == "hung"]
+    hung = [event["text"] for event in run.events() if event["what"] == "hung" and event["attempt"] == 0]
     assert len(hung) == 1
     assert "no step for" in hung[0]
     assert checked(run, 2) == undisturbed(2)

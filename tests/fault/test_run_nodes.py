@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from leftovers import nothing_is_left, processes_with
 from network import Network
-from runs import Run, nothing_is_left, processes_with, write_rows
+from runs import Run, write_rows
 from servers import STRATA, CoordinatorProcess, until
 
 pytestmark = pytest.mark.timeout(240)
 HUB = "hub"
 EPOCHS = 2
-LEASE = {"lease_s": 2.0, "heartbeat_s": 0.2, "suspicion_s": 0.5, "tick_s": 0.02}
+LEASE = {"lease_s": 10.0, "heartbeat_s": 0.2, "suspicion_s": 2.0, "tick_s": 0.02}
+"""Nobody is missed because three workers import torch at the same time."""
 
 
 class Cluster:
@@ -56,7 +58,7 @@ class Cluster:
         self.runs[node] = made
         return made
 
-    def start(self, *nodes: str, workers: str = "2", step_s: float = 0.02) -> list[Run]:
+    def start(self, *nodes: str, workers: str = "2", step_s: float = 0.2) -> list[Run]:
         """The first of them leads. Steps take so long until `hurry` is called."""
         made = [self.run(node, workers=workers, nnodes=len(nodes)) for node in nodes]
         for run in made:
@@ -107,7 +109,7 @@ def finish(*runs: Run) -> None:
 def test_a_worker_elsewhere_dies_then_the_coordinator_then_its_machine_leaves_and_every_row_counts_once(
     cluster: Cluster,
 ) -> None:
-    a, b = cluster.start("a", "b", workers="1:2", step_s=0.1)
+    a, b = cluster.start("a", "b", workers="1:2")
     b.wait_for_step(0, 4, rank=1)
     cluster.coordinator.restart()
     b.wait_for_step(0, 12, rank=1)
@@ -133,7 +135,7 @@ def test_a_worker_elsewhere_dies_then_the_coordinator_then_its_machine_leaves_an
 
 
 def test_a_machine_that_is_cut_off_comes_back_and_takes_over_when_the_one_that_leads_dies(cluster: Cluster) -> None:
-    a, b = cluster.start("a", "b", workers="1:2", step_s=0.1)
+    a, b = cluster.start("a", "b", workers="1:2")
     a.wait_for_step(0, 12)
     for other in (HUB, "a"):
         cluster.network.cut("b", other)
@@ -165,6 +167,7 @@ def test_below_the_least_a_run_waits_can_be_stopped_and_goes_on_when_all_are_the
     a.agent.send_signal(signal.SIGINT)
     code, said = a.wait()
     assert code == 130, said
+    cluster.hurry()
     for run in (a, b):
         run.resume()
     finish(a, b)
@@ -182,8 +185,8 @@ def test_a_stop_where_the_run_is_led_stops_it_everywhere(cluster: Cluster) -> No
 
 
 def test_timeouts_that_do_not_fit_are_refused_at_the_start(cluster: Cluster) -> None:
-    run = cluster.run("a", "--step-timeout-s", "1.5")
+    run = cluster.run("a", "--step-timeout-s", "9.5")
     run.start()
     code, said = run.wait()
     assert code == 2, said
-    assert "--step-timeout-s 1.5 is not above the coordinator's lease of 2 s" in said
+    assert "--step-timeout-s 9.5 is not above the coordinator's lease of 10 s" in said

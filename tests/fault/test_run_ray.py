@@ -4,14 +4,20 @@ are those of a run on this machine that nobody disturbed.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from leftovers import nothing_is_left, processes_with
 from ray_cluster import LOOPBACK_ONLY, RayNodes, actor_of, ray_nodes
-from runs import DEADLINE_S, SCRIPTS, Run, nothing_is_left, processes_with, write_rows
+from runs import DEADLINE_S, SCRIPTS, Run, write_rows
 from servers import until
 
 EPOCHS = 2
@@ -22,6 +28,19 @@ sys.argv += ["--step-s", "1" if os.environ["WORLD_SIZE"] == "1" else "0"]
 runpy.run_path("train_rows.py", run_name="__main__")
 """
 """A run that does not end before it has grown."""
+FUNCTION = """
+import json, sys
+import strata
+
+def train(place):
+    import beside
+
+    with strata.init(saver="thread") as ctx:
+        ctx.checkpoint({"weights": beside.WEIGHTS}, step=1).wait()
+        return ctx.rank, ctx.world_size, place
+
+print(json.dumps(strata.TrainingOrchestrator().run(train, "here", engine="ray", **json.loads(sys.argv[1]))))
+"""
 pytestmark = pytest.mark.timeout(300)  # Ray takes its time
 
 
@@ -122,18 +141,67 @@ def test_without_a_shared_place_for_checkpoints_machines_cannot_work_together(
     assert "name a place that all of them reach" in said
 
 
+def listened_at(process: psutil.Process) -> set[str]:
+    """By the agent or one of Ray's; torch's store is the workers' own."""
+    with contextlib.suppress(psutil.NoSuchProcess):  # some of Ray's live for a moment only
+        if "warm.py" not in " ".join(process.cmdline()):
+            connections = process.net_connections("tcp")
+            return {each.laddr.ip for each in connections if each.status == psutil.CONN_LISTEN}
+    return set()
+
+
+@pytest.fixture
+def call(ray: RayNodes, job: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Has a program call a function on the cluster; gives the last line of what it printed, and its complaints."""
+    place = job("function").place
+    (place / "function.py").write_text(FUNCTION)
+    (place / "beside.py").write_text("WEIGHTS = b'w'")
+    monkeypatch.setenv("RAY_ADDRESS", ray.address)
+    monkeypatch.setenv("STRATA_RUNS_DIR", str(place / "runs"))
+
+    def called(**options: Any) -> tuple[str, str]:
+        ended = subprocess.run(
+            [sys.executable, "function.py", json.dumps(options)],
+            cwd=place,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+        return "".join(ended.stdout.splitlines()[-1:]), ended.stderr  # before it come warnings of Ray's
+
+    return called
+
+
+def test_a_function_runs_on_a_cluster_of_this_machine(ray: RayNodes, call: Callable[..., Any]) -> None:
+    ray.have(1)
+    said, errors = call(workers=2)
+    assert said, errors
+    assert json.loads(said) == [[0, 2, "here"], [1, 2, "here"]]
+
+
+def test_a_function_runs_over_the_network_if_all_reach_its_checkpoints(ray: RayNodes, call: Callable[..., Any]) -> None:
+    """There is no room for all that it may have, as above; the directory of runs is one that all machines have."""
+    ray.have(0)
+    _, errors = call(workers="1:2")
+    assert "checkpoints='/shared/run'" in errors
+    said, errors = call(workers="1:2", checkpoints="saved")
+    assert said, errors
+    assert json.loads(said) == [[0, 1, "here"]]
+
+
 def test_without_an_address_a_run_has_a_cluster_of_its_own_that_nobody_else_reaches(
     job: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in LOOPBACK_ONLY:
         monkeypatch.delenv(name)
     run = job("own", "--engine", "ray", "--workers", "1", "--max-restarts", "0")
-    run.start("--fail-at", "3", "--step-s", "0.2")
+    seen = run.place / "seen"
+    run.start("--fail-at", "100", "--step-s", "0.5", "--until", str(seen))
     run.wait_for_step(0, 1)
     agent = psutil.Process(run.agent.pid)
-    rays = [agent, *(each for each in agent.children(recursive=True) if "warm.py" not in " ".join(each.cmdline()))]
-    connections = [each for process in rays for each in process.net_connections("tcp")]
-    listening = {each.laddr.ip for each in connections if each.status == psutil.CONN_LISTEN}
+    listening = set[str]().union(*map(listened_at, [agent, *agent.children(recursive=True)]))
+    seen.touch()
     assert listening
     assert listening <= {"127.0.0.1", "::ffff:127.0.0.1"}
     out, err = run.agent.communicate(timeout=DEADLINE_S)

@@ -79,9 +79,13 @@ def test_saves_and_loads_are_measured_with_sizes_and_shapes_of_choice(tmp_path: 
 
 
 @pytest.mark.timeout(120)
-def test_s3_is_measured_beside_bare_obstore_and_its_server_is_gone_afterwards(s3: S3Server, tmp_path: Path) -> None:
+def test_s3_is_measured_beside_bare_obstore_and_its_server_is_gone_afterwards(
+    s3: S3Server, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """The fixture is here to skip where there is no server; the contender has its own."""
-    found = figures("checkpoint_s3", tmp_path, STRATA_BENCH_S3_MIB="16")
+    temporary = tmp_path_factory.mktemp("temporary")
+    found = figures("checkpoint_s3", tmp_path, STRATA_BENCH_S3_MIB="16", TMPDIR=str(temporary))
+    assert not list(temporary.iterdir())
     assert found.keys() == {
         *("s3_put_over_bare", "s3_get_over_bare", "s3_put_ms", "s3_bare_put_ms", "s3_get_ms", "s3_bare_get_ms"),
         *("s3_client_cpu_s", "s3_bare_client_cpu_s"),

@@ -11,6 +11,9 @@ import pytest
 
 from strata.bench.contenders import barrier_rounds
 
+DEADLINE_S = 220
+"""For programs of a quarter of a minute, which start a dozen others."""
+pytestmark = pytest.mark.timeout(DEADLINE_S + 20)
 KEYS = {
     "shards": {"assign_10k_ms", "shard_max_over_mean", "shard_moved_over_minimum"},
     "coordinator": {"requests_per_s", "unary_requests_per_s", "raw_unary_echo_per_s"},
@@ -30,7 +33,7 @@ def test_what_a_benchmark_prints_for_programs_is_one_object_of_measured_figures(
         [sys.executable, "-m", "strata.cli", "bench", name, "--quick", "--rounds", "1", "--json", *CONTENDERS[name]],
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=DEADLINE_S,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
@@ -50,7 +53,7 @@ def test_shards_stay_within_their_bounds_in_the_benchmark_too() -> None:
         [sys.executable, "-m", "strata.bench.contenders.shards_strata", "--quick"],
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=DEADLINE_S,
         check=True,
     )
     figures = json.loads(ended.stdout)["figures"]
@@ -64,7 +67,7 @@ def test_a_contender_that_is_not_there_is_named_with_those_that_are() -> None:
         [sys.executable, "-m", "strata.cli", "bench", "coordinator", "--only", "zookeeper"],
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=DEADLINE_S,
         check=False,
     )
     assert ended.returncode == 2
@@ -78,7 +81,7 @@ def quick(module: str, cwd: Path, **environment: str) -> dict[str, dict[str, flo
         [sys.executable, "-m", f"strata.bench.contenders.{module}", "--quick"],
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=DEADLINE_S,
         check=False,
         cwd=cwd,
         env={**os.environ, **environment},
@@ -168,7 +171,7 @@ print(rounds.measure(node, 3, num_workers=10))
 assert "strata" not in sys.modules
 """
     return subprocess.run(
-        [sys.executable, "-I", "-c", program], capture_output=True, text=True, timeout=55, check=False
+        [sys.executable, "-I", "-c", program], capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )
 
 

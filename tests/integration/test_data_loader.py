@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -252,12 +253,16 @@ def test_ctrl_c_and_a_sudden_death_end_all_processes_in_seconds(
 ) -> None:
     # `poisoned` meets no such id here, and `endless` comes back for the first row group only.
     write_ids(tmp_path / "data" / "0.parquet", 0, 700)
-    with subprocess.Popen(
-        [sys.executable, CHILDREN, "loop_for_ever", tmp_path / "data", worker_type, transform],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as child:
+    with (
+        tempfile.TemporaryDirectory(prefix="loop-") as temporary,  # multiprocessing's, who dies suddenly cannot remove
+        subprocess.Popen(
+            [sys.executable, CHILDREN, "loop_for_ever", tmp_path / "data", worker_type, transform],
+            env={**os.environ, "TMPDIR": temporary},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as child,
+    ):
         assert child.stdout is not None
         try:
             if transform == "endless":

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from itertools import islice
@@ -190,14 +192,15 @@ if __name__ == "__main__":
     next(iter(loader))
 """
     )
-    parent = subprocess.Popen([sys.executable, tmp_path / "endless.py"])
-    try:
-        until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "", "the transform runs")
-    finally:
-        parent.send_signal(signal.SIGKILL)
-        parent.wait()
-    worker = int((tmp_path / "pid").read_text())
-    until(lambda: not Path(f"/proc/{worker}").exists(), "the worker has ended")
+    with tempfile.TemporaryDirectory(prefix="endless-") as temporary:  # multiprocessing's are left in it
+        parent = subprocess.Popen([sys.executable, tmp_path / "endless.py"], env={**os.environ, "TMPDIR": temporary})
+        try:
+            until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "", "the transform runs")
+        finally:
+            parent.send_signal(signal.SIGKILL)
+            parent.wait()
+        worker = int((tmp_path / "pid").read_text())
+        until(lambda: not Path(f"/proc/{worker}").exists(), "the worker has ended")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ from servers import until
 from strata.cli.exit_codes import ExitCode
 
 STRATA = [sys.executable, "-m", "strata.cli"]
-SMALL = ["demo", "--rows", "5120"]
+SMALL = ["demo", "--rows", "51200"]
+"""Half of the steps are left when a worker is to be killed: enough for the demo to see it, on a busy machine, too."""
 pytestmark = pytest.mark.timeout(180)
 
 
@@ -47,12 +48,12 @@ def test_the_demo_kills_a_worker_for_programs_and_all_is_proved(tmp_path: Path, 
     found = json.loads(ended.stdout)
     assert found["is_good"] is True
     assert found["rows"]["is_good"]
-    assert found["rows"]["num_exact"] == found["rows"]["num_rows"] == 5120
+    assert found["rows"]["num_exact"] == found["rows"]["num_rows"] == 51_200
     assert found["weights"]["is_good"]
     assert found["weights"]["num_tensors"] == 32
     (back,) = found["recoveries"]
     assert 0 < back["detected_ms"] < back["started_ms"] < back["restored_ms"] < back["first_step_ms"]
-    assert found["undisturbed"]["num_steps"] == found["killed"]["num_steps"] == 20
+    assert found["undisturbed"]["num_steps"] == found["killed"]["num_steps"] == 200
     assert list(temporary.iterdir()) == [], "nothing is left but what was to be kept"
     told = subprocess.run(
         [*STRATA, "checkpoints", "ls", "--json", str(kept / "runs" / "killed" / "checkpoints")],
@@ -60,7 +61,7 @@ def test_the_demo_kills_a_worker_for_programs_and_all_is_proved(tmp_path: Path, 
         text=True,
         check=True,
     )
-    assert json.loads(told.stdout)["checkpoints"][-1]["step"] == 20
+    assert json.loads(told.stdout)["checkpoints"][-1]["step"] == 200
 
 
 def test_on_a_terminal_it_draws_and_ctrl_c_leaves_nothing(temporary: Path) -> None:

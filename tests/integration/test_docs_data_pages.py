@@ -14,6 +14,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -81,15 +82,16 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(command: list[Any], directory: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    ran = subprocess.run(
-        command,
-        env={**os.environ, **environment},
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    with tempfile.TemporaryDirectory(prefix="shown-") as temporary:  # torchrun leaves logs there
+        ran = subprocess.run(
+            command,
+            env={**os.environ, "TMPDIR": temporary, **environment},
+            cwd=directory,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran
 

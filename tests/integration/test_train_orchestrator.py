@@ -15,23 +15,29 @@ from typing import Any
 
 import numpy as np
 import pytest
+from leftovers import nothing_is_left
+from servers import until
 
 import strata
-from strata import CoordinatorClient, TrainingOrchestrator
+from strata import CheckpointManager, CoordinatorClient, TrainingOrchestrator
 from strata.coordinator.embedded import EmbeddedCoordinator
 from strata.errors import ConfigError, NoCheckpoint, RunFailed, UnknownWorker
+from strata.launch import ray_engine
 from strata.launch.run_directory import all_runs, open_run
+from strata.train.orchestrator import STOP_AGAIN_S
 
 pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture(autouse=True)
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where they are; but for that, nothing is left of them."""
     for name in ("RANK", "WORLD_SIZE", "STRATA_RUN", "STRATA_CHECKPOINT_EVERY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("STRATA_RUNS_DIR", str(tmp_path / "runs"))
     monkeypatch.chdir(tmp_path)
-    return tmp_path / "runs"
+    with nothing_is_left(tmp_path):
+        yield tmp_path / "runs"
 
 
 @pytest.fixture
@@ -211,7 +217,18 @@ def test_a_worker_that_leaves_no_traceback_shows_the_end_of_its_log() -> None:
         TrainingOrchestrator().run(train, workers=1, max_restarts=0)
 
 
-def test_what_cannot_run_leaves_no_run_behind() -> None:
+def test_checkpoints_go_where_the_caller_says(tmp_path: Path) -> None:
+    def train() -> str:
+        with strata.init(saver="thread") as ctx:
+            ctx.checkpoint({"weights": b"w"}, step=1).wait()
+            return os.environ["STRATA_CHECKPOINTS"]
+
+    assert TrainingOrchestrator().run(train, workers=1, checkpoints="kept") == [str(tmp_path / "kept")]
+    with CheckpointManager("kept") as kept:
+        assert [saved.step for saved in kept.list()] == [1]
+
+
+def test_what_cannot_run_leaves_no_run_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     orchestrator = TrainingOrchestrator()
     with pytest.raises(ConfigError, match="engine='spark' is not known"):
         orchestrator.run(os.getpid, engine="spark")
@@ -219,8 +236,31 @@ def test_what_cannot_run_leaves_no_run_behind() -> None:
         orchestrator.run(os.getpid, workers="many")
     with pytest.raises(strata.StrataError, match="argument 1 of getenv, a lock,"):
         orchestrator.run(os.getenv, threading.Lock())
+    monkeypatch.setattr(ray_engine, "find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=r"pip install .strata-runtime\[ray\]"):
+        orchestrator.run(os.getpid, engine="ray")
 
     assert all_runs().found == []
+
+
+def interrupted(script: Path, began: Path, num_times: int = 1) -> str:
+    """What a program says that gets Ctrl-C when its workers have begun, so often."""
+    process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    try:
+        until(lambda: began.exists() or process.poll() is not None, "its workers have begun", deadline_s=90)
+        for number in range(1, num_times + 1):
+            process.send_signal(signal.SIGINT)
+            if number < num_times:
+                until(lambda: "the workers save first" in happened("endless"), "it has heard of it")
+        said, _ = process.communicate(timeout=90)
+    finally:
+        process.kill()
+        process.communicate()
+    return said
+
+
+def happened(name: str) -> str:
+    return "\n".join(event.text for event in open_run(name).events())
 
 
 def test_ctrl_c_lets_the_workers_stop_and_is_an_interrupt_here(tmp_path: Path) -> None:
@@ -236,16 +276,47 @@ def test_ctrl_c_lets_the_workers_stop_and_is_an_interrupt_here(tmp_path: Path) -
         "except KeyboardInterrupt as error:\n"
         "    print(error)\n"
     )
-    process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
-    try:
-        beginning = threading.Event()
-        while not (tmp_path / "began").exists():
-            assert process.poll() is None
-            beginning.wait(0.01)
-        process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=60)
-    finally:
-        process.kill()
-        process.wait()
 
-    assert said.startswith("run endless: Ctrl-C; the workers have ended")
+    assert interrupted(script, tmp_path / "began").startswith("run endless: Ctrl-C; the workers have ended")
+
+
+IN_LOOP = """
+import asyncio, signal, threading
+import strata
+
+def train():
+    ctx = strata.init(saver="thread")
+    for step in range(1, 1000):
+        ctx.report(step=step)
+        ctx.maybe_checkpoint({"weights": b"w"})
+        open("began", "w").close()
+        threading.Event().wait(STEP_S)
+
+async def main():
+    return strata.TrainingOrchestrator().run(train, workers=1, name="endless")
+
+try:
+    RUN
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+NOTEBOOK = "asyncio.new_event_loop().run_until_complete(main())"
+"""There the event loop leaves Ctrl-C alone."""
+
+
+@pytest.mark.parametrize("run", ["asyncio.run(main())", NOTEBOOK])
+def test_ctrl_c_in_an_event_loop_lets_the_workers_save_however_long_a_step_takes(tmp_path: Path, run: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(IN_LOOP.replace("RUN", run).replace("STEP_S", str(3 * STOP_AGAIN_S)))
+
+    assert interrupted(script, tmp_path / "began") == "interrupted\n"
+    assert "the workers have saved" in happened("endless")
+    assert "at once" not in happened("endless")
+
+
+def test_the_second_ctrl_c_in_an_event_loop_waits_for_no_step(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(IN_LOOP.replace("RUN", "asyncio.run(main())").replace("STEP_S", "3600"))
+
+    assert interrupted(script, tmp_path / "began", 2) == "interrupted\n"
+    assert "at once" in happened("endless")

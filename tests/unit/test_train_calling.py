@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import threading
 from collections.abc import Callable
@@ -55,6 +56,13 @@ def test_a_function_of_this_very_test_arrives_with_its_arguments_and_search_path
 
     assert call.function(*call.args, **call.kwargs) == 42
     assert sys.path == list(dict.fromkeys([*theirs, "/other"]))
+
+
+def test_on_a_machine_without_the_directory_of_runs_the_worker_says_so(call_path: Path, work: Any) -> None:
+    work(int)
+    shutil.rmtree(call_path.parent)
+    with pytest.raises(ConfigError, match=r"is not on this machine; .* share the directory of runs"):
+        calling.main()
 
 
 def test_nobody_else_can_read_what_is_written(call_path: Path, work: Any) -> None:

@@ -88,7 +88,8 @@ class WeedServer:
             StrataError: It takes no object in time; the end of its log is in the message.
         """
         (self._directory / "s3.json").write_text(json.dumps({"identities": self._identities}))
-        (self._directory / "data").mkdir()
+        for name in ("data", "logs"):
+            (self._directory / name).mkdir()
         flags = {
             "dir": "data",
             "ip": HOST,
@@ -109,7 +110,7 @@ class WeedServer:
         sockets = [f"/tmp/seaweedfs-{name}-grpc-{port}.sock" for name, port in self._grpc_ports.items()]  # noqa: S108
         arguments = [f"-{name}={value}" for name, value in flags.items()]
         self._keeper = subprocess.Popen(
-            ["/bin/sh", "-c", SCRIPT, " ".join(sockets), str(self._weed), "server", *arguments],
+            ["/bin/sh", "-c", SCRIPT, " ".join(sockets), str(self._weed), "-logdir=logs", "server", *arguments],
             cwd=self._directory,
             stdin=subprocess.PIPE,
             start_new_session=True,

@@ -85,7 +85,7 @@ def run(
         is_module=module,
         workers=size,
         directory=str(Path.cwd()),
-        checkpoints=_absolute(checkpoints) if checkpoints else str(place / "checkpoints"),
+        checkpoints=run_directory.checkpoints_at(checkpoints, place),
         variables=variables,
         max_restarts=max_restarts,
         grace_s=grace_s,
@@ -230,10 +230,6 @@ def _engine(text: str, address: str) -> Literal["local", "ray"]:
         case "local":
             return "local"
     raise ConfigError(f"--engine {text!r} is neither local nor ray", field="engine")
-
-
-def _absolute(place: str) -> str:
-    return place if "://" in place else str(Path(place).absolute())
 
 
 def _variables(given: list[str]) -> dict[str, str]:

@@ -127,7 +127,8 @@ def check_checkpoints(spec: RunSpec, directory: RunDirectory) -> None:
     if spec.checkpoints == str(directory.checkpoints):
         raise ConfigError(
             "the workers are on several machines, and checkpoints in the run's directory are on this one; name a place "
-            "that all of them reach, as in --checkpoints s3://bucket/run or --checkpoints /shared/run",
+            "that all of them reach, as in --checkpoints s3://bucket/run, or run(…, checkpoints='/shared/run') for a "
+            "function",
             field="checkpoints",
         )
 
@@ -167,7 +168,7 @@ def check(spec: RunSpec) -> None:
     """
     reserved(spec)
     if find_spec("ray") is None:
-        raise ConfigError(f"Ray is not installed; {INSTALL}, or leave out --engine ray", field="engine")
+        raise ConfigError(f"Ray is not installed; {INSTALL}, or take the engine 'local'", field="engine")
     if spec.address.startswith("ray://"):
         raise ConfigError(
             f"address={spec.address!r} is that of a Ray client, which no worker can reach; run this on a node of the "
@@ -262,7 +263,7 @@ def _ship(ray: Any, spec: RunSpec, *, is_found: bool) -> None:
     if is_found:
         raise ConfigError(
             "this program has connected to Ray before, so the working directory cannot be shipped; call ray.shutdown() "
-            "first, or say --no-ship where all nodes have the same file system",
+            "first, and name the cluster in RAY_ADDRESS",
             field="ships",
         )
     address = ray.get_runtime_context().gcs_address

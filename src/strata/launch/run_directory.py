@@ -310,6 +310,13 @@ def new_name(clock: Clock) -> str:
     raise ConfigError(f"there are too many runs in {root()}; give this one a name", field="name")
 
 
+def checkpoints_at(place: str, directory: Path) -> str:
+    """A directory or URL that a user has named, as it is called from anywhere; none is in the run's own directory."""
+    if not place:
+        return str(directory / "checkpoints")
+    return place if "://" in place else str(Path(place).absolute())
+
+
 def create(spec: RunSpec) -> RunDirectory:
     """A new run's directory. It is there with its spec in it, or not at all.
 

@@ -127,7 +127,8 @@ def main() -> None:
         call = read_call(path)
         value = call.function(*call.args, **call.kwargs)
     except Exception as raised:
-        _write_error(error, "".join(_shown(raised)))
+        with contextlib.suppress(FileNotFoundError):  # the directory is not on this machine, as it says then
+            _write_error(error, "".join(_shown(raised)))
         raise
     try:
         with _written(result) as file:

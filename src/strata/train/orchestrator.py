@@ -20,12 +20,14 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
-import importlib.util
 import inspect
+import os
 import secrets
 import shutil
+import signal
 import sys
 import textwrap
+import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -36,8 +38,8 @@ from strata.errors import ConfigError, RunFailed, StaleIncarnation, UnknownWorke
 from strata.train import calling
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from concurrent.futures import Future
     from types import TracebackType
 
     from strata.checkpoint import CheckpointManager, CheckpointMetadata, Save
@@ -50,12 +52,12 @@ if TYPE_CHECKING:
     from strata.launch.supervising import Finish
 
 CALLED = "strata.train.calling"
-RAY = "strata.launch.ray_engine"
 NUM_LAST_LINES = 20
 """Of the log of a worker that left no traceback."""
 MEET_TIMEOUT_S = 300.0
 """For all workers to come to their first save."""
 STOP_AGAIN_S = 1.0
+"""Until a run that begins is asked again to stop: it may not hear yet."""
 MAX_DRAWN = 16
 """Of the numbers of several workers, in the name of their session."""
 
@@ -292,6 +294,7 @@ class TrainingOrchestrator:
         engine: str = "local",
         name: str = "",
         max_restarts: int = 3,
+        checkpoints: str | os.PathLike[str] = "",
         **kwargs: Any,
     ) -> list[Any]:
         """Calls `train_fn(*args, **kwargs)` on workers, as `strata run` does with a script; gives what they returned,
@@ -299,15 +302,18 @@ class TrainingOrchestrator:
 
         In the function `strata.init()` says which worker it is, and keeps checkpoints. When a worker dies, all begin
         again, from the last checkpoint if there is one. `strata ps`, `logs` and `stop` know the run. From any thread;
-        Ctrl-C lets the workers save first.
+        Ctrl-C lets the workers save first; the second one does not.
 
         Args:
             workers: How many; "2:8" for a run that may shrink and grow.
-            engine: Who starts them: "local" on this machine, "ray" on a cluster.
+            engine: Who starts them: "local" on this machine, "ray" on the cluster that RAY_ADDRESS names, or one of
+                its own. On several machines all must share the directory of runs (STRATA_RUNS_DIR).
             name: What to call the run; made up if left out.
             max_restarts: How many failures the run may survive.
+            checkpoints: A directory or URL for those of `strata.init()`; left out, in the run's directory.
 
         Raises:
+            ConfigError: It cannot be run so; the message says what to change.
             InvalidArgument: The function or an argument cannot be handed to workers.
             RunFailed: The function raised, or a worker died too often; the message shows its traceback.
         """
@@ -317,6 +323,7 @@ class TrainingOrchestrator:
             engine=_checked_engine(engine),
             name=name,
             max_restarts=max_restarts,
+            checkpoints=os.fspath(checkpoints),
         )
         finish = _carried_out(directory)
         if finish.outcome != "done":
@@ -342,16 +349,17 @@ def _checked_engine(name: str) -> Literal["local", "ray"]:
         return "local"
     if name != "ray":
         raise ConfigError(f"engine={name!r} is not known; there are 'local' and 'ray'", field="engine")
-    if importlib.util.find_spec(RAY) is None:
-        raise ConfigError(
-            "functions cannot be run by engine='ray' yet; use engine='local', which starts them on this machine",
-            field="engine",
-        )
     return "ray"
 
 
 def _prepared(
-    call: calling.Call, *, workers: int | str, engine: Literal["local", "ray"], name: str, max_restarts: int
+    call: calling.Call,
+    *,
+    workers: int | str,
+    engine: Literal["local", "ray"],
+    name: str,
+    max_restarts: int,
+    checkpoints: str,
 ) -> RunDirectory:
     """The run's directory, with the function in it; or none at all."""
     from strata.launch import run_directory  # noqa: PLC0415
@@ -366,11 +374,15 @@ def _prepared(
         is_module=True,
         workers=Size.parse(str(workers)),
         directory=str(Path.cwd()),
-        checkpoints=str(place / "checkpoints"),
+        checkpoints=run_directory.checkpoints_at(checkpoints, place),
         max_restarts=max_restarts,
         engine=engine,
         preload=("cloudpickle", *_imports_of(call.function)),
     )
+    if engine == "ray":
+        from strata.launch.ray_engine import check  # noqa: PLC0415
+
+        check(spec)
     directory = run_directory.create(spec)
     try:
         calling.write_call(_call_directory(directory) / calling.FUNCTION, call)
@@ -416,14 +428,12 @@ def _carried_out(directory: RunDirectory) -> Finish:
 
     if not _is_in_loop():
         return work()
-    with ThreadPoolExecutor(1, thread_name_prefix="strata-run") as pool:
+    with _interrupted_here(), ThreadPoolExecutor(1, thread_name_prefix="strata-run") as pool:
         future = pool.submit(work)
         try:
             return future.result()
         except BaseException:  # Ctrl-C, which reaches the main thread only
-            while not future.done():
-                _ask_to_stop(directory)
-                wait([future], timeout=STOP_AGAIN_S)
+            _stop(directory, future)
             raise
 
 
@@ -435,13 +445,45 @@ def _is_in_loop() -> bool:
     return True
 
 
-def _ask_to_stop(directory: RunDirectory) -> None:
+@contextlib.contextmanager
+def _interrupted_here() -> Iterator[None]:
+    """Ctrl-C is an exception where the main thread waits. Under `asyncio.run` it would cancel the task that waits,
+    which hears of that only when it does not wait any more.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        if before is not None:  # it was not set by Python
+            signal.signal(signal.SIGINT, before)
+
+
+def _stop(directory: RunDirectory, future: Future[Finish]) -> None:
+    """Until it has ended. The workers save first; after another Ctrl-C they do not."""
+    is_asked = is_now = False
+    while not future.done():
+        try:
+            is_asked = is_asked or _is_asked_to_stop(directory, is_now=is_now)
+            wait([future], timeout=None if is_asked else STOP_AGAIN_S)
+        except KeyboardInterrupt:
+            is_asked, is_now = False, True
+
+
+def _is_asked_to_stop(directory: RunDirectory, *, is_now: bool) -> bool:
+    """Whether there was somebody to ask: a run that is asked twice stops at once."""
     from strata.launch import control  # noqa: PLC0415
 
     status = directory.status
-    with contextlib.suppress(ConfigError):  # it is not there yet, or no longer
-        if status is not None and status.control:
-            control.ask(status.control, control.Stop())
+    if status is None or not status.control:
+        return False
+    try:
+        control.ask(status.control, control.Stop(is_now=is_now))
+    except ConfigError:  # it is not there yet, or no longer
+        return False
+    return True
 
 
 def _failure(directory: RunDirectory, finish: Finish) -> BaseException:

@@ -29,6 +29,7 @@ parser.add_argument("--batch-size", type=int, default=16)
 parser.add_argument("--every", type=int, default=5)
 parser.add_argument("--step-s", type=float, default=0.0, help="sleep after each step")
 parser.add_argument("--until", type=Path, help="sleep no more when there is this file")
+parser.add_argument("--gate", type=Path, help="wait after the step whose number is in this file, or a later one")
 parser.add_argument("--fail-at", type=int, default=-1, help="raise at this step, on the last rank, every time")
 parser.add_argument("--hang-at", type=int, default=-1, help="stand still at this step of the first attempt")
 arguments = parser.parse_args()
@@ -95,6 +96,8 @@ for _ in ctx.epochs(arguments.epochs):
         print("step", step, flush=True)
         if arguments.step_s and not (arguments.until and arguments.until.exists()):
             time.sleep(arguments.step_s)
+        while arguments.gate and step >= int(arguments.gate.read_text()):
+            time.sleep(0.01)
 digest = hashlib.sha256()
 for tensor in [*net.parameters(), counts]:
     digest.update(tensor.detach().numpy().tobytes())
