@@ -155,6 +155,18 @@ def test_a_comparison_with_nan_loses_no_row_of_orc(tmp_path: Path) -> None:
     assert ids(loader) == [0]
 
 
+@pytest.mark.parametrize("write_page_index", [False, True])
+def test_a_filter_is_asked_of_rows_as_they_are_delivered_not_of_what_files_keep(
+    tmp_path: Path, write_page_index: bool
+) -> None:
+    noons = pa.array([12 * 3600_000, 36 * 3600_000], pa.timestamp("ms"))
+    table = pa.table({"id": [0, 1], "day": noons, "x": [0.1, 0.1]})
+    pq.write_table(table, tmp_path / "0.parquet", write_page_index=write_page_index, data_page_size=1)
+    schema = pa.schema([("day", pa.date32()), ("x", pa.float32())])
+    for text, wanted in (("day <= date('1970-01-01')", [0]), ("day > date('1970-01-01')", [1]), ("x > 0.1", [0, 1])):
+        assert ids(load(tmp_path, filters=text, schema=schema, columns=["id"])[0]) == wanted
+
+
 def test_an_iterator_in_a_forked_child_says_so_instead_of_hanging(folder: Path) -> None:
     script = f"""
 import os

@@ -6,16 +6,18 @@ import dataclasses
 import io
 import itertools
 import json
+import operator
 import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from data_fakes import SOURCE, FakeFormat, version_of
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -173,6 +175,40 @@ def test_rows_are_counted_with_the_types_of_the_dataset() -> None:
     made = plan(fake, files, "x >= 2 and c == 'u'", columns=["x"])
     assert made.unit_rows.tolist() == [1, 1]
     assert (made.columns, made.schema.names) == (("x",), ["x", "c"])
+
+
+CASTS = [
+    (st.floats(-2, 2), pa.float64(), pa.float32()),
+    (st.integers(-100, 100).map(lambda seconds: seconds * 1000), pa.timestamp("ms"), pa.timestamp("s")),
+    (st.integers(-2 * 86_400, 2 * 86_400), pa.timestamp("s"), pa.date32()),
+    (st.integers(-20, 20).map(str), pa.string(), pa.int64()),
+    (st.integers(-20, 20), pa.int64(), pa.string()),
+    (st.integers(-100, 100), pa.int8(), pa.int64()),
+    (st.floats(-2, 2, width=32), pa.float32(), pa.float64()),
+]
+
+
+@given(st.data())
+def test_rows_pass_the_filter_as_they_are_delivered_whatever_the_cast(data: st.DataObject) -> None:
+    """Units of one row, whose statistics leave no doubt about what is in the file."""
+    values, found, wanted = data.draw(st.sampled_from(CASTS))
+    column = pa.array([data.draw(values), *data.draw(st.lists(values | st.none(), max_size=6))], found)
+    border = data.draw(st.sampled_from([column[0], column.cast(wanted)[0]]))
+    compare = data.draw(st.sampled_from([operator.gt, operator.ge, operator.lt, operator.le, operator.eq, operator.ne]))
+    try:
+        passing = pa.table({"x": column.cast(wanted)}).filter(compare(pc.field("x"), border))
+    except pa.ArrowException:
+        assume(False)  # compared with something of another kind
+    condition = filters.parse(compare(pc.field("x"), border))
+    fake = FakeFormat(unit_rows=1)
+    files, schema = [fake.add("a", {"x": column})], pa.schema([("x", wanted)])
+    looked = look(fake, files, condition.expression, schema=schema)
+    if not passing.num_rows:
+        with pytest.raises(NoData):
+            build(looked, condition=condition, schema=schema)
+        return
+    made = build(looked, condition=condition, schema=schema)
+    assert column.cast(wanted).take(made.unit_index).to_pylist() == passing["x"].to_pylist()
 
 
 def test_text_is_read_with_the_types_that_all_its_files_agree_on() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from strata.data.fitting import PlainFit
 from strata.data.formats.base import Unit
-from strata.data.schemas import retyped, unify, widen
+from strata.data.schemas import keeps_values, retyped, unify, widen
 from strata.errors import InvalidArgument, SchemaMismatch
 
 CODES = pa.dictionary(pa.int8(), pa.string())
@@ -77,6 +77,27 @@ def test_a_wider_integer_keeps_every_value(types: tuple[pa.DataType, pa.DataType
         except (pa.ArrowInvalid, OverflowError):
             continue
         assert wider is None or found.cast(wider).to_pylist() == [value]
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "keeps"),
+    [
+        (pa.int64(), pa.int64(), True),
+        (pa.int32(), pa.int64(), True),
+        (pa.float32(), pa.float64(), True),
+        (pa.dictionary(pa.int32(), pa.string()), pa.string(), True),
+        (pa.timestamp("ms"), pa.timestamp("us"), True),
+        (pa.timestamp("us"), pa.timestamp("ms"), False),
+        (pa.timestamp("us"), pa.date32(), False),
+        (pa.float64(), pa.float32(), False),
+        (pa.int64(), pa.float64(), False),
+        (pa.int64(), pa.int32(), False),
+        (pa.string(), pa.int64(), False),
+        (pa.int64(), pa.string(), False),
+    ],
+)
+def test_statistics_hold_after_a_cast_that_only_widens(found: pa.DataType, wanted: pa.DataType, keeps: bool) -> None:
+    assert keeps_values(found, wanted) is keeps
 
 
 def test_guessed_types_of_text_meet_as_numbers() -> None:

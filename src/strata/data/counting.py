@@ -19,7 +19,7 @@ from strata.data.fitting import PlainFit
 from strata.data.formats.base import PagedReader, Presence, Saving, joined
 from strata.data.looking import attempts, known_values
 from strata.data.partitions import partition_values
-from strata.data.schemas import retyped, unify
+from strata.data.schemas import keeps_values, retyped, unify
 from strata.data.survey import SurveyedFile, named_schemas, pack, unpack
 from strata.errors import DataError, StorageError
 
@@ -109,7 +109,7 @@ def count_passing(
         tally.passing[number] = rows if left.presence is Presence.ALL else [0] * len(rows)
         if left.presence is Presence.SOME and rows:
             unsettled.append((number, left))
-    tasks = _ask_statistics(looking, schemas, files, unsettled, tally)
+    tasks = _ask_statistics(looking, schemas, files, unsettled, dataset, tally)
     _count_rows(looking, schemas, files, tasks, dataset, tally)
     made = list(files)
     for number in new:
@@ -131,13 +131,14 @@ def _ask_statistics(
     schemas: Sequence[pa.Schema],
     files: Sequence[SurveyedFile],
     unsettled: Sequence[tuple[int, Resolved]],
+    dataset: pa.Schema,
     tally: _Tally,
 ) -> list[_Task]:
     """What statistics leave to be counted."""
 
     def ask(each: tuple[int, Resolved]) -> list[Presence]:
         number, left = each
-        return _presence(looking, files[number], schemas[files[number].schema], left)
+        return _presence(looking, files[number], schemas[files[number].schema], dataset, left)
 
     tasks = []
     answers = attempts(looking, ask, unsettled, "asking statistics")
@@ -211,17 +212,24 @@ def _resolve(
     return [resolved[number][place] for number, place in places]
 
 
-def _presence(looking: Looking, file: SurveyedFile, schema: pa.Schema, left: Resolved) -> list[Presence]:
+def _presence(
+    looking: Looking, file: SurveyedFile, schema: pa.Schema, dataset: pa.Schema, left: Resolved
+) -> list[Presence]:
     facts = file.facts(schema)
-    if not _has_all(looking, schema, left):
+    if not _can_be_asked(looking, schema, dataset, left):
         return [Presence.SOME] * len(facts.units)
     return looking.format.presence(looking.source, file.data_file(), facts, left.expression, left.columns)
 
 
-def _has_all(looking: Looking, schema: pa.Schema, left: Resolved) -> bool:
-    """Whether what is left of the filter can be asked of a file's statistics."""
+def _can_be_asked(looking: Looking, schema: pa.Schema, dataset: pa.Schema, left: Resolved) -> bool:
+    """Whether a file's statistics know what is left of the filter: they are of the file's own values."""
     partitions = {field.name for field in looking.partition_fields}
-    return all(name in schema.names and name not in partitions for name in left.columns)
+    return all(
+        name in schema.names
+        and name not in partitions
+        and keeps_values(schema.field(name).type, dataset.field(name).type)
+        for name in left.columns
+    )
 
 
 def _count_units(
@@ -238,7 +246,7 @@ def _count_units(
         if (
             isinstance(reader, PagedReader)
             and task.left.expression is not None
-            and _has_all(looking, schema, task.left)
+            and _can_be_asked(looking, schema, dataset, task.left)
         ):
             judged = reader.judge(task.units, task.left.expression, task.left.columns)
         for unit in task.units:

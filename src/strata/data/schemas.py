@@ -102,6 +102,14 @@ def widen(a: pa.DataType, b: pa.DataType, *, is_typed: bool = True) -> pa.DataTy
     return None
 
 
+def keeps_values(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether values of one type are exactly the same as the other: what statistics say of them is then true of both.
+
+    A cast that rounds, cuts off or reads text may move a value over the border that a filter draws.
+    """
+    return bool(found == wanted or widen(found, wanted) == wanted)
+
+
 def retyped(schema: pa.Schema, dataset: pa.Schema) -> pa.Schema:
     """A file's columns with the dataset's types: what to read text as."""
     return pa.schema([dataset.field(field.name) if field.name in dataset.names else field for field in schema])
