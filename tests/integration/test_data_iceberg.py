@@ -515,6 +515,26 @@ def test_deletes_by_equality_stay_in_their_partition_unless_they_have_none(wareh
     ]
 
 
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_deletes_by_equality_apply_everywhere_when_the_table_is_no_longer_partitioned(
+    warehouse: Warehouse, version: str
+) -> None:
+    """In a table of version 1 a field that is removed stays in the spec, as one that is always null."""
+    spec = PartitionSpec(PartitionField(NAME, 1000, IdentityTransform(), "name"))
+    table = warehouse.create("by_name", SCHEMA, partition_spec=spec, properties={"format-version": version})
+    for name in ("a", "b"):
+        warehouse.add_partitioned_parquet(table, rows(0, 5).select(["id", "score"]), IDS, Record(name))
+    with table.update_spec() as update:
+        update.remove_field("name")
+    with table.transaction() as transaction:
+        transaction.upgrade_table_version(2)
+    assert len(table.spec().fields) == (1 if version == "1" else 0)
+    partition = Record(*[None] * len(table.spec().fields))
+    warehouse.delete_equal(table, pa.table({"id": [1]}), {"id": ID}, partition=partition)
+    assert planned(table)[0]["id"].to_pylist() == [0, 2, 3, 4] * 2
+    assert planned(table, scan_filter="name = 'a'")[0]["id"].to_pylist() == [0, 2, 3, 4]
+
+
 # --- snapshots ---
 
 
