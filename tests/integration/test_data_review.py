@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import prometheus_client
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
@@ -129,6 +130,22 @@ def test_codes_skip_damaged_units_like_everything_else(tmp_path: Path) -> None:
     assert sorted({*ids(loader)} - {*range(100, 200)}) == [*range(100), *range(200, 300)]
     assert dataset.get_metrics().skipped_rows == 100
     assert dataset.vocabulary("s").num_codes == 8
+
+
+def test_files_that_are_left_out_of_the_plan_are_named_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(3):
+        pq.write_table(pa.table({"id": [number]}), tmp_path / f"{number}.parquet")
+    (tmp_path / "1.parquet").write_bytes(b"not Parquet")
+    loader, dataset = load(tmp_path, on_error="skip", name="left-out")
+    assert ids(loader) == [0, 2]
+    metrics = dataset.get_metrics()
+    assert (metrics.plan_skipped_files, metrics.plan_skipped_units, metrics.skipped_rows) == (1, 0, 0)
+    assert "1 files left out of the plan" in metrics.log_line()
+    assert "1.parquet" in next(record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    told = prometheus_client.generate_latest().decode()
+    assert 'strata_data_plan_skipped_files{dataset="left-out"} 1.0' in told
 
 
 def test_far_away_files_are_not_all_kept_open(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from data_fakes import SOURCE, FakeFormat, version_of
+from data_fakes import SOURCE, FakeFormat, FakeReader, version_of
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
@@ -30,7 +30,15 @@ from strata.data.plan import Plan
 from strata.data.planning import build
 from strata.data.survey import Survey
 from strata.data.surveying import survey
-from strata.errors import DataFileInvalid, InvalidArgument, NoData, SchemaMismatch
+from strata.errors import (
+    DataFileInvalid,
+    InvalidArgument,
+    NoData,
+    SchemaMismatch,
+    StorageDenied,
+    StorageError,
+    StorageUnavailable,
+)
 
 
 def look(fake: FakeFormat, files: list[DataFile], filter_: Any = None, **options: Any) -> Survey:
@@ -256,6 +264,36 @@ def test_what_cannot_be_read_is_raised_or_skipped_and_named() -> None:
     made = plan(fake, files, "x > 1", on_error="skip")
     assert made.unit_rows.tolist() == [1, 1]
     assert made.pruning.skipped == (("z", "z is damaged"), ("y", "y is damaged"), ("a", "a, chunk 1: damaged"))
+    assert (made.pruning.num_files_skipped, made.pruning.num_units_skipped) == (2, 1)
+
+
+def test_of_many_files_that_are_skipped_the_first_are_named_in_the_log_and_the_others_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fake = FakeFormat()
+    files = [fake.add("good", {"x": [1]}), *(fake.add(f"bad{number}", None) for number in range(20))]
+    assert plan(fake, files, on_error="skip").pruning.num_files_skipped == 20
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(told) == 6
+    assert "bad4 is damaged" in told[4]
+    assert told[5].endswith("15 more")
+
+
+@pytest.mark.parametrize(
+    "error", [StorageUnavailable("503"), StorageDenied("403"), StorageError("disk"), SchemaMismatch("of another type")]
+)
+@pytest.mark.parametrize("when", ["inspect", "presence", "open", "read"])
+def test_storage_that_fails_and_mistakes_are_no_damage_and_never_skipped(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, when: str
+) -> None:
+    def fail(*_: object, **__: object) -> Any:
+        raise error
+
+    fake = FakeFormat(unit_rows=2)
+    files = [fake.add("a", {"x": [1, 2, 3]}), fake.add("b", {"x": [1, 2, 3]})]
+    monkeypatch.setattr(FakeReader if when == "read" else FakeFormat, when, fail)
+    with pytest.raises(type(error)):
+        plan(fake, files, "x > 1", on_error="skip")
 
 
 def test_of_several_files_that_fail_at_once_the_first_is_told() -> None:

@@ -17,11 +17,10 @@ import pyarrow as pa
 from strata.data import expressions, filters
 from strata.data.fitting import PlainFit
 from strata.data.formats.base import PagedReader, Presence, Saving, joined
-from strata.data.looking import attempts, known_values
+from strata.data.looking import UNREADABLE, attempts, known_values
 from strata.data.partitions import partition_values
 from strata.data.schemas import keeps_values, retyped, unify
 from strata.data.survey import SurveyedFile, named_schemas, pack, unpack
-from strata.errors import DataError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from strata.data.formats.base import Judged, Reader, Rows, Unit
     from strata.data.looking import Looking
     from strata.data.survey import Partition
+    from strata.errors import DataError
 
 _COUNT_AT_ONCE = 8
 """Units of one file that one thread counts before it takes others."""
@@ -95,12 +95,13 @@ class _Tally:
     """By the file's number, as `SurveyedFile.parts` but in any order."""
     savings: dict[int, Saving]
     skipped: list[tuple[str, str]]
+    num_units_skipped: int = 0
 
 
 def count_passing(
     looking: Looking, schemas: Sequence[pa.Schema], files: list[SurveyedFile], dataset: pa.Schema
-) -> tuple[list[SurveyedFile], list[tuple[str, str]]]:
-    """The files with how many rows of each unit pass, where that was not known, and what was skipped."""
+) -> tuple[list[SurveyedFile], list[tuple[str, str]], int]:
+    """The files with how many rows of each unit pass, where that was not known; what was skipped, how many units."""
     new = [number for number, file in enumerate(files) if file.passing is None]
     tally = _Tally({}, dict.fromkeys(new, 0), {number: [] for number in new}, dict.fromkeys(new, Saving()), [])
     unsettled: list[tuple[int, Resolved]] = []
@@ -123,7 +124,7 @@ def count_passing(
             num_pages_skipped=saving.num_pages_skipped,
             bytes_skipped=saving.bytes_skipped,
         )
-    return made, tally.skipped
+    return made, tally.skipped, tally.num_units_skipped
 
 
 def _ask_statistics(
@@ -145,6 +146,7 @@ def _ask_statistics(
     for (number, left), answer in zip(unsettled, answers, strict=True):
         if isinstance(answer, Exception):
             tally.skipped.append((files[number].name, str(answer)))
+            tally.num_units_skipped += len(tally.passing[number])
             continue
         units = files[number].facts(schemas[files[number].schema]).units
         told = list(zip(units, answer, strict=True))
@@ -162,7 +164,7 @@ def _count_rows(
     dataset: pa.Schema,
     tally: _Tally,
 ) -> None:
-    def count(task: _Task) -> list[_Counted | DataError | StorageError]:
+    def count(task: _Task) -> list[_Counted | DataError]:
         return _count_units(looking, files[task.number], schemas[files[task.number].schema], dataset, task)
 
     for task, counts in zip(tasks, attempts(looking, count, tasks, "counting rows"), strict=True):
@@ -170,12 +172,14 @@ def _count_rows(
         if isinstance(counts, Exception):
             tally.counted[task.number] += len(task.units)
             tally.skipped.append((name, str(counts)))
+            tally.num_units_skipped += len(task.units)
             continue
         places = {index: place for place, index in enumerate(unpack(files[task.number].index).tolist())}
         for unit, found in zip(task.units, counts, strict=True):
             if isinstance(found, Exception):
                 tally.counted[task.number] += 1
                 tally.skipped.append((name, str(found)))
+                tally.num_units_skipped += 1
                 continue
             place = places[unit.index]
             passing[place] = found.num_passing
@@ -234,13 +238,13 @@ def _can_be_asked(looking: Looking, schema: pa.Schema, dataset: pa.Schema, left:
 
 def _count_units(
     looking: Looking, file: SurveyedFile, schema: pa.Schema, dataset: pa.Schema, task: _Task
-) -> list[_Counted | DataError | StorageError]:
+) -> list[_Counted | DataError]:
     data_file = file.data_file()
     constants = partition_values(data_file, looking.partition_fields) if looking.partition_fields else {}
     fit = PlainFit(schema, dataset, constants, file.name)
     read_schema = schema if looking.format.is_typed else retyped(schema, dataset)
     reader = looking.format.open(looking.source, data_file, read_schema, file.version)
-    counts: list[_Counted | DataError | StorageError] = []
+    counts: list[_Counted | DataError] = []
     try:
         judged: Mapping[int, Judged] = {}
         if (
@@ -252,7 +256,7 @@ def _count_units(
         for unit in task.units:
             try:
                 counts.append(_count_unit(looking, reader, fit, unit, judged.get(unit.index)))
-            except (DataError, StorageError) as error:
+            except UNREADABLE as error:
                 if looking.on_error == "raise":
                     raise
                 counts.append(error)

@@ -73,7 +73,8 @@ class Dataset:
         self._clock = clock or SystemClock()
         self._num_threads = max(1, delivery.num_workers)
         self._recorder = LoaderRecorder(self._num_threads, self._clock)
-        self._recorder.planned(plan_s)
+        pruning = recipe.plan.pruning
+        self._recorder.planned(plan_s, skipped_files=pruning.num_files_skipped, skipped_units=pruning.num_units_skipped)
         self._processes: list[ProcessDecoder] = []
         """Kept from one pass to the next: starting them takes a while."""
         if delivery.worker_type == "process":

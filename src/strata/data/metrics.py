@@ -102,6 +102,10 @@ class LoaderMetrics(msgspec.Struct, frozen=True, kw_only=True):
     consumer_busy_s: float = 0.0
     """We waited for the caller: between calls of `next()`."""
     plan_s: float = 0.0
+    plan_skipped_files: int = 0
+    """Left out of the plan by `on_error="skip"`, the same on every rank; their rows are not known, so not counted."""
+    plan_skipped_units: int = 0
+    """Of other files: left out because it could not be told which rows pass the filter."""
     first_batch_s: float | None = None
     """From the beginning of the last epoch to its first batch; None before there was one."""
     buffered_bytes: int = 0
@@ -142,6 +146,10 @@ class LoaderMetrics(msgspec.Struct, frozen=True, kw_only=True):
             f"at most {_bytes(self.peak_buffered_bytes)} buffered",
         ]
         lost = {name: getattr(self, name) for name in ("padded_rows", "dropped_rows", "skipped_rows", "skipped_units")}
+        lost |= {
+            "files left out of the plan": self.plan_skipped_files,
+            "units left out of the plan": self.plan_skipped_units,
+        }
         return ", ".join([*parts, *(f"{number:,} {name.replace('_', ' ')}" for name, number in lost.items() if number)])
 
 
@@ -268,6 +276,7 @@ class LoaderRecorder:
         self._lock = threading.RLock()  # a snapshot may collect garbage, and garbage may be an iterator that ends here
         self._num_resets = 0
         self._plan_s = 0.0
+        self._plan_skipped = (0, 0)
         self._buffered_bytes = 0
         self._began_s: float | None = None
         """The epoch; None once its first batch was delivered."""
@@ -279,9 +288,10 @@ class LoaderRecorder:
         self._counts = dict.fromkeys(_DELIVERY, 0)
         self._caller_s: dict[str, Any] = dict.fromkeys(_CONSUMER, 0.0)
 
-    def planned(self, seconds: float) -> None:
+    def planned(self, seconds: float, *, skipped_files: int = 0, skipped_units: int = 0) -> None:
         with self._lock:
             self._plan_s += seconds
+            self._plan_skipped = (skipped_files, skipped_units)
 
     def began(self) -> None:
         """An epoch, or the rest of one: its first batch is awaited."""
@@ -333,6 +343,8 @@ class LoaderRecorder:
                 **self._counts,
                 **self._caller_s,
                 plan_s=self._plan_s,
+                plan_skipped_files=self._plan_skipped[0],
+                plan_skipped_units=self._plan_skipped[1],
                 first_batch_s=self._first_batch_s,
                 buffered_bytes=self._buffered_bytes,
                 peak_buffered_bytes=self._peak_buffered_bytes,

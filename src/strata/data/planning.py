@@ -107,6 +107,8 @@ def build(
             bytes_total=sum(file.size_bytes for file in files),
             bytes_planned=int(units.num_bytes[units.rows > 0].sum()) - bytes_pruned,
             skipped=survey.skipped,
+            num_files_skipped=survey.num_files_skipped,
+            num_units_skipped=survey.num_units_skipped,
         ),
     )
 

@@ -189,7 +189,7 @@ class StructuredDataset(Dataset):
             strings: What becomes of strings: python, codes or bytes, for all or by column; see the table of types.
             nulls: What becomes of nulls: error, fill, mask, keep, or a value, for all or by column.
             tail: What becomes of rows that do not fill a batch on every rank: uneven, pad or drop.
-            on_error: "skip" leaves out what cannot be read, and counts it.
+            on_error: "skip" leaves out what is damaged or missing, and counts it.
             lanes: Fixes the order for any number of ranks; left out, it is chosen by the ranks at an epoch's start.
             prefetch_bytes: How much may be decoded and not yet taken; left out, half of split_bytes for each worker and
                 as much again.

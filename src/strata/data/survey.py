@@ -94,6 +94,10 @@ class Survey(msgspec.Struct, frozen=True):
     """The filter's columns with the types that they were counted with."""
     skipped: tuple[tuple[str, str], ...] = ()
     """What could not be read and was to be skipped: file (and unit), reason."""
+    num_files_skipped: int = 0
+    """As a whole."""
+    num_units_skipped: int = 0
+    """Of other files."""
 
 
 _NUMBERS = operator.attrgetter("index", "num_rows", "first_row", "offset", "num_bytes")

@@ -14,8 +14,8 @@ from strata.data.formats.base import Presence
 from strata.data.iceberg.filters import renamed
 from strata.data.iceberg.fitting import IcebergFit
 from strata.data.iceberg.looking import LazyReader
+from strata.data.looking import UNREADABLE
 from strata.data.schemas import keeps_values
-from strata.errors import DataFileInvalid, DataFileMissing, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from strata.data.formats.base import Unit
     from strata.data.iceberg.equality import EqualityDeletes
     from strata.data.iceberg.looking import Looked, Request
-
-UNREADABLE = (DataFileInvalid, DataFileMissing, StorageError)
-"""What may be skipped; anything else is a mistake that skipping would hide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +71,8 @@ def count(
     """
     Raises:
         SchemaMismatch: The file's columns cannot be read as the table's.
-        DataFileInvalid, DataFileMissing, StorageError: It cannot be read, and is not to be skipped.
+        DataFileInvalid, DataFileMissing: It cannot be read, and is not to be skipped.
+        StorageError: Storage cannot be reached, or refuses.
     """
     columns = looked.layout.columns(request.fields, wide=wide)
     bad: dict[int, str] = {}
