@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import math
 import signal
 import subprocess
@@ -25,7 +26,7 @@ from pyarrow import orc
 from servers import until
 
 from strata import StructuredDataset
-from strata.errors import DataError, InvalidArgument, StrataError, TransformFailed
+from strata.errors import DataError, InvalidArgument, SchemaMismatch, StrataError, TransformFailed
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +147,53 @@ def test_files_that_are_left_out_of_the_plan_are_named_and_counted(
     assert "1.parquet" in next(record.getMessage() for record in caplog.records if record.levelname == "WARNING")
     told = prometheus_client.generate_latest().decode()
     assert 'strata_data_plan_skipped_files{dataset="left-out"} 1.0' in told
+
+
+@pytest.fixture
+def late_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """In one file `label` comes only after what columns are guessed from; in the other it is there at once."""
+    monkeypatch.setattr("strata.data.formats.text.SAMPLE_BYTES", 20)
+    for name, first in (("a", 5), ("b", 0)):
+        records = ({"id": i} | ({"label": i} if i >= first else {}) for i in range(10))
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return tmp_path
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_key_that_comes_late_is_told_and_not_dropped(late_keys: Path, on_error: str) -> None:
+    with pytest.raises(SchemaMismatch, match=r"a\.jsonl.*'label'.*schema="):
+        list(load(late_keys / "a.jsonl", on_error=on_error)[0])
+    assert ids(load(late_keys / "a.jsonl", columns=["id"])[0]) == [*range(10)]
+
+
+@pytest.mark.parametrize("of", ["a.jsonl", "*.jsonl"])
+@pytest.mark.parametrize("columns", [None, ["label", "id"]])
+def test_a_key_that_comes_late_is_delivered_and_filtered_by_once_its_type_is_known(
+    late_keys: Path, of: str, columns: list[str] | None
+) -> None:
+    more = {"columns": columns, "schema": pa.schema([("label", pa.int64())]), "output_format": "arrow"}
+    batches = load(late_keys / of, **more)[0]
+    labels = [None] * 5 + [*range(5, 10)] + ([] if of == "a.jsonl" else [*range(10)])
+    assert [label for batch in batches for label in batch["label"].to_pylist()] == labels
+    filtered = load(late_keys / of, filters="label >= 4", **more)[0]
+    wanted = [label for label in labels if label is not None and label >= 4]
+    assert [label for batch in filtered for label in batch["label"].to_pylist()] == wanted
+    with pytest.raises(SchemaMismatch, match=r"no column 'lable'.*if it comes later in them, say what it is"):
+        load(late_keys / of, columns=["lable"])
+
+
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+def test_healthy_rows_are_not_skipped_because_a_guess_was_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worker_type: str
+) -> None:
+    monkeypatch.setattr("strata.data.formats.text.SAMPLE_BYTES", 20)
+    (tmp_path / "0.csv").write_text("id,v\n" + "".join(f"{i},{1 if i < 50 else 1.5}\n" for i in range(100)))
+    with pytest.raises(SchemaMismatch, match=r"0\.csv.*column 'v'.*schema="):
+        list(load(tmp_path, on_error="skip", worker_type=worker_type)[0])
+    with pytest.raises(SchemaMismatch, match=r"0\.csv.*column 'v'.*schema="):
+        load(tmp_path, on_error="skip", filters="v > 1")
+    decided = load(tmp_path, on_error="skip", schema=pa.schema([("v", pa.float64())]), worker_type=worker_type)[0]
+    assert ids(decided) == [*range(100)]
 
 
 def test_far_away_files_are_not_all_kept_open(tmp_path: Path) -> None:

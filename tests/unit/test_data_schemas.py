@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -124,6 +125,20 @@ def test_a_column_that_a_file_lacks_is_null_there_and_said() -> None:
     assert found.missing == {"y": "b.parquet", "z": "a.parquet"}
     assert found.schema.field("x") == pa.field("x", pa.int64(), nullable=False)
     assert found.schema.field("y") == pa.field("y", pa.string())
+
+
+@pytest.mark.parametrize("mode", ["unify", "strict"])
+def test_a_column_that_no_file_showed_is_there_if_records_name_their_fields_and_its_type_is_decided(mode: Any) -> None:
+    schemas = [("a", pa.schema([("x", pa.int64())])), ("b", pa.schema([("x", pa.int64())]))]
+    late = pa.schema([("late", pa.int32())])
+    found = unify(schemas, is_keyed=True, schema=late, mode=mode, partition_fields=[pa.field("p", pa.int32())])
+    assert found.columns == ("x", "late", "p")
+    assert (found.schema.field("late").type, dict(found.missing)) == (pa.int32(), {})
+    assert retyped(schemas[0][1], found.schema, is_keyed=True, partitions=["p"]).names == ["x", "late"]
+    with pytest.raises(SchemaMismatch, match="which no file has"):
+        unify(schemas, schema=late)
+    with pytest.raises(SchemaMismatch, match=r"no column 'late'.*schema=pa.schema\(\[\('late', …\)\]\)"):
+        unify(schemas, is_keyed=True, columns=["late"])
 
 
 def test_only_columns_that_are_used_have_to_agree() -> None:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from strata.data import expressions, filters
 from strata.data.fitting import PlainFit
-from strata.data.formats.base import PagedReader, Presence, Saving, joined
+from strata.data.formats.base import PagedReader, Presence, Saving, is_keyed, joined
 from strata.data.looking import UNREADABLE, attempts, known_values
 from strata.data.partitions import partition_values
 from strata.data.schemas import keeps_values, retyped, unify
@@ -47,7 +47,8 @@ def condition_schema(looking: Looking, schemas: Sequence[pa.Schema], files: Sequ
     """
     assert looking.condition is not None
     partitions = [field.name for field in looking.partition_fields]
-    names = dict.fromkeys([*(name for schema in schemas for name in schema.names), *partitions])
+    decided = looking.schema.names if looking.schema is not None and is_keyed(looking.format) else []
+    names = dict.fromkeys([*(name for schema in schemas for name in schema.names), *decided, *partitions])
     filters.check_names(looking.condition, list(names))
     unified = unify(
         named_schemas(schemas, files),
@@ -55,6 +56,7 @@ def condition_schema(looking: Looking, schemas: Sequence[pa.Schema], files: Sequ
         condition_columns=looking.condition.columns,
         partition_fields=looking.partition_fields,
         is_typed=looking.format.is_typed,
+        is_keyed=is_keyed(looking.format),
         schema=looking.schema,
     )
     used = pa.schema([unified.schema.field(name) for name in looking.condition.columns])
@@ -205,7 +207,7 @@ def _resolve(
             known.append(partition_values(file.data_file(), looking.partition_fields) if partitions else {})
     resolved: dict[int, list[Resolved]] = {}
     for number, known in rows.items():
-        there = set(schemas[number].names) - partitions
+        there = set(_read_schema(looking, schemas[number], dataset).names) - partitions
         fields = [field for field in dataset if field.name not in there]
         if fields:
             resolved[number] = expressions.resolve(tree, known_values(fields, known))
@@ -236,13 +238,21 @@ def _can_be_asked(looking: Looking, schema: pa.Schema, dataset: pa.Schema, left:
     )
 
 
+def _read_schema(looking: Looking, schema: pa.Schema, dataset: pa.Schema) -> pa.Schema:
+    """What to read of a file whose schema this is."""
+    if looking.format.is_typed:
+        return schema
+    partitions = [field.name for field in looking.partition_fields]
+    return retyped(schema, dataset, is_keyed=is_keyed(looking.format), partitions=partitions)
+
+
 def _count_units(
     looking: Looking, file: SurveyedFile, schema: pa.Schema, dataset: pa.Schema, task: _Task
 ) -> list[_Counted | DataError]:
     data_file = file.data_file()
     constants = partition_values(data_file, looking.partition_fields) if looking.partition_fields else {}
-    fit = PlainFit(schema, dataset, constants, file.name)
-    read_schema = schema if looking.format.is_typed else retyped(schema, dataset)
+    read_schema = _read_schema(looking, schema, dataset)
+    fit = PlainFit(read_schema, dataset, constants, file.name)
     reader = looking.format.open(looking.source, data_file, read_schema, file.version)
     counts: list[_Counted | DataError] = []
     try:

@@ -81,6 +81,8 @@ class SurveyedFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Survey(msgspec.Struct, frozen=True):
     format: str
     is_typed: bool
+    is_keyed: bool
+    """Whether files may have columns that their schema does not tell."""
     schemas: tuple[bytes, ...]
     """Of the files, each once, as Arrow IPC."""
     partition_schema: bytes

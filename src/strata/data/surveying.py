@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from strata.data import expressions, survey_cache
 from strata.data.counting import condition_schema, count_passing
-from strata.data.formats.base import Presence, Together
+from strata.data.formats.base import Presence, Together, is_keyed
 from strata.data.looking import Looking, Progress, attempts_together, known_values, tell_skipped
 from strata.data.partitions import partition_values
 from strata.data.survey import Survey, SurveyedFile, facts_of, schema_bytes, schema_of
@@ -115,6 +115,7 @@ def survey(
     made = Survey(
         format=format.name,
         is_typed=format.is_typed,
+        is_keyed=is_keyed(format),
         schemas=tuple(map(schema_bytes, schemas)),
         partition_schema=partition_schema,
         files=tuple(found),

@@ -217,6 +217,7 @@ class _Memory:
         made = surveys.Survey(
             format="iceberg",
             is_typed=True,
+            is_keyed=False,
             schemas=tuple(schemas),
             partition_schema=surveys.schema_bytes(pa.schema([])),
             files=tuple(files),
