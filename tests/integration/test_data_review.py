@@ -133,6 +133,27 @@ def test_codes_skip_damaged_units_like_everything_else(tmp_path: Path) -> None:
     assert dataset.vocabulary("s").num_codes == 8
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_ranks_together_count_each_skipped_row_once(tmp_path: Path, num_ranks: int, shuffle: bool) -> None:
+    for number in range(3):
+        table = pa.table({"id": np.arange(1000) + 1000 * number})
+        pq.write_table(table, tmp_path / f"{number}.parquet", use_dictionary=False, compression="none")
+    with (tmp_path / "1.parquet").open("r+b") as file:
+        file.seek(4)
+        file.write(b"\0" * 56)
+    found, skipped, padded = [], 0, 0
+    for rank in range(num_ranks):
+        more = {"shuffle": shuffle, "shuffle_buffer_size": 400, "rank": rank, "num_ranks": num_ranks}
+        loader, dataset = load(tmp_path, on_error="skip", **more)
+        found += ids(loader)
+        metrics = dataset.get_metrics()
+        skipped, padded = skipped + metrics.skipped_rows, padded + metrics.padded_rows
+        assert metrics.skipped_units <= 1
+    assert skipped == 1000
+    assert len(found) - padded == len({*found}) == 2000
+
+
 def test_files_that_are_left_out_of_the_plan_are_named_and_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -195,9 +195,10 @@ def test_a_wait_that_goes_on_is_in_the_snapshot() -> None:
 def test_what_was_padded_dropped_and_skipped_is_reported_in_one_line() -> None:
     recorder, clock = loader()
     two_batches(recorder, clock)
-    recorder.delivered(100, padded_rows=7)
+    recorder.delivered(100, padded_rows=7, skipped_rows=1_000)
     recorder.dropped(11)
-    recorder.skipped(1_000, num_units=2)
+    recorder.skipped_unit()
+    recorder.skipped_unit()
     recorder.planned(1.5, skipped_files=3, skipped_units=4)
     recorder.buffered(3 << 20)
     recorder.buffered(1 << 20)

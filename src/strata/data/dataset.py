@@ -6,6 +6,7 @@ import logging
 import operator
 import os
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -164,7 +165,7 @@ class Dataset:
                 budget_bytes=delivery.prefetch_bytes,
                 has_head=(lambda _: False) if self._is_warm else self._has_head,
                 skips_bad_units=delivery.on_error == "skip",
-                on_skip=self._skipped,
+                on_skip=partial(self._skipped, set()),
             )
             pipeline = Pipeline(work)
         begun = Pass(
@@ -307,10 +308,12 @@ class Dataset:
     def _block_rows(self) -> int:
         return max(1, min(MAX_BLOCK_ROWS, BLOCK_BYTES // row_bytes(self.plan)))
 
-    def _skipped(self, unit: int, error: BaseException) -> None:
-        num_rows = int(self.plan.unit_rows[unit])
-        self._recorder.skipped(num_rows)
-        log.warning("skipped %d rows: %s", num_rows, error)
+    def _skipped(self, known: set[int], unit: int, error: BaseException) -> None:
+        """`known`: units that this pass met before. Blocks that lie apart may need the same one."""
+        if unit not in known:
+            known.add(unit)
+            self._recorder.skipped_unit()
+            log.warning("skipped a unit with %d rows: %s", self.plan.unit_rows[unit], error)
 
     def _facts(self) -> PlanFacts:
         formats = {file.format for file in self.plan.files}

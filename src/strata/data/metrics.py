@@ -95,8 +95,9 @@ class LoaderMetrics(msgspec.Struct, frozen=True, kw_only=True):
     dropped_rows: int = 0
     """Left out by `tail="drop"`."""
     skipped_rows: int = 0
-    """Left out by `on_error="skip"`."""
+    """Left out by `on_error="skip"`: of batches that were delivered, this rank's rows."""
     skipped_units: int = 0
+    """Met in a pass and left out. One that ranks share is met by each of them."""
     consumer_wait_s: float = 0.0
     """The caller waited for us: inside `next()`."""
     consumer_busy_s: float = 0.0
@@ -303,13 +304,14 @@ class LoaderRecorder:
         with self._lock:
             self._time("consumer_wait_s")
 
-    def delivered(self, num_rows: int, *, padded_rows: int = 0) -> None:
-        """`num_rows` includes the padding."""
+    def delivered(self, num_rows: int, *, padded_rows: int = 0, skipped_rows: int = 0) -> None:
+        """`num_rows` includes the padding, and not what was skipped."""
         with self._lock:
             self._time("consumer_busy_s")
             self._counts["rows"] += num_rows
             self._counts["batches"] += 1
             self._counts["padded_rows"] += padded_rows
+            self._counts["skipped_rows"] += skipped_rows
             if self._began_s is not None:
                 self._first_batch_s, self._began_s = self._since_s - self._began_s, None
 
@@ -323,10 +325,10 @@ class LoaderRecorder:
         with self._lock:
             self._counts["dropped_rows"] += num_rows
 
-    def skipped(self, num_rows: int, *, num_units: int = 1) -> None:
+    def skipped_unit(self) -> None:
+        """Its rows are counted as the batches that they are missing from are delivered."""
         with self._lock:
-            self._counts["skipped_rows"] += num_rows
-            self._counts["skipped_units"] += num_units
+            self._counts["skipped_units"] += 1
 
     def buffered(self, num_bytes: int) -> None:
         """How much is decoded and not handed over, now."""
