@@ -26,7 +26,8 @@ from pyarrow import orc
 from servers import until
 
 from strata import StructuredDataset
-from strata.errors import DataError, InvalidArgument, SchemaMismatch, StrataError, TransformFailed
+from strata.data.decoding import ThreadDecoder
+from strata.errors import DataError, InvalidArgument, LimitExceeded, SchemaMismatch, StrataError, TransformFailed
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +132,20 @@ def test_codes_skip_damaged_units_like_everything_else(tmp_path: Path) -> None:
     assert sorted({*ids(loader)} - {*range(100, 200)}) == [*range(100), *range(200, 300)]
     assert dataset.get_metrics().skipped_rows == 100
     assert dataset.vocabulary("s").num_codes == 8
+
+
+def test_a_search_for_codes_that_fails_closes_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = pa.table({"s": [f"value {i}" for i in range(300)]})
+    pq.write_table(table, tmp_path / "0.parquet", row_group_size=200)
+    closed = []
+
+    def close(self: ThreadDecoder) -> None:
+        closed.append(self)
+
+    monkeypatch.setattr(ThreadDecoder, "close", close)
+    with pytest.raises(LimitExceeded, match="may have codes"):
+        load(tmp_path, strings="codes", max_vocabulary=100, num_workers=1)
+    assert len(closed) == 1
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])

@@ -102,13 +102,18 @@ class Dataset:
         """What becomes of each column; None until a transform has shown them."""
         return self._deliverer.policies
 
+    @property
+    def vocabularies(self) -> Mapping[str, Vocabulary]:
+        """Of all columns that are delivered as codes."""
+        return self._deliverer.vocabularies
+
     def vocabulary(self, column: str) -> Vocabulary:
         """Of a column that is delivered as codes: which code stands for which value.
 
         Raises:
             InvalidArgument: It is not delivered as codes.
         """
-        known = self._deliverer.vocabularies
+        known = self.vocabularies
         if column not in known:
             raise InvalidArgument(
                 f"column {column!r} has no vocabulary; those with one: {', '.join(sorted(known)) or 'none'}. "
