@@ -223,7 +223,7 @@ def test_a_value_that_does_not_parse_is_named_with_its_place_and_the_cure(tmp_pa
     path = planted(tmp_path, "part.csv", b"id\n1\n2\n3\nfour\n")
     schema = pa.schema([("id", pa.int64())])
     with pytest.raises(DataFileInvalid) as caught:
-        ReadFile(CsvFormat(), path, unit_bytes=4, schema=schema)
+        ReadFile(CsvFormat().informed(decided=["id"], is_chosen=False), path, unit_bytes=4, schema=schema)
     assert "part.csv, byte range 1 (bytes 7 to 14, from row 2)" in str(caught.value)
     assert "column #0: Row #2: CSV conversion error to int64: invalid value 'four'" in str(caught.value)
     assert "null_values" in str(caught.value)
@@ -233,11 +233,74 @@ def test_a_value_that_does_not_parse_is_named_with_its_place_and_the_cure(tmp_pa
     assert nulls["id"].to_pylist() == [1, 2, 3, None]
 
 
-def test_types_that_change_after_the_beginning_are_refused_where_they_do(tmp_path: Path) -> None:
-    text = b"id\n" + b"1000000\n" * 140_000 + b"x\n"
-    path = planted(tmp_path, "part.csv", text)
-    with pytest.raises(DataFileInvalid, match=r"byte range 1 .*invalid value 'x'.*schema=…"):
-        ReadFile(CsvFormat(), path, unit_bytes=1 << 20)
+@pytest.fixture
+def small_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns are guessed from the first record or two."""
+    monkeypatch.setattr("strata.data.formats.text.SAMPLE_BYTES", 20)
+
+
+@pytest.mark.usefixtures("small_sample")
+@pytest.mark.parametrize(
+    ("form", "contents", "told"),
+    [
+        (CsvFormat(), b"id,v\n" + b"1000,1\n" * 9 + b"2,1.5\n", r"column 'v' was taken for int64.*1\.5.*null_values"),
+        (CsvFormat(), b"id,v\n" + b"1000,1\n" * 9 + b"2,x\n", r"column 'v' .*\('v', …\)"),
+        (JsonlFormat(), b'{"id": 1, "v": 1}\n' * 9 + b'{"id": 2, "v": 1.5}\n', r"column 'v' was taken for int64"),
+        (JsonFormat(), b'{"id": 1, "v": 1}\n' * 9 + b'{"id": 2, "v": "x"}\n', r"column 'v' .*\('v', …\)"),
+        (JsonlFormat(), b'{"id": 1, "v": null}\n' * 9 + b'{"id": 2, "v": "x"}\n', r"column 'v' was taken for null"),
+        (JsonlFormat(), b'{"id": 1, "v": 1}\n' * 9 + b'{"id": 2, "w": 1}\n', r"the key 'w' .*\('w', …\).*columns="),
+        (JsonFormat(), b'{"id": 1, "o": {"a": 1}}\n' * 9 + b'{"o": {"b": 1}}\n', r"the key 'o\.b' .*\('o', …\)"),
+        (JsonFormat(), b'{"id": 1, "o": [{"a": 1}]}\n' * 9 + b'{"o": [{"b": 1}]}\n', r"the key 'o\.b'"),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_guess_that_turns_out_wrong_is_no_damage_and_is_named_with_the_cure(
+    tmp_path: Path, form: Format, contents: bytes, told: str, suffix: str
+) -> None:
+    path = planted(tmp_path, f"part{suffix}", gzip.compress(contents) if suffix else contents)
+    with pytest.raises(SchemaMismatch, match=rf"part{suffix}, byte range .*{told}"):
+        ReadFile(form, path)
+
+
+@pytest.mark.usefixtures("small_sample")
+@pytest.mark.parametrize(
+    ("form", "contents"),
+    [
+        (CsvFormat(), b"id,v\n" + b"1000,1\n" * 9 + b"2\n"),
+        (CsvFormat(), b"id,v\n" + b"1000,x\n" * 9 + b"2,\xff\xfe\n"),
+        (JsonlFormat(), b'{"id": 1, "v": 1}\n' * 9 + b'{"id": 2, "w": 1\n'),
+        (JsonlFormat(), b'{"id": 1, "v": 1}\n' * 9 + b'{"id": 2, "id": 3}\n'),
+        (JsonFormat(), b'{"id": 1, "v": 1}\n' * 9 + b"17\n"),
+        (JsonlFormat().informed(decided=["v"], is_chosen=True), b'{"id": 1, "v": 1}\n' * 9 + b'{"v": "x"}\n'),
+    ],
+)
+def test_records_that_are_none_and_values_that_do_not_fit_what_the_user_decided_are_damage(
+    tmp_path: Path, form: Format, contents: bytes
+) -> None:
+    with pytest.raises(DataFileInvalid, match=r"part, byte range"):
+        ReadFile(form, planted(tmp_path, "part", contents))
+
+
+@settings(max_examples=50)
+@given(st.lists(st.dictionaries(st.sampled_from("abc"), st.integers(0, 9) | st.none()), min_size=1, max_size=12))
+def test_no_key_is_lost_wherever_it_comes_first(
+    tmp_path_factory: pytest.TempPathFactory, records: list[dict[str, int | None]]
+) -> None:
+    lines = b"".join(json.dumps(record).encode() + b"\n" for record in records)
+    path = planted(tmp_path_factory.mktemp("keys"), "part.jsonl", lines)
+    everything = [{key: record.get(key) for key in "abc"} for record in records]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("strata.data.formats.text.SAMPLE_BYTES", 20)
+        try:
+            found = ReadFile(JsonlFormat(), path, unit_bytes=30).table
+        except SchemaMismatch:
+            pass
+        else:
+            if found.num_columns:
+                assert found.to_pylist() == [{key: row[key] for key in found.column_names} for row in everything]
+            assert {key for record in records for key in record} == set(found.column_names)
+        decided = ReadFile(JsonlFormat(), path, unit_bytes=30, schema=pa.schema([(key, pa.int64()) for key in "abc"]))
+        assert decided.table.to_pylist() == everything
 
 
 @pytest.mark.parametrize(
@@ -281,7 +344,7 @@ def test_a_record_that_does_not_end_is_refused(tmp_path: Path, monkeypatch: pyte
 def test_fields_of_json_may_be_missing_nested_or_unknown(tmp_path: Path) -> None:
     path = planted(tmp_path, "part.jsonl", b'{"a": 1, "b": {"c": [1, 2]}}\n{"x": 0, "b": null}\n{}\n')
     schema = pa.schema([("b", pa.struct([("c", pa.list_(pa.int32()))])), ("a", pa.int16()), ("late", pa.string())])
-    found = ReadFile(JsonlFormat(), path, unit_bytes=1, schema=schema)
+    found = ReadFile(JsonlFormat().informed(decided=[], is_chosen=True), path, unit_bytes=1, schema=schema)
     assert found.table.schema == schema
     assert found.table.to_pylist() == [
         {"b": {"c": [1, 2]}, "a": 1, "late": None},

@@ -210,5 +210,35 @@ def train(path: str, meeting: str, rank: str, num_ranks: str) -> None:
     distributed.destroy_process_group()
 
 
+def codes(path: str, meeting: str, rank: str, num_ranks: str) -> None:
+    """One rank of several over gloo; it says what the codes are, and what it read to know."""
+    import torch.distributed as distributed
+
+    from strata import StructuredDataset
+    from strata.data.decoding import ThreadDecoder
+    from strata.errors import DataError
+
+    distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=int(rank), world_size=int(num_ranks))
+    decoded = []
+    decode = ThreadDecoder.decode
+
+    def counted(self: ThreadDecoder, number: int) -> pa.Table:
+        decoded.append(number)
+        return decode(self, number)
+
+    ThreadDecoder.decode = counted  # type: ignore[method-assign]
+    _, dataset = StructuredDataset.create_dataloader(path, strings="codes", num_workers=1, cache=False)
+    told = {"decoded": len(decoded), "values": dataset.vocabulary("s").values.to_pylist()}
+    own = ["a", "b"] if rank == "0" else ["b", "a"]
+    refusal = ""
+    try:
+        StructuredDataset.create_dataloader(path, strings="codes", vocabularies={"s": own}, num_workers=1, cache=False)
+    except DataError as error:
+        refusal = str(error)
+    distributed.barrier()
+    say(**told, refusal=refusal)
+    distributed.destroy_process_group()
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](*sys.argv[2:])

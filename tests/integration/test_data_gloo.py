@@ -36,7 +36,9 @@ def write_files(folder: Path) -> None:
         first += num_rows
 
 
-def rank_main(lifeline: Lifeline, *, folder: str, meeting: str, rank: int, num_ranks: int) -> None:
+def rank_main(
+    lifeline: Lifeline, *, folder: str, meeting: str, rank: int, num_ranks: int, script: str = "train"
+) -> None:
     for name in ("RANK", "WORLD_SIZE"):
         os.environ.pop(name, None)
 
@@ -44,7 +46,7 @@ def rank_main(lifeline: Lifeline, *, folder: str, meeting: str, rank: int, num_r
         lifeline.say(said=words)
 
     data_children.say = say
-    data_children.train(folder, meeting, str(rank), str(num_ranks))
+    getattr(data_children, script)(folder, meeting, str(rank), str(num_ranks))
 
 
 def test_three_ranks_train_to_the_end_over_unequal_files_with_a_filter(tmp_path: Path, torch_ranks: TorchRanks) -> None:
@@ -61,3 +63,17 @@ def test_three_ranks_train_to_the_end_over_unequal_files_with_a_filter(tmp_path:
     assert set(ids) == EXPECTED
     assert len({tuple(one["weight"]) for one in ranks}) == 1, "one model"
     assert len({json.dumps(one["state"]) for one in ranks}) == 1
+
+
+def test_rank_0_alone_reads_a_column_to_give_its_strings_codes_and_all_have_the_same(
+    tmp_path: Path, torch_ranks: TorchRanks
+) -> None:
+    (tmp_path / "data").mkdir()
+    for number, words in enumerate((["b", "a"], ["c", "b"])):
+        pq.write_table(pa.table({"s": words * 20}), tmp_path / "data" / f"{number}.parquet")
+    places = {"folder": str(tmp_path / "data"), "meeting": str(tmp_path / "meeting"), "script": "codes"}
+    ranks = torch_ranks.run(rank_main, NUM_RANKS, deadline_s=DEADLINE_S, **places)
+    assert [one["decoded"] for one in ranks] == [2, 0, 0]
+    assert [one["values"] for one in ranks] == [["a", "b", "c"]] * NUM_RANKS
+    assert ranks[0]["refusal"] == ""
+    assert all("the vocabulary of s is" in one["refusal"] for one in ranks[1:]), "their own differ from rank 0's"

@@ -515,6 +515,26 @@ def test_deletes_by_equality_stay_in_their_partition_unless_they_have_none(wareh
     ]
 
 
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_deletes_by_equality_apply_everywhere_when_the_table_is_no_longer_partitioned(
+    warehouse: Warehouse, version: str
+) -> None:
+    """In a table of version 1 a field that is removed stays in the spec, as one that is always null."""
+    spec = PartitionSpec(PartitionField(NAME, 1000, IdentityTransform(), "name"))
+    table = warehouse.create("by_name", SCHEMA, partition_spec=spec, properties={"format-version": version})
+    for name in ("a", "b"):
+        warehouse.add_partitioned_parquet(table, rows(0, 5).select(["id", "score"]), IDS, Record(name))
+    with table.update_spec() as update:
+        update.remove_field("name")
+    with table.transaction() as transaction:
+        transaction.upgrade_table_version(2)
+    assert len(table.spec().fields) == (1 if version == "1" else 0)
+    partition = Record(*[None] * len(table.spec().fields))
+    warehouse.delete_equal(table, pa.table({"id": [1]}), {"id": ID}, partition=partition)
+    assert planned(table)[0]["id"].to_pylist() == [0, 2, 3, 4] * 2
+    assert planned(table, scan_filter="name = 'a'")[0]["id"].to_pylist() == [0, 2, 3, 4]
+
+
 # --- snapshots ---
 
 
@@ -651,6 +671,7 @@ def test_files_that_are_gone_or_damaged_are_named_or_skipped(warehouse: Warehous
     source, plan = plan_table(table, on_error="skip")
     assert read(source, plan)["id"].to_pylist() == list(range(40, 60))
     assert [Path(name).name for name, _ in plan.pruning.skipped] == ["files-000.parquet", "files-001.parquet"]
+    assert (plan.pruning.num_files_skipped, plan.pruning.num_units_skipped) == (2, 0)
     Path(paths[2]).unlink()
     with pytest.raises(NoData, match="none of its 3 files can be read"):
         plan_table(table, on_error="skip")
@@ -668,6 +689,24 @@ def test_a_damaged_row_group_that_is_found_while_counting_is_named_or_skipped(wa
     source, plan = plan_table(table, scan_filter="name = 'n1'", on_error="skip")
     assert read(source, plan)["id"].to_pylist() == [1, 6, 26]
     assert [reason.split(":")[0] for _, reason in plan.pruning.skipped] == ["row group 1"]
+    assert (plan.pruning.num_files_skipped, plan.pruning.num_units_skipped) == (0, 1)
+
+
+def test_storage_that_cannot_be_reached_is_an_error_even_where_bad_files_are_skipped(
+    warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, _ = groups_of_ten(warehouse, (0, 20), (20, 40))
+
+    def away(*_: object, **__: object) -> Any:
+        raise StorageUnavailable("files-001.parquet cannot be reached")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("strata.data.formats.parquet.ParquetFormat.inspect", away)
+        with pytest.raises(StorageUnavailable):
+            plan_table(table, on_error="skip")
+    monkeypatch.setattr("strata.data.iceberg.looking.LazyReader.read", away)
+    with pytest.raises(StorageUnavailable):
+        plan_table(table, scan_filter="name = 'n1'", on_error="skip")
 
 
 def test_avro_data_files_are_refused_with_the_cure(warehouse: Warehouse) -> None:

@@ -517,7 +517,7 @@ def test_a_damaged_row_group_is_named_or_skipped_and_counted_and_ranks_stay_in_s
     loader, _ = open_loader(tmp_path, **options)
     with pytest.raises(DataFileInvalid, match=r"1\.parquet: row group 2, which begins with row 200, is damaged"):
         list(loader)
-    ids, num_batches, skipped, repeated = [], set(), 0, 0
+    ids, num_batches, units, skipped, repeated = [], set(), 0, 0, 0
     for rank in range(2):
         loader, dataset = open_loader(tmp_path, on_error="skip", rank=rank, num_ranks=2, **options)
         batches = list(loader)
@@ -526,11 +526,12 @@ def test_a_damaged_row_group_is_named_or_skipped_and_counted_and_ranks_stay_in_s
         ids += [number for batch in batches for number in batch["id"].tolist()]
         metrics = dataset.get_metrics()
         repeated += metrics.padded_rows
-        skipped += metrics.skipped_units
-        assert metrics.skipped_rows == 100 * metrics.skipped_units
-        assert metrics.total.errors == metrics.skipped_units
+        units += metrics.skipped_units
+        skipped += metrics.skipped_rows
+        assert metrics.total.errors >= metrics.skipped_units
     assert num_batches == {12}
-    assert skipped in (1, 2)  # by each rank that met it
+    assert units in (1, 2)  # by each rank that met it
+    assert skipped == 100
     assert len(ids) - repeated == 1400
     assert set(ids) == set(range(1500)) - set(range(700, 800))
 

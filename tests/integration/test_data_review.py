@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import math
 import os
 import signal
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import prometheus_client
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
@@ -26,7 +28,8 @@ from pyarrow import orc
 from servers import until
 
 from strata import StructuredDataset
-from strata.errors import DataError, InvalidArgument, StrataError, TransformFailed
+from strata.data.decoding import ThreadDecoder
+from strata.errors import DataError, InvalidArgument, LimitExceeded, SchemaMismatch, StrataError, TransformFailed
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +136,104 @@ def test_codes_skip_damaged_units_like_everything_else(tmp_path: Path) -> None:
     assert dataset.vocabulary("s").num_codes == 8
 
 
+def test_a_search_for_codes_that_fails_closes_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = pa.table({"s": [f"value {i}" for i in range(300)]})
+    pq.write_table(table, tmp_path / "0.parquet", row_group_size=200)
+    closed = []
+
+    def close(self: ThreadDecoder) -> None:
+        closed.append(self)
+
+    monkeypatch.setattr(ThreadDecoder, "close", close)
+    with pytest.raises(LimitExceeded, match="may have codes"):
+        load(tmp_path, strings="codes", max_vocabulary=100, num_workers=1)
+    assert len(closed) == 1
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_ranks_together_count_each_skipped_row_once(tmp_path: Path, num_ranks: int, shuffle: bool) -> None:
+    for number in range(3):
+        table = pa.table({"id": np.arange(1000) + 1000 * number})
+        pq.write_table(table, tmp_path / f"{number}.parquet", use_dictionary=False, compression="none")
+    with (tmp_path / "1.parquet").open("r+b") as file:
+        file.seek(4)
+        file.write(b"\0" * 56)
+    found, skipped, padded = [], 0, 0
+    for rank in range(num_ranks):
+        more = {"shuffle": shuffle, "shuffle_buffer_size": 400, "rank": rank, "num_ranks": num_ranks}
+        loader, dataset = load(tmp_path, on_error="skip", **more)
+        found += ids(loader)
+        metrics = dataset.get_metrics()
+        skipped, padded = skipped + metrics.skipped_rows, padded + metrics.padded_rows
+        assert metrics.skipped_units <= 1
+    assert skipped == 1000
+    assert len(found) - padded == len({*found}) == 2000
+
+
+def test_files_that_are_left_out_of_the_plan_are_named_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(3):
+        pq.write_table(pa.table({"id": [number]}), tmp_path / f"{number}.parquet")
+    (tmp_path / "1.parquet").write_bytes(b"not Parquet")
+    loader, dataset = load(tmp_path, on_error="skip", name="left-out")
+    assert ids(loader) == [0, 2]
+    metrics = dataset.get_metrics()
+    assert (metrics.plan_skipped_files, metrics.plan_skipped_units, metrics.skipped_rows) == (1, 0, 0)
+    assert "1 files left out of the plan" in metrics.log_line()
+    assert "1.parquet" in next(record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    told = prometheus_client.generate_latest().decode()
+    assert 'strata_data_plan_skipped_files{dataset="left-out"} 1.0' in told
+
+
+@pytest.fixture
+def late_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """In one file `label` comes only after what columns are guessed from; in the other it is there at once."""
+    monkeypatch.setattr("strata.data.formats.text.SAMPLE_BYTES", 20)
+    for name, first in (("a", 5), ("b", 0)):
+        records = ({"id": i} | ({"label": i} if i >= first else {}) for i in range(10))
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return tmp_path
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_key_that_comes_late_is_told_and_not_dropped(late_keys: Path, on_error: str) -> None:
+    with pytest.raises(SchemaMismatch, match=r"a\.jsonl.*'label'.*schema="):
+        list(load(late_keys / "a.jsonl", on_error=on_error)[0])
+    assert ids(load(late_keys / "a.jsonl", columns=["id"])[0]) == [*range(10)]
+
+
+@pytest.mark.parametrize("of", ["a.jsonl", "*.jsonl"])
+@pytest.mark.parametrize("columns", [None, ["label", "id"]])
+def test_a_key_that_comes_late_is_delivered_and_filtered_by_once_its_type_is_known(
+    late_keys: Path, of: str, columns: list[str] | None
+) -> None:
+    more = {"columns": columns, "schema": pa.schema([("label", pa.int64())]), "output_format": "arrow"}
+    batches = load(late_keys / of, **more)[0]
+    labels = [None] * 5 + [*range(5, 10)] + ([] if of == "a.jsonl" else [*range(10)])
+    assert [label for batch in batches for label in batch["label"].to_pylist()] == labels
+    filtered = load(late_keys / of, filters="label >= 4", **more)[0]
+    wanted = [label for label in labels if label is not None and label >= 4]
+    assert [label for batch in filtered for label in batch["label"].to_pylist()] == wanted
+    with pytest.raises(SchemaMismatch, match=r"no column 'lable'.*if it comes later in them, say what it is"):
+        load(late_keys / of, columns=["lable"])
+
+
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+def test_healthy_rows_are_not_skipped_because_a_guess_was_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worker_type: str
+) -> None:
+    monkeypatch.setattr("strata.data.formats.text.SAMPLE_BYTES", 20)
+    (tmp_path / "0.csv").write_text("id,v\n" + "".join(f"{i},{1 if i < 50 else 1.5}\n" for i in range(100)))
+    with pytest.raises(SchemaMismatch, match=r"0\.csv.*column 'v'.*schema="):
+        list(load(tmp_path, on_error="skip", worker_type=worker_type)[0])
+    with pytest.raises(SchemaMismatch, match=r"0\.csv.*column 'v'.*schema="):
+        load(tmp_path, on_error="skip", filters="v > 1")
+    decided = load(tmp_path, on_error="skip", schema=pa.schema([("v", pa.float64())]), worker_type=worker_type)[0]
+    assert ids(decided) == [*range(100)]
+
+
 def test_far_away_files_are_not_all_kept_open(tmp_path: Path) -> None:
     for number in range(200):
         pq.write_table(pa.table({"id": [number]}), tmp_path / f"{number:03}.parquet")
@@ -155,6 +256,18 @@ def test_a_comparison_with_nan_loses_no_row_of_orc(tmp_path: Path) -> None:
     orc.write_table(pa.table({"id": [0, 1], "x": [1.5, None]}), tmp_path / "0.orc")
     loader, _ = load(tmp_path, filters=~(pc.field("x") <= pa.scalar(math.nan)), columns=["id"])
     assert ids(loader) == [0]
+
+
+@pytest.mark.parametrize("write_page_index", [False, True])
+def test_a_filter_is_asked_of_rows_as_they_are_delivered_not_of_what_files_keep(
+    tmp_path: Path, write_page_index: bool
+) -> None:
+    noons = pa.array([12 * 3600_000, 36 * 3600_000], pa.timestamp("ms"))
+    table = pa.table({"id": [0, 1], "day": noons, "x": [0.1, 0.1]})
+    pq.write_table(table, tmp_path / "0.parquet", write_page_index=write_page_index, data_page_size=1)
+    schema = pa.schema([("day", pa.date32()), ("x", pa.float32())])
+    for text, wanted in (("day <= date('1970-01-01')", [0]), ("day > date('1970-01-01')", [1]), ("x > 0.1", [0, 1])):
+        assert ids(load(tmp_path, filters=text, schema=schema, columns=["id"])[0]) == wanted
 
 
 def test_an_iterator_in_a_forked_child_says_so_instead_of_hanging(folder: Path) -> None:

@@ -82,6 +82,7 @@ def test_a_unit_that_could_not_be_read_makes_batches_smaller_and_an_empty_one_re
     assert ids(made) == [[100], [100, 101], [102, 200, 201, 202, 203, 204, 205, 206, 207]]
     assert made.sizes == (1, 2, 9)
     assert made.num_repeated == (1, 0, 0)
+    assert sum(made.num_skipped) == CHUNKS[0].num_rows
     assert made.num_bytes == 12 * 8
 
 
@@ -106,5 +107,7 @@ def test_holes_never_empty_a_batch_and_only_their_rows_are_missing(is_there: lis
     assert len(made.batches) == 5
     assert all(len(batch) for batch in made.batches)
     kept = [number for unit, there in enumerate(is_there) if there for number in values_of(CHUNKS[unit]).tolist()]
+    counts = zip(made.sizes, made.num_skipped, made.num_repeated, strict=True)
+    assert [size + skipped - repeated for size, skipped, repeated in counts] == cuts
     delivered = [n for batch, repeated in zip(ids(made), made.num_repeated, strict=True) for n in batch[repeated:]]
     assert delivered == kept

@@ -23,7 +23,7 @@ from strata.data.converting import Converter, vocabulary_values
 from strata.data.dense import Dense
 from strata.data.policies import decide
 from strata.data.ragged import Ragged
-from strata.data.vocabularies import Vocabulary
+from strata.data.vocabularies import Vocabulary, from_bytes, to_bytes
 from strata.errors import InvalidArgument, LimitExceeded, NullsFound, SchemaMismatch
 
 WORDS = ["", "a", "b", "né", "東京", "long " * 5]
@@ -418,6 +418,21 @@ def test_what_is_found_does_not_depend_on_where(pieces: list[list[str | None]]) 
     merged = Vocabulary.merge("x", [Vocabulary.found("x", [array]) for array in arrays])
     expected = sorted({row for piece in pieces for row in piece if row is not None}, key=lambda text: text.encode())
     assert forth.values.to_pylist() == back.values.to_pylist() == merged.values.to_pylist() == expected
+
+
+@given(st.dictionaries(st.text(max_size=5), st.lists(st.text(max_size=5), unique=True)))
+def test_vocabularies_survive_the_way_to_other_ranks(given_values: dict[str, list[str]]) -> None:
+    made = {column: Vocabulary.given(column, values) for column, values in given_values.items()}
+    made["binary"] = Vocabulary.given("binary", [b"\xff", b""])
+    found = from_bytes(to_bytes(made.values()))
+    assert {name: each.values.to_pylist() for name, each in found.items()} == given_values | {"binary": [b"\xff", b""]}
+    assert all(each.column == name and each.digest == made[name].digest for name, each in found.items())
+    assert from_bytes(to_bytes([])) == {}
+
+
+def test_a_vocabulary_with_other_codes_has_another_digest() -> None:
+    digests = [Vocabulary.given("x", values).digest for values in (["a", "b"], ["b", "a"], ["ab"], ["a"], [])]
+    assert len(set(digests)) == 5
 
 
 def test_a_vocabulary_is_bounded_and_names_the_cure() -> None:

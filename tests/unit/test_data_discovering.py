@@ -504,6 +504,21 @@ def test_options_become_pyarrows_arguments(monkeypatch: pytest.MonkeyPatch, tmp_
     assert "access_key" not in from_environment  # the client library looks for it, and renews it
 
 
+def test_a_profile_that_is_named_must_have_keys_of_its_own_since_they_are_read_once(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text(
+        "[profile keys]\naws_access_key_id=k\naws_secret_access_key=s\n"
+        "[profile role]\nrole_arn=arn:aws:iam::1:role/r\nsource_profile=keys\n"
+        "[profile sso]\nsso_session=work\n"
+    )
+    environment = {"AWS_CONFIG_FILE": str(config), "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none")}
+    found = s3_arguments({"profile": "keys"}, environment)
+    assert (found["access_key"], found["secret_key"]) == ("k", "s")
+    for profile in ("role", "sso"):
+        with pytest.raises(ConfigError, match="is not supported here; turn it into keys"):
+            s3_arguments({"profile": profile}, environment)
+
+
 @pytest.mark.parametrize(
     ("host", "options", "expected"),
     [

@@ -44,9 +44,10 @@ class FakePipeline:
         self.num_closed += 1
 
 
-def block(first: int, sizes: list[int], repeated: list[int] | None = None) -> Batches:
+def block(first: int, sizes: list[int], repeated: list[int] | None = None, skipped: list[int] | None = None) -> Batches:
     batches: list[Any] = [f"batch {first + number}" for number in range(len(sizes))]
-    return Batches(first, batches, tuple(sizes), tuple(repeated or [0] * len(sizes)), 8 * sum(sizes))
+    none = [0] * len(sizes)
+    return Batches(first, batches, tuple(sizes), tuple(repeated or none), tuple(skipped or none), 8 * sum(sizes))
 
 
 class Made:
@@ -131,10 +132,12 @@ def test_rows_that_are_repeated_are_counted_where_they_are_delivered() -> None:
 
 
 def test_rows_of_a_hole_are_counted_too() -> None:
-    made = Made([block(0, [1, 4], [1, 0])], steps_of(8))
-    assert len(list(made.iterator)) == 2
+    made = Made([block(0, [1, 3], [1, 0], [4, 1])], steps_of(8))
+    next(made.iterator)
+    assert made.recorder.snapshot().skipped_rows == 4
+    assert len(list(made.iterator)) == 1
     metrics = made.recorder.snapshot()
-    assert (metrics.rows, metrics.padded_rows) == (5, 1)
+    assert (metrics.rows, metrics.padded_rows, metrics.skipped_rows) == (4, 1, 5)
 
 
 def test_rows_that_are_dropped_are_counted_by_one_rank() -> None:
@@ -217,7 +220,7 @@ def test_a_batch_that_was_handed_over_is_the_callers_alone() -> None:
         pass
 
     batches: list[Any] = [Batch(), Batch()]
-    made = Made([Batches(0, batches, (4, 4), (0, 0), 64)], steps_of(8))
+    made = Made([Batches(0, batches, (4, 4), (0, 0), (0, 0), 64)], steps_of(8))
     first = next(made.iterator)
     assert not any(one is first for one in batches), "whoever drops it frees it"
 

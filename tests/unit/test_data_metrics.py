@@ -195,9 +195,11 @@ def test_a_wait_that_goes_on_is_in_the_snapshot() -> None:
 def test_what_was_padded_dropped_and_skipped_is_reported_in_one_line() -> None:
     recorder, clock = loader()
     two_batches(recorder, clock)
-    recorder.delivered(100, padded_rows=7)
+    recorder.delivered(100, padded_rows=7, skipped_rows=1_000)
     recorder.dropped(11)
-    recorder.skipped(1_000, num_units=2)
+    recorder.skipped_unit()
+    recorder.skipped_unit()
+    recorder.planned(1.5, skipped_files=3, skipped_units=4)
     recorder.buffered(3 << 20)
     recorder.buffered(1 << 20)
 
@@ -206,13 +208,14 @@ def test_what_was_padded_dropped_and_skipped_is_reported_in_one_line() -> None:
     assert (found.buffered_bytes, found.peak_buffered_bytes) == (1 << 20, 3 << 20)
     assert found.log_line() == (
         "300 rows in 3 batches, 27 rows/s, read 0 B, decoded 0 B, 2 workers 0% busy, waited for data 3.0 of 11.0 s, "
-        "at most 3.0 MiB buffered, 7 padded rows, 11 dropped rows, 1,000 skipped rows, 2 skipped units"
+        "at most 3.0 MiB buffered, 7 padded rows, 11 dropped rows, 1,000 skipped rows, 2 skipped units, "
+        "3 files left out of the plan, 4 units left out of the plan"
     )
 
 
 def test_after_a_reset_there_is_what_still_is_and_nothing_of_what_was() -> None:
     recorder, clock = loader(1)
-    recorder.planned(1.5)
+    recorder.planned(1.5, skipped_files=1)
     recorder.workers[0].read_unit(rows=1, bytes_read=1, bytes_decoded=1)
     two_batches(recorder, clock)
     recorder.buffered(100)
@@ -220,7 +223,12 @@ def test_after_a_reset_there_is_what_still_is_and_nothing_of_what_was() -> None:
     recorder.reset()
 
     assert recorder.snapshot() == LoaderMetrics(
-        workers=(WorkerMetrics(worker=0),), plan_s=1.5, buffered_bytes=10, peak_buffered_bytes=10, num_resets=1
+        workers=(WorkerMetrics(worker=0),),
+        plan_s=1.5,
+        plan_skipped_files=1,
+        buffered_bytes=10,
+        peak_buffered_bytes=10,
+        num_resets=1,
     )
 
 

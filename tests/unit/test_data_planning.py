@@ -6,16 +6,18 @@ import dataclasses
 import io
 import itertools
 import json
+import operator
 import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from data_fakes import SOURCE, FakeFormat, version_of
-from hypothesis import given, settings
+from data_fakes import SOURCE, FakeFormat, FakeReader, version_of
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -28,7 +30,15 @@ from strata.data.plan import Plan
 from strata.data.planning import build
 from strata.data.survey import Survey
 from strata.data.surveying import survey
-from strata.errors import DataFileInvalid, InvalidArgument, NoData, SchemaMismatch
+from strata.errors import (
+    DataFileInvalid,
+    InvalidArgument,
+    NoData,
+    SchemaMismatch,
+    StorageDenied,
+    StorageError,
+    StorageUnavailable,
+)
 
 
 def look(fake: FakeFormat, files: list[DataFile], filter_: Any = None, **options: Any) -> Survey:
@@ -175,6 +185,40 @@ def test_rows_are_counted_with_the_types_of_the_dataset() -> None:
     assert (made.columns, made.schema.names) == (("x",), ["x", "c"])
 
 
+CASTS = [
+    (st.floats(-2, 2), pa.float64(), pa.float32()),
+    (st.integers(-100, 100).map(lambda seconds: seconds * 1000), pa.timestamp("ms"), pa.timestamp("s")),
+    (st.integers(-2 * 86_400, 2 * 86_400), pa.timestamp("s"), pa.date32()),
+    (st.integers(-20, 20).map(str), pa.string(), pa.int64()),
+    (st.integers(-20, 20), pa.int64(), pa.string()),
+    (st.integers(-100, 100), pa.int8(), pa.int64()),
+    (st.floats(-2, 2, width=32), pa.float32(), pa.float64()),
+]
+
+
+@given(st.data())
+def test_rows_pass_the_filter_as_they_are_delivered_whatever_the_cast(data: st.DataObject) -> None:
+    """Units of one row, whose statistics leave no doubt about what is in the file."""
+    values, found, wanted = data.draw(st.sampled_from(CASTS))
+    column = pa.array([data.draw(values), *data.draw(st.lists(values | st.none(), max_size=6))], found)
+    border = data.draw(st.sampled_from([column[0], column.cast(wanted)[0]]))
+    compare = data.draw(st.sampled_from([operator.gt, operator.ge, operator.lt, operator.le, operator.eq, operator.ne]))
+    try:
+        passing = pa.table({"x": column.cast(wanted)}).filter(compare(pc.field("x"), border))
+    except pa.ArrowException:
+        assume(False)  # compared with something of another kind
+    condition = filters.parse(compare(pc.field("x"), border))
+    fake = FakeFormat(unit_rows=1)
+    files, schema = [fake.add("a", {"x": column})], pa.schema([("x", wanted)])
+    looked = look(fake, files, condition.expression, schema=schema)
+    if not passing.num_rows:
+        with pytest.raises(NoData):
+            build(looked, condition=condition, schema=schema)
+        return
+    made = build(looked, condition=condition, schema=schema)
+    assert column.cast(wanted).take(made.unit_index).to_pylist() == passing["x"].to_pylist()
+
+
 def test_text_is_read_with_the_types_that_all_its_files_agree_on() -> None:
     fake = FakeFormat(is_typed=False)
     files = [fake.add("a", {"x": [1, 2]}), fake.add("b", {"x": [1.5, 2.5]})]
@@ -220,6 +264,36 @@ def test_what_cannot_be_read_is_raised_or_skipped_and_named() -> None:
     made = plan(fake, files, "x > 1", on_error="skip")
     assert made.unit_rows.tolist() == [1, 1]
     assert made.pruning.skipped == (("z", "z is damaged"), ("y", "y is damaged"), ("a", "a, chunk 1: damaged"))
+    assert (made.pruning.num_files_skipped, made.pruning.num_units_skipped) == (2, 1)
+
+
+def test_of_many_files_that_are_skipped_the_first_are_named_in_the_log_and_the_others_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fake = FakeFormat()
+    files = [fake.add("good", {"x": [1]}), *(fake.add(f"bad{number}", None) for number in range(20))]
+    assert plan(fake, files, on_error="skip").pruning.num_files_skipped == 20
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(told) == 6
+    assert "bad4 is damaged" in told[4]
+    assert told[5].endswith("15 more")
+
+
+@pytest.mark.parametrize(
+    "error", [StorageUnavailable("503"), StorageDenied("403"), StorageError("disk"), SchemaMismatch("of another type")]
+)
+@pytest.mark.parametrize("when", ["inspect", "presence", "open", "read"])
+def test_storage_that_fails_and_mistakes_are_no_damage_and_never_skipped(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, when: str
+) -> None:
+    def fail(*_: object, **__: object) -> Any:
+        raise error
+
+    fake = FakeFormat(unit_rows=2)
+    files = [fake.add("a", {"x": [1, 2, 3]}), fake.add("b", {"x": [1, 2, 3]})]
+    monkeypatch.setattr(FakeReader if when == "read" else FakeFormat, when, fail)
+    with pytest.raises(type(error)):
+        plan(fake, files, "x > 1", on_error="skip")
 
 
 def test_of_several_files_that_fail_at_once_the_first_is_told() -> None:

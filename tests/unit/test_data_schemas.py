@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from strata.data.fitting import PlainFit
 from strata.data.formats.base import Unit
-from strata.data.schemas import retyped, unify, widen
+from strata.data.schemas import keeps_values, retyped, unify, widen
 from strata.errors import InvalidArgument, SchemaMismatch
 
 CODES = pa.dictionary(pa.int8(), pa.string())
@@ -79,6 +80,27 @@ def test_a_wider_integer_keeps_every_value(types: tuple[pa.DataType, pa.DataType
         assert wider is None or found.cast(wider).to_pylist() == [value]
 
 
+@pytest.mark.parametrize(
+    ("found", "wanted", "keeps"),
+    [
+        (pa.int64(), pa.int64(), True),
+        (pa.int32(), pa.int64(), True),
+        (pa.float32(), pa.float64(), True),
+        (pa.dictionary(pa.int32(), pa.string()), pa.string(), True),
+        (pa.timestamp("ms"), pa.timestamp("us"), True),
+        (pa.timestamp("us"), pa.timestamp("ms"), False),
+        (pa.timestamp("us"), pa.date32(), False),
+        (pa.float64(), pa.float32(), False),
+        (pa.int64(), pa.float64(), False),
+        (pa.int64(), pa.int32(), False),
+        (pa.string(), pa.int64(), False),
+        (pa.int64(), pa.string(), False),
+    ],
+)
+def test_statistics_hold_after_a_cast_that_only_widens(found: pa.DataType, wanted: pa.DataType, keeps: bool) -> None:
+    assert keeps_values(found, wanted) is keeps
+
+
 def test_guessed_types_of_text_meet_as_numbers() -> None:
     assert widen(pa.int64(), pa.float64(), is_typed=False) == pa.float64()
     dataset = unify([("a", pa.schema([("x", pa.int64())])), ("b", pa.schema([("x", pa.float64())]))], is_typed=False)
@@ -103,6 +125,20 @@ def test_a_column_that_a_file_lacks_is_null_there_and_said() -> None:
     assert found.missing == {"y": "b.parquet", "z": "a.parquet"}
     assert found.schema.field("x") == pa.field("x", pa.int64(), nullable=False)
     assert found.schema.field("y") == pa.field("y", pa.string())
+
+
+@pytest.mark.parametrize("mode", ["unify", "strict"])
+def test_a_column_that_no_file_showed_is_there_if_records_name_their_fields_and_its_type_is_decided(mode: Any) -> None:
+    schemas = [("a", pa.schema([("x", pa.int64())])), ("b", pa.schema([("x", pa.int64())]))]
+    late = pa.schema([("late", pa.int32())])
+    found = unify(schemas, is_keyed=True, schema=late, mode=mode, partition_fields=[pa.field("p", pa.int32())])
+    assert found.columns == ("x", "late", "p")
+    assert (found.schema.field("late").type, dict(found.missing)) == (pa.int32(), {})
+    assert retyped(schemas[0][1], found.schema, is_keyed=True, partitions=["p"]).names == ["x", "late"]
+    with pytest.raises(SchemaMismatch, match="which no file has"):
+        unify(schemas, schema=late)
+    with pytest.raises(SchemaMismatch, match=r"no column 'late'.*schema=pa.schema\(\[\('late', …\)\]\)"):
+        unify(schemas, is_keyed=True, columns=["late"])
 
 
 def test_only_columns_that_are_used_have_to_agree() -> None:

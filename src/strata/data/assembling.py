@@ -29,6 +29,8 @@ class Batches:
     sizes: tuple[int, ...]
     num_repeated: tuple[int, ...]
     """Of each batch: rows that are there only so that it is not empty, because its own could not be read."""
+    num_skipped: tuple[int, ...]
+    """Of each batch: rows that it should have, and that could not be read."""
     num_bytes: int
 
 
@@ -46,7 +48,7 @@ def assemble(
         if all(chunks[unit] is None for unit in block.units) and (spare := find_spare()) is not None:
             rows = gather([spare], np.zeros(block.num_batches, dtype=np.int64))
             ones = (1,) * block.num_batches
-            return Batches(block.first_batch, present(rows, ones), ones, ones, rows.nbytes)
+            return Batches(block.first_batch, present(rows, ones), ones, ones, block.sizes, rows.nbytes)
         return _assemble_what_is_left(block, chunks, present)
     pieces = [_cut(piece, chunks[piece.unit]) for piece in block.pieces]
     if block.index is None:
@@ -55,7 +57,8 @@ def assemble(
         parts = [(gather(pieces, block.index), block.sizes)]
     batches = [batch for chunk, sizes in parts for batch in present(chunk, sizes)]
     num_bytes = sum(chunk.nbytes for chunk, _ in parts)
-    return Batches(block.first_batch, batches, block.sizes, (0,) * len(block.sizes), num_bytes)
+    none = (0,) * len(block.sizes)
+    return Batches(block.first_batch, batches, block.sizes, none, none, num_bytes)
 
 
 def _cut(piece: Piece, chunk: Chunk | None) -> Chunk:
@@ -106,13 +109,16 @@ def _assemble_what_is_left(block: Block, chunks: Mapping[int, Chunk | None], pre
     place = np.cumsum(is_there) - 1
     whole = [_cut(piece, chunks[piece.unit]) for piece in block.pieces if chunks[piece.unit] is not None]
     ends = np.cumsum(block.sizes)
-    rows, sizes, repeated = [], [], []
+    rows, sizes, repeated, skipped = [], [], [], []
     for size, end in zip(block.sizes, ends.tolist(), strict=True):
         mine = index[end - size : end]
         kept = place[mine[is_there[mine]]]
         repeated.append(0 if len(kept) else 1)
+        skipped.append(size - len(kept))
         kept = kept if len(kept) else np.zeros(1, dtype=np.int64)
         rows.append(kept)
         sizes.append(len(kept))
     chunk = gather(whole, np.concatenate(rows))
-    return Batches(block.first_batch, present(chunk, sizes), tuple(sizes), tuple(repeated), chunk.nbytes)
+    return Batches(
+        block.first_batch, present(chunk, sizes), tuple(sizes), tuple(repeated), tuple(skipped), chunk.nbytes
+    )

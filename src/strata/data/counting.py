@@ -16,12 +16,11 @@ import pyarrow as pa
 
 from strata.data import expressions, filters
 from strata.data.fitting import PlainFit
-from strata.data.formats.base import PagedReader, Presence, Saving, joined
-from strata.data.looking import attempts, known_values
+from strata.data.formats.base import PagedReader, Presence, Saving, is_keyed, joined
+from strata.data.looking import UNREADABLE, attempts, known_values
 from strata.data.partitions import partition_values
-from strata.data.schemas import retyped, unify
+from strata.data.schemas import keeps_values, retyped, unify
 from strata.data.survey import SurveyedFile, named_schemas, pack, unpack
-from strata.errors import DataError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from strata.data.formats.base import Judged, Reader, Rows, Unit
     from strata.data.looking import Looking
     from strata.data.survey import Partition
+    from strata.errors import DataError
 
 _COUNT_AT_ONCE = 8
 """Units of one file that one thread counts before it takes others."""
@@ -47,7 +47,8 @@ def condition_schema(looking: Looking, schemas: Sequence[pa.Schema], files: Sequ
     """
     assert looking.condition is not None
     partitions = [field.name for field in looking.partition_fields]
-    names = dict.fromkeys([*(name for schema in schemas for name in schema.names), *partitions])
+    decided = looking.schema.names if looking.schema is not None and is_keyed(looking.format) else []
+    names = dict.fromkeys([*(name for schema in schemas for name in schema.names), *decided, *partitions])
     filters.check_names(looking.condition, list(names))
     unified = unify(
         named_schemas(schemas, files),
@@ -55,6 +56,7 @@ def condition_schema(looking: Looking, schemas: Sequence[pa.Schema], files: Sequ
         condition_columns=looking.condition.columns,
         partition_fields=looking.partition_fields,
         is_typed=looking.format.is_typed,
+        is_keyed=is_keyed(looking.format),
         schema=looking.schema,
     )
     used = pa.schema([unified.schema.field(name) for name in looking.condition.columns])
@@ -95,12 +97,13 @@ class _Tally:
     """By the file's number, as `SurveyedFile.parts` but in any order."""
     savings: dict[int, Saving]
     skipped: list[tuple[str, str]]
+    num_units_skipped: int = 0
 
 
 def count_passing(
     looking: Looking, schemas: Sequence[pa.Schema], files: list[SurveyedFile], dataset: pa.Schema
-) -> tuple[list[SurveyedFile], list[tuple[str, str]]]:
-    """The files with how many rows of each unit pass, where that was not known, and what was skipped."""
+) -> tuple[list[SurveyedFile], list[tuple[str, str]], int]:
+    """The files with how many rows of each unit pass, where that was not known; what was skipped, how many units."""
     new = [number for number, file in enumerate(files) if file.passing is None]
     tally = _Tally({}, dict.fromkeys(new, 0), {number: [] for number in new}, dict.fromkeys(new, Saving()), [])
     unsettled: list[tuple[int, Resolved]] = []
@@ -109,7 +112,7 @@ def count_passing(
         tally.passing[number] = rows if left.presence is Presence.ALL else [0] * len(rows)
         if left.presence is Presence.SOME and rows:
             unsettled.append((number, left))
-    tasks = _ask_statistics(looking, schemas, files, unsettled, tally)
+    tasks = _ask_statistics(looking, schemas, files, unsettled, dataset, tally)
     _count_rows(looking, schemas, files, tasks, dataset, tally)
     made = list(files)
     for number in new:
@@ -123,7 +126,7 @@ def count_passing(
             num_pages_skipped=saving.num_pages_skipped,
             bytes_skipped=saving.bytes_skipped,
         )
-    return made, tally.skipped
+    return made, tally.skipped, tally.num_units_skipped
 
 
 def _ask_statistics(
@@ -131,19 +134,21 @@ def _ask_statistics(
     schemas: Sequence[pa.Schema],
     files: Sequence[SurveyedFile],
     unsettled: Sequence[tuple[int, Resolved]],
+    dataset: pa.Schema,
     tally: _Tally,
 ) -> list[_Task]:
     """What statistics leave to be counted."""
 
     def ask(each: tuple[int, Resolved]) -> list[Presence]:
         number, left = each
-        return _presence(looking, files[number], schemas[files[number].schema], left)
+        return _presence(looking, files[number], schemas[files[number].schema], dataset, left)
 
     tasks = []
     answers = attempts(looking, ask, unsettled, "asking statistics")
     for (number, left), answer in zip(unsettled, answers, strict=True):
         if isinstance(answer, Exception):
             tally.skipped.append((files[number].name, str(answer)))
+            tally.num_units_skipped += len(tally.passing[number])
             continue
         units = files[number].facts(schemas[files[number].schema]).units
         told = list(zip(units, answer, strict=True))
@@ -161,7 +166,7 @@ def _count_rows(
     dataset: pa.Schema,
     tally: _Tally,
 ) -> None:
-    def count(task: _Task) -> list[_Counted | DataError | StorageError]:
+    def count(task: _Task) -> list[_Counted | DataError]:
         return _count_units(looking, files[task.number], schemas[files[task.number].schema], dataset, task)
 
     for task, counts in zip(tasks, attempts(looking, count, tasks, "counting rows"), strict=True):
@@ -169,12 +174,14 @@ def _count_rows(
         if isinstance(counts, Exception):
             tally.counted[task.number] += len(task.units)
             tally.skipped.append((name, str(counts)))
+            tally.num_units_skipped += len(task.units)
             continue
         places = {index: place for place, index in enumerate(unpack(files[task.number].index).tolist())}
         for unit, found in zip(task.units, counts, strict=True):
             if isinstance(found, Exception):
                 tally.counted[task.number] += 1
                 tally.skipped.append((name, str(found)))
+                tally.num_units_skipped += 1
                 continue
             place = places[unit.index]
             passing[place] = found.num_passing
@@ -200,7 +207,7 @@ def _resolve(
             known.append(partition_values(file.data_file(), looking.partition_fields) if partitions else {})
     resolved: dict[int, list[Resolved]] = {}
     for number, known in rows.items():
-        there = set(schemas[number].names) - partitions
+        there = set(_read_schema(looking, schemas[number], dataset).names) - partitions
         fields = [field for field in dataset if field.name not in there]
         if fields:
             resolved[number] = expressions.resolve(tree, known_values(fields, known))
@@ -211,40 +218,55 @@ def _resolve(
     return [resolved[number][place] for number, place in places]
 
 
-def _presence(looking: Looking, file: SurveyedFile, schema: pa.Schema, left: Resolved) -> list[Presence]:
+def _presence(
+    looking: Looking, file: SurveyedFile, schema: pa.Schema, dataset: pa.Schema, left: Resolved
+) -> list[Presence]:
     facts = file.facts(schema)
-    if not _has_all(looking, schema, left):
+    if not _can_be_asked(looking, schema, dataset, left):
         return [Presence.SOME] * len(facts.units)
     return looking.format.presence(looking.source, file.data_file(), facts, left.expression, left.columns)
 
 
-def _has_all(looking: Looking, schema: pa.Schema, left: Resolved) -> bool:
-    """Whether what is left of the filter can be asked of a file's statistics."""
+def _can_be_asked(looking: Looking, schema: pa.Schema, dataset: pa.Schema, left: Resolved) -> bool:
+    """Whether a file's statistics know what is left of the filter: they are of the file's own values."""
     partitions = {field.name for field in looking.partition_fields}
-    return all(name in schema.names and name not in partitions for name in left.columns)
+    return all(
+        name in schema.names
+        and name not in partitions
+        and keeps_values(schema.field(name).type, dataset.field(name).type)
+        for name in left.columns
+    )
+
+
+def _read_schema(looking: Looking, schema: pa.Schema, dataset: pa.Schema) -> pa.Schema:
+    """What to read of a file whose schema this is."""
+    if looking.format.is_typed:
+        return schema
+    partitions = [field.name for field in looking.partition_fields]
+    return retyped(schema, dataset, is_keyed=is_keyed(looking.format), partitions=partitions)
 
 
 def _count_units(
     looking: Looking, file: SurveyedFile, schema: pa.Schema, dataset: pa.Schema, task: _Task
-) -> list[_Counted | DataError | StorageError]:
+) -> list[_Counted | DataError]:
     data_file = file.data_file()
     constants = partition_values(data_file, looking.partition_fields) if looking.partition_fields else {}
-    fit = PlainFit(schema, dataset, constants, file.name)
-    read_schema = schema if looking.format.is_typed else retyped(schema, dataset)
+    read_schema = _read_schema(looking, schema, dataset)
+    fit = PlainFit(read_schema, dataset, constants, file.name)
     reader = looking.format.open(looking.source, data_file, read_schema, file.version)
-    counts: list[_Counted | DataError | StorageError] = []
+    counts: list[_Counted | DataError] = []
     try:
         judged: Mapping[int, Judged] = {}
         if (
             isinstance(reader, PagedReader)
             and task.left.expression is not None
-            and _has_all(looking, schema, task.left)
+            and _can_be_asked(looking, schema, dataset, task.left)
         ):
             judged = reader.judge(task.units, task.left.expression, task.left.columns)
         for unit in task.units:
             try:
                 counts.append(_count_unit(looking, reader, fit, unit, judged.get(unit.index)))
-            except (DataError, StorageError) as error:
+            except UNREADABLE as error:
                 if looking.on_error == "raise":
                     raise
                 counts.append(error)

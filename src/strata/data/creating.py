@@ -8,6 +8,7 @@ import json
 import operator
 import os
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from strata.clock import SystemClock
@@ -104,7 +105,7 @@ def create(kind: type[Any], plan: Callable[[Ranks], Recipe], options: Options) -
     delivery = options.delivery()  # before anything is read: what is wrong here is known at once
     recipe = replace(plan(ranks), transform=delivery.transform)
     plan_s = clock.monotonic_s() - began_s  # without `import torch`, which the next line may bring
-    deliverer = Deliverer(recipe, options.types(delivery.output_format), delivery)
+    deliverer = Deliverer(recipe, options.types(delivery.output_format), delivery, partial(share, ranks))
     if not has_torch():
         dataset = kind(recipe, deliverer, delivery, ranks, name=options.name, plan_s=plan_s)
         check_same(dataset)
@@ -117,17 +118,18 @@ def create(kind: type[Any], plan: Callable[[Ranks], Recipe], options: Options) -
 
 
 def check_same(dataset: Dataset) -> None:
-    """That all ranks are about to read one order, if they can ask each other.
+    """That all ranks are about to read one order, with one code for a string, if they can ask each other.
 
     Raises:
         DataError: This rank and rank 0 see other files, or were given other settings.
     """
     mine = {**dataset.state_dict(), "batch_size": dataset.delivery.batch_size, "tail": dataset.delivery.tail}
     del mine["plan"]
+    mine |= {f"the vocabulary of {name}": found.digest for name, found in dataset.vocabularies.items()}
     first = json.loads(share(dataset.ranks, lambda: json.dumps(mine).encode()))
-    different = [name for name, value in mine.items() if first.get(name) != value]
+    different = [name for name in {**mine, **first} if first.get(name) != mine.get(name)]
     if different:
-        listed = ", ".join(f"{name} is {mine[name]!r} here and {first.get(name)!r} there" for name in different)
+        listed = ", ".join(f"{name} is {mine.get(name)!r} here and {first.get(name)!r} there" for name in different)
         raise DataError(
             f"rank {dataset.ranks.rank} and rank 0 would not read the same order: {listed}; give all ranks the same "
             "arguments and the same files"

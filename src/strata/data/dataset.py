@@ -6,6 +6,7 @@ import logging
 import operator
 import os
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -73,7 +74,8 @@ class Dataset:
         self._clock = clock or SystemClock()
         self._num_threads = max(1, delivery.num_workers)
         self._recorder = LoaderRecorder(self._num_threads, self._clock)
-        self._recorder.planned(plan_s)
+        pruning = recipe.plan.pruning
+        self._recorder.planned(plan_s, skipped_files=pruning.num_files_skipped, skipped_units=pruning.num_units_skipped)
         self._processes: list[ProcessDecoder] = []
         """Kept from one pass to the next: starting them takes a while."""
         if delivery.worker_type == "process":
@@ -100,13 +102,18 @@ class Dataset:
         """What becomes of each column; None until a transform has shown them."""
         return self._deliverer.policies
 
+    @property
+    def vocabularies(self) -> Mapping[str, Vocabulary]:
+        """Of all columns that are delivered as codes."""
+        return self._deliverer.vocabularies
+
     def vocabulary(self, column: str) -> Vocabulary:
         """Of a column that is delivered as codes: which code stands for which value.
 
         Raises:
             InvalidArgument: It is not delivered as codes.
         """
-        known = self._deliverer.vocabularies
+        known = self.vocabularies
         if column not in known:
             raise InvalidArgument(
                 f"column {column!r} has no vocabulary; those with one: {', '.join(sorted(known)) or 'none'}. "
@@ -163,7 +170,7 @@ class Dataset:
                 budget_bytes=delivery.prefetch_bytes,
                 has_head=(lambda _: False) if self._is_warm else self._has_head,
                 skips_bad_units=delivery.on_error == "skip",
-                on_skip=self._skipped,
+                on_skip=partial(self._skipped, set()),
             )
             pipeline = Pipeline(work)
         begun = Pass(
@@ -306,10 +313,12 @@ class Dataset:
     def _block_rows(self) -> int:
         return max(1, min(MAX_BLOCK_ROWS, BLOCK_BYTES // row_bytes(self.plan)))
 
-    def _skipped(self, unit: int, error: BaseException) -> None:
-        num_rows = int(self.plan.unit_rows[unit])
-        self._recorder.skipped(num_rows)
-        log.warning("skipped %d rows: %s", num_rows, error)
+    def _skipped(self, known: set[int], unit: int, error: BaseException) -> None:
+        """`known`: units that this pass met before. Blocks that lie apart may need the same one."""
+        if unit not in known:
+            known.add(unit)
+            self._recorder.skipped_unit()
+            log.warning("skipped a unit with %d rows: %s", self.plan.unit_rows[unit], error)
 
     def _facts(self) -> PlanFacts:
         formats = {file.format for file in self.plan.files}

@@ -14,8 +14,8 @@ from strata.data.decoding import ThreadDecoder, where
 from strata.data.metrics import WorkerRecorder
 from strata.data.outputs import Presenter
 from strata.data.policies import decide
-from strata.data.vocabularies import MAX_VALUES, Vocabulary
-from strata.errors import DataFileInvalid, DataFileMissing, InvalidArgument, TransformFailed
+from strata.data.vocabularies import MAX_VALUES, Vocabulary, from_bytes, to_bytes
+from strata.errors import DataError, DataFileInvalid, DataFileMissing, InvalidArgument, TransformFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,9 +59,17 @@ class Deliverer:
 
     With a transform nobody knows the columns before it has run, so they are decided when the first unit comes out of
     it; otherwise before anything is read.
+
+    `share`: how rank 0 hands bytes to the others, who then need not make them. All ranks call it, once.
     """
 
-    def __init__(self, recipe: Recipe, types: Types, delivery: Delivery) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        types: Types,
+        delivery: Delivery,
+        share: Callable[[Callable[[], bytes]], bytes] = lambda produce: produce(),
+    ) -> None:
         self._plan = recipe.plan
         self._types = types
         self._is_transformed = recipe.transform is not None
@@ -71,17 +79,31 @@ class Deliverer:
             name: values if isinstance(values, Vocabulary) else Vocabulary.given(name, values, types.max_vocabulary)
             for name, values in (types.vocabularies or {}).items()
         }
+        policies: tuple[Policy, ...] = ()
         if not self._is_transformed:
             policies = types.decide(delivered_schema(recipe.plan), _null_counts(recipe.plan))
-            missing = [policy for policy in policies if policy.is_coded and policy.name not in self.vocabularies]
-            if missing:
-                self.vocabularies |= find_vocabularies(
-                    recipe,
-                    missing,
-                    num_threads=max(1, delivery.num_workers),
-                    max_values=types.max_vocabulary,
-                    skips_bad_units=delivery.on_error == "skip",
+        missing = [policy for policy in policies if policy.is_coded and policy.name not in self.vocabularies]
+
+        def find() -> bytes:
+            found = find_vocabularies(
+                recipe,
+                missing,
+                num_threads=max(1, delivery.num_workers),
+                max_values=types.max_vocabulary,
+                skips_bad_units=delivery.on_error == "skip",
+            )
+            return to_bytes(found.values())
+
+        # Also when nothing is missing: a rank that was given other arguments must not wait for what nobody sends.
+        shared = from_bytes(share(find))
+        for policy in missing:
+            if policy.name not in shared:
+                raise DataError(
+                    f"column {policy.name!r} is delivered as codes here, and not on rank 0; give all ranks the same "
+                    "arguments"
                 )
+            self.vocabularies[policy.name] = shared[policy.name]
+        if not self._is_transformed:
             self._made = self._make(policies)
 
     @property
@@ -149,6 +171,8 @@ def find_vocabularies(
     recipe: Recipe, policies: Sequence[Policy], *, num_threads: int, max_values: int, skips_bad_units: bool
 ) -> dict[str, Vocabulary]:
     """All values of these columns, by reading them alone, once."""
+    if not policies:
+        return {}
     columns = tuple(dict.fromkeys(policy.path[0] for policy in policies))
     narrow = replace(recipe, plan=replace(recipe.plan, columns=columns), transform=None)
     local = threading.local()
@@ -166,10 +190,12 @@ def find_vocabularies(
             return {}  # counted when it is met again, on delivery
         return {p.name: Vocabulary.found(p.name, vocabulary_values(p, table), max_values) for p in policies}
 
-    with ThreadPoolExecutor(num_threads, thread_name_prefix="strata-data-vocabulary") as threads:
-        found = list(_bounded_map(threads, look, range(recipe.plan.num_units), 4 * num_threads))
-    for decoder in decoders:
-        decoder.close()
+    try:
+        with ThreadPoolExecutor(num_threads, thread_name_prefix="strata-data-vocabulary") as threads:
+            found = list(_bounded_map(threads, look, range(recipe.plan.num_units), 4 * num_threads))
+    finally:
+        for decoder in decoders:
+            decoder.close()
     return {p.name: Vocabulary.merge(p.name, [part[p.name] for part in found if part], max_values) for p in policies}
 
 

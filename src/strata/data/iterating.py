@@ -141,7 +141,11 @@ class Pass:
         self._on_position(self._steps.position_after(number))
         if self.is_last:
             self._drop()
-        self._recorder.delivered(block.sizes[place], padded_rows=self._padded(number) + block.num_repeated[place])
+        self._recorder.delivered(
+            block.sizes[place],
+            padded_rows=self._padded(number) + block.num_repeated[place],
+            skipped_rows=block.num_skipped[place],
+        )
         return batch
 
     def _drop(self) -> None:

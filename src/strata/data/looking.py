@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 
 import pyarrow as pa
 
-from strata.errors import DataError, StorageError
+from strata.errors import DataError, DataFileInvalid, DataFileMissing, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,6 +23,14 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 OnError = Literal["raise", "skip"]
+
+UNREADABLE: Final = (DataFileInvalid, DataFileMissing)
+"""What on_error="skip" leaves out. Storage that cannot be reached says nothing of a file, and a schema that does not
+fit is a mistake: leaving these out would hide it."""
+MAX_NAMED: Final = 5
+"""Of what is skipped, so many are named in the log; the others are counted."""
+
+log = logging.getLogger(__name__)
 
 
 class Progress(Protocol):
@@ -56,7 +65,7 @@ def known_values(fields: Sequence[pa.Field], rows: Sequence[dict[str, object]]) 
 def attempts(
     looking: Looking, function: Callable[[T], R], items: Sequence[T], what: str
 ) -> list[R | DataError | StorageError]:
-    """The function's result for each item, in order; with on_error="skip", the error where it failed."""
+    """The function's result for each item, in order; with on_error="skip", the error where it cannot be read."""
 
     def attempt(item: T) -> R | DataError | StorageError:
         try:
@@ -86,8 +95,9 @@ def attempts_together(
     def attempt(first: int) -> None:
         found = function(items[first : first + num_together])
         results[first : first + num_together] = found
+        skipped = UNREADABLE if looking.on_error == "skip" else ()
         errors = (result for result in found if isinstance(result, (DataError, StorageError)))
-        if looking.on_error == "raise" and (error := next(errors, None)) is not None:
+        if (error := next((error for error in errors if not isinstance(error, skipped)), None)) is not None:
             raise error
 
     def work() -> None:
@@ -112,6 +122,14 @@ def attempts_together(
     if failed:
         raise failed[min(failed)]  # of several, the first file's
     return results
+
+
+def tell_skipped(skipped: Sequence[tuple[str, str]]) -> None:
+    """Names and reasons, in the log."""
+    for name, reason in skipped[:MAX_NAMED]:
+        log.warning("left out of the plan, because it cannot be read: %s: %s", name, reason)
+    if len(skipped) > MAX_NAMED:
+        log.warning("left out of the plan, because they cannot be read: %d more", len(skipped) - MAX_NAMED)
 
 
 def _in_threads(work: Callable[[], None], num_threads: int, stop: threading.Event) -> None:

@@ -95,13 +95,18 @@ class LoaderMetrics(msgspec.Struct, frozen=True, kw_only=True):
     dropped_rows: int = 0
     """Left out by `tail="drop"`."""
     skipped_rows: int = 0
-    """Left out by `on_error="skip"`."""
+    """Left out by `on_error="skip"`: of batches that were delivered, this rank's rows."""
     skipped_units: int = 0
+    """Met in a pass and left out. One that ranks share is met by each of them."""
     consumer_wait_s: float = 0.0
     """The caller waited for us: inside `next()`."""
     consumer_busy_s: float = 0.0
     """We waited for the caller: between calls of `next()`."""
     plan_s: float = 0.0
+    plan_skipped_files: int = 0
+    """Left out of the plan by `on_error="skip"`, the same on every rank; their rows are not known, so not counted."""
+    plan_skipped_units: int = 0
+    """Of other files: left out because it could not be told which rows pass the filter."""
     first_batch_s: float | None = None
     """From the beginning of the last epoch to its first batch; None before there was one."""
     buffered_bytes: int = 0
@@ -142,6 +147,10 @@ class LoaderMetrics(msgspec.Struct, frozen=True, kw_only=True):
             f"at most {_bytes(self.peak_buffered_bytes)} buffered",
         ]
         lost = {name: getattr(self, name) for name in ("padded_rows", "dropped_rows", "skipped_rows", "skipped_units")}
+        lost |= {
+            "files left out of the plan": self.plan_skipped_files,
+            "units left out of the plan": self.plan_skipped_units,
+        }
         return ", ".join([*parts, *(f"{number:,} {name.replace('_', ' ')}" for name, number in lost.items() if number)])
 
 
@@ -268,6 +277,7 @@ class LoaderRecorder:
         self._lock = threading.RLock()  # a snapshot may collect garbage, and garbage may be an iterator that ends here
         self._num_resets = 0
         self._plan_s = 0.0
+        self._plan_skipped = (0, 0)
         self._buffered_bytes = 0
         self._began_s: float | None = None
         """The epoch; None once its first batch was delivered."""
@@ -279,9 +289,10 @@ class LoaderRecorder:
         self._counts = dict.fromkeys(_DELIVERY, 0)
         self._caller_s: dict[str, Any] = dict.fromkeys(_CONSUMER, 0.0)
 
-    def planned(self, seconds: float) -> None:
+    def planned(self, seconds: float, *, skipped_files: int = 0, skipped_units: int = 0) -> None:
         with self._lock:
             self._plan_s += seconds
+            self._plan_skipped = (skipped_files, skipped_units)
 
     def began(self) -> None:
         """An epoch, or the rest of one: its first batch is awaited."""
@@ -293,13 +304,14 @@ class LoaderRecorder:
         with self._lock:
             self._time("consumer_wait_s")
 
-    def delivered(self, num_rows: int, *, padded_rows: int = 0) -> None:
-        """`num_rows` includes the padding."""
+    def delivered(self, num_rows: int, *, padded_rows: int = 0, skipped_rows: int = 0) -> None:
+        """`num_rows` includes the padding, and not what was skipped."""
         with self._lock:
             self._time("consumer_busy_s")
             self._counts["rows"] += num_rows
             self._counts["batches"] += 1
             self._counts["padded_rows"] += padded_rows
+            self._counts["skipped_rows"] += skipped_rows
             if self._began_s is not None:
                 self._first_batch_s, self._began_s = self._since_s - self._began_s, None
 
@@ -313,10 +325,10 @@ class LoaderRecorder:
         with self._lock:
             self._counts["dropped_rows"] += num_rows
 
-    def skipped(self, num_rows: int, *, num_units: int = 1) -> None:
+    def skipped_unit(self) -> None:
+        """Its rows are counted as the batches that they are missing from are delivered."""
         with self._lock:
-            self._counts["skipped_rows"] += num_rows
-            self._counts["skipped_units"] += num_units
+            self._counts["skipped_units"] += 1
 
     def buffered(self, num_bytes: int) -> None:
         """How much is decoded and not handed over, now."""
@@ -333,6 +345,8 @@ class LoaderRecorder:
                 **self._counts,
                 **self._caller_s,
                 plan_s=self._plan_s,
+                plan_skipped_files=self._plan_skipped[0],
+                plan_skipped_units=self._plan_skipped[1],
                 first_batch_s=self._first_batch_s,
                 buffered_bytes=self._buffered_bytes,
                 peak_buffered_bytes=self._peak_buffered_bytes,

@@ -74,7 +74,11 @@ class Pruning:
     bytes_planned: int = 0
     """What an epoch reads."""
     skipped: tuple[tuple[str, str], ...] = ()
-    """Files that could not be read and were to be skipped: name and reason."""
+    """What could not be read and was to be skipped: the file's name and the reason."""
+    num_files_skipped: int = 0
+    """As a whole: how many rows they have is not known."""
+    num_units_skipped: int = 0
+    """Of other files: how many of their rows would have passed is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

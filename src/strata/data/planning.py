@@ -81,6 +81,7 @@ def build(
         partition_fields=partition_fields,
         mode=schema_mode,
         is_typed=survey.is_typed,
+        is_keyed=survey.is_keyed,
         schema=schema,
     )
     bytes_pruned = sum(file.bytes_skipped for file in files)
@@ -90,7 +91,7 @@ def build(
         schema=unified.schema,
         columns=unified.columns,
         condition=condition,
-        null_counts=_null_counts(files, schemas, unified, partition_fields),
+        null_counts=_null_counts(files, schemas, unified, partition_fields, is_keyed=survey.is_keyed),
         split_bytes=packing.parse_bytes(split_bytes),
         split_rows=packing.parse_rows(split_rows),
         pruning=Pruning(
@@ -107,6 +108,8 @@ def build(
             bytes_total=sum(file.size_bytes for file in files),
             bytes_planned=int(units.num_bytes[units.rows > 0].sum()) - bytes_pruned,
             skipped=survey.skipped,
+            num_files_skipped=survey.num_files_skipped,
+            num_units_skipped=survey.num_units_skipped,
         ),
     )
 
@@ -203,7 +206,10 @@ def _planned(
     partition_fields: list[pa.Field],
 ) -> list[PlannedFile]:
     """Where the format does not state types, a file is read with the dataset's."""
-    read_as = schemas if survey.is_typed else [retyped(schema, dataset) for schema in schemas]
+    partitions = {field.name for field in partition_fields}
+    read_as = schemas
+    if not survey.is_typed:
+        read_as = [retyped(schema, dataset, is_keyed=survey.is_keyed, partitions=partitions) for schema in schemas]
     used = [field for field in partition_fields if field.name in dataset.names]
     constants: dict[object, Mapping[str, object]] = {}
     planned = []
@@ -218,7 +224,12 @@ def _planned(
 
 
 def _null_counts(
-    files: Sequence[SurveyedFile], schemas: Sequence[pa.Schema], unified: Unified, partition_fields: Sequence[pa.Field]
+    files: Sequence[SurveyedFile],
+    schemas: Sequence[pa.Schema],
+    unified: Unified,
+    partition_fields: Sequence[pa.Field],
+    *,
+    is_keyed: bool,
 ) -> dict[str, int]:
     """Of files with rows that were asked: at least so many; before the filter."""
     by_schema: dict[int, list[SurveyedFile]] = {}
@@ -232,7 +243,8 @@ def _null_counts(
         sums = dict(zip(names, counts.clip(min=0).sum(axis=0).tolist(), strict=True))
         num_rows = int(unpack(b"".join(file.rows for file in group)).sum())
         for column in unified.columns:
-            totals[column] += sums.get(column, num_rows)
+            # A file that did not show a column has at least one row without it.
+            totals[column] += sums.get(column, len(group) if is_keyed else num_rows)
     partitions = {field.name for field in partition_fields}
     return {column: total for column, total in totals.items() if total and column not in partitions}
 

@@ -55,6 +55,8 @@ _GAUGES = (
     ("buffered_bytes", "strata_data_buffered_bytes", "Decoded and not yet handed over."),
     ("peak_buffered_bytes", "strata_data_peak_buffered_bytes", "The most that was ever buffered."),
     ("plan_s", "strata_data_plan_seconds", "What planning took."),
+    ("plan_skipped_files", "strata_data_plan_skipped_files", "Files left out of the plan: they could not be read."),
+    ("plan_skipped_units", "strata_data_plan_skipped_units", "Units left out of the plan: they could not be read."),
     ("first_batch_s", "strata_data_first_batch_seconds", "From an epoch's beginning to its first batch."),
 )
 

@@ -17,7 +17,7 @@ from strata.data.filters import nearest
 from strata.errors import InvalidArgument, SchemaMismatch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
 SchemaMode = Literal["unify", "strict"]
 
@@ -40,6 +40,7 @@ def unify(
     partition_fields: Sequence[pa.Field] = (),
     mode: SchemaMode = "unify",
     is_typed: bool = True,
+    is_keyed: bool = False,
     schema: pa.Schema | None = None,
 ) -> Unified:
     """The schema of the dataset.
@@ -51,6 +52,7 @@ def unify(
             pyarrow and Spark do.
         mode: "strict" refuses every difference between files in the columns that are used.
         is_typed: Whether files state their types. Where they are guessed, 1 in one file and 1.5 in another are numbers.
+        is_keyed: Whether files may have columns that they did not show; then `schema` may name such.
         schema: Types that the user has decided on.
 
     Raises:
@@ -62,9 +64,11 @@ def unify(
     partitions = {part.name: part for part in partition_fields}
     named = [(name, _by_name(found)) for name, found in schemas]
     everything = list(dict.fromkeys(column for _, fields in named for column in fields if column not in partitions))
+    decided = {part.name: part.type for part in schema} if schema is not None else {}
+    if is_keyed:
+        everything += [column for column in decided if column not in everything and column not in partitions]
     everything += partitions
     delivered = _delivered(columns, everything)
-    decided = {part.name: part.type for part in schema} if schema is not None else {}
     for column in decided:
         if column not in everything:
             raise SchemaMismatch(
@@ -73,11 +77,15 @@ def unify(
     fields, missing = [], {}
     for column in dict.fromkeys([*delivered, *condition_columns]):
         if column not in everything:
-            raise SchemaMismatch(f"there is no column {column!r} in any file; {_cure(column, everything, named)}")
+            late = f", or if it comes later in them, say what it is: schema=pa.schema([({column!r}, …)])"
+            cure = _cure(column, everything, named) + (late if is_keyed else "")
+            raise SchemaMismatch(f"there is no column {column!r} in any file; {cure}")
         if column in partitions:
             made, lacking = partitions[column].remove_metadata().with_nullable(nullable=True), ""
         else:
-            made, lacking = _column(column, named, mode=mode, is_typed=is_typed, decided=decided.get(column))
+            made, lacking = _column(
+                column, named, mode=mode, is_typed=is_typed, is_keyed=is_keyed, decided=decided.get(column)
+            )
         if lacking:
             missing[column] = lacking
         fields.append(made)
@@ -102,9 +110,25 @@ def widen(a: pa.DataType, b: pa.DataType, *, is_typed: bool = True) -> pa.DataTy
     return None
 
 
-def retyped(schema: pa.Schema, dataset: pa.Schema) -> pa.Schema:
-    """A file's columns with the dataset's types: what to read text as."""
-    return pa.schema([dataset.field(field.name) if field.name in dataset.names else field for field in schema])
+def keeps_values(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether values of one type are exactly the same as the other: what statistics say of them is then true of both.
+
+    A cast that rounds, cuts off or reads text may move a value over the border that a filter draws.
+    """
+    return bool(found == wanted or widen(found, wanted) == wanted)
+
+
+def retyped(
+    schema: pa.Schema, dataset: pa.Schema, *, is_keyed: bool = False, partitions: Collection[str] = ()
+) -> pa.Schema:
+    """A file's columns with the dataset's types: what to read text as.
+
+    `is_keyed`: and the dataset's other columns, which the file may have though it did not show them.
+    """
+    fields = [dataset.field(field.name) if field.name in dataset.names else field for field in schema]
+    if is_keyed:
+        fields += [field for field in dataset if field.name not in schema.names and field.name not in partitions]
+    return pa.schema(fields)
 
 
 def _by_name(schema: pa.Schema) -> dict[str, pa.Field | None]:
@@ -141,6 +165,7 @@ def _column(
     *,
     mode: SchemaMode,
     is_typed: bool,
+    is_keyed: bool,
     decided: pa.DataType | None,
 ) -> tuple[pa.Field, str]:
     """The dataset's field, and a file that does not have it (empty: all have it)."""
@@ -168,6 +193,8 @@ def _column(
                 raise _disagree(column, kind, first, found.type, name, mode)
             first = first if wider == kind else name
             kind = wider
+    if is_keyed and decided is not None:
+        return pa.field(column, decided), ""  # any file may have it
     if lacking and mode == "strict":
         raise SchemaMismatch(
             f"column {column!r} is not in {lacking}; add it there, leave it out (columns=…), or give "

@@ -3,7 +3,9 @@
 The names are those that checkpoints know (`strata.storage`), so that one dict serves both; pyarrow's own names are
 taken as well. What concerns writing alone is accepted and has no effect. What pyarrow cannot do is refused.
 
-Credentials that are not given are looked for by the client libraries themselves, which also renew them.
+Credentials that are not given are looked for by the client libraries themselves, which also renew them. Those that are
+given are not renewed, and a profile's neither: pyarrow takes no profile by name, so its keys are read here, once. One
+without keys of its own (a role, single sign-on) is refused.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from strata.data.decoding import Recipe
 from strata.data.discovering import discover, guess_format, suffixes_of
 from strata.data.filesystems import open_source
 from strata.data.filters import parse
+from strata.data.formats.base import Guessing
 from strata.data.packing import parse_bytes
 from strata.data.partitions import partition_fields
 from strata.data.planning import build
@@ -28,6 +29,7 @@ from strata.errors import InvalidArgument
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from strata.data.formats.base import Format
     from strata.data.loaders import PlainLoader
     from strata.data.ranks import Ranks
     from strata.data.settings import OnError, OutputFormat, WorkerType
@@ -93,7 +95,7 @@ def plan_files(where: Where, ranks: Ranks) -> Recipe:
             looked = survey(
                 found.source,
                 found.files,
-                formats.by_name(name, where.format_options),
+                _format(where, name),
                 columns=where.columns,
                 condition=condition,
                 partition_fields=partition_fields(found.files),
@@ -119,7 +121,15 @@ def plan_files(where: Where, ranks: Ranks) -> Recipe:
         schema=where.schema,
     )
     source, _ = open_source(roots_of(where.path)[0], filesystem=where.filesystem, storage_options=where.storage_options)
-    return Recipe(source, plan, {looked.format: formats.by_name(looked.format, where.format_options)})
+    return Recipe(source, plan, {looked.format: _format(where, looked.format)})
+
+
+def _format(where: Where, name: str) -> Format:
+    found = formats.by_name(name, where.format_options)
+    if not isinstance(found, Guessing):
+        return found
+    decided = () if where.schema is None else where.schema.names
+    return found.informed(decided=decided, is_chosen=where.columns is not None)
 
 
 class StructuredDataset(Dataset):
@@ -189,7 +199,7 @@ class StructuredDataset(Dataset):
             strings: What becomes of strings: python, codes or bytes, for all or by column; see the table of types.
             nulls: What becomes of nulls: error, fill, mask, keep, or a value, for all or by column.
             tail: What becomes of rows that do not fill a batch on every rank: uneven, pad or drop.
-            on_error: "skip" leaves out what cannot be read, and counts it.
+            on_error: "skip" leaves out what is damaged or missing, and counts it.
             lanes: Fixes the order for any number of ranks; left out, it is chosen by the ranks at an epoch's start.
             prefetch_bytes: How much may be decoded and not yet taken; left out, half of split_bytes for each worker and
                 as much again.

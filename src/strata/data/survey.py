@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-VERSION = 2
+VERSION = 3
 MAX_BYTES = 1 << 30
 """Of a survey before compression: some ten million units."""
 MAX_NUMBER = 1 << 50
@@ -81,6 +81,8 @@ class SurveyedFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Survey(msgspec.Struct, frozen=True):
     format: str
     is_typed: bool
+    is_keyed: bool
+    """Whether files may have columns that their schema does not tell."""
     schemas: tuple[bytes, ...]
     """Of the files, each once, as Arrow IPC."""
     partition_schema: bytes
@@ -94,6 +96,10 @@ class Survey(msgspec.Struct, frozen=True):
     """The filter's columns with the types that they were counted with."""
     skipped: tuple[tuple[str, str], ...] = ()
     """What could not be read and was to be skipped: file (and unit), reason."""
+    num_files_skipped: int = 0
+    """As a whole."""
+    num_units_skipped: int = 0
+    """Of other files."""
 
 
 _NUMBERS = operator.attrgetter("index", "num_rows", "first_row", "offset", "num_bytes")

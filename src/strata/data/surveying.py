@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from strata.data import expressions, survey_cache
 from strata.data.counting import condition_schema, count_passing
-from strata.data.formats.base import Presence, Together
-from strata.data.looking import Looking, Progress, attempts_together, known_values
+from strata.data.formats.base import Presence, Together, is_keyed
+from strata.data.looking import Looking, Progress, attempts_together, known_values, tell_skipped
 from strata.data.partitions import partition_values
 from strata.data.survey import Survey, SurveyedFile, facts_of, schema_bytes, schema_of
 from strata.errors import DataError, StorageError
@@ -68,12 +68,13 @@ def survey(
     Args:
         columns: What will be delivered; None: all.
         num_threads: Left out: one per core, from 4 to 16; 16 where files are far away.
-        on_error: "skip" leaves out what cannot be read, and says so in `Survey.skipped`.
+        on_error: "skip" leaves out what is damaged or missing, and says so in `Survey.skipped`.
         roots: The paths that the user gave: what a cache knows the dataset by. Left out: where the files are.
         schema: Types that the user has decided on.
 
     Raises:
-        DataFileInvalid, DataFileMissing, StorageError: With on_error="raise", of the first file that cannot be read.
+        DataFileInvalid, DataFileMissing: With on_error="raise", of the first file that cannot be read.
+        StorageError: Storage cannot be reached, or refuses.
         SchemaMismatch: The filter does not fit the files.
     """
     wanted = None if columns is None else sorted({*columns, *(condition.columns if condition else ())})
@@ -101,18 +102,20 @@ def survey(
     known = cache.load(key) if cache else None
     opened = _not_pruned(looking, files)
     schemas, found, skipped = _inspect(looking, opened, known)
-    counted_as = b""
+    counted_as, num_files_skipped, num_units_skipped = b"", len(skipped), 0
     partition_schema = schema_bytes(pa.schema(looking.partition_fields))
     if condition is not None and found:
         dataset = condition_schema(looking, schemas, found)
         counted_as = schema_bytes(dataset)
         if known is None or (known.condition_schema, known.partition_schema) != (counted_as, partition_schema):
             found = [msgspec.structs.replace(file, passing=None, num_counted=0) for file in found]
-        found, bad = count_passing(looking, schemas, found, dataset)
+        found, bad, num_units_skipped = count_passing(looking, schemas, found, dataset)
         skipped += bad
+    tell_skipped(skipped)
     made = Survey(
         format=format.name,
         is_typed=format.is_typed,
+        is_keyed=is_keyed(format),
         schemas=tuple(map(schema_bytes, schemas)),
         partition_schema=partition_schema,
         files=tuple(found),
@@ -121,6 +124,8 @@ def survey(
         condition_text=condition.text if condition else "",
         condition_schema=counted_as,
         skipped=tuple(skipped),
+        num_files_skipped=num_files_skipped,
+        num_units_skipped=num_units_skipped,
     )
     if cache:
         kept = _without_bad(made)
@@ -150,12 +155,11 @@ def _common(files: Sequence[DataFile]) -> list[str]:
 
 def _without_bad(made: Survey) -> Survey:
     """What could not be counted is not remembered: the next run shall find out by itself."""
+    if not made.skipped:
+        return made
     bad = {name for name, _ in made.skipped}
-    return (
-        msgspec.structs.replace(made, files=tuple(f for f in made.files if f.name not in bad), skipped=())
-        if bad
-        else made
-    )
+    kept = tuple(file for file in made.files if file.name not in bad)
+    return msgspec.structs.replace(made, files=kept, skipped=(), num_files_skipped=0, num_units_skipped=0)
 
 
 # --- partitions ---

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import xxhash
 
 from strata.errors import InvalidArgument, LimitExceeded
 
@@ -115,11 +116,33 @@ class Vocabulary:
         values: list[str | bytes | None] = self.values.take(places).to_pylist()
         return values
 
+    @property
+    def digest(self) -> str:
+        """Of values and their codes."""
+        return str(xxhash.xxh3_128_hexdigest(to_bytes([self])))
+
     def _search(self, values: pa.Array) -> npt.NDArray[np.int32]:
         places = pc.search_sorted(self._sorted, values).to_numpy(zero_copy_only=False).astype(np.int64)
         places = np.minimum(places, len(self._sorted) - 1)
         is_known = pc.equal(self._sorted.take(pa.array(places)), values).to_numpy(zero_copy_only=False)
         return np.where(is_known, self._order[places] + 1, UNKNOWN).astype(np.int32)
+
+
+def to_bytes(vocabularies: Iterable[Vocabulary]) -> bytes:
+    """For other ranks: a table of one row, with all values of a vocabulary in a column of its name."""
+    made = {each.column: pa.LargeListArray.from_arrays([0, len(each.values)], each.values) for each in vocabularies}
+    batch = pa.record_batch(made) if made else pa.record_batch([], names=[])
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+def from_bytes(data: bytes) -> dict[str, Vocabulary]:
+    """What `to_bytes` was given, by column."""
+    with pa.ipc.open_stream(pa.py_buffer(data)) as stream:
+        table = stream.read_all()
+    return {name: Vocabulary(name, table.column(name).combine_chunks().flatten()) for name in table.column_names}
 
 
 def large(array: pa.Array) -> pa.Array:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -120,6 +120,7 @@ class Reader(Protocol):
         Raises:
             DataFileInvalid: Damaged; the message names the file, the unit and the row it begins with.
             DataFileChanged: The file is not the one that was planned.
+            SchemaMismatch: It is whole, but what was guessed of it is wrong.
             DataFileMissing: It is gone.
             StorageError: It cannot be reached.
         """
@@ -192,6 +193,26 @@ class Headed(Protocol):
     def read_head(self, reader: Reader, unit: Unit, columns: Sequence[str], num_rows: int) -> pa.Table:
         """As `Reader.read` of a reader of this format, so many rows. There is at least one column."""
         ...
+
+
+@runtime_checkable
+class Guessing(Protocol):
+    """A format whose files do not state their columns: these are guessed from the beginning of a file."""
+
+    @property
+    def is_keyed(self) -> bool:
+        """Whether records name their fields, so that a file may have columns which its beginning does not show."""
+        ...
+
+    def informed(self, *, decided: Collection[str], is_chosen: bool) -> Format:
+        """The same, knowing what was not guessed: `decided`, columns whose types the user gave; `is_chosen`, whether
+        the user named the columns to deliver.
+        """
+        ...
+
+
+def is_keyed(format: Format) -> bool:
+    return isinstance(format, Guessing) and format.is_keyed
 
 
 class Format(Protocol):

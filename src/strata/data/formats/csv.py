@@ -78,6 +78,14 @@ class CsvFormat(TextFormat):
         conversion.include_columns = list(columns)
         return self._read(data, reading, conversion)
 
+    def is_sound(self, data: pa.Buffer | memoryview, schema: pa.Schema, columns: Sequence[str]) -> bool:
+        texts = [(field.name, field.type if field.type == pa.binary() else pa.string()) for field in schema]
+        try:
+            self.parse(data, pa.schema(texts), columns)
+        except (pa.ArrowException, ValueError):
+            return False
+        return True
+
     def _conversion(self) -> pacsv.ConvertOptions:
         options = pacsv.ConvertOptions(strings_can_be_null=self.strings_can_be_null)
         if self.null_values is not None:

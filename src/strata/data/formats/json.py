@@ -6,8 +6,9 @@ only column of one row, `{"rows": […]}`, whose elements then are the rows.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -15,11 +16,11 @@ import pyarrow.json as pajson
 
 from strata.data.formats.base import FileFacts, Unit
 from strata.data.formats.records import LF, JsonRecords
-from strata.data.formats.text import BOM, Text, TextFormat, TextReader, rows_only, shortened
+from strata.data.formats.text import BOM, SAMPLE_BYTES, Text, TextFormat, TextReader, rows_only, shortened
 from strata.errors import ConfigError, DataFileInvalid
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from strata.data.files import DataFile
     from strata.data.source import Source
@@ -36,6 +37,7 @@ class JsonlFormat(TextFormat):
     """An object a line."""
 
     name = "jsonl"
+    is_keyed = True
 
     @property
     def records(self) -> JsonRecords:
@@ -54,7 +56,30 @@ class JsonlFormat(TextFormat):
 
     def parse(self, data: pa.Buffer | memoryview, schema: pa.Schema, columns: Sequence[str]) -> pa.Table:
         _check_lines(data)
-        return _read(data, pa.schema([schema.field(name) for name in columns])).select(list(columns))
+        wanted = pa.schema([schema.field(name) for name in columns])
+        return _read(data, wanted, is_all=self._takes_all(schema, columns)).select(list(columns))
+
+    def is_sound(self, data: pa.Buffer | memoryview, schema: pa.Schema, columns: Sequence[str]) -> bool:  # noqa: ARG002
+        try:
+            return all(isinstance(record, dict) for record in _records(data))
+        except (ValueError, RecursionError):
+            return False
+
+    def wrong_guess(self, data: pa.Buffer | memoryview, schema: pa.Schema, columns: Sequence[str]) -> str | None:
+        if self._takes_all(schema, columns) and self.is_sound(data, schema, columns):
+            key = _first(_strange_key(record, pa.struct(schema)) for record in _records(data))
+            if key is not None:
+                column = key.partition(".")[0]
+                return (
+                    f"the key {key!r} is not in the first {SAMPLE_BYTES:,} bytes of the file, by which columns are "
+                    f"known, and would be lost; say what it is: schema=pa.schema([({column!r}, …)]), or name the "
+                    "columns that you want: columns=…"
+                )
+        return TextFormat.wrong_guess(self, data, schema, columns)
+
+    def _takes_all(self, schema: pa.Schema, columns: Sequence[str]) -> bool:
+        """Whether all that records have is wanted: nobody named columns, and not only some are read, for a filter."""
+        return not self.is_chosen and set(columns) >= set(schema.names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,11 +199,51 @@ def _check_lines(data: pa.Buffer | memoryview | bytes) -> None:
             raise ValueError(f"a record begins with {found[:20]!r}, not with {{")
 
 
-def _read(data: pa.Buffer | memoryview | bytes | bytearray, schema: pa.Schema | None) -> pa.Table:
+def _records(data: pa.Buffer | memoryview) -> Iterator[Any]:
+    """One after the other, slowly; as strict as pyarrow.
+
+    Raises:
+        ValueError: It is no JSON, or has a key twice.
+    """
+    for line in bytes(data).split(b"\n"):
+        if line.strip(_BLANKS):
+            yield json.loads(line, object_pairs_hook=_unique)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key stands twice in an object")
+    return found
+
+
+def _first(found: Iterable[str | None]) -> str | None:
+    return next((each for each in found if each is not None), None)
+
+
+def _strange_key(value: Any, kind: pa.DataType, above: str = "") -> str | None:
+    """A key, with those above it, that the type does not have."""
+    if isinstance(value, list) and pa.types.is_list(kind):
+        return _first(_strange_key(each, kind.value_type, above) for each in value)
+    if not isinstance(value, dict) or not pa.types.is_struct(kind):
+        return None
+    known = {field.name: field.type for field in kind}
+    for key, each in value.items():
+        if key not in known:
+            return f"{above}{key}"
+        if (found := _strange_key(each, known[key], f"{above}{key}.")) is not None:
+            return found
+    return None
+
+
+def _read(
+    data: pa.Buffer | memoryview | bytes | bytearray, schema: pa.Schema | None, *, is_all: bool = False
+) -> pa.Table:
+    """`schema`: the columns to take; None: all, with types that fit. `is_all`: whether there may be no others."""
     parsing = pajson.ParseOptions(
         explicit_schema=schema,
         newlines_in_values=False,
-        unexpected_field_behavior="infer" if schema is None else "ignore",
+        unexpected_field_behavior="infer" if schema is None else "error" if is_all else "ignore",
     )
     reading = pajson.ReadOptions(use_threads=False, block_size=len(data) + 1)
     return pajson.read_json(pa.BufferReader(data), reading, parsing)

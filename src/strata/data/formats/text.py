@@ -2,7 +2,8 @@
 
 Text does not say how many records it has, so it is read once as a whole, in pieces of bounded size; the scan gives
 exact ranges and rows. As every byte passes by, the version is a hash of all of them. Types are guessed from the
-beginning.
+beginning: to parse everything takes as long as an epoch. Where the guess turns out wrong, records are not damaged, and
+that is said.
 
 A compressed file can only be read from its first byte on, so it is one unit.
 """
@@ -10,9 +11,8 @@ A compressed file can only be read from its first byte on, so it is one unit.
 from __future__ import annotations
 
 import abc
-import functools
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 import pyarrow as pa
@@ -24,7 +24,7 @@ from strata.data.source import reaching
 from strata.errors import DataFileChanged, DataFileInvalid, SchemaMismatch, StrataError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     import numpy as np
     import numpy.typing as npt
@@ -65,9 +65,17 @@ class TextFormat(abc.ABC):
     name = "text"
     unit_name = "byte range"
     is_typed = False
+    is_keyed = False
 
     piece_bytes: int = PIECE_BYTES
     """How much is scanned at once."""
+    decided: frozenset[str] = field(default=frozenset(), repr=False)
+    """Columns whose types the user gave: what does not fit them is damaged."""
+    is_chosen: bool = field(default=False, repr=False)
+    """Whether the user named the columns to deliver: others may be left out."""
+
+    def informed(self, *, decided: Collection[str], is_chosen: bool) -> Self:
+        return replace(self, decided=frozenset(decided), is_chosen=is_chosen)
 
     @property
     @abc.abstractmethod
@@ -98,6 +106,26 @@ class TextFormat(abc.ABC):
         Raises:
             pa.ArrowException, ValueError: It cannot be parsed.
         """
+
+    @abc.abstractmethod
+    def is_sound(self, data: pa.Buffer | memoryview, schema: pa.Schema, columns: Sequence[str]) -> bool:
+        """Whether these are records, whatever the types of their values."""
+
+    def wrong_guess(self, data: pa.Buffer | memoryview, schema: pa.Schema, columns: Sequence[str]) -> str | None:
+        """Why `parse` fails, with the cure, if records are not damaged, but other than the beginning of the file."""
+        if not self.is_sound(data, schema, columns):
+            return None
+        for name in columns:
+            try:
+                self.parse(data, schema, [name])
+            except (pa.ArrowException, ValueError) as error:
+                if name not in self.decided:
+                    return (
+                        f"column {name!r} was taken for {schema.field(name).type}, by the first {SAMPLE_BYTES:,} bytes "
+                        f"of each file, and is something else here ({shortened(error)}); say what it is: "
+                        f"schema=pa.schema([({name!r}, …)]). Otherwise {self.cure}"
+                    )
+        return None
 
     def inspect(
         self,
@@ -329,7 +357,7 @@ class TextReader:
         with reaching(self._file.name):
             data = opened.read_at(unit.num_bytes, unit.offset)
         self.bytes_read += len(data)
-        return self._parsed(unit, lambda: self._form.parse(data, self._schema, columns))
+        return self._parse(unit, data, columns)
 
     def _open(self) -> pa.NativeFile:
         if self._opened is None:
@@ -354,8 +382,7 @@ class TextReader:
                     data, rows = data[rows[0] - stretch.offset :], rows[1:]
                     is_header = False
                 if len(rows):
-                    parse = functools.partial(self._form.parse, data, self._schema, columns)
-                    tables.append(self._parsed(unit, parse))
+                    tables.append(self._parse(unit, data, columns))
         self._finish(text)
         return pa.concat_tables(tables)
 
@@ -365,10 +392,21 @@ class TextReader:
         if text.version != self._version:
             raise DataFileChanged(f"{self._file.name} is not the file that was planned; plan again, or bring it back")
 
-    def _parsed(self, unit: Unit, parse: Callable[[], pa.Table]) -> pa.Table:
+    def _parse(self, unit: Unit, data: pa.Buffer | memoryview, columns: Sequence[str]) -> pa.Table:
+        return self._parsed(
+            unit,
+            lambda: self._form.parse(data, self._schema, columns),
+            lambda: self._form.wrong_guess(data, self._schema, columns),
+        )
+
+    def _parsed(
+        self, unit: Unit, parse: Callable[[], pa.Table], wrong_guess: Callable[[], str | None] = lambda: None
+    ) -> pa.Table:
         try:
             return parse()
         except (pa.ArrowException, ValueError) as error:
+            if (told := wrong_guess()) is not None:
+                raise SchemaMismatch(f"{self._place(unit)}: {told}", field="schema") from error
             raise DataFileInvalid(
                 f"{self._place(unit)}: {shortened(error)} (rows counted from there); {self._form.cure}"
             ) from error

@@ -78,7 +78,7 @@ def plan_table(
         schema_id: Which of the table's schemas; None: today's, or with the two before, the one the snapshot had.
         split_bytes: About how much a split reads.
         split_rows: At most how many rows a split delivers.
-        on_error: "skip" leaves out data files that cannot be read, and tells which in `Plan.pruning`.
+        on_error: "skip" leaves out data files that are damaged or missing, and tells which in `Plan.pruning`.
         num_threads: How many files are looked into at once.
         cache: Where to keep what was found in files.
         progress: Told what is being done, how many files are done, and of how many.

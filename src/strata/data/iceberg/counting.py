@@ -14,7 +14,8 @@ from strata.data.formats.base import Presence
 from strata.data.iceberg.filters import renamed
 from strata.data.iceberg.fitting import IcebergFit
 from strata.data.iceberg.looking import LazyReader
-from strata.errors import DataFileInvalid, DataFileMissing, StorageError
+from strata.data.looking import UNREADABLE
+from strata.data.schemas import keeps_values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     from strata.data.formats.base import Unit
     from strata.data.iceberg.equality import EqualityDeletes
     from strata.data.iceberg.looking import Looked, Request
-
-UNREADABLE = (DataFileInvalid, DataFileMissing, StorageError)
-"""What may be skipped; anything else is a mistake that skipping would hide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,8 @@ def count(
     """
     Raises:
         SchemaMismatch: The file's columns cannot be read as the table's.
-        DataFileInvalid, DataFileMissing, StorageError: It cannot be read, and is not to be skipped.
+        DataFileInvalid, DataFileMissing: It cannot be read, and is not to be skipped.
+        StorageError: Storage cannot be reached, or refuses.
     """
     columns = looked.layout.columns(request.fields, wide=wide)
     bad: dict[int, str] = {}
@@ -145,19 +144,14 @@ def _presence(request: Request, condition: Condition, looked: Looked, fit: Icebe
             return [left.presence] * len(facts.units)
         tree = expressions.decode(left.expression)
     names = expressions.columns(tree)
-    if not all(_keeps_order(facts.schema, fit, name) for name in names):
+    if not all(_keeps_values(facts.schema, fit, name) for name in names):
         return [Presence.SOME] * len(facts.units)
     sources = {name: str(fit.columns[name].source) for name in names}
     asked = expressions.encode(renamed(tree, sources))
     return looked.format.presence(request.source, looked.file, facts, asked, sorted(sources.values()))
 
 
-def _keeps_order(schema: pa.Schema, fit: IcebergFit, name: str) -> bool:
-    """Whether comparing the file's values has the same answer as comparing the table's: no unit of time is cut off."""
+def _keeps_values(schema: pa.Schema, fit: IcebergFit, name: str) -> bool:
+    """Whether the file's values are the table's: no unit of time is cut off, nothing is taken out of a struct."""
     column = fit.columns[name]
-    if not column.is_plain:
-        return False
-    found = schema.field(column.source).type
-    numbers = pa.types.is_integer(found) or pa.types.is_floating(found)
-    strings = pa.types.is_string(found) or pa.types.is_large_string(found)
-    return bool(found.equals(column.recipe.type) or numbers or strings)
+    return column.is_plain and keeps_values(schema.field(column.source).type, column.recipe.type)

@@ -287,4 +287,6 @@ def _pruning(seen: Survey, found: Scan, units: Units) -> Pruning:
         bytes_total=sum(each.looked.file.size_bytes for each in seen.files),
         bytes_planned=int(units.num_bytes[units.rows > 0].sum()),
         skipped=seen.skipped,
+        num_files_skipped=seen.num_files_skipped,
+        num_units_skipped=len(seen.skipped) - seen.num_files_skipped,
     )

@@ -21,6 +21,7 @@ from pyiceberg.expressions.visitors import (
 )
 from pyiceberg.manifest import DataFileContent, ManifestContent
 from pyiceberg.schema import Schema
+from pyiceberg.transforms import VoidTransform
 
 from strata.data.source import reaching
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from pyiceberg.expressions import BooleanExpression
     from pyiceberg.manifest import DataFile, ManifestEntry, ManifestFile
+    from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
     from pyiceberg.typedef import Record
@@ -73,7 +75,10 @@ def scan(
         entries = [entry for found in pool.map(lambda one: _entries(table, one), wanted) for entry in found]
     data = [entry for entry in entries if entry.data_file.content == DataFileContent.DATA]
     kept = [entry for entry in data if pruner.may_have_rows(entry.data_file)]
-    deletes = _Deletes(entry for entry in entries if entry.data_file.content != DataFileContent.DATA)
+    deletes = _Deletes(
+        (entry for entry in entries if entry.data_file.content != DataFileContent.DATA),
+        unpartitioned=frozenset(number for number, spec in table.specs().items() if not _partitions(spec)),
+    )
     files = sorted((deletes.matched(entry) for entry in kept), key=lambda one: (one.sequence, one.file.file_path))
     read = {manifest.manifest_path for manifest in wanted}
     unread = [manifest for manifest in manifests if manifest.manifest_path not in read]
@@ -83,6 +88,11 @@ def scan(
 def _entries(table: Table, manifest: ManifestFile) -> list[ManifestEntry]:
     with reaching(manifest.manifest_path):
         return manifest.fetch_manifest_entry(table.io)
+
+
+def _partitions(spec: PartitionSpec) -> bool:
+    """A field that is removed from the spec of a table of version 1 stays in it, with nothing but nulls."""
+    return not all(isinstance(field.transform, VoidTransform) for field in spec.fields)
 
 
 def _num_data_files(manifest: ManifestFile) -> int:
@@ -124,10 +134,11 @@ class _Deletes:
 
     Deletes of positions apply to data of the same commit and before it, deletes by equality only to what was there
     before. Both stay within their partition, except deletes by equality that were written without one: those apply
-    everywhere.
+    everywhere. `unpartitioned`: the specs that make no partitions.
     """
 
-    def __init__(self, entries: Iterable[ManifestEntry]) -> None:
+    def __init__(self, entries: Iterable[ManifestEntry], *, unpartitioned: frozenset[int]) -> None:
+        self._unpartitioned = unpartitioned
         self._by_path: dict[bytes, list[tuple[int, DataFile]]] = defaultdict(list)
         self._by_partition: dict[_Key, list[tuple[int, DataFile]]] = defaultdict(list)
         self._equal: dict[_Key, list[tuple[int, DataFile]]] = defaultdict(list)
@@ -137,7 +148,7 @@ class _Deletes:
 
     def _add(self, sequence: int, file: DataFile) -> None:
         if file.content == DataFileContent.EQUALITY_DELETES:
-            place = self._equal[_key(file)] if len(file.partition) else self._equal_anywhere
+            place = self._equal_anywhere if file.spec_id in self._unpartitioned else self._equal[_key(file)]
             place.append((sequence, file))
             return
         lower, upper = _path_bounds(file)

@@ -15,11 +15,12 @@ import pyarrow as pa
 
 from strata.data import survey as surveys
 from strata.data import survey_cache
-from strata.data.iceberg.counting import UNREADABLE, Counted, Known, count
+from strata.data.iceberg.counting import Counted, Known, count
 from strata.data.iceberg.equality import EqualityDeletes
 from strata.data.iceberg.fitting import NO_ROWS
 from strata.data.iceberg.looking import Layouts, Looked, look
 from strata.data.iceberg.table_types import is_wide
+from strata.data.looking import UNREADABLE, tell_skipped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -48,6 +49,8 @@ class Survey:
     wide: bool
     """Whether strings and lists have 64-bit offsets."""
     skipped: tuple[tuple[str, str], ...] = ()
+    """Files, then units of other files."""
+    num_files_skipped: int = 0
 
 
 def survey(
@@ -62,7 +65,8 @@ def survey(
     """Looks into all files.
 
     Raises:
-        DataFileInvalid, DataFileMissing, StorageError: A file cannot be read, and is not to be skipped.
+        DataFileInvalid, DataFileMissing: A file cannot be read, and is not to be skipped.
+        StorageError: Storage cannot be reached, or refuses.
         SchemaMismatch: A file's columns cannot be read as the table's.
         DataError: A file is of a format that is not read.
     """
@@ -95,7 +99,9 @@ def survey(
     )
     memory.keep(found)
     bad = [(one.looked.file.name, reason) for one in found for reason in one.bad_units]
-    return Survey(tuple(found), wide, (*crew.skipped, *bad))
+    skipped = (*crew.skipped, *bad)
+    tell_skipped(skipped)
+    return Survey(tuple(found), wide, skipped, len(crew.skipped))
 
 
 class _Crew:
@@ -211,6 +217,7 @@ class _Memory:
         made = surveys.Survey(
             format="iceberg",
             is_typed=True,
+            is_keyed=False,
             schemas=tuple(schemas),
             partition_schema=surveys.schema_bytes(pa.schema([])),
             files=tuple(files),
