@@ -52,8 +52,6 @@ if TYPE_CHECKING:
     from strata.launch.supervising import Finish
 
 CALLED = "strata.train.calling"
-NUM_LAST_LINES = 20
-"""Of the log of a worker that left no traceback."""
 MEET_TIMEOUT_S = 300.0
 """For all workers to come to their first save."""
 STOP_AGAIN_S = 1.0
@@ -488,7 +486,7 @@ def _is_asked_to_stop(directory: RunDirectory, *, is_now: bool) -> bool:
 
 def _failure(directory: RunDirectory, finish: Finish) -> BaseException:
     """The cause first, then the worker's own words, then where to look."""
-    from strata.launch.last_words import last_lines  # noqa: PLC0415
+    from strata.launch.last_words import NUM_LAST_LINES, last_lines  # noqa: PLC0415
 
     if finish.outcome == "stopped" and finish.reason.startswith("Ctrl-C"):
         return KeyboardInterrupt(f"run {directory.name}: {finish.reason}")
