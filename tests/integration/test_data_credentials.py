@@ -15,6 +15,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -120,8 +121,10 @@ class Child:
 
     def __init__(self, url: str, environment: Mapping[str, str]) -> None:
         script = [sys.executable, str(HERE / "data_children.py"), "read_in_two_halves", url, str(NUM_FILES * ROWS_EACH)]
+        self._temporary = tempfile.TemporaryDirectory(prefix="keys-")  # multiprocessing's are left in it
+        variables = {**environment, "TMPDIR": self._temporary.name}
         self._process = subprocess.Popen(
-            script, env={**environment}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            script, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self._watchdog = threading.Timer(2 * DEADLINE_S, self._process.kill)
         self._watchdog.start()
@@ -133,6 +136,7 @@ class Child:
         self._watchdog.cancel()
         self._process.kill()
         self._process.communicate()
+        self._temporary.cleanup()
 
     def hear(self) -> Any:
         assert self._process.stdout is not None
