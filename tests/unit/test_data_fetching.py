@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,8 +25,9 @@ from strata.data.fetching import Fetcher
 from strata.data.formats.parquet_footer import TAIL_BYTES
 from strata.data.ranges import Range, coalesced, parts
 from strata.data.structured import StructuredDataset
-from strata.errors import DataFileMissing
+from strata.errors import DataFileMissing, StrataError
 
+DEADLINE_S = 30.0
 ranges = st.lists(st.builds(Range, st.integers(0, 300), st.integers(0, 40)), max_size=12)
 
 
@@ -67,6 +72,16 @@ class Requests(pafs.FileSystemHandler):  # type: ignore[misc]
         self._inner = pafs.LocalFileSystem()
         self.lock = threading.Lock()
         self.reads: list[tuple[str, int, int]] = []
+        self.answers = threading.Event()
+        """While it is not set, a read does not come back."""
+        self.answers.set()
+        self.is_stuck = threading.Event()
+        """One has not."""
+
+    def stick(self) -> None:
+        if not self.answers.is_set():
+            self.is_stuck.set()
+            self.answers.wait(DEADLINE_S)
 
     def get_type_name(self) -> str:
         return "counted"
@@ -100,6 +115,7 @@ class _Noted:
         self._inner, self._path, self._requests = inner, path, requests
 
     def read(self, num_bytes: int = -1) -> bytes:
+        self._requests.stick()
         found: bytes = self._inner.read(None if num_bytes < 0 else num_bytes)
         with self._requests.lock:
             self._requests.reads.append((self._path, self._inner.tell() - len(found), len(found)))
@@ -192,3 +208,53 @@ def test_leaving_the_loop_ends_all_threads_that_fetch(data: Path, requests: Requ
         break
     loader.dataset.close()
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("strata-data")]
+
+
+@pytest.mark.parametrize("num_batches", [0, 1])
+def test_a_store_that_does_not_answer_holds_nobody_up_who_leaves_the_loop(
+    data: Path, requests: Requests, num_batches: int
+) -> None:
+    loader, dataset = far_away(data, requests, prefetch_bytes=1)
+
+    def iterate() -> None:
+        with contextlib.suppress(StrataError):  # closed while it was iterated over
+            for number, _ in enumerate(loader):
+                if number == num_batches:
+                    requests.answers.clear()
+
+    if not num_batches:
+        requests.answers.clear()
+    taking = threading.Thread(target=iterate, daemon=True)
+    taking.start()
+    try:
+        assert requests.is_stuck.wait(DEADLINE_S)
+        began_s = time.monotonic()
+        dataset.close()
+        assert time.monotonic() - began_s < 2
+        taking.join(2)
+        assert not taking.is_alive()
+        assert dataset.get_metrics().total.errors == 0, "what was stopped has not failed"
+    finally:
+        requests.answers.set()
+
+
+STUCK = """
+import sys, threading
+sys.path.insert(0, {tests!r})
+from test_data_fetching import Path, Requests, far_away
+
+requests = Requests()
+loader, _ = far_away(Path({data!r}), requests)
+requests.answers.clear()
+batches = iter(loader)
+assert requests.is_stuck.wait(30)
+print("stuck", flush=True)
+"""
+
+
+def test_a_store_that_does_not_answer_does_not_keep_the_interpreter_from_its_end(data: Path) -> None:
+    script = STUCK.format(tests=str(Path(__file__).parent), data=str(data))
+    began_s = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "stuck\n"), done.stderr
+    assert time.monotonic() - began_s < 0.8 * DEADLINE_S

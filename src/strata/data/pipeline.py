@@ -170,6 +170,8 @@ class Pipeline:
             self._changed.notify_all()
         for decoder in self._work.decoders:
             decoder.abort()
+        if self._work.fetcher is not None:
+            self._work.fetcher.cancel()  # workers may be waiting for it
         now_s = SystemClock.monotonic_s
         end_s = now_s() + JOIN_S
         # The collector may end a pass in a worker, which may have the lock: the others could not come to their end.
@@ -322,15 +324,14 @@ class Pipeline:
         error: BaseException | None = None
         try:
             chunk = self._work.convert(unit.number, _rows_of(unit, decoder))
-        except (DataFileInvalid, DataFileMissing) as found:
+        except Exception as found:  # noqa: BLE001 - told to whoever waits for the unit
+            if self._is_closed:  # what was stopped has not failed
+                return
             recorder.failed()
-            if self._work.skips_bad_units:
+            if self._work.skips_bad_units and isinstance(found, (DataFileInvalid, DataFileMissing)):
                 self._work.on_skip(unit.number, found)
             else:
-                error = found
-        except Exception as found:  # noqa: BLE001 - told to whoever waits for the unit
-            recorder.failed()
-            error = _told(found)
+                error = _told(found)
         with self._changed:
             num_bytes = 0 if chunk is None else chunk.nbytes
             self._hold(num_bytes - unit.num_bytes)
