@@ -25,7 +25,7 @@ from strata.data.fetching import Fetcher
 from strata.data.formats.parquet_footer import TAIL_BYTES
 from strata.data.ranges import Range, coalesced, parts
 from strata.data.structured import StructuredDataset
-from strata.errors import DataFileMissing, StrataError
+from strata.errors import DataFileChanged, DataFileMissing, StrataError
 
 DEADLINE_S = 30.0
 ranges = st.lists(st.builds(Range, st.integers(0, 300), st.integers(0, 40)), max_size=12)
@@ -199,6 +199,25 @@ def test_a_file_that_is_gone_is_named_by_whoever_needs_it(data: Path, requests: 
     loader, _ = far_away(data, requests)
     (data / "1.parquet").unlink()
     with pytest.raises(DataFileMissing, match=r"1\.parquet"):
+        list(loader)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize("num_rows", [600, 1500])
+def test_a_file_that_was_rewritten_since_it_was_planned_is_not_delivered(
+    tmp_path: Path, requests: Requests, suffix: str, num_rows: int
+) -> None:
+    def write(first: int, last: int) -> None:
+        table = pa.table({"c0": range(first, last)})
+        if suffix == "csv":
+            pyarrow.csv.write_csv(table, tmp_path / "t.csv")
+        else:
+            pq.write_table(table, tmp_path / "t.parquet")
+
+    write(100_000, 101_000)
+    loader, _ = far_away(tmp_path, requests)
+    write(500_000, 500_000 + num_rows)
+    with pytest.raises(DataFileChanged, match=rf"t\.{suffix} "):
         list(loader)
 
 

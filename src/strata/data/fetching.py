@@ -24,6 +24,7 @@ from strata.data.ranged_file import RangedFile
 from strata.data.ranges import Range, coalesced, parts
 from strata.data.source import Source, reaching
 from strata.data.threads import Threads
+from strata.errors import DataFileChanged
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -189,10 +190,15 @@ class Fetcher:
         return format.ranges(source, planned.file, columns, planned.version)
 
     def opened(self, file: DataFile) -> pa.NativeFile:
+        """
+        Raises:
+            DataFileChanged: It has another size than it had when it was planned.
+        """
         with self._lock:
             if file.path in self._files:
                 return self._files[file.path]
         opened = self._recipe.source.open(file)
+        _check_size(opened, file)
         with self._lock:
             while len(self._files) >= MAX_FILES_OPEN:  # not closed here: another thread may be reading from it
                 del self._files[next(iter(self._files))]
@@ -201,6 +207,17 @@ class Fetcher:
     def read_there(self, file: DataFile, part: Range) -> bytes:
         """What was not fetched ahead. Whoever wanted the bytes counts them."""
         return self._readers.submit(lambda: _read(self.opened(file), file, part), is_urgent=True).result()
+
+
+def _check_size(opened: pa.NativeFile, file: DataFile) -> None:
+    """Here, once for all formats: what decoders get to see always has the size that was planned."""
+    with reaching(file.name):
+        size_bytes = opened.size()
+    if size_bytes != file.size_bytes:
+        raise DataFileChanged(
+            f"{file.name} has {size_bytes:,} bytes and had {file.size_bytes:,} when planned; "
+            "make the dataset anew, or bring the old file back"
+        )
 
 
 def _read(opened: pa.NativeFile, file: DataFile, part: Range) -> bytes:
