@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.fs as pafs
+import pyarrow.orc as paorc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -168,6 +169,43 @@ def test_only_the_bytes_of_wanted_columns_are_asked_for(tmp_path: Path, requests
     num_tails = 3  # by each worker, and by who asks
     assert asked <= int(dataset.plan.unit_bytes.sum()) + num_tails * TAIL_BYTES
     assert asked < 0.9 * (tmp_path / "wide.parquet").stat().st_size
+
+
+def write_units(suffix: str, path: Path, table: pa.Table, rows_of_unit: int) -> None:
+    units = [table.slice(first, rows_of_unit).combine_chunks() for first in range(0, table.num_rows, rows_of_unit)]
+    if suffix == "parquet":
+        pq.write_table(table, path, row_group_size=rows_of_unit)
+    elif suffix == "orc":
+        with paorc.ORCWriter(path, stripe_size=1, batch_size=rows_of_unit) as writer:
+            for unit in units:
+                writer.write(unit)
+    else:
+        make = pa.ipc.new_file if suffix == "arrow" else pa.ipc.new_stream
+        with make(path, table.schema) as batches:
+            for unit in units:
+                batches.write_table(unit)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "orc", "arrow", "stream"])
+def test_of_large_units_only_what_is_wanted_is_asked_for_in_few_requests(
+    tmp_path: Path, requests: Requests, suffix: str
+) -> None:
+    num_units, num_rows = 4, 60_000
+    noise = np.random.default_rng(7).integers(0, 1 << 60, (8, num_units * num_rows))
+    table = pa.table({f"c{i}": column for i, column in enumerate(noise)})  # of a unit, each has 480 kB
+    path = tmp_path / f"part.{suffix}"
+    write_units(suffix, path, table, num_rows)
+    loader, dataset = far_away(
+        path, requests, format="arrow" if suffix == "stream" else suffix, columns=["c7", "c1"], output_format="numpy"
+    )
+    assert dataset.plan.num_units == num_units
+    num_planned = len(requests.reads)
+    found = [batch["c7"] for batch in loader]
+    assert (np.concatenate(found) == noise[7]).all()
+    asked = requests.reads[num_planned:]
+    # Of each unit: two stretches, and where they are, for who asks and for who decodes. Of the file: three for each.
+    assert len(asked) <= 4 * num_units + 3 * 3
+    assert sum(size for _, _, size in asked) < 0.4 * path.stat().st_size
 
 
 def test_text_is_fetched_by_its_ranges(tmp_path: Path, requests: Requests) -> None:

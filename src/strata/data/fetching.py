@@ -27,10 +27,11 @@ from strata.data.threads import Threads
 from strata.errors import DataFileChanged
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from strata.data.decoding import Recipe
     from strata.data.files import DataFile
+    from strata.data.formats.base import UnitRanges
 
 NUM_CONNECTIONS = 16
 MAX_FILES_OPEN = 64
@@ -79,7 +80,7 @@ class Fetcher:
         self._bytes_ahead = 0
         self._planners = Threads(num_connections // 4 or 1, "strata-data-fetch")
         self._readers = Threads(num_connections, "strata-data-read")
-        self._file_ranges: dict[int, Future[Mapping[int, Sequence[Range]]]] = {}
+        self._file_ranges: dict[int, Future[UnitRanges]] = {}
         self.source = FetchedSource(recipe.source, self)
         """What decoders read from."""
 
@@ -176,10 +177,10 @@ class Fetcher:
                 known.set_result(self._ranges_of_file(format, file_number))
             except Exception as error:  # noqa: BLE001 - raised for whoever needs it
                 known.set_exception(error)
-        return known.result()[unit.index]
+        return known.result()(unit)
 
-    def _ranges_of_file(self, format: Ranged, file_number: int) -> Mapping[int, Sequence[Range]]:
-        plan, source = self._recipe.plan, self._recipe.source
+    def _ranges_of_file(self, format: Ranged, file_number: int) -> UnitRanges:
+        plan, source = self._recipe.plan, self.source
         planned = plan.files[file_number]
         columns = planned.fit.file_columns(self._recipe.columns)
         if plan.parts is not None and isinstance(format, PagedRanged):
@@ -202,7 +203,10 @@ class Fetcher:
         with self._lock:
             while len(self._files) >= MAX_FILES_OPEN:  # not closed here: another thread may be reading from it
                 del self._files[next(iter(self._files))]
-            return self._files.setdefault(file.path, opened)
+            kept = self._files.setdefault(file.path, opened)
+        if kept is not opened:  # another thread was quicker
+            opened.close()
+        return kept
 
     def read_there(self, file: DataFile, part: Range) -> bytes:
         """What was not fetched ahead. Whoever wanted the bytes counts them."""
@@ -233,9 +237,12 @@ class FetchedSource(Source):
     _fetcher: Fetcher
 
     def __init__(self, there: Source, fetcher: Fetcher) -> None:
-        # As if local: what is read from it costs no round trip.
-        super().__init__(there.filesystem, True, there.timeout_s, there.max_attempts, there.counter)
+        super().__init__(there.filesystem, there.is_local, there.timeout_s, there.max_attempts, there.counter)
         object.__setattr__(self, "_fetcher", fetcher)
+
+    @property
+    def costs_trips(self) -> bool:
+        return False
 
     def open(self, file: DataFile) -> pa.NativeFile:
         fetcher = self._fetcher
