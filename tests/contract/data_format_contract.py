@@ -18,17 +18,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
-import fsspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from strata.data.files import DataFile
 from strata.data.formats.base import FileFacts, Format, Presence, Reader, Unit
 from strata.data.source import Source
+from strata.data.structured import StructuredDataset
 from strata.errors import (
     DataFileChanged,
     DataFileInvalid,
@@ -101,11 +102,17 @@ def remote(handler: pafs.FileSystemHandler) -> Source:
     return Source(pafs.PyFileSystem(handler), is_local=False)
 
 
+class FarFileSystem(LocalFileSystem):  # type: ignore[misc]
+    """To whoever asks, every read of it is a request."""
+
+    protocol = "far"
+
+
 class Faulty(pafs.FSSpecHandler):  # type: ignore[misc]
     """The local file system, which fails from when it is told to; for a number of times, or for good."""
 
     def __init__(self) -> None:
-        super().__init__(fsspec.filesystem("file"))
+        super().__init__(FarFileSystem())
         self.error: Exception | None = None
         self.num_failures: float = math.inf
         self.num_reads = 0
@@ -354,6 +361,33 @@ class FormatContract:
         assert self.inspect(file, source=source) == self.inspect(file)
         assert same(self.read_all(file, self.columns, source), self.as_stored(sample(columns=self.columns)))
         assert same(self.read_all(file, ["word", "id"], source), self.read_all(file, ["word", "id"]))
+
+    @pytest.mark.parametrize("columns", [PLAIN, ("id", "word")], ids=["all", "two"])
+    def test_a_unit_far_away_is_one_request_and_a_file_some_more_for_each_who_opens_it(
+        self, tmp_path: Path, columns: tuple[str, ...]
+    ) -> None:
+        num_rows, num_workers = 6_000, 2
+        file = self.plant(tmp_path, sample(num_rows, PLAIN), 500)
+        handler = Faulty()
+        loader, dataset = StructuredDataset.create_dataloader(
+            str(tmp_path),
+            self.format.name,
+            filesystem=pafs.PyFileSystem(handler),
+            columns=list(columns),
+            batch_size=100,
+            num_workers=num_workers,
+            output_format="arrow",
+            split_bytes=file.size_bytes // 8,
+            prefetch_bytes="1GiB",
+            cache=False,
+        )
+        assert not dataset._recipe.source.is_local
+        before = handler.num_reads
+        assert [number for batch in loader for number in batch["id"].to_pylist()] == list(range(num_rows))
+        num_requests = handler.num_reads - before
+        assert dataset.plan.num_units >= 7
+        assert num_requests <= dataset.plan.num_units + 3 * (num_workers + 1)
+        assert dataset.get_metrics().total.read_s > 0, "waiting for bytes is not taken for decoding"
 
     def test_a_format_can_be_sent_to_another_process(self) -> None:
         copy = pickle.loads(pickle.dumps(self.format))

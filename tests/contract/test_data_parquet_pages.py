@@ -341,13 +341,13 @@ def test_ranges_hold_all_that_is_read_of_pages(tmp_path: Path) -> None:
     found = FORMAT.page_ranges(LOCAL, file, names, facts.version, rows)
     whole = FORMAT.ranges(LOCAL, file, names, facts.version)
     for unit in facts.units:
-        num_bytes = sum(each.num_bytes for each in found[unit.index])
+        num_bytes = sum(each.num_bytes for each in found(unit))
         if unit.index in rows:
             saving = reader.saving(unit, names, rows[unit.index])
             assert num_bytes == saving.num_bytes - saving.bytes_skipped
             assert num_bytes < unit.num_bytes
         else:
-            assert found[unit.index] == whole[unit.index]
+            assert found(unit) == whole(unit)
 
 
 # --- damage ---

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -20,13 +21,15 @@ from strata.bench import data_files
 from strata.bench.contenders import data_ceiling, data_strata, data_strata_growth, data_strata_start
 from strata.bench.contenders.data_consumer import Consumer
 from strata.bench.data_files import Checksum, checksum_of
+from strata.bench.frame import Sample, quotients
+from strata.data.survey_cache import DIRECTORY_VARIABLE
 
 ROWS = 20_000
 ASKED_FOR = {
     *("rows_per_s", "over_decode_ceiling", "over_decode_ceiling_shuffled", "vs_torch_dataloader_utils"),
     *("vs_hf_datasets", "vs_litdata", "vs_torch_dataloader", "first_batch_s", "first_batch_8_files_s"),
     *("plan_10k_files_s", "plan_10k_files_cached_s", "resume_s", "peak_pss_mb", "projection_over_ceiling"),
-    "growth_rows_per_s_ratio",
+    *("growth_rows_per_s_ratio", "vs_best_peer"),
 }
 """What programs read."""
 
@@ -84,6 +87,35 @@ def test_growth_is_measured(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
 
 def test_the_benchmark_has_every_figure_that_was_asked_for() -> None:
     assert {figure.key for figure in bench.get("data").figures} >= ASKED_FOR
+
+
+def test_peers_count_at_their_best_and_the_best_of_them_alone() -> None:
+    measured = {"rows_per_s": 600.0, "tdu_rows_per_s": 100.0, "hf_rows_per_s": 50.0, "litdata_rows_per_s": 10.0}
+    torch_rows = {"torch_inline_rows_per_s": 300.0, "torch_2_workers_rows_per_s": 200.0, "torch_rows_per_s": 300.0}
+    (found,) = quotients(bench.get("data").figures, [Sample("all", 0, measured | torch_rows)])
+    told = {key: value for key, value in found.figures.items() if key.startswith("vs_")}
+    assert told == {
+        "vs_torch_dataloader_utils": 6.0,
+        "vs_hf_datasets": 12.0,
+        "vs_litdata": 60.0,
+        "vs_torch_dataloader": 2.0,
+        "vs_torch_dataloader_2_workers": 3.0,
+        "vs_torch_dataloader_inline": 2.0,
+        "vs_best_peer": 2.0,
+    }
+
+
+@pytest.mark.usefixtures("small")
+def test_a_resume_is_measured_without_anything_being_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    remembered = []
+
+    def measured(*_: object, **__: object) -> float:
+        remembered.append(list(Path(os.environ[DIRECTORY_VARIABLE]).rglob("*")))
+        return 1.0
+
+    monkeypatch.setattr(data_strata_start, "first_batch_s", measured)
+    assert data_strata_start.resuming_s(data_files.table(ROWS)) == 1.0
+    assert remembered == [[]] * len(data_strata_start.SHARES)
 
 
 @pytest.mark.usefixtures("small")

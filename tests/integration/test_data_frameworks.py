@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from torch import nn
 
 from strata import StructuredDataset
+from strata.errors import InvalidArgument
 
 NUM_ROWS = 500
 BATCH_SIZE = 64
@@ -234,57 +234,102 @@ class Model(nn.Module):
         return {"loss": (self.layer(x[:, None]).squeeze(1) - labels).square().mean()}
 
 
-def train(transformers: Any, folder: Path, saved: Path, *, resume_at: int = 0, with_state: bool = False) -> list[int]:
-    """With the Trainer of transformers, two epochs or what is left of them; gives back the ids that the model saw."""
+def train(
+    transformers: Any,
+    folder: Path,
+    saved: Path,
+    *,
+    resume_at: int = 0,
+    keeps: bool = True,
+    at_once: bool = False,
+    accumulate: int = 1,
+) -> list[int]:
+    """With the Trainer of transformers, three epochs or what is left of them; gives back the ids that the model saw."""
+    hf = importlib.import_module("strata.data.hf")
     loader, _ = open_loader(folder)
 
     class Trainer(transformers.Trainer):  # type: ignore[misc]
         def get_train_dataloader(self) -> Any:
             return loader
 
-    class KeepState(transformers.TrainerCallback):  # type: ignore[misc]
-        def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-            place = Path(args.output_dir) / f"checkpoint-{state.global_step}" / "data.json"
-            place.write_text(json.dumps(loader.state_dict()))
-
-    resume = saved / f"checkpoint-{resume_at}" if resume_at else None
-    if resume and with_state:
-        loader.load_state_dict(json.loads((resume / "data.json").read_text()))
     arguments = transformers.TrainingArguments(
         output_dir=str(saved),
-        num_train_epochs=2,
+        num_train_epochs=3,
         use_cpu=True,
         report_to=[],
         save_strategy="steps",
-        save_steps=NUM_BATCHES // 2 + 1 if not resume else 1000,
+        save_steps=1 if not resume_at else 1000,
         logging_strategy="no",
         disable_tqdm=True,
         remove_unused_columns=False,
-        ignore_data_skip=with_state,
+        ignore_data_skip=at_once,
+        gradient_accumulation_steps=accumulate,
     )
     model = Model()
-    Trainer(model=model, args=arguments, callbacks=[KeepState()]).train(
-        resume_from_checkpoint=None if resume is None else str(resume)
-    )
+    trainer = Trainer(model=model, args=arguments, callbacks=[hf.KeepState()] if keeps else [])
+    trainer.train(resume_from_checkpoint=str(saved / f"checkpoint-{resume_at}") if resume_at else None)
+    assert trainer.state.global_step == 3 * -(-NUM_BATCHES // accumulate)
     return model.seen
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers and torch about each other
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:.*pin_memory.*no accelerator is found.*:UserWarning")
-def test_the_trainer_of_transformers_sees_every_row_once_per_epoch_and_resumes(
-    accelerate: Any, folder: Path, tmp_path: Path
+def quiet_transformers(test: Any) -> Any:
+    for pattern in (
+        "ignore::FutureWarning",  # of transformers and torch about each other
+        "ignore::DeprecationWarning",
+        "ignore:.*pin_memory.*no accelerator is found.*:UserWarning",
+    ):
+        test = pytest.mark.filterwarnings(pattern)(test)
+    return test
+
+
+@quiet_transformers
+@pytest.mark.usefixtures("accelerate")
+def test_the_trainer_of_transformers_sees_every_row_once_per_epoch_and_resumes_in_any_of_them(
+    folder: Path, tmp_path: Path
 ) -> None:
     transformers = pytest.importorskip("transformers")
     whole = train(transformers, folder, tmp_path)
-    assert Counter(whole) == dict.fromkeys(range(NUM_ROWS), 2)
-    assert sorted(whole[:NUM_ROWS]) == list(range(NUM_ROWS))
-    assert whole[:NUM_ROWS] != whole[NUM_ROWS:]
-    # Step 5 lies in the first epoch: the Trainer skips what it has seen, by itself.
-    assert train(transformers, folder, tmp_path, resume_at=5) == whole[5 * BATCH_SIZE :]
-    # Step 10 is the second of the second epoch. What the Trainer skips does not know its epoch; a state does.
-    in_second = whole[NUM_ROWS + 2 * BATCH_SIZE :]
-    assert train(transformers, folder, tmp_path, resume_at=10, with_state=True) == in_second
+    epochs = [whole[first : first + NUM_ROWS] for first in range(0, 3 * NUM_ROWS, NUM_ROWS)]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(NUM_ROWS))] * 3
+    assert epochs[0] != epochs[1] != epochs[2]
+    # In the first epoch, at its end, in the second, at the beginning and the end of the third.
+    for step in (5, NUM_BATCHES, NUM_BATCHES + 2, 2 * NUM_BATCHES + 1, 3 * NUM_BATCHES - 1):
+        epoch, batches = divmod(step, NUM_BATCHES)
+        expected = whole[epoch * NUM_ROWS + batches * BATCH_SIZE :]
+        for at_once in (False, True):
+            assert train(transformers, folder, tmp_path, resume_at=step, at_once=at_once) == expected, (step, at_once)
+
+
+@quiet_transformers
+@pytest.mark.usefixtures("accelerate")
+def test_the_trainer_resumes_in_a_later_epoch_while_it_accumulates_gradients(folder: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    whole = train(transformers, folder, tmp_path, accumulate=3)  # 3, 3 and 2 batches of an epoch
+    expected = whole[NUM_ROWS + 3 * BATCH_SIZE :]
+    assert train(transformers, folder, tmp_path, resume_at=4, accumulate=3) == expected
+
+
+@quiet_transformers
+@pytest.mark.usefixtures("accelerate")
+def test_a_checkpoint_without_a_position_is_resumed_by_reading_and_not_at_once(folder: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    whole = train(transformers, folder, tmp_path, keeps=False)
+    expected = whole[NUM_ROWS + 2 * BATCH_SIZE :]
+    assert train(transformers, folder, tmp_path, resume_at=NUM_BATCHES + 2) == expected
+    with pytest.raises(InvalidArgument, match="saved without KeepState"):
+        train(transformers, folder, tmp_path, resume_at=NUM_BATCHES + 2, at_once=True)
+
+
+@quiet_transformers
+@pytest.mark.usefixtures("accelerate")
+def test_a_loader_that_is_none_of_ours_has_no_state_to_keep(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    hf = importlib.import_module("strata.data.hf")
+    rows = [{"x": torch.tensor(1.0), "labels": torch.tensor(2.0), "id": torch.tensor(3)}] * 4
+    arguments = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[], disable_tqdm=True)
+    trainer = transformers.Trainer(model=Model(), args=arguments, train_dataset=rows, callbacks=[hf.KeepState()])
+    with pytest.raises(InvalidArgument, match="KeepState is for loaders of create_dataloader"):
+        trainer.train()
 
 
 # torchdata

@@ -40,7 +40,7 @@ RANKS, TYPES, ICEBERG = DOCS / "data-ranks.md", DOCS / "data-types.md", DOCS / "
 METRICS = DOCS / "data-metrics.md"
 PAGES = (DATA, WORKERS, RESUME, RANKS, TYPES, ICEBERG, METRICS)
 TIMEOUT_S = 100
-LIBRARIES = ("from accelerate import", "import lightning", "from transformers import")
+LIBRARIES = ("from accelerate import", "import lightning", "from transformers import", "from strata.data.hf import")
 NOT_INSTALLED = ("deepspeed", "horovod")
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.fs as pafs
+import pyarrow.orc as paorc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -21,8 +26,9 @@ from strata.data.fetching import Fetcher
 from strata.data.formats.parquet_footer import TAIL_BYTES
 from strata.data.ranges import Range, coalesced, parts
 from strata.data.structured import StructuredDataset
-from strata.errors import DataFileMissing
+from strata.errors import DataFileChanged, DataFileMissing, StrataError
 
+DEADLINE_S = 30.0
 ranges = st.lists(st.builds(Range, st.integers(0, 300), st.integers(0, 40)), max_size=12)
 
 
@@ -67,6 +73,16 @@ class Requests(pafs.FileSystemHandler):  # type: ignore[misc]
         self._inner = pafs.LocalFileSystem()
         self.lock = threading.Lock()
         self.reads: list[tuple[str, int, int]] = []
+        self.answers = threading.Event()
+        """While it is not set, a read does not come back."""
+        self.answers.set()
+        self.is_stuck = threading.Event()
+        """One has not."""
+
+    def stick(self) -> None:
+        if not self.answers.is_set():
+            self.is_stuck.set()
+            self.answers.wait(DEADLINE_S)
 
     def get_type_name(self) -> str:
         return "counted"
@@ -100,6 +116,7 @@ class _Noted:
         self._inner, self._path, self._requests = inner, path, requests
 
     def read(self, num_bytes: int = -1) -> bytes:
+        self._requests.stick()
         found: bytes = self._inner.read(None if num_bytes < 0 else num_bytes)
         with self._requests.lock:
             self._requests.reads.append((self._path, self._inner.tell() - len(found), len(found)))
@@ -154,6 +171,43 @@ def test_only_the_bytes_of_wanted_columns_are_asked_for(tmp_path: Path, requests
     assert asked < 0.9 * (tmp_path / "wide.parquet").stat().st_size
 
 
+def write_units(suffix: str, path: Path, table: pa.Table, rows_of_unit: int) -> None:
+    units = [table.slice(first, rows_of_unit).combine_chunks() for first in range(0, table.num_rows, rows_of_unit)]
+    if suffix == "parquet":
+        pq.write_table(table, path, row_group_size=rows_of_unit)
+    elif suffix == "orc":
+        with paorc.ORCWriter(path, stripe_size=1, batch_size=rows_of_unit) as writer:
+            for unit in units:
+                writer.write(unit)
+    else:
+        make = pa.ipc.new_file if suffix == "arrow" else pa.ipc.new_stream
+        with make(path, table.schema) as batches:
+            for unit in units:
+                batches.write_table(unit)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "orc", "arrow", "stream"])
+def test_of_large_units_only_what_is_wanted_is_asked_for_in_few_requests(
+    tmp_path: Path, requests: Requests, suffix: str
+) -> None:
+    num_units, num_rows = 4, 60_000
+    noise = np.random.default_rng(7).integers(0, 1 << 60, (8, num_units * num_rows))
+    table = pa.table({f"c{i}": column for i, column in enumerate(noise)})  # of a unit, each has 480 kB
+    path = tmp_path / f"part.{suffix}"
+    write_units(suffix, path, table, num_rows)
+    loader, dataset = far_away(
+        path, requests, format="arrow" if suffix == "stream" else suffix, columns=["c7", "c1"], output_format="numpy"
+    )
+    assert dataset.plan.num_units == num_units
+    num_planned = len(requests.reads)
+    found = [batch["c7"] for batch in loader]
+    assert (np.concatenate(found) == noise[7]).all()
+    asked = requests.reads[num_planned:]
+    # Of each unit: two stretches, and where they are, for who asks and for who decodes. Of the file: three for each.
+    assert len(asked) <= 4 * num_units + 3 * 3
+    assert sum(size for _, _, size in asked) < 0.4 * path.stat().st_size
+
+
 def test_text_is_fetched_by_its_ranges(tmp_path: Path, requests: Requests) -> None:
     table = pa.table({"a": list(range(5000)), "b": [f"row {i}" for i in range(5000)]})
     pyarrow.csv.write_csv(table, tmp_path / "t.csv")
@@ -186,9 +240,78 @@ def test_a_file_that_is_gone_is_named_by_whoever_needs_it(data: Path, requests: 
         list(loader)
 
 
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize("num_rows", [600, 1500])
+def test_a_file_that_was_rewritten_since_it_was_planned_is_not_delivered(
+    tmp_path: Path, requests: Requests, suffix: str, num_rows: int
+) -> None:
+    def write(first: int, last: int) -> None:
+        table = pa.table({"c0": range(first, last)})
+        if suffix == "csv":
+            pyarrow.csv.write_csv(table, tmp_path / "t.csv")
+        else:
+            pq.write_table(table, tmp_path / "t.parquet")
+
+    write(100_000, 101_000)
+    loader, _ = far_away(tmp_path, requests)
+    write(500_000, 500_000 + num_rows)
+    with pytest.raises(DataFileChanged, match=rf"t\.{suffix} "):
+        list(loader)
+
+
 def test_leaving_the_loop_ends_all_threads_that_fetch(data: Path, requests: Requests) -> None:
     loader, _ = far_away(data, requests)
     for _ in loader:
         break
     loader.dataset.close()
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("strata-data")]
+
+
+@pytest.mark.parametrize("num_batches", [0, 1])
+def test_a_store_that_does_not_answer_holds_nobody_up_who_leaves_the_loop(
+    data: Path, requests: Requests, num_batches: int
+) -> None:
+    loader, dataset = far_away(data, requests, prefetch_bytes=1)
+
+    def iterate() -> None:
+        with contextlib.suppress(StrataError):  # closed while it was iterated over
+            for number, _ in enumerate(loader):
+                if number == num_batches:
+                    requests.answers.clear()
+
+    if not num_batches:
+        requests.answers.clear()
+    taking = threading.Thread(target=iterate, daemon=True)
+    taking.start()
+    try:
+        assert requests.is_stuck.wait(DEADLINE_S)
+        began_s = time.monotonic()
+        dataset.close()
+        assert time.monotonic() - began_s < 2
+        taking.join(2)
+        assert not taking.is_alive()
+        assert dataset.get_metrics().total.errors == 0, "what was stopped has not failed"
+    finally:
+        requests.answers.set()
+
+
+STUCK = """
+import sys, threading
+sys.path.insert(0, {tests!r})
+from test_data_fetching import Path, Requests, far_away
+
+requests = Requests()
+loader, _ = far_away(Path({data!r}), requests)
+requests.answers.clear()
+batches = iter(loader)
+assert requests.is_stuck.wait(30)
+print("stuck", flush=True)
+"""
+
+
+def test_a_store_that_does_not_answer_does_not_keep_the_interpreter_from_its_end(data: Path) -> None:
+    script = STUCK.format(tests=str(Path(__file__).parent), data=str(data))
+    began_s = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "stuck\n"), done.stderr
+    assert time.monotonic() - began_s < 0.8 * DEADLINE_S

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strata.data.order import Lanes, Order, choose_lanes, choose_window, make_order, sequence_of_units
-from strata.data.schedule import Schedule
+from strata.data.schedule import Outline, Schedule
 from strata.data.steps import Steps
 from strata.errors import InvalidArgument
 
@@ -47,23 +48,27 @@ def naive_order(order: Order) -> list[Row]:
     return [lane[turn] for turn in range(longest) for lane in lanes if turn < len(lane)]
 
 
+def rows_of(schedule: Schedule, outline: Outline) -> Iterator[list[Row]]:
+    """The batches of a block, by way of pieces and indices."""
+    block = schedule.block(outline)
+    assert (outline.first_batch, outline.num_batches) == (block.first_batch, block.num_batches)
+    assert set(block.units) <= set(outline.units)
+    rows: list[Row] = []
+    for piece in block.pieces:
+        picked = range(piece.first, piece.last) if piece.rows is None else piece.rows.tolist()
+        assert piece.num_rows == len(picked)
+        assert all(piece.first <= row < piece.last for row in picked)
+        rows += [(piece.unit, row) for row in picked]
+    rows = rows if block.index is None else [rows[i] for i in block.index]
+    assert len(rows) == sum(block.sizes)
+    for size in block.sizes:
+        yield rows[:size]
+        rows = rows[size:]
+
+
 def delivered(schedule: Schedule, from_batch: int = 0, to_batch: int | None = None) -> list[list[Row]]:
-    """What a rank gets, batch by batch, by way of pieces and indices."""
-    batches: list[list[Row]] = []
-    for outline, block in zip(schedule.outlines(from_batch), schedule.blocks(from_batch), strict=True):
-        assert (outline.first_batch, outline.num_batches) == (block.first_batch, block.num_batches)
-        assert set(block.units) <= set(outline.units)
-        rows: list[Row] = []
-        for piece in block.pieces:
-            picked = range(piece.first, piece.last) if piece.rows is None else piece.rows.tolist()
-            assert piece.num_rows == len(picked)
-            assert all(piece.first <= row < piece.last for row in picked)
-            rows += [(piece.unit, row) for row in picked]
-        rows = rows if block.index is None else [rows[i] for i in block.index]
-        assert len(rows) == sum(block.sizes)
-        for size in block.sizes:
-            batches.append(rows[:size])
-            rows = rows[size:]
+    """What a rank gets, batch by batch."""
+    batches = [batch for outline in schedule.outlines(from_batch) for batch in rows_of(schedule, outline)]
     return batches[: None if to_batch is None else to_batch - from_batch]
 
 
@@ -206,6 +211,18 @@ def test_a_schedule_that_starts_small_gives_the_same_batches_in_blocks_that_grow
         assert lengths[:-1] == expected[: len(lengths) - 1]
 
 
+@given(order=orders(), world=worlds, sizes=st.lists(st.integers(0, 40), min_size=1, max_size=9))
+def test_where_blocks_end_does_not_change_what_is_in_a_batch(
+    order: Order, world: tuple[int, int], sizes: list[int]
+) -> None:
+    steps = steps_of(order, world)
+    for rank in range(world[0]):
+        schedule = Schedule(order, steps, rank, 1000)
+        turns = itertools.cycle(sizes)
+        outlines = schedule.outlines(most_rows=turns.__next__)
+        assert [batch for outline in outlines for batch in rows_of(schedule, outline)] == delivered(schedule)
+
+
 def test_one_rank_without_shuffle_reads_plain_file_order_and_copies_nothing() -> None:
     order = make_order(plan_of([4, 3, 5]), seed=1, epoch=2, shuffle=False, num_lanes=1, window_rows=7)
     schedule = Schedule(order, steps_of(order, (1, 5)), 0, 100)
@@ -251,6 +268,7 @@ def test_the_window_is_the_buffer_over_all_lanes_and_ends_where_batches_end() ->
     assert 12_416 % (1024 // 8) == 0
     assert choose_window(num_lanes=8, batch_rows=1024, buffer_rows=10) == 128  # never less than a batch
     assert choose_window(num_lanes=3, batch_rows=1024, buffer_rows=100) == 33
+    assert choose_window(num_lanes=3, batch_rows=250, buffer_rows=2_000) == 500  # 1,500 rows are six batches
     assert choose_window(num_lanes=300, batch_rows=100, buffer_rows=1) == 1
 
 

@@ -78,6 +78,7 @@ class Rig:
         starts_small: bool = False,
         has_head: Callable[[int], bool] = lambda number: False,
         starts: bool = True,
+        block_bytes: int | None = None,
     ) -> None:
         rows = np.array(sizes, dtype=np.int64)
         plan: Any = SimpleNamespace(
@@ -102,6 +103,7 @@ class Rig:
                 strategy=strategy,
                 recorder=self.recorder,
                 budget_bytes=budget_bytes,
+                block_bytes=block_bytes,
                 has_head=has_head,
                 skips_bad_units=skips,
                 on_skip=lambda unit, error: self.skipped.append((unit, str(error))),
@@ -279,9 +281,31 @@ def test_without_a_budget_only_what_is_needed_next_is_decoded() -> None:
     with rig([UNIT_ROWS] * 40, num_workers=1, budget_bytes=0) as made:
         assert made.pipeline.take() is not None
         _wait_until_held_back(made)
-        # Taken: one. Assembled and waiting: three at most. Needed next: one.
-        assert len(made.decoded) <= 1 + MAX_BLOCKS_ASSEMBLED + 1
+        # Taken: one. Needed next: one.
+        assert len(made.decoded) == 2
+        assert made.recorder.snapshot().peak_buffered_bytes <= 3 * UNIT_BYTES  # one of them decoded and assembled
         assert made.read() == made.expected[UNIT_ROWS:]
+
+
+@pytest.mark.parametrize(("num_blocks", "num_assembled"), [(1, 1), (4, 2), (100, MAX_BLOCKS_ASSEMBLED)])
+def test_blocks_are_assembled_ahead_as_far_as_the_budget_reaches(num_blocks: int, num_assembled: int) -> None:
+    with rig([UNIT_ROWS] * 40, num_workers=1, budget_bytes=num_blocks * UNIT_BYTES) as made:
+        assert made.pipeline.take() is not None
+        _wait_until_held_back(made)
+        assert sum(pending.is_claimed for pending in made.pipeline._pending) == num_assembled
+        assert made.read() == made.expected[UNIT_ROWS:]
+
+
+def test_blocks_get_smaller_when_rows_turn_out_to_be_larger_than_they_were_thought_to_be() -> None:
+    sizes = []
+
+    def present(chunk: Chunk, batches: Any) -> list[Any]:
+        sizes.append(chunk.num_rows)
+        return _present(chunk, batches)
+
+    with rig([UNIT_ROWS] * 40, block_rows=400, starts_small=True, block_bytes=2 * UNIT_BYTES, present=present) as made:
+        assert made.read() == made.expected
+        assert max(sizes[len(sizes) // 2 :]) <= 2 * UNIT_ROWS
 
 
 def _wait_until_held_back(made: Rig, num_at_work: int = 0) -> None:

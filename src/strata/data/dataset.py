@@ -158,9 +158,10 @@ class Dataset:
         pipeline = None
         if steps.num_batches:
             fetcher = self._fetcher()
+            block_bytes, block_rows = self._block_size(has_windows=bool(order.window_rows))
             work = Work(
                 plan=self.plan,
-                schedule=Schedule(order, steps, self.ranks.rank, self._block_rows(), starts_small=True),
+                schedule=Schedule(order, steps, self.ranks.rank, block_rows, starts_small=True),
                 decoders=self._decoders(fetcher),
                 fetcher=fetcher,
                 convert=self._deliverer.convert,
@@ -168,6 +169,8 @@ class Dataset:
                 strategy=by_name(delivery.split_strategy),
                 recorder=self._recorder,
                 budget_bytes=delivery.prefetch_bytes,
+                row_bytes=row_bytes(self.plan),
+                block_bytes=block_bytes,
                 has_head=(lambda _: False) if self._is_warm else self._has_head,
                 skips_bad_units=delivery.on_error == "skip",
                 on_skip=partial(self._skipped, set()),
@@ -310,8 +313,17 @@ class Dataset:
         # Of a unit that is skipped no row is delivered, and only at its end is it known that it can be read.
         return not self._processes and self.delivery.on_error == "raise" and has_head(self._recipe, unit)
 
-    def _block_rows(self) -> int:
-        return max(1, min(MAX_BLOCK_ROWS, BLOCK_BYTES // row_bytes(self.plan)))
+    def _block_size(self, *, has_windows: bool) -> tuple[int, int]:
+        """The most bytes, and the most rows.
+
+        A window is made at once if it may, since gathering it in parts takes longer. Beside the units that it is
+        gathered from, the block that the caller has and the next one are held: both together take as much as the
+        splits of all workers.
+        """
+        most = max(1, self.delivery.lane_bytes * self._num_threads // 2)
+        num_bytes = most if has_windows else min(BLOCK_BYTES, most)
+        num_rows = max(1, num_bytes // row_bytes(self.plan))
+        return num_bytes, num_rows if has_windows else min(MAX_BLOCK_ROWS, num_rows)
 
     def _skipped(self, known: set[int], unit: int, error: BaseException) -> None:
         """`known`: units that this pass met before. Blocks that lie apart may need the same one."""

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from strata.data.settings import Delivery, OutputFormat
 
 VARIABLE_BYTES = 32
-"""What a value without a fixed width is taken to occupy, when memory is estimated."""
+"""What a value without a fixed width is taken to occupy at least, when memory is estimated."""
+GROWTH = 3
+"""How much larger rows are decoded than read, where nobody knows better: what Parquet makes of strings and numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,8 +160,13 @@ def lanes_that_fit(plan: Plan, budget_bytes: int, at_most: int) -> int:
 
 
 def row_bytes(plan: Plan) -> int:
-    """About how much a delivered row takes; at least 1."""
-    return max(1, sum(_width_bytes(field.type) for field in delivered_schema(plan)))
+    """About how much a delivered row takes; at least 1. Where widths vary, how much is read of a row says more."""
+    kinds = [field.type for field in delivered_schema(plan)]
+    widths = [_width_bytes(kind) for kind in kinds]
+    known = sum(VARIABLE_BYTES if width is None else width for width in widths)
+    if None in widths and plan.num_units:
+        known = max(known, GROWTH * int(plan.unit_bytes.sum()) // max(1, int(plan.unit_total_rows.sum())))
+    return max(1, known)
 
 
 def _null_counts(plan: Plan) -> Mapping[str, int]:
@@ -209,8 +216,17 @@ def _bounded_map(
             waiting.append(threads.submit(work, numbers[number + ahead]))
 
 
-def _width_bytes(kind: pa.DataType) -> int:
+def _width_bytes(kind: pa.DataType) -> int | None:
+    """Of one value; None if they are not all of one width."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _width_bytes(kind.storage_type)
+    if pa.types.is_fixed_size_list(kind):
+        each = _width_bytes(kind.value_type)
+        return None if each is None else kind.list_size * each
+    if pa.types.is_struct(kind):
+        parts = [_width_bytes(field.type) for field in kind]
+        return None if None in parts else sum(part or 0 for part in parts)
     try:
         return max(1, int(kind.bit_width) // 8)
     except ValueError:
-        return VARIABLE_BYTES
+        return None

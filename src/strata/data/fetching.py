@@ -3,13 +3,17 @@
 A decoder that reads from an object store waits for round trips. So the bytes of units that are due are asked for ahead,
 in parts, over several connections; a decoder finds them in memory. How many bytes are on their way is bounded; a unit
 that did not fit is asked for when its turn comes, in parts as well.
+
+All that decoders read from far away is read by threads of the fetcher, which they need not wait for: a loop can be left
+at once, whatever the store does.
 """
 
 from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,17 +23,22 @@ from strata.data.formats.base import PagedRanged, Ranged
 from strata.data.ranged_file import RangedFile
 from strata.data.ranges import Range, coalesced, parts
 from strata.data.source import Source, reaching
+from strata.data.threads import Threads
+from strata.errors import DataFileChanged
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from strata.data.decoding import Recipe
     from strata.data.files import DataFile
+    from strata.data.formats.base import UnitRanges
 
 NUM_CONNECTIONS = 16
 MAX_FILES_OPEN = 64
 MAX_FILES_KNOWN = 256
 """Whose ranges are kept: a lane is in one file for a while."""
+JOIN_S = 0.2
+"""How long to wait for reads under way when the loop is left; one that takes longer is left behind."""
 
 
 class _Parts:
@@ -64,14 +73,14 @@ class Fetcher:
     def __init__(self, recipe: Recipe, *, budget_bytes: int, num_connections: int = NUM_CONNECTIONS) -> None:
         self._recipe = recipe
         self._budget_bytes = budget_bytes
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the collector may end a pass in a thread that has it
         self._units: dict[int, Future[_Parts]] = {}
         self._by_path: dict[str, list[_Parts]] = {}
         self._files: dict[str, pa.NativeFile] = {}
         self._bytes_ahead = 0
-        self._planners = ThreadPoolExecutor(num_connections // 4 or 1, thread_name_prefix="strata-data-fetch")
-        self._readers = ThreadPoolExecutor(num_connections, thread_name_prefix="strata-data-read")
-        self._file_ranges: dict[int, Future[Mapping[int, Sequence[Range]]]] = {}
+        self._planners = Threads(num_connections // 4 or 1, "strata-data-fetch")
+        self._readers = Threads(num_connections, "strata-data-read")
+        self._file_ranges: dict[int, Future[UnitRanges]] = {}
         self.source = FetchedSource(recipe.source, self)
         """What decoders read from."""
 
@@ -88,6 +97,7 @@ class Fetcher:
 
         Raises:
             DataError, StorageError: They cannot be had.
+            CancelledError: The pass is over.
         """
         with self._lock:
             if number not in self._units:
@@ -106,17 +116,21 @@ class Fetcher:
                 unit = asked.result()
                 self._by_path[unit.file.path].remove(unit)
 
+    def cancel(self) -> None:
+        """The pass is over: nobody gets anything any more, and who waits is woken."""
+        for threads in (self._planners, self._readers):
+            threads.cancel()
+
     def close(self) -> None:
-        for threads in (self._planners, self._readers):
-            threads.shutdown(wait=False, cancel_futures=True)
-        for threads in (self._planners, self._readers):
-            threads.shutdown(wait=True)
+        self.cancel()
+        has_ended = all(threads.join(JOIN_S) for threads in (self._planners, self._readers))
         with self._lock:
             files, self._files = self._files, {}
             self._units.clear()
             self._by_path.clear()
-        for file in files.values():
-            file.close()
+        if has_ended:  # else somebody may be reading from them: the last one to let go of a file closes it
+            for file in files.values():
+                file.close()
 
     def read(self, path: str, offset: int, num_bytes: int) -> pa.Buffer | None:
         """What was fetched of a file; None if this was not."""
@@ -130,7 +144,7 @@ class Fetcher:
 
     def _begin(self, number: int, size: int) -> None:
         self._bytes_ahead += size
-        self._units[number] = self._planners.submit(self._ask, number)
+        self._units[number] = self._planners.submit(partial(self._ask, number))
 
     def _ask(self, number: int) -> _Parts:
         plan = self._recipe.plan
@@ -138,7 +152,7 @@ class Fetcher:
         file = plan.files[file_number].file
         cut = parts(coalesced(self._ranges(number, file_number)))
         opened = self.opened(file)
-        unit = _Parts(file, cut, [self._readers.submit(self.read_there, opened, file, each) for each in cut])
+        unit = _Parts(file, cut, [self._readers.submit(partial(_read, opened, file, each)) for each in cut])
         with self._lock:
             self._by_path.setdefault(file.path, []).append(unit)
         return unit
@@ -163,10 +177,10 @@ class Fetcher:
                 known.set_result(self._ranges_of_file(format, file_number))
             except Exception as error:  # noqa: BLE001 - raised for whoever needs it
                 known.set_exception(error)
-        return known.result()[unit.index]
+        return known.result()(unit)
 
-    def _ranges_of_file(self, format: Ranged, file_number: int) -> Mapping[int, Sequence[Range]]:
-        plan, source = self._recipe.plan, self._recipe.source
+    def _ranges_of_file(self, format: Ranged, file_number: int) -> UnitRanges:
+        plan, source = self._recipe.plan, self.source
         planned = plan.files[file_number]
         columns = planned.fit.file_columns(self._recipe.columns)
         if plan.parts is not None and isinstance(format, PagedRanged):
@@ -177,20 +191,43 @@ class Fetcher:
         return format.ranges(source, planned.file, columns, planned.version)
 
     def opened(self, file: DataFile) -> pa.NativeFile:
+        """
+        Raises:
+            DataFileChanged: It has another size than it had when it was planned.
+        """
         with self._lock:
             if file.path in self._files:
                 return self._files[file.path]
         opened = self._recipe.source.open(file)
+        _check_size(opened, file)
         with self._lock:
             while len(self._files) >= MAX_FILES_OPEN:  # not closed here: another thread may be reading from it
                 del self._files[next(iter(self._files))]
-            return self._files.setdefault(file.path, opened)
+            kept = self._files.setdefault(file.path, opened)
+        if kept is not opened:  # another thread was quicker
+            opened.close()
+        return kept
 
-    def read_there(self, opened: pa.NativeFile, file: DataFile, part: Range) -> bytes:
-        """Whoever wanted the bytes counts them."""
-        with reaching(file.name):
-            found: bytes = opened.read_at(part.num_bytes, part.offset)
-        return found
+    def read_there(self, file: DataFile, part: Range) -> bytes:
+        """What was not fetched ahead. Whoever wanted the bytes counts them."""
+        return self._readers.submit(lambda: _read(self.opened(file), file, part), is_urgent=True).result()
+
+
+def _check_size(opened: pa.NativeFile, file: DataFile) -> None:
+    """Here, once for all formats: what decoders get to see always has the size that was planned."""
+    with reaching(file.name):
+        size_bytes = opened.size()
+    if size_bytes != file.size_bytes:
+        raise DataFileChanged(
+            f"{file.name} has {size_bytes:,} bytes and had {file.size_bytes:,} when planned; "
+            "make the dataset anew, or bring the old file back"
+        )
+
+
+def _read(opened: pa.NativeFile, file: DataFile, part: Range) -> bytes:
+    with reaching(file.name):
+        found: bytes = opened.read_at(part.num_bytes, part.offset)
+    return found
 
 
 class FetchedSource(Source):
@@ -200,9 +237,12 @@ class FetchedSource(Source):
     _fetcher: Fetcher
 
     def __init__(self, there: Source, fetcher: Fetcher) -> None:
-        # As if local: what is read from it costs no round trip.
-        super().__init__(there.filesystem, True, there.timeout_s, there.max_attempts, there.counter)
+        super().__init__(there.filesystem, there.is_local, there.timeout_s, there.max_attempts, there.counter)
         object.__setattr__(self, "_fetcher", fetcher)
+
+    @property
+    def costs_trips(self) -> bool:
+        return False
 
     def open(self, file: DataFile) -> pa.NativeFile:
         fetcher = self._fetcher
@@ -211,6 +251,6 @@ class FetchedSource(Source):
             found = fetcher.read(file.path, offset, num_bytes)
             if found is not None:
                 return found
-            return pa.py_buffer(fetcher.read_there(fetcher.opened(file), file, Range(offset, num_bytes)))
+            return pa.py_buffer(fetcher.read_there(file, Range(offset, num_bytes)))
 
         return pa.PythonFile(RangedFile(file.size_bytes, read), mode="r")

@@ -10,6 +10,7 @@ Nothing here knows of ranks, workers or batches: they only decide who reads a po
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -141,8 +142,11 @@ def choose_lanes(*, num_ranks: int, batch_size: int, num_units: int, shuffle: bo
 def choose_window(*, num_lanes: int, batch_rows: int, buffer_rows: int) -> int:
     """Rows of a lane that are shuffled together, so that all lanes together shuffle about `buffer_rows`.
 
-    Windows end where batches end, if lanes divide the batch: then no batch needs two windows.
+    Windows end where batches end, if such windows are not too large: then no batch needs two of them, which both would
+    have to be in memory.
     """
     whole = max(1, buffer_rows // num_lanes)
-    step = batch_rows // num_lanes if batch_rows % num_lanes == 0 else 1
+    step = batch_rows // math.gcd(batch_rows, num_lanes)
+    if step > whole and batch_rows % num_lanes:
+        step = 1
     return max(step, whole // step * step)

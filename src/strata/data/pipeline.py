@@ -1,13 +1,14 @@
 """Threads that decode ahead, and the caller who takes batches, around one lock.
 
 A worker does whatever is due first: assemble a block whose units are all there, else decode the unit that is needed
-soonest. Two bounds hold it back: what is decoded and not yet handed over, in bytes, and the blocks that are assembled.
-What the next block needs is always allowed, so neither bound can stop the work.
+soonest. Two bounds hold it back: what is decoded, assembled or in the caller's hands, in bytes, and the blocks that are
+assembled. What the block that the caller takes next needs is always allowed, so neither bound can stop the work.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections import deque
 from dataclasses import dataclass, field
@@ -74,6 +75,8 @@ class _Pending:
     is_head: bool = False
     """Of a unit that is not decoded as a whole: nothing else is decoded until this is there."""
     is_claimed: bool = False
+    num_bytes: int = 0
+    """Of its batches; an estimate from when it is claimed until they are there."""
     batches: Batches | None = None
     error: BaseException | None = None
 
@@ -95,7 +98,11 @@ class Work:
     strategy: Strategy
     recorder: LoaderRecorder
     budget_bytes: int
-    """Decoded and not handed over."""
+    """What may be held in memory, beside one window."""
+    row_bytes: int = 1
+    """Of a delivered row, until some have been decoded."""
+    block_bytes: int | None = None
+    """Blocks get no larger; None: the schedule alone says how large they are."""
     has_head: Callable[[int], bool] = field(default=lambda _unit: False)
     """Whether decoders can give the first rows of a unit alone; then they are `HeadDecoder`s."""
     fetcher: Fetcher | None = None
@@ -116,12 +123,14 @@ class Pipeline:
         self._pending: deque[_Pending] = deque()
         self._units: dict[int, _Unit] = {}
         self._queues: list[deque[_Unit]] = [deque() for _ in work.decoders]
-        self._outlines = work.schedule.outlines()
+        self._outlines = work.schedule.outlines(most_rows=None if work.block_bytes is None else self._most_rows)
         self._has_more = True
         self._held_bytes = 0
-        """Units started and not released, and blocks not taken."""
-        self._bytes_per_planned_byte = float(FIRST_GUESS)
+        """Units started and not released, blocks claimed and not taken, and the one that was taken last."""
+        self._taken_bytes = 0
+        """The caller has it until the next is asked for: batches are views of one piece of memory."""
         self._bytes_planned = 0
+        self._rows_decoded = 0
         self._bytes_decoded = 0
         self._threads: list[threading.Thread] = []
 
@@ -155,10 +164,13 @@ class Pipeline:
                         raise head.error
                     if head.batches is not None:
                         self._pending.popleft()
-                        self._hold(-head.batches.num_bytes)
+                        self._hold(-self._taken_bytes)
+                        self._taken_bytes = head.num_bytes
                         self._changed.notify_all()
                         return head.batches
                 elif not self._has_more:
+                    self._hold(-self._taken_bytes)
+                    self._taken_bytes = 0
                     return None
                 self._changed.wait()
 
@@ -170,6 +182,8 @@ class Pipeline:
             self._changed.notify_all()
         for decoder in self._work.decoders:
             decoder.abort()
+        if self._work.fetcher is not None:
+            self._work.fetcher.cancel()  # workers may be waiting for it
         now_s = SystemClock.monotonic_s
         end_s = now_s() + JOIN_S
         # The collector may end a pass in a worker, which may have the lock: the others could not come to their end.
@@ -177,8 +191,10 @@ class Pipeline:
             thread.join(max(0.0, end_s - now_s()))
         if self._work.fetcher is not None:
             self._work.fetcher.close()
-        self._pending.clear()
-        self._units.clear()
+        with self._changed:
+            self._pending.clear()
+            self._units.clear()
+            self._hold(-self._held_bytes)
 
     # Workers
 
@@ -250,7 +266,7 @@ class Pipeline:
         plan, number = self._work.plan, outline.units[0]
         if len(outline.units) > 1 or plan.unit_bytes[number] < HEAD_BYTES or not self._work.has_head(number):
             return None
-        pieces = self._work.schedule.block(outline.first_batch).pieces
+        pieces = self._work.schedule.block(outline).pieces
         num_rows = max(piece.last for piece in pieces)
         if num_rows > HEAD_SHARE * plan.unit_rows[number]:
             return None
@@ -266,18 +282,20 @@ class Pipeline:
                 self._work.fetcher.ahead(unit.number)
 
     def _block_to_assemble(self) -> _Pending | None:
-        num_assembled = 0
-        for pending in self._pending:
+        for place, pending in enumerate(itertools.islice(self._pending, MAX_BLOCKS_ASSEMBLED)):
             if pending.is_claimed:
-                num_assembled += 1
-                if num_assembled >= MAX_BLOCKS_ASSEMBLED:
-                    return None
-            elif pending.is_ready:
-                pending.is_claimed = True
-                return pending
-            else:
+                continue
+            num_bytes = int(self._rows_of_block(pending) * self._row_bytes())
+            if not pending.is_ready or (place and not self._fits(num_bytes)):
                 return None
+            pending.is_claimed = True
+            pending.num_bytes = num_bytes
+            self._hold(num_bytes)
+            return pending
         return None
+
+    def _rows_of_block(self, pending: _Pending) -> int:
+        return pending.outline.num_batches * self._work.schedule.steps.batch_size
 
     def _unit_to_decode(self, worker: int) -> _Unit | None:
         queue = self._queues[worker] or max(self._queues, key=len)
@@ -289,7 +307,8 @@ class Pipeline:
         if wanted and unit not in wanted:  # whoever's it is: the caller waits for it
             unit = wanted[0]
             queue = next(queue for queue in self._queues if unit in queue)
-        elif not wanted and self._held_bytes + self._estimate(unit) > self._work.budget_bytes:
+        is_needed = bool(wanted) and urgent is self._pending[0]
+        if not is_needed and not self._fits(self._estimate(unit)):
             return None
         queue.remove(unit)
         unit.is_started = True
@@ -314,7 +333,19 @@ class Pipeline:
         return whole * unit.head_rows // int(plan.unit_rows[unit.number]) if unit.head_rows else whole
 
     def _estimate(self, unit: _Unit) -> int:
-        return int(self._planned_bytes(unit) * self._bytes_per_planned_byte)
+        ratio = self._bytes_decoded / self._bytes_planned if self._bytes_planned else FIRST_GUESS
+        return int(self._planned_bytes(unit) * ratio)
+
+    def _row_bytes(self) -> float:
+        return self._bytes_decoded / self._rows_decoded if self._rows_decoded else self._work.row_bytes
+
+    def _most_rows(self) -> int:
+        assert self._work.block_bytes is not None
+        return int(self._work.block_bytes / max(1.0, self._row_bytes()))
+
+    def _fits(self, num_bytes: int) -> bool:
+        window_bytes = self._work.schedule.window_rows * self._row_bytes()
+        return self._held_bytes + num_bytes <= self._work.budget_bytes + window_bytes
 
     def _decode(self, unit: _Unit, decoder: Decoder, recorder: WorkerRecorder) -> None:
         recorder.enter(State.DECODE)
@@ -322,15 +353,14 @@ class Pipeline:
         error: BaseException | None = None
         try:
             chunk = self._work.convert(unit.number, _rows_of(unit, decoder))
-        except (DataFileInvalid, DataFileMissing) as found:
+        except Exception as found:  # noqa: BLE001 - told to whoever waits for the unit
+            if self._is_closed:  # what was stopped has not failed
+                return
             recorder.failed()
-            if self._work.skips_bad_units:
+            if self._work.skips_bad_units and isinstance(found, (DataFileInvalid, DataFileMissing)):
                 self._work.on_skip(unit.number, found)
             else:
-                error = found
-        except Exception as found:  # noqa: BLE001 - told to whoever waits for the unit
-            recorder.failed()
-            error = _told(found)
+                error = _told(found)
         with self._changed:
             num_bytes = 0 if chunk is None else chunk.nbytes
             self._hold(num_bytes - unit.num_bytes)
@@ -338,7 +368,7 @@ class Pipeline:
             if chunk is not None:
                 self._bytes_planned += max(1, self._planned_bytes(unit))
                 self._bytes_decoded += num_bytes
-                self._bytes_per_planned_byte = self._bytes_decoded / self._bytes_planned
+                self._rows_decoded += chunk.num_rows
             self._changed.notify_all()
 
     def _assemble(self, pending: _Pending, decoder: Decoder, recorder: WorkerRecorder) -> None:
@@ -347,7 +377,7 @@ class Pipeline:
         error = next((unit.error for unit in pending.units if unit.error is not None), None)
         if error is None:
             try:
-                block = self._work.schedule.block(pending.outline.first_batch)
+                block = self._work.schedule.block(pending.outline)
                 chunks = {unit.number: unit.chunk for unit in pending.units}
                 batches = assemble(block, chunks, self._work.present, lambda: self._find_spare(decoder))
                 recorder.assembled(block.num_batches)
@@ -355,8 +385,9 @@ class Pipeline:
                 error = _told(found)
         with self._changed:
             pending.batches, pending.error = batches, error
-            if batches is not None:
-                self._hold(batches.num_bytes)
+            num_bytes = 0 if batches is None else batches.num_bytes
+            self._hold(num_bytes - pending.num_bytes)
+            pending.num_bytes = num_bytes
             for unit in pending.units:
                 unit.num_users -= 1
                 if not unit.num_users:

@@ -24,6 +24,9 @@ class Range:
     def end(self) -> int:
         return self.offset + self.num_bytes
 
+    def moved(self, num_bytes: int) -> Range:
+        return Range(self.offset + num_bytes, self.num_bytes)
+
 
 def coalesced(ranges: Iterable[Range], *, hole_bytes: int = HOLE_BYTES) -> list[Range]:
     """The same bytes in ascending order, neighbours joined, and the holes between near ones with them."""

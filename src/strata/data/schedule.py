@@ -7,13 +7,14 @@ is why resuming costs no replay.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import numpy.typing as npt
 
@@ -78,24 +79,40 @@ class Schedule:
     steps: Steps
     rank: int
     block_rows: int
-    """About how many rows of the rank make a block where windows do not say."""
+    """About how many rows of the rank a block has at most; where there are windows, it ends with its window as well."""
     starts_small: bool = False
-    """Then, the first block is one batch, so that it is there soon, and each has no more than there were before it."""
+    """Without windows: the first block is one batch, so that it is there soon, and each has no more than there were
+    before it.
+    """
+    _permutation: Callable[[int, int, int], Ints] = field(init=False, repr=False, compare=False)
+    """As the order's. Kept for a while: a window that is made in several blocks needs it for each."""
 
-    def outlines(self, batch: int = 0) -> Iterator[Outline]:
-        """Of all blocks from the one that begins with this batch. Cheap: for looking ahead."""
+    def __post_init__(self) -> None:
+        num_kept = 2 * -(-self.order.num_lanes // self.steps.num_ranks)
+        object.__setattr__(self, "_permutation", functools.lru_cache(num_kept)(self.order.permutation))
+
+    @property
+    def window_rows(self) -> int:
+        """How many rows of the rank are shuffled among themselves."""
+        return self.order.window_rows * self.order.num_lanes // self.steps.num_ranks
+
+    def outlines(self, batch: int = 0, most_rows: Callable[[], int] | None = None) -> Iterator[Outline]:
+        """Of all blocks from the one that begins with this batch. Cheap: for looking ahead.
+
+        `most_rows`: asked before each, for who learns only by and by how large rows are. Where blocks end does not
+        change what is in a batch.
+        """
         while batch < self.steps.num_batches:
-            outline = self._outline(batch)
+            outline = self._outline(batch, self.block_rows if most_rows is None else min(self.block_rows, most_rows()))
             yield outline
             batch += outline.num_batches
 
     def blocks(self, batch: int = 0) -> Iterator[Block]:
         for outline in self.outlines(batch):
-            yield self.block(outline.first_batch)
+            yield self.block(outline)
 
-    def block(self, batch: int) -> Block:
-        """The one that begins with this batch."""
-        end = self._end_of_block(batch)
+    def block(self, outline: Outline) -> Block:
+        batch, end = outline.first_batch, outline.first_batch + outline.num_batches
         begin, counts = self._ranges(batch, end)
         low, high = self.steps.run(end - 1, self.rank)
         sizes = (self.steps.batch_size,) * (end - batch - 1) + (high - low,)
@@ -103,8 +120,8 @@ class Schedule:
         pieces, index = placed or self._place(*self._rows(batch, begin, counts))
         return Block(batch, sizes, tuple(pieces), index)
 
-    def _outline(self, batch: int) -> Outline:
-        end = self._end_of_block(batch)
+    def _outline(self, batch: int, most_rows: int) -> Outline:
+        end = self._end_of_block(batch, most_rows)
         begin, counts = self._ranges(batch, end)
         firsts = np.where(counts > 0, begin, np.iinfo(np.int64).max).min(axis=0).tolist()
         lasts = np.where(counts > 0, begin + counts, 0).max(axis=0).tolist()
@@ -120,18 +137,19 @@ class Schedule:
                 units |= dict.fromkeys(unit for unit, _, _ in found)
         return Outline(batch, end - batch, tuple(units))
 
-    def _end_of_block(self, batch: int) -> int:
-        """One past the last batch: all that end in the window in which the first one ends."""
+    def _end_of_block(self, batch: int, most_rows: int) -> int:
+        """One past the last batch: all that end in the window in which the first one ends, or an even share of them."""
         steps, num_batches = self.steps, self.steps.num_batches
+        most = max(1, most_rows // steps.batch_size)
         if self.order.window_rows:
             window_positions = self.order.window_rows * self.order.num_lanes
             first_stop = steps.bounds(batch)[1]
             window_end = -(-first_stop // window_positions) * window_positions
             count = max(1, (window_end - steps.bounds(batch)[0]) // steps.batch_rows)
+            count = -(-count // -(-count // most))
         else:
-            count = max(1, self.block_rows // steps.batch_size)
-            if self.starts_small:  # one, one, two, four, …
-                count = min(count, max(1, batch))
+            # If small: one, one, two, four, …
+            count = min(most, max(1, batch)) if self.starts_small else most
         end = min(batch + count, num_batches)
         # The last batch may be of another size: it is on its own when its rows begin again with the first.
         if end == num_batches and end - batch > 1 and steps.padded_rows(end - 1):
@@ -141,7 +159,7 @@ class Schedule:
     def _place_evenly(self, begin: Ints, counts: Ints) -> tuple[list[Piece], Ints | None] | None:
         """The usual case, quickly: every lane gives the same number of rows to each batch, without gaps.
 
-        None: it is not so, or in a window it does not begin or end with.
+        None: it is not so, or a lane's rows are in two windows.
         """
         present = np.flatnonzero(counts.any(axis=0))
         begin, counts = begin[:, present], counts[:, present]
@@ -161,12 +179,16 @@ class Schedule:
         index = np.empty((len(begin), each, len(lanes)), dtype=np.int64)
         num_placed = 0
         for place, (lane, first, last) in enumerate(zip(lanes, firsts, lasts, strict=True)):
-            num_rows = last - first
-            if window and (first % window or num_rows != min(window, starts[lane + 1] - starts[lane] - first)):
-                return None
-            order = self.order.permutation(lane, first // window, num_rows) if window else np.arange(num_rows)
+            if window:
+                size = min(window, starts[lane + 1] - starts[lane] - first // window * window)
+                if last > first // window * window + size:
+                    return None
+                found, order, num_rows = self._place_window(lane, first // window, np.arange(first, last))
+            else:
+                found, num_rows = self._whole(starts[lane] + first, starts[lane] + last), last - first
+                order = np.arange(num_rows)
             index[:, :, place] = order.reshape(len(begin), each) + num_placed
-            pieces += self._whole(starts[lane] + first, starts[lane] + last)
+            pieces += found
             num_placed += num_rows
         if not window:  # lane by lane, as everywhere
             index = index.transpose(0, 2, 1)
@@ -241,11 +263,14 @@ class Schedule:
         starts = self.order.lanes.starts()
         begin = window * self.order.window_rows
         size = min(self.order.window_rows, int(starts[lane + 1] - starts[lane]) - begin)
-        needed = self.order.permutation(lane, window, size)[rows - begin]
+        needed = self._permutation(lane, window, size)[rows - begin]
         first = int(starts[lane]) + begin
         if len(needed) >= SPARSE * size:
             return self._whole(first, first + size), needed, size
-        picked, places = np.unique(needed, return_inverse=True)
+        is_needed = np.zeros(size, dtype=bool)
+        is_needed[needed] = True
+        places: Ints = np.cumsum(is_needed)[needed] - 1
+        picked = np.flatnonzero(is_needed)
         return self._picked(first, picked), places, len(picked)
 
     def _whole(self, first: int, last: int) -> list[Piece]:

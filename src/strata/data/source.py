@@ -84,6 +84,11 @@ class Source:
     counter: ByteCounter = field(default_factory=ByteCounter, compare=False, repr=False)
     """What `read`, `read_tail` and `open_counted` read, and what readers add that read through `open`."""
 
+    @property
+    def costs_trips(self) -> bool:
+        """Whether each read is a request, so that few and large ones are better; not so for what has been fetched."""
+        return not self.is_local
+
     def open(self, file: DataFile) -> pa.NativeFile:
         """For reading anywhere in it, without a detour through Python: who reads adds to the counter."""
         with reaching(file.name):

@@ -36,6 +36,7 @@ else:  # in the peers' environment
 NUM_WORKERS = 2
 REPETITIONS = 3
 PSS_INTERVAL_S = 0.05
+WARM_BYTES = 16 << 20
 
 
 def setting(name: str, default: int, *, quick: int | None = None) -> int:
@@ -146,6 +147,16 @@ def rows_per_s_once(batches: Callable[[], Iterable[Mapping[str, Any]]], files: F
     if first_rows == files.num_rows:  # there was but one
         return files.num_rows / (end - start)
     return (files.num_rows - first_rows) / (end - first_s)
+
+
+def warm(*places: Path) -> None:
+    """Reads files, or all in a directory, once: what is timed afterwards comes from memory, not from the disk."""
+    for place in places:
+        for path in [place] if place.is_file() else sorted(place.rglob("*")):
+            if path.is_file():
+                with path.open("rb") as file:
+                    while file.read(WARM_BYTES):
+                        pass
 
 
 def pss_mb() -> float:

@@ -48,7 +48,9 @@ def measure(datasets: Any) -> dict[str, float]:
         datasets.load_dataset("parquet", data_files=paths, split="train").save_to_disk(place)
 
     name = f"hf-{metadata.version('datasets')}-{common.num_rows()}-files-{NUM_FILES}"
-    arrow = datasets.load_from_disk(common.data_files.kept(name, kept_place))
+    copy = common.data_files.kept(name, kept_place)
+    common.warm(Path(copy), *files.paths)
+    arrow = datasets.load_from_disk(copy)
     streaming = loader_of(datasets.load_dataset("parquet", data_files=paths, split="train", streaming=True))
     mapped = loader_of(arrow.to_iterable_dataset(num_shards=NUM_SHARDS))
     figures: dict[str, float] = {

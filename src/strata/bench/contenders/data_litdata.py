@@ -61,6 +61,7 @@ def main() -> None:
 
     name = f"litdata-{metadata.version('litdata')}-{common.num_rows()}-files-{NUM_FILES}"
     place = str(common.data_files.kept(name, optimize))
+    common.warm(Path(place))
 
     def measure(num_workers: int) -> float:
         dataset = litdata.StreamingDataset(place)

@@ -1,7 +1,7 @@
 """What one writes by hand: torch's DataLoader over pyarrow. Runs in the peers' environment; imports nothing of ours.
 
 Row groups are dealt to two worker processes, which decode them, cut them into batches and send dicts of tensors; or, as
-another figure, there are no workers, and pyarrow's own threads decode in the consumer's process.
+another figure, there are no workers, and pyarrow's own threads decode in the consumer's process. The better one counts.
 """
 
 from __future__ import annotations
@@ -67,8 +67,9 @@ def main() -> None:
     with_workers = loader_of(torch_data, RowGroups(some.paths, common.batch_size()), common.NUM_WORKERS)
     figures = {
         "torch_inline_rows_per_s": common.rows_per_s(lambda: inline, files),
-        "torch_rows_per_s": common.rows_per_s_once(lambda: with_workers, some),
+        "torch_2_workers_rows_per_s": common.rows_per_s_once(lambda: with_workers, some),
     }
+    figures["torch_rows_per_s"] = max(figures.values())
     print(json.dumps({"figures": figures, "versions": {"torch": metadata.version("torch")}}))
 
 

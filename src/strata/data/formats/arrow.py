@@ -36,15 +36,17 @@ from strata.data.formats.messages import (
     parse_message,
     slots,
 )
+from strata.data.ranges import Range, coalesced
 from strata.data.source import reaching
 from strata.errors import DataFileChanged, DataFileInvalid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     import pyarrow.compute as pc
 
     from strata.data.files import DataFile
+    from strata.data.formats.base import UnitRanges
     from strata.data.source import Source
 
 SAMPLE_BYTES = 4 << 10
@@ -59,6 +61,8 @@ NUM_REMOTE_READS = 16
 LOCAL_GAP_BYTES = 8 << 10
 REMOTE_GAP_BYTES = 256 << 10
 """So much that nobody needs is read rather than asking twice."""
+WHOLE_BYTES = 1 << 20
+"""A message far away that is no larger is read whole: finding out what of it is needed would be another request."""
 ALIGNMENT = 64
 _MARK = b"ARROW1"
 _FIRST_MESSAGE = 8
@@ -96,7 +100,7 @@ class ArrowFormat:
             if message.kind != RECORD_BATCH or not message.num_rows:
                 continue
             needed = outline.needed(message, wanted)
-            num_bytes = place.header_bytes + sum(num_bytes for _, num_bytes in needed)
+            num_bytes = place.header_bytes + sum(each.num_bytes for each in needed)
             units.append(Unit(len(units), message.num_rows, first_row, place.offset, num_bytes))
             first_row += message.num_rows
             _add_nulls(null_counts, outline, message)
@@ -118,13 +122,35 @@ class ArrowFormat:
     def open(self, source: Source, file: DataFile, schema: pa.Schema, version: str) -> ArrowReader:  # noqa: ARG002
         return ArrowReader(source, file, version)
 
+    def ranges(self, source: Source, file: DataFile, columns: Sequence[str], version: str) -> UnitRanges:
+        """A message that is wanted nearly whole is not looked into: its footer, or who planned it, knows its size."""
+        with source.open(file) as opened:
+            outline = _checked_outline(_Handle(source, file, opened), version)
+        wanted = {outline.schema.get_field_index(name) for name in columns} - {-1}
+        has_all = len(wanted) == len(outline.schema)
+        sizes = {offset: header + body for offset, header, body in outline.blocks[1]} if outline.blocks else {}
+
+        def ranges_of(unit: Unit) -> Sequence[Range]:
+            if not wanted:
+                return []
+            first = Range(unit.offset, min(GUESS_BYTES, file.size_bytes - unit.offset))  # as a reader begins
+            num_bytes = sizes.get(unit.offset, unit.num_bytes if has_all else file.size_bytes)
+            if has_all or num_bytes <= WHOLE_BYTES:
+                return [first, Range(unit.offset, num_bytes)]
+            with source.open(file) as opened:
+                place = _Handle(source, file, opened).message_at(unit.offset, _named(unit))
+            needed = outline.needed(place.message, wanted)
+            return [first, Range(unit.offset, place.header_bytes), *(each.moved(place.body_offset) for each in needed)]
+
+        return ranges_of
+
 
 class ArrowReader:
     """Nearby, all headers are checked against the version when it is opened; far away, the footer and the schema."""
 
     def __init__(self, source: Source, file: DataFile, version: str) -> None:
         self._file = file
-        self._gap_bytes = LOCAL_GAP_BYTES if source.is_local else REMOTE_GAP_BYTES
+        self._gap_bytes = REMOTE_GAP_BYTES if source.costs_trips else LOCAL_GAP_BYTES
         self._opened = source.open(file)
         try:
             self._handle = _Handle(source, file, self._opened)
@@ -142,7 +168,7 @@ class ArrowReader:
     def read(self, unit: Unit, columns: Sequence[str]) -> pa.Table:
         if not columns:
             return pa.table({"": pa.nulls(unit.num_rows)}).select([])
-        what = f"record batch {unit.index}, which begins with row {unit.first_row},"
+        what = _named(unit)
         place = self._handle.message_at(unit.offset, what)
         if place.message.kind != RECORD_BATCH or place.message.num_rows != unit.num_rows:
             raise DataFileInvalid(
@@ -168,27 +194,17 @@ class ArrowReader:
     def _verify(self, version: str) -> list[_Place]:
         """Whether it is the file that was planned. Gives its dictionaries."""
         handle = self._handle
-        changed = DataFileChanged(
-            f"{self._file.name} is not the file that was planned: it had {self._file.size_bytes} bytes, now it has "
-            f"{handle.size}, or its headers are others; make the dataset anew, and write new data to new files"
-        )
-        if handle.size != self._file.size_bytes:
-            raise changed
+        self._outline = _checked_outline(handle, version)
         try:
-            self._outline = _outline(handle)
-            if self._outline.version != version.partition("-")[0]:
-                raise changed
             if handle.is_local or (self._outline.blocks is None and self._outline.has_dictionaries):
                 digest = xxhash.xxh3_64()
                 survey = _survey(handle, self._outline, digest)
                 dictionaries = [place for place in survey if place.message.kind == DICTIONARY]
                 if f"{self._outline.version}-{digest.hexdigest()}" != version:
-                    raise changed
+                    raise _changed(handle)
                 return dictionaries
-        except DataFileChanged:
-            raise
         except DataFileInvalid as error:
-            raise changed from error
+            raise _changed(handle) from error
         return [handle.message_at(offset, "a dictionary") for offset, _, _ in (self._outline.blocks or ([],))[0]]
 
     def _load(self, place: _Place, wanted: set[int]) -> pa.BufferReader:
@@ -201,8 +217,8 @@ class ArrowReader:
         view[padding : padding + len(before)] = before
         view[padding + len(before) : padding + first_body] = place.header
         body = view[padding + first_body :]
-        for offset, num_bytes in _joined(self._outline.needed(place.message, wanted), self._gap_bytes):
-            self._handle.read_into(body[offset : offset + num_bytes], place.body_offset + offset)
+        for each in coalesced(self._outline.needed(place.message, wanted), hole_bytes=self._gap_bytes):
+            self._handle.read_into(body[each.offset : each.end], place.body_offset + each.offset)
         return pa.BufferReader(memory.slice(padding))
 
     def _before_batch(self, offset: int) -> bytes:
@@ -285,15 +301,18 @@ class _Handle:
         self.bytes_read += num_bytes
         self._counter.add(num_bytes)
 
-    def message_at(self, offset: int, what: str) -> _Place:
-        place = self.message_or_end(offset, what)
+    def message_at(self, offset: int, what: str, known: bytes | None = None) -> _Place:
+        """`known`: what has been read of it."""
+        place = self.message_or_end(offset, what, known=known)
         if place is None:
             raise DataFileInvalid(f"{self.file.name}: {what} is not there; {CURE}")
         return place
 
-    def message_or_end(self, offset: int, what: str, *, sample_bytes: int = 0) -> _Place | None:
+    def message_or_end(
+        self, offset: int, what: str, *, sample_bytes: int = 0, known: bytes | None = None
+    ) -> _Place | None:
         """None: the end of a stream."""
-        data = self.read(offset, self._guess_bytes + sample_bytes)
+        data = self.read(offset, self._guess_bytes + sample_bytes) if known is None else known
         try:
             return self._parse(offset, data, sample_bytes)
         except Malformed as error:
@@ -347,18 +366,46 @@ class _Outline:
         num_nodes, num_buffers = (found[-1][1], found[-1][3]) if found else (0, 0)
         return found if (num_nodes, num_buffers) == (len(message.null_counts), len(message.buffers)) else None
 
-    def needed(self, message: Message, wanted: set[int]) -> list[tuple[int, int]]:
-        """(offset in the body, bytes), in the order of the body."""
+    def needed(self, message: Message, wanted: set[int]) -> list[Range]:
+        """Of the message's body."""
         places = self.slots(message) if len(wanted) < len(self.schema) else None
         if places is None:
-            return [(0, message.body_bytes)]
+            return [Range(0, message.body_bytes)]
         assert message.buffers is not None
         rows = [row for column in wanted for row in range(places[column][2], places[column][3])]
-        return sorted((int(offset), int(num_bytes)) for offset, num_bytes in message.buffers[rows] if num_bytes)
+        return [Range(int(offset), int(num_bytes)) for offset, num_bytes in message.buffers[rows] if num_bytes]
+
+
+def _named(unit: Unit) -> str:
+    return f"record batch {unit.index}, which begins with row {unit.first_row},"
+
+
+def _changed(handle: _Handle) -> DataFileChanged:
+    return DataFileChanged(
+        f"{handle.file.name} is not the file that was planned: it had {handle.file.size_bytes} bytes, now it has "
+        f"{handle.size}, or its headers are others; make the dataset anew, and write new data to new files"
+    )
+
+
+def _checked_outline(handle: _Handle, version: str) -> _Outline:
+    """
+    Raises:
+        DataFileChanged: It is not the one that was planned.
+    """
+    if handle.size != handle.file.size_bytes:
+        raise _changed(handle)
+    try:
+        outline = _outline(handle)
+    except DataFileInvalid as error:
+        raise _changed(handle) from error
+    if outline.version != version.partition("-")[0]:
+        raise _changed(handle)
+    return outline
 
 
 def _outline(handle: _Handle) -> _Outline:
-    head = handle.read(0, NUM_HEAD_BYTES)
+    beginning = handle.read(0, _FIRST_MESSAGE + GUESS_BYTES)
+    head = beginning[:NUM_HEAD_BYTES]
     footer = b""
     blocks = None
     if head.startswith(_MARK):
@@ -372,7 +419,8 @@ def _outline(handle: _Handle) -> _Outline:
             f"{handle.file.name} ({handle.size} bytes) is not an arrow file: it looks {kind_of(head)}; "
             "name its format, or narrow the path so that it is left out"
         )
-    place = handle.message_at(_FIRST_MESSAGE if blocks is not None else 0, "the schema of the arrow data")
+    first = _FIRST_MESSAGE if blocks is not None else 0
+    place = handle.message_at(first, "the schema of the arrow data", beginning[first:])
     if place.message.kind != SCHEMA:
         raise DataFileInvalid(f"{handle.file.name}: its arrow data does not begin with a schema; {CURE}")
     try:
@@ -478,15 +526,3 @@ def _add_nulls(null_counts: dict[int, int], outline: _Outline, message: Message)
     assert message.null_counts is not None
     for column in null_counts:
         null_counts[column] += int(message.null_counts[places[column][0]])
-
-
-def _joined(ranges: Iterable[tuple[int, int]], gap_bytes: int) -> list[tuple[int, int]]:
-    """The same bytes in fewer and larger ranges."""
-    found: list[tuple[int, int]] = []
-    for offset, num_bytes in ranges:
-        if found and offset - sum(found[-1]) <= gap_bytes:
-            first, so_far = found[-1]
-            found[-1] = (first, max(so_far, offset + num_bytes - first))
-        else:
-            found.append((offset, num_bytes))
-    return found

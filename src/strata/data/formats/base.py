@@ -8,6 +8,7 @@ number of rows is known before they are decoded: the order of a dataset is arith
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -148,14 +149,20 @@ class PagedReader(Protocol):
         ...
 
 
+UnitRanges = Callable[[Unit], "Sequence[Range]"]
+"""Which bytes are read of a unit. Called by several threads at once; may itself read a little. Raises what
+`Reader.read` does.
+"""
+
+
 @runtime_checkable
 class Ranged(Protocol):
     """A format that knows which bytes a unit's columns are in, so that they can be fetched before they are needed."""
 
-    def ranges(
-        self, source: Source, file: DataFile, columns: Sequence[str], version: str
-    ) -> Mapping[int, Sequence[Range]]:
-        """By the index of the unit, for all units of the file. Raises what `Reader.read` does."""
+    def ranges(self, source: Source, file: DataFile, columns: Sequence[str], version: str) -> UnitRanges:
+        """For the units of this file: all bytes that `Reader.read` of these columns will ask for, and perhaps some
+        more. Raises what `Reader.read` does.
+        """
         ...
 
 
@@ -170,8 +177,8 @@ class PagedRanged(Ranged, Protocol):
         columns: Sequence[str],
         version: str,
         rows: Mapping[int, Sequence[Rows]],
-    ) -> Mapping[int, Sequence[Range]]:
-        """By the index of the unit, for all units of the file: of those in `rows`, what these rows are in."""
+    ) -> UnitRanges:
+        """Of units in `rows`, which are told by their index: what these rows are in."""
         ...
 
 

@@ -4,7 +4,8 @@ What a file says of itself stands in its tail (`orc_tail.py`), which one read br
 holds the place, the sizes and the statistics of every stripe and column.
 
 pyarrow's decoder asks for the streams of a stripe one by one, in many small reads. So the ranges of the columns that
-are wanted are fetched beforehand, neighbours together, and the decoder reads from memory.
+are wanted are fetched beforehand, neighbours together, and the decoder reads from memory. Which these are stands in a
+footer at the end of each stripe; where reads are requests, it is not asked for if nearly all of the stripe is wanted.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from strata.data.formats.orc_tail import (
     parse_tail,
 )
 from strata.data.formats.text import rows_only, shortened
+from strata.data.ranges import Range, coalesced
 from strata.data.source import reaching
 from strata.errors import DataFileChanged, DataFileInvalid, SchemaMismatch, StrataError
 
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from strata.data.files import DataFile
+    from strata.data.formats.base import UnitRanges
     from strata.data.formats.orc_tail import Stream, Stripe
     from strata.data.source import Source
 
@@ -46,7 +49,7 @@ TAIL_BYTES: Final = 64 << 10
 GAP_BYTES: Final = 4 << 10
 """Ranges that are no further apart are read as one."""
 GAP_BYTES_REMOTE: Final = 1 << 20
-"""The same where every read is a request."""
+"""The same where every read is a request. A stripe that is no larger is read whole."""
 
 _NAN = re.compile(r"(?<!\w)nan(?!\w)")
 """A literal, as pyarrow writes expressions."""
@@ -123,6 +126,31 @@ class OrcFormat:
     def open(self, source: Source, file: DataFile, schema: pa.Schema, version: str) -> OrcReader:  # noqa: ARG002
         return OrcReader(source, file, version)
 
+    def ranges(self, source: Source, file: DataFile, columns: Sequence[str], version: str) -> UnitRanges:
+        with source.open(file) as opened:
+            parsed = _read_tail(file, _Parts(file, opened), version=version)
+        tail = parsed.tail
+
+        def read_footer(stripe: Stripe) -> memoryview:
+            known = parsed.section(stripe.footer_offset, stripe.footer_bytes)
+            if known is not None:
+                return known
+            return memoryview(source.read(file, stripe.footer_offset, stripe.footer_bytes)).cast("B")
+
+        def ranges_of(unit: Unit) -> Sequence[Range]:
+            stripe = tail.stripes[unit.index]
+            if not columns:
+                return []
+            if stripe.num_bytes <= GAP_BYTES_REMOTE or set(columns) >= set(tail.column_ids):
+                return [Range(stripe.offset, stripe.num_bytes)]
+            footer = Range(stripe.footer_offset, stripe.footer_bytes)
+            try:
+                return [footer, *_streams(read_footer(stripe), tail, stripe, columns)]
+            except TailDamaged:  # who reads it will tell
+                return [footer]
+
+        return ranges_of
+
 
 class OrcReader:
     """Opens its file with the first read."""
@@ -185,32 +213,30 @@ class OrcReader:
 
     def _fetch(self, parts: _Parts, tail: Tail, stripe: Stripe, columns: Sequence[str]) -> None:
         """What is needed of a stripe: its footer, and then the streams that the footer tells of."""
-        gap_bytes = GAP_BYTES if self._source.is_local else GAP_BYTES_REMOTE
-        if stripe.num_bytes <= gap_bytes and not self._source.is_local:
+        gap_bytes = GAP_BYTES_REMOTE if self._source.costs_trips else GAP_BYTES
+        if stripe.num_bytes <= gap_bytes and self._source.costs_trips:
             parts.fetch(stripe.offset, stripe.num_bytes)
             return
         footer = parts.fetch(stripe.footer_offset, stripe.footer_bytes)
-        streams = parse_stripe_footer(memoryview(footer).cast("B"), tail.postscript, stripe)
-        wanted = {number for name in columns for number in tail.column_ids[name]} | {0}
-        for first, last in _joined([stream for stream in streams if _is_read(stream, wanted)], gap_bytes):
-            parts.fetch(first, last - first)
+        wanted = _streams(memoryview(footer).cast("B"), tail, stripe, columns)
+        for each in coalesced(wanted, hole_bytes=gap_bytes):
+            parts.fetch(each.offset, each.num_bytes)
+
+
+def _streams(footer: memoryview, tail: Tail, stripe: Stripe, columns: Sequence[str]) -> list[Range]:
+    """What is read of a stripe for these columns, beside its footer.
+
+    Raises:
+        TailDamaged: The footer cannot be parsed.
+    """
+    wanted = {number for name in columns for number in tail.column_ids.get(name, ())} | {0}
+    streams = parse_stripe_footer(footer, tail.postscript, stripe)
+    return [Range(stream.offset, stream.num_bytes) for stream in streams if _is_read(stream, wanted)]
 
 
 def _is_read(stream: Stream, columns: set[int]) -> bool:
     """Column 0 is the row itself; it has a stream only where whole rows can be null."""
     return stream.column in columns and not stream.is_index and stream.num_bytes > 0
-
-
-def _joined(streams: list[Stream], gap_bytes: int) -> list[tuple[int, int]]:
-    """Ranges (first byte, byte behind) with all of the streams, which come in their order."""
-    ranges: list[tuple[int, int]] = []
-    for stream in streams:
-        last = stream.offset + stream.num_bytes
-        if ranges and stream.offset - ranges[-1][1] <= gap_bytes:
-            ranges[-1] = ranges[-1][0], last
-        else:
-            ranges.append((stream.offset, last))
-    return ranges
 
 
 # -- reading parts of a file -------------------------------------------------------------------------------------------
@@ -282,6 +308,11 @@ class _Parsed:
     data: memoryview
     """What was read, from `offset` on; more than the tail."""
 
+    def section(self, offset: int, num_bytes: int) -> memoryview | None:
+        """These bytes of the file; None if they were not read."""
+        first = offset - self.offset
+        return self.data[first : first + num_bytes] if first >= 0 else None
+
 
 def _read_tail(file: DataFile, parts: _Parts, *, version: str | None = None) -> _Parsed:
     """In one read, or two where it is large. `version`: what it must be."""
@@ -342,10 +373,9 @@ def _column_bytes(parsed: _Parsed, columns: set[int]) -> list[int]:
     """For every stripe, what is read of it for these columns; see `OrcFormat.inspect`."""
     exact: dict[int, int] = {}
     for index, stripe in enumerate(parsed.tail.stripes):
-        first = stripe.footer_offset - parsed.offset
-        if first < 0:
+        section = parsed.section(stripe.footer_offset, stripe.footer_bytes)
+        if section is None:
             continue
-        section = parsed.data[first : first + stripe.footer_bytes]
         try:
             streams = parse_stripe_footer(section, parsed.tail.postscript, stripe)
         except TailDamaged:  # reading it will tell; the other stripes may be whole

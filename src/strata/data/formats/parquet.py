@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
     from strata.data.files import DataFile
-    from strata.data.formats.base import Judged, Reader, Rows
+    from strata.data.formats.base import Judged, Reader, Rows, UnitRanges
     from strata.data.source import Source
     from strata.errors import DataError, StorageError
 
@@ -86,12 +86,10 @@ class ParquetFormat:
         assert isinstance(reader, ParquetReader)
         return reader.read_head(unit, columns, num_rows)
 
-    def ranges(
-        self, source: Source, file: DataFile, columns: Sequence[str], version: str
-    ) -> Mapping[int, Sequence[Range]]:
+    def ranges(self, source: Source, file: DataFile, columns: Sequence[str], version: str) -> UnitRanges:
         with source.open(file) as opened:
             footer = Footer(file, read_tail(source, file, opened, version=version))
-        return {index: footer.ranges_of(index, columns) for index in range(footer.metadata.num_row_groups)}
+        return lambda unit: footer.ranges_of(unit.index, columns)
 
     def page_ranges(
         self,
@@ -100,13 +98,13 @@ class ParquetFormat:
         columns: Sequence[str],
         version: str,
         rows: Mapping[int, Sequence[Rows]],
-    ) -> Mapping[int, Sequence[Range]]:
+    ) -> UnitRanges:
         with source.open(file) as opened:
             tail = read_tail(source, file, opened, version=version)
             footer = Footer(file, tail)
-            found = {index: footer.ranges_of(index, columns) for index in range(footer.metadata.num_row_groups)}
+            found: dict[int, Sequence[Range]] = {}
             if not has_pages(footer):
-                return found
+                return lambda unit: footer.ranges_of(unit.index, columns)
 
             def read(ranges: Sequence[Range]) -> Sequence[bytes]:
                 data, num_bytes = read_index(opened, tail, ranges)
@@ -119,7 +117,7 @@ class ParquetFormat:
                     choice = pages.choose(index, columns, some)
                     whole = footer.ranges_of(index, [footer.names[column] for column in choice.whole])
                     found[index] = [*whole, *(each for selection in choice.paged for each in selection.ranges)]
-        return found
+        return lambda unit: found[unit.index] if unit.index in found else footer.ranges_of(unit.index, columns)
 
 
 class ParquetReader:
@@ -139,7 +137,7 @@ class ParquetReader:
         self._leaves: dict[tuple[str, ...], list[int]] = {}
         self._tail = tail if has_pages(self._footer) else None
         self._pages: PagedFile | None = None
-        self._hole_bytes = _NEAR_HOLE_BYTES if source.is_local else HOLE_BYTES
+        self._hole_bytes = HOLE_BYTES if source.costs_trips else _NEAR_HOLE_BYTES
 
     def read(self, unit: Unit, columns: Sequence[str]) -> pa.Table:
         if not columns:
@@ -273,7 +271,7 @@ class ParquetReader:
         native.open(
             self._opened,
             metadata=self._footer.metadata,
-            pre_buffer=not self._source.is_local,
+            pre_buffer=self._source.costs_trips,
             page_checksum_verification=True,  # costs nothing where a file has none
         )
         return native

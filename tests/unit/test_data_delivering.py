@@ -1,0 +1,54 @@
+"""How much a delivered row takes, as far as anybody knows before it is decoded."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from strata.data.delivering import GROWTH, VARIABLE_BYTES, lanes_that_fit, row_bytes
+
+
+def plan_of(*kinds: pa.DataType, unit_rows: int = 100, read_bytes: int = 0) -> Any:
+    """Two units, of rows of which so many bytes are read."""
+    schema = pa.schema([(f"c{number}", kind) for number, kind in enumerate(kinds)])
+    rows = np.array([unit_rows, unit_rows], dtype=np.int64)
+    return SimpleNamespace(
+        schema=schema,
+        columns=tuple(schema.names),
+        unit_rows=rows,
+        unit_total_rows=rows,
+        unit_bytes=rows * read_bytes,
+        num_units=2,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "width"),
+    [
+        (pa.int64(), 8),
+        (pa.bool_(), 1),
+        (pa.decimal128(10, 2), 16),
+        (pa.list_(pa.float32(), 768), 4 * 768),
+        (pa.list_(pa.list_(pa.int16(), 3), 5), 2 * 3 * 5),
+        (pa.struct([("x", pa.float64()), ("y", pa.list_(pa.int8(), 4))]), 12),
+        (pa.uuid(), 16),
+    ],
+    ids=str,
+)
+def test_types_of_one_width_are_counted_exactly_whatever_is_read_of_them(kind: pa.DataType, width: int) -> None:
+    assert row_bytes(plan_of(kind, pa.int32(), read_bytes=10_000)) == width + 4
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.list_(pa.float32()), pa.struct([("a", pa.binary())])], ids=str)
+def test_types_of_any_width_take_more_the_more_is_read_of_them(kind: pa.DataType) -> None:
+    assert row_bytes(plan_of(kind, pa.int64(), read_bytes=1)) == VARIABLE_BYTES + 8
+    assert row_bytes(plan_of(kind, pa.int64(), read_bytes=5000)) == GROWTH * 5000
+
+
+def test_fewer_lanes_fit_if_rows_are_wide() -> None:
+    assert lanes_that_fit(plan_of(pa.list_(pa.float32(), 256)), budget_bytes=4 * 1024 * 100, at_most=8) == 4
+    assert lanes_that_fit(plan_of(pa.string(), read_bytes=1 << 20), budget_bytes=1 << 20, at_most=8) == 1
