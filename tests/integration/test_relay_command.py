@@ -119,11 +119,11 @@ def test_a_command_through_a_relay_takes_an_admin_on_both_sides(
         worker = client.register_worker("a", job_id=job_id)
         if words:
             with pytest.raises(PermissionRefused, match=f"SendCommand .*{words}"):
-                client.send_command("STOP", job_id=job_id)
+                client.send_command("MESSAGE", job_id=job_id)
             with pytest.raises(PermissionRefused, match=f"DropJob .*{words}"):
                 client.drop_job(job_id, force=True)
         else:
-            assert client.send_command("STOP", job_id=job_id) == 1
+            assert client.send_command("MESSAGE", job_id=job_id) == 1
             assert client.drop_job(job_id, force=True)
         assert worker.lost is None or not words
 

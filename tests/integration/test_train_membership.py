@@ -142,6 +142,8 @@ def steps_until_due(agreement: Agreement, step: int) -> int:
 def test_ranks_that_are_asked_to_save_agree_on_a_step_that_none_has_passed(address: str) -> None:
     """As it is with time-based policies: rank 0 finds that it is time, and asks all."""
     ranks = list(two_ranks(address))
+    for rank, (_, agreement) in enumerate(ranks):
+        agreement.restored(10 * (rank + 1))
     ranks[0][0].ask_checkpoint("it is time")
     with ThreadPoolExecutor(2) as pool:
         ended = list(pool.map(lambda rank: steps_until_due(ranks[rank][1], 10 * (rank + 1)), range(2)))

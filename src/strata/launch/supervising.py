@@ -437,7 +437,8 @@ class Supervisor:
         if self.cause is not None:
             return f"{self._stop_reason}; without a last checkpoint: {self.cause.in_words}"
         if all(code in (0, STOPPED) for code in codes):
-            how = "ended as they were asked to" if self._signalled else "saved"
+            is_saved = not self._signalled or all(code == STOPPED for code in codes)
+            how = "saved" if is_saved else "ended as they were asked to"
             return f"{self._stop_reason}; the workers have {how}"
         num_killed = sum(code not in (0, STOPPED, -signal.SIGTERM) for code in codes)
         if num_killed:

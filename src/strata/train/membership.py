@@ -132,6 +132,7 @@ class JoinedMembership:
         self._ours = {METRICS.attempt: float(place.attempt), METRICS.rank: float(place.rank)}
         """Said again and again: a coordinator that was lost and came back knows no metrics."""
         self._tell()
+        self._worker.heartbeat()  # who wants this attempt to stop finds its workers from their first step on
         _meet(self._worker, place, deadline_s=time.monotonic() + JOIN_TIMEOUT_S)
         self._is_leaving = threading.Event()
         self._wanted: dict[Literal["CHECKPOINT_NOW", "STOP"], str] = {}
