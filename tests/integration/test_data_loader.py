@@ -466,13 +466,14 @@ def test_processes_give_the_same_batches_as_threads(folder: Path) -> None:
         dataset.close()
         return [batch["id"].tolist() for batch in batches] + again, processes, bytes_read
 
-    threads, one_process, bytes_read = run("thread", 2)
-    processes, several, bytes_there = run("process", 2)
+    threads, one_process, _ = run("thread", 2)
+    processes, several, _ = run("process", 2)
     assert processes == threads
     assert one_process == {os.getpid()}
     assert os.getpid() not in several
     assert len(several) == 2
-    assert bytes_there == bytes_read > 0
+    # Of one worker: with two, it is chance who opens which file, and reads its footer.
+    assert run("process", 1)[2] == run("thread", 1)[2] > 0
     assert our_processes() == []
 
 

@@ -180,10 +180,10 @@ class Schedule:
         num_placed = 0
         for place, (lane, first, last) in enumerate(zip(lanes, firsts, lasts, strict=True)):
             if window:
-                size = min(window, starts[lane + 1] - starts[lane] - first // window * window)
-                if last > first // window * window + size:
+                number, within = divmod(first, window)
+                if within + last - first > window:
                     return None
-                found, order, num_rows = self._place_window(lane, first // window, np.arange(first, last))
+                found, order, num_rows = self._place_window(lane, number, slice(within, within + last - first))
             else:
                 found, num_rows = self._whole(starts[lane] + first, starts[lane] + last), last - first
                 order = np.arange(num_rows)
@@ -253,17 +253,18 @@ class Schedule:
         windows = rows // self.order.window_rows
         for window in np.unique(windows).tolist():
             mine = windows == window
-            found, within, num_rows = self._place_window(lane, window, rows[mine])
+            found, within, num_rows = self._place_window(lane, window, rows[mine] - window * self.order.window_rows)
             places[mine] = within + num_placed
             pieces += found
             num_placed += num_rows
         return pieces, places, num_placed
 
-    def _place_window(self, lane: int, window: int, rows: Ints) -> tuple[list[Piece], Ints, int]:
+    def _place_window(self, lane: int, window: int, rows: Ints | slice) -> tuple[list[Piece], Ints, int]:
+        """`rows`: counted from the first of the window, in the order of the lane."""
         starts = self.order.lanes.starts()
         begin = window * self.order.window_rows
         size = min(self.order.window_rows, int(starts[lane + 1] - starts[lane]) - begin)
-        needed = self._permutation(lane, window, size)[rows - begin]
+        needed = self._permutation(lane, window, size)[rows]
         first = int(starts[lane]) + begin
         if len(needed) >= SPARSE * size:
             return self._whole(first, first + size), needed, size
