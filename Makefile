@@ -25,8 +25,7 @@ setup: ## Build .venv from requirements/dev.txt (nothing to do: well under a sec
 .PHONY: test
 test: setup system-packages $(if $(strip $(ARGS)),,lint types) ## Lint, types and all tests; or ARGS="tests/unit -k lease" for some tests only
 ifeq ($(strip $(ARGS)),)
-	$(PYTEST) -n $(JOBS) $(wildcard tests/unit tests/contract tests/simulation)
-	$(PYTEST) -n $(WAITING_JOBS) --dist loadfile $(wildcard tests/integration tests/fault)
+	$(BIN)/python scripts/run_tests.py --jobs $(JOBS) --waiting-jobs $(WAITING_JOBS)
 else
 	$(PYTEST) $(ARGS)
 endif

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import shutil
 import signal
@@ -54,6 +55,25 @@ LONGEST = (
 # Importing what all tests use makes a million objects that stay: to look for garbage among them, again and again, is a
 # third of the time that collecting the tests takes.
 gc.disable()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--failures-to", type=Path, help="write failed tests and their errors to this JSON file")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Write what failed for `scripts/run_tests.py`, which runs it again."""
+    path = terminalreporter.config.getoption("--failures-to")
+    if path is None:
+        return
+    reports = [report for kind in ("failed", "error") for report in terminalreporter.stats.get(kind, [])]
+    path.write_text(json.dumps({report.nodeid: _first_error_line(report) for report in reports}))
+
+
+def _first_error_line(report: pytest.TestReport) -> str:
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = crash.message if crash is not None else str(report.longrepr)
+    return next((line for line in text.splitlines() if line.strip()), "no message")[:300]
 
 
 def pytest_collection_finish() -> None:
