@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_MASTER = {"MASTER_ADDR", "MASTER_PORT"}
 OURS = "strata"
 """The part of a checkpoint that is ours."""
 ASK_AGAIN_S = 60.0
@@ -136,14 +137,18 @@ class Context:
         return torch.device("cuda", self.local_rank % torch.cuda.device_count())
 
     def init_process_group(self, **arguments: Any) -> None:
-        """torch's process group of all ranks: NCCL where there is CUDA, gloo otherwise."""
+        """torch's process group of all ranks: NCCL where there is CUDA, gloo otherwise. `arguments` are torch's."""
         import torch  # noqa: PLC0415
         from torch import distributed  # noqa: PLC0415
 
         device = self.device
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        distributed.init_process_group(**{"backend": "nccl" if device.type == "cuda" else "gloo", **arguments})
+        defaults: dict[str, Any] = {"backend": "nccl" if device.type == "cuda" else "gloo"}
+        has_meeting_point = arguments.keys() & {"store", "init_method"} or _MASTER <= os.environ.keys()
+        if self.world_size == 1 and not has_meeting_point:  # plain `python`: there is nobody to meet
+            defaults |= {"store": distributed.HashStore(), "rank": 0, "world_size": 1}
+        distributed.init_process_group(**{**defaults, **arguments})
 
     # -- data ------------------------------------------------------------------------------------------------------
 
