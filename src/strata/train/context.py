@@ -28,6 +28,7 @@ from strata.checkpoint import AnyOf, CheckpointManager, EverySteps, Manual
 from strata.checkpoint.strategies import not_before
 from strata.errors import ConfigError, InvalidArgument, NoCheckpoint, StrataError
 from strata.launch.contract import STOPPED
+from strata.lifecycle import Home, renewed
 from strata.train import generators, trees
 from strata.train.agreeing import Agreement
 from strata.train.gauges import Gauges
@@ -84,7 +85,9 @@ class Context:
         self.place = place
         self.checkpoints = manager
         self.step = 0
-        """The last one that was reported or restored."""
+        """The last one that was reported, counted or restored."""
+        self._has_new_step = False
+        """One was reported since the last `maybe_checkpoint`."""
         self.epoch = 0
         self._membership = membership
         self._agreement = agreement or Agreement()
@@ -96,9 +99,9 @@ class Context:
         self._waiting: dict[str, Any] = {}
         """States of loaders that are restored and not made yet."""
         self._has_saved = False
-        self._closing = threading.Lock()
+        self._closing = renewed(threading.Lock())
         self._is_closed = False
-        self._pid = os.getpid()
+        self._home = Home()
         self._gauges = Gauges()
         membership.watch(self._gauges.look)
 
@@ -243,6 +246,7 @@ class Context:
         """How far this rank is, with whatever numbers are worth watching; cheap enough for every step."""
         if step is not None:
             self.step = step
+            self._has_new_step = True
         if epoch is not None:
             self.epoch = epoch
         self._membership.report("TRAINING", self.step, self.epoch, metrics)
@@ -276,8 +280,13 @@ class Context:
     def maybe_checkpoint(self, state: Mapping[str, Any], *, step: int | None = None, **arguments: Any) -> Save | None:
         """After every step, on every rank: saves if it is time, by the strategy or because somebody asked; and if
         somebody asked to stop, saves and ends the process.
+
+        `step`: left out, the one that was reported since the last call; if none was, this call counts one.
         """
-        self.step = self.step if step is None else step
+        self._home.require("this context")
+        if step is not None or not self._has_new_step:
+            self.report(step=self.step + 1 if step is None else step)
+        self._has_new_step = False
         due = self._agreement.take_due(self.step, timeout_s=AGREE_TIMEOUT_S)
         should_stop = any(each.wish == "stop" for each in due)
         if not due and not self._is_time():
@@ -333,7 +342,7 @@ class Context:
         `is_failing`: nobody is waited for, who may be waiting for this one.
         """
         with self._closing:
-            if self._is_closed or os.getpid() != self._pid:  # a forked child has nothing to close
+            if self._is_closed or not self._home.is_here:  # a forked child has nothing to close
                 return
             self._is_closed = True
         try:
