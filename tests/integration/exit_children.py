@@ -198,11 +198,11 @@ def process(make: Callable[[], Any], how: str = "fork") -> int:
     return code
 
 
-def end_by_deadline() -> None:
+def end_by_deadline(seconds: int = DEADLINE_S) -> None:
     """Shows the stacks, and ends the process. Not by faulthandler's own timer: that one hangs in forked children."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     faulthandler.register(signal.SIGALRM, chain=True)
-    signal.alarm(DEADLINE_S)
+    signal.alarm(seconds)
 
 
 # -- one case ----------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from exit_children import end_by_deadline
+from exit_children import DEADLINE_S, end_by_deadline
 
 import strata
 from strata.coordinator.embedded import EmbeddedCoordinator
@@ -28,7 +28,7 @@ from strata.errors import ForkedProcess
 from strata.scratch import Scratch
 
 STATE = {"weights": np.ones(8)}
-NUM_ROWS = 2_000
+NUM_ROWS = 500
 Case = tuple[Callable[[], object], Callable[[], object]]
 """What a child does, and what the parent does afterwards."""
 
@@ -220,9 +220,9 @@ def by_fork(in_child: Callable[[], object]) -> int:
 def main() -> None:
     if "loader" in sys.argv[1]:
         import torch  # noqa: F401 - before the clock runs
-    end_by_deadline()
+    end_by_deadline(2 * DEADLINE_S)
     with globals()[sys.argv[1]]() as (in_child, after):
-        for fork in (by_multiprocessing, by_fork, by_fork):
+        for fork in (by_multiprocessing, by_fork):
             code = fork(lambda: (end_by_deadline(), in_child()))
             assert code == 0, f"{fork.__name__}: exit code {code}"
             after()
