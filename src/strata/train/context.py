@@ -150,7 +150,8 @@ class Context:
         defaults: dict[str, Any] = {"backend": "nccl" if device.type == "cuda" else "gloo"}
         has_meeting_point = arguments.keys() & {"store", "init_method"} or _MASTER <= os.environ.keys()
         if self.world_size == 1 and not has_meeting_point:  # plain `python`: there is nobody to meet
-            defaults |= {"store": distributed.HashStore(), "rank": 0, "world_size": 1}
+            store = distributed.HashStore()  # type: ignore[attr-defined]  # torch does not say that it exports it
+            defaults |= {"store": store, "rank": 0, "world_size": 1}
         distributed.init_process_group(**{**defaults, **arguments})
 
     # -- data ------------------------------------------------------------------------------------------------------
