@@ -410,9 +410,9 @@ class CheckpointManager:
             patience_s += 3 * self._ranks.timeout_s
         num_done = -1
         while not future.done():
-            if save.num_done == num_done:
+            if save.num_written() == num_done:
                 self._saver.give_up(f"checkpoint {save.id}: the saver has written nothing for {patience_s:g} s")
-            num_done = save.num_done
+            num_done = save.num_written()
             wait_for([future], patience_s)
         return future.result()
 

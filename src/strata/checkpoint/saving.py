@@ -152,8 +152,7 @@ class Save:
 
     # -- for the manager -------------------------------------------------------------------------------------------
 
-    @property
-    def num_done(self) -> int:
+    def num_written(self) -> int:
         """Bytes, by all savers that have tried."""
         return self._num_done
 

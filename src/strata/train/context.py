@@ -148,7 +148,7 @@ class Context:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         defaults: dict[str, Any] = {"backend": "nccl" if device.type == "cuda" else "gloo"}
-        has_meeting_point = arguments.keys() & {"store", "init_method"} or _MASTER <= os.environ.keys()
+        has_meeting_point = arguments.keys() & {"store", "init_method"} or os.environ.keys() >= _MASTER
         if self.world_size == 1 and not has_meeting_point:  # plain `python`: there is nobody to meet
             store = distributed.HashStore()  # type: ignore[attr-defined]  # torch does not say that it exports it
             defaults |= {"store": store, "rank": 0, "world_size": 1}
