@@ -3,7 +3,8 @@
     StrataError
     ├── ConfigError                a setting is wrong; the message names the cure
     ├── InvalidArgument            a call's argument is wrong; `field` names it
-    │   └── LimitExceeded          … because a bound was reached
+    │   ├── LimitExceeded          … because a bound was reached
+    │   └── ForkedProcess          … or what is used belongs to the process that forked this one
     ├── CoordinatorError
     │   ├── UnknownJob             no such job
     │   ├── JobInUse               workers are in the job that was to be dropped
@@ -105,6 +106,10 @@ class InvalidArgument(StrataError, ValueError):
 
 class LimitExceeded(InvalidArgument):
     """A bound was reached; nothing was changed."""
+
+
+class ForkedProcess(InvalidArgument):
+    """What is used belongs to the process that forked this one."""
 
 
 class CoordinatorError(StrataError):

@@ -15,6 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from strata.lifecycle import Descriptor
+
 if TYPE_CHECKING:
     from types import TracebackType
 
@@ -32,17 +34,16 @@ class Scratch:
             _remove_if_left(left)
         # It has its name only when its lock is held: nobody takes it for one that is left.
         draft = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=root))
-        self._lock = os.open(draft / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._lock = Descriptor(os.open(draft / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         with contextlib.suppress(OSError):  # a file system without locks: nobody can take it for one that is left
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            fcntl.flock(self._lock.fd, fcntl.LOCK_EX)
         self.path = draft.rename(root / f"{prefix}{secrets.token_hex(NUM_RANDOM // 2)}")
 
     def remove(self) -> None:
-        """May be called again."""
-        if self._lock >= 0:
+        """May be called again. Does nothing in a forked child: the directory is its parent's."""
+        if self._lock.fd >= 0:
             shutil.rmtree(self.path, ignore_errors=True)
-            os.close(self._lock)
-            self._lock = -1
+            self._lock.close()
 
     def __enter__(self) -> Self:
         return self

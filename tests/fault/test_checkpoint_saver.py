@@ -305,3 +305,47 @@ def test_the_last_checkpoint_before_closing_has_statistics(place: str) -> None:
     with strata.CheckpointManager(place) as manager:
         saved = manager.save({"w": np.ones(1_000)}, step=1).wait()
     assert (Path(saved.path) / "statistics.json").exists()
+
+
+def test_a_saver_that_hangs_is_killed_and_another_one_writes(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strata.checkpoint.manager.STALL_S", 6.0)  # a new one has to start in it
+    with strata.CheckpointManager(place) as manager:
+        manager.prepare({"w": np.ones(4)})
+        hung = saver_children.saver_of(manager).pid
+        assert hung is not None
+        os.kill(hung, signal.SIGSTOP)
+
+        assert manager.save({"w": np.ones(4)}, step=1).wait(TIMEOUT_S).step == 1
+        assert saver_children.saver_of(manager).pid != hung
+
+
+def test_a_saver_that_keeps_the_memory_is_killed(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(savers, "CLAIM_TIMEOUT_S", 0.2)
+    with strata.CheckpointManager(place) as manager:
+        manager.save({"w": np.ones(4)}, step=1).wait(TIMEOUT_S)
+        saver = saver_children.saver_of(manager)
+        assert saver._free.wait(TIMEOUT_S)
+        hung = saver.pid
+        assert hung is not None
+        saver._free.clear()  # as while statistics are computed
+        os.kill(hung, signal.SIGSTOP)
+
+        assert manager.save({"w": np.ones(4)}, step=2).wait(TIMEOUT_S).step == 2
+        assert saver.pid != hung
+
+
+def test_closing_does_not_wait_for_a_saver_that_hangs(
+    place: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(savers, "CLOSE_TIMEOUT_S", 0.2)
+    manager = strata.CheckpointManager(place)
+    manager.save({"w": np.ones(4)}, step=1).wait(TIMEOUT_S)
+    hung = saver_children.saver_of(manager).pid
+    assert hung is not None
+    os.kill(hung, signal.SIGSTOP)
+    try:
+        manager.close()
+        assert f"saver process {hung}" in caplog.text
+    finally:
+        os.kill(hung, signal.SIGKILL)
+        wait_for_end(hung)

@@ -160,3 +160,64 @@ def test_a_closed_context_has_left_nothing_behind(contexts: Any) -> None:
     context.close()
     context.close()
     assert context.checkpoints.latest() is not None
+
+
+def steps_saved(context: Context) -> list[int]:
+    context.checkpoints.wait()
+    return [each.step for each in context.checkpoints.list()]
+
+
+def test_steps_are_counted_by_a_script_that_reports_none(contexts: Any) -> None:
+    context = contexts(every=2, keep_count=9)
+    for _ in range(5):
+        context.report(loss=0.5)  # which is no step
+        context.maybe_checkpoint({"part": Part()})
+    assert (context.step, steps_saved(context)) == (5, [2, 4])
+    context.close()
+
+    context = contexts(every=2, keep_count=9)
+    assert context.restore({"part": Part()}).step == 4
+    context.maybe_checkpoint({"part": Part()})
+    context.maybe_checkpoint({"part": Part()})
+    assert (context.step, steps_saved(context)) == (6, [2, 4, 6])
+
+
+def test_steps_between_two_reports_are_counted_and_a_reported_one_is_believed(contexts: Any) -> None:
+    context = contexts(every=10, keep_count=9)
+    seen = []
+    for step in range(1, 8):
+        if step % 3 == 0:
+            context.report(step=10 * step)
+        context.maybe_checkpoint({"part": Part()})
+        seen.append(context.step)
+    context.maybe_checkpoint({"part": Part()}, step=100)
+    assert seen == [1, 2, 30, 31, 32, 60, 61]
+    assert steps_saved(context) == [30, 60, 100]
+
+
+def test_counted_steps_reach_the_coordinator(contexts: Any) -> None:
+    context = contexts(every=100)
+    for _ in range(3):
+        context.maybe_checkpoint({"part": Part()})
+    membership = context._membership
+    membership.worker.heartbeat()
+    (worker,) = membership._client.list_workers(job_id=context.place.run).workers
+    assert (worker.step, worker.state) == (3, "TRAINING")
+
+
+def test_a_process_group_of_one_needs_no_place_to_meet(contexts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    context = contexts(every=1)
+    context.init_process_group()
+    try:
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+        model(torch.ones(1, 2)).sum().backward()
+        total = torch.ones(1)
+        torch.distributed.all_reduce(total)
+        assert (torch.distributed.get_world_size(), total.item()) == (1, 1.0)
+        context.maybe_checkpoint({"model": model})
+        assert steps_saved(context) == [1]
+    finally:
+        torch.distributed.destroy_process_group()

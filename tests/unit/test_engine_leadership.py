@@ -121,3 +121,16 @@ def test_a_journal_that_failed_is_tried_again_though_nobody_calls(num_failures: 
         await engine.stop()
 
     asyncio.run(story())
+
+
+def test_a_call_that_comes_after_the_threads_have_stopped_is_answered() -> None:
+    """As at the end of a process; whoever waited for the disk would wait for ever."""
+
+    async def story() -> None:
+        engine = Engine(MemoryJournal(), CONFIG, ManualClock())
+        engine.start()
+        engine._writer.shutdown()
+        assert isinstance(await asked(engine.call, register), JournalWriteFailed)
+        await asyncio.wait_for(engine.stop(), 5)
+
+    asyncio.run(story())

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from strata.checkpoint.manager import CheckpointManager
 from strata.errors import InvalidArgument, StrataError
+from strata.lifecycle import Home
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
@@ -178,6 +179,7 @@ class AsyncCheckpointManager:
         self._waiting: set[Future[None]] = set()
         """Of these, the ones that wait for the end of a save."""
         self._closing: Future[None] | None = None
+        self._home = Home()
 
     @_as_of(CheckpointManager.save)
     async def save(self, *args: Any, **kwargs: Any) -> AsyncSave:
@@ -237,6 +239,8 @@ class AsyncCheckpointManager:
         Raises:
             CheckpointError, StorageError: Why a save has failed that nobody waited for.
         """
+        if not self._home.is_here:
+            return
         if self._closing is None:
             calls = tuple(self._calls)
             # A thread of its own: those of the pool may all be waiting.
@@ -260,6 +264,7 @@ class AsyncCheckpointManager:
     # -- within ----------------------------------------------------------------------------------------------------
 
     def _submit(self, work: Callable[[], T]) -> Future[T]:
+        self._home.require("this AsyncCheckpointManager")
         if self._closing is not None:
             raise InvalidArgument("the AsyncCheckpointManager is closed; make a new one")
         call = self._pool.submit(contextvars.copy_context().run, work)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 from strata.checkpoint import manifest as m
 from strata.checkpoint.metadata import CheckpointMetadata, of_manifest
 from strata.errors import CheckpointInvalid, NoCheckpoint, ObjectMissing, StorageError
+from strata.lifecycle import renewed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
@@ -44,7 +45,7 @@ class Catalog:
     """A committed manifest never changes, so each is read once."""
 
     def __init__(self, store: Store) -> None:
-        self.lock = threading.RLock()
+        self.lock = renewed(threading.RLock())
         self._store = store
         self._known: dict[str, Manifest | None] = {}
         """None: quarantined."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-import os
 import threading
 import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -51,9 +52,11 @@ from strata.errors import (
     NoCheckpoint,
     StrataError,
 )
+from strata.lifecycle import Home, at_exit, finalize, renewed
 from strata.storage import Store, Watch, open_store
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
     from types import TracebackType
@@ -65,6 +68,7 @@ if TYPE_CHECKING:
     from strata.checkpoint.manifest import Manifest
     from strata.checkpoint.progress import Progress
     from strata.checkpoint.retention import Policy
+    from strata.checkpoint.savers import Saver
     from strata.checkpoint.strategies import Strategy
     from strata.checkpoint.tracking import RowTracker
     from strata.clock import Clock
@@ -74,6 +78,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 MAX_GONE = 100
 """So many times a load begins anew because what it was reading has been removed."""
+STALL_S = 900.0
+"""A saver that has written no byte for this long hangs: on a disk or a network that does not answer."""
+TELL_AFTER_S = 5.0
+"""A process that is kept from ending for longer says why."""
 WhenBusy = Literal["wait", "skip", "raise"]
 OnProgress = Callable[["Progress"], None]
 
@@ -150,7 +158,7 @@ class CheckpointManager:
         self._staging = Staging(self._saver.memory)
         self._told = deltas.Told()
         self._finisher = ThreadPoolExecutor(1, thread_name_prefix="strata-checkpoint")
-        self._saving = threading.Lock()
+        self._saving = renewed(threading.Lock())
         """Held from the beginning of the copy until the staging memory is free again."""
         self._copying_in: int | None = None
         """The thread that copies at this moment."""
@@ -162,9 +170,10 @@ class CheckpointManager:
         self._failed: Save | None = None
         """A save that failed and that nobody has heard of yet."""
         self._closed = False
-        self._pid = os.getpid()
-        weakref.finalize(self, self._saver.let_go).atexit = False  # a process must not stay for who forgot to close
-        _wait_at_exit(weakref.WeakMethod(self.wait))
+        self._home = Home()
+        withdraw = at_exit(functools.partial(_wait_at_exit, weakref.ref(self)))
+        # A saver must not stay for who forgot to close. At exit it ends with the process.
+        finalize(self, _let_go, self._saver, withdraw, runs_at_exit=False)
 
     # -- saving ----------------------------------------------------------------------------------------------------
 
@@ -303,8 +312,9 @@ class CheckpointManager:
         Raises:
             CheckpointError, StorageError: Why one has failed that nobody waited for.
         """
+        self._home.require("this CheckpointManager")
         if not self._closed:
-            self._finisher.submit(lambda: None).result()  # it has one thread
+            self._finisher.submit(lambda: None).result()  # it has one thread, whose waits have deadlines
         failed, self._failed = self._failed, None
         if failed is not None and failed.error is not None and not failed.was_heard:
             raise failed.error
@@ -381,7 +391,7 @@ class CheckpointManager:
 
     def _outcome(self, save: Save, future: Future[Outcome]) -> CheckpointMetadata:
         try:
-            outcome = future.result()
+            outcome = self._result(save, future)
         except CheckpointAborted as error:
             if not executing.is_committed(self._store, save.id):
                 groups.lost_saver(self._store, self._ranks or groups.Ranks(), save.id, error)
@@ -392,6 +402,19 @@ class CheckpointManager:
         if self._commit is not None:
             groups.tell(self._commit, outcome.metadata)
         return outcome.metadata
+
+    def _result(self, save: Save, future: Future[Outcome]) -> Outcome:
+        """Waits for as long as the saver writes, or may be waiting for the other ranks."""
+        patience_s = STALL_S
+        if self._ranks is not None:  # for their parts, and then for rank 0 to commit
+            patience_s += 3 * self._ranks.timeout_s
+        num_done = -1
+        while not future.done():
+            if save.num_written() == num_done:
+                self._saver.give_up(f"checkpoint {save.id}: the saver has written nothing for {patience_s:g} s")
+            num_done = save.num_written()
+            wait_for([future], patience_s)
+        return future.result()
 
     def _commit_together(self, outcome: Outcome, watch: Watch) -> CheckpointMetadata:
         """With a coordinator: it knows at once when a rank is not going to come."""
@@ -622,7 +645,7 @@ class CheckpointManager:
         Raises:
             CheckpointError, StorageError: Why a save has failed that nobody waited for.
         """
-        if self._closed or os.getpid() != self._pid:
+        if self._closed or not self._home.is_here:
             return
         with self._saving:
             self._closed = True
@@ -649,25 +672,30 @@ class CheckpointManager:
     def _require_open(self) -> None:
         if self._closed:
             raise InvalidArgument("the CheckpointManager is closed; make a new one")
-        if os.getpid() != self._pid:
-            raise InvalidArgument("the CheckpointManager is of the process that forked this one; make a new one here")
+        self._home.require("this CheckpointManager")
 
 
-def _wait_at_exit(wait: weakref.WeakMethod[Callable[[], None]]) -> None:
-    """A program may end without closing: what it has staged is written first, while there are still threads."""
+def _wait_at_exit(reference: weakref.ref[CheckpointManager]) -> None:
+    """A program may end without closing: what it has staged is written first."""
+    manager = reference()
+    if manager is None:
+        return
+    last = manager._last
+    if last is not None and not last.until_ended(TELL_AFTER_S):
+        log.warning(
+            "checkpoint %s is being written (%.0f%%), and this process ends after it; Ctrl-C ends it now",
+            last.path,
+            last.progress * 100,
+        )
+    try:
+        manager.wait()
+    except StrataError as error:
+        log.error("a checkpoint was not saved: %s", error)  # noqa: TRY400 - whoever reads it knows where
 
-    def at_exit() -> None:
-        method = wait()
-        if method is not None:
-            try:
-                method()
-            except StrataError as error:
-                log.error("a checkpoint was not saved: %s", error)  # noqa: TRY400 - whoever reads it knows where
 
-    register = getattr(threading, "_register_atexit", None)  # as concurrent.futures does; `atexit` is too late
-    if register is not None:
-        with suppress(RuntimeError):  # it is ending already
-            register(at_exit)
+def _let_go(saver: Saver, withdraw: Callable[[], None]) -> None:
+    withdraw()
+    saver.let_go()
 
 
 def _held_here(told: Mapping[str, Any] | None, flat: tree.Flat) -> Mapping[str, Any] | None:

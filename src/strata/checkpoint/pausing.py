@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import threading
 from typing import TYPE_CHECKING
+
+from strata.lifecycle import renewed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_lock = threading.Lock()
+_lock = renewed(threading.Lock())
 _num_pausing = 0
 
 
@@ -31,3 +34,14 @@ def paused_collector() -> Iterator[None]:
             _num_pausing -= 1
             if not _num_pausing:
                 gc.enable()
+
+
+def _begin_anew() -> None:
+    """In a forked child: the threads that were pausing it do not exist there."""
+    global _num_pausing  # noqa: PLW0603
+    if _num_pausing:
+        _num_pausing = 0
+        gc.enable()
+
+
+os.register_at_fork(after_in_child=_begin_anew)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from strata.clock import SystemClock
+from strata.lifecycle import renewed
 from strata.storage import Watch
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class Counter:
         self._on_progress = on_progress
         self._bar = bar
         self._clock = clock or SystemClock()
-        self._lock = threading.RLock()  # whoever listens may move bytes itself
+        self._lock = renewed(threading.RLock())  # whoever listens may move bytes itself
         self._done = 0
         self._num_told = -1
         self._samples = deque([(self._clock.monotonic_s(), 0)], maxlen=_NUM_SAMPLES)

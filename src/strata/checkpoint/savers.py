@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -28,7 +28,8 @@ from strata.checkpoint import saver_messages as messages
 from strata.checkpoint.dtypes import BY_NAME
 from strata.checkpoint.executing import Executor, is_committed
 from strata.checkpoint.memory import Memory, PrivateMemory, SharedMemory
-from strata.errors import BY_KIND, CheckpointAborted, StorageError, StrataError
+from strata.errors import BY_KIND, CheckpointAborted, CheckpointBusy, StorageError, StrataError
+from strata.lifecycle import Home, renewed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -42,6 +43,10 @@ log = logging.getLogger(__name__)
 MAX_TRIES = 2
 """A second saver for a snapshot whose first one died; who kills that one, too, means it."""
 EXIT_WAIT_S = 1.0
+CLAIM_TIMEOUT_S = 60.0
+"""For statistics to be given up: it is done after the next tensor, or when the store has taken the last file."""
+CLOSE_TIMEOUT_S = 30.0
+"""Once its last job is done: two seconds for statistics, and some for a slow store."""
 
 
 class Saver(Protocol):
@@ -52,13 +57,21 @@ class Saver(Protocol):
         ...
 
     def claim(self) -> None:
-        """Returns when nobody reads the memory any more."""
+        """Returns when nobody reads the memory any more.
+
+        Raises:
+            CheckpointBusy: Somebody does, and cannot be stopped.
+        """
         ...
 
     def submit(self, job: Job, watch: Watch) -> Future[Outcome]:
         """Hands over the snapshot in the memory. From now on it is the saver's, until the future has ended and the
         memory has been claimed.
         """
+        ...
+
+    def give_up(self, reason: str) -> None:
+        """The job hangs: it is tried anew, or fails for this reason."""
         ...
 
     def close(self) -> None:
@@ -77,28 +90,41 @@ class ThreadSaver:
         self._executor = Executor(store)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="strata-saver")
         self._stop = threading.Event()
+        self._future: Future[Outcome] = Future()
 
     def prepare(self) -> None:
         pass
 
     def claim(self) -> None:
         self._stop.set()
-        self._pool.submit(lambda: None).result()  # it has one thread
+        try:
+            self._pool.submit(lambda: None).result(CLAIM_TIMEOUT_S)  # it has one thread
+        except TimeoutError:
+            raise CheckpointBusy(
+                f"the thread that writes checkpoints still reads the last snapshot after {CLAIM_TIMEOUT_S:g} s; does "
+                f"{self._store.url} answer?"
+            ) from None
         self._stop.clear()
 
     def submit(self, job: Job, watch: Watch) -> Future[Outcome]:
-        future: Future[Outcome] = Future()
+        future = self._future = Future()
         self._pool.submit(self._run, job, watch, future)
         return future
+
+    def give_up(self, reason: str) -> None:
+        with contextlib.suppress(InvalidStateError):  # it has ended just now
+            self._future.set_exception(CheckpointAborted(reason))
 
     def _run(self, job: Job, watch: Watch, future: Future[Outcome]) -> None:
         try:
             with self.memory.view()[: job.size_bytes] as view:
                 outcome = self._executor.run(job, view, watch)
         except BaseException as error:  # noqa: BLE001 - the edge of the thread: whoever waits hears it
-            future.set_exception(error)
+            with contextlib.suppress(InvalidStateError):  # it was given up
+                future.set_exception(error)
             return
-        future.set_result(outcome)
+        with contextlib.suppress(InvalidStateError):
+            future.set_result(outcome)
         with self.memory.view()[: job.size_bytes] as view:
             write_statistics(self._store, job, view, self._stop.is_set)
 
@@ -140,13 +166,13 @@ class ProcessSaver:
         self._shared = SharedMemory()
         self.memory: Memory = self._shared
         self._place = messages.Open(url=url, storage_options=dict(storage_options or {}))
-        self._sending = threading.Lock()
-        self._handing_over = threading.RLock()
+        self._sending = renewed(threading.Lock())
+        self._handing_over = renewed(threading.RLock())
         """Held by whoever starts a saver, or finds one dead."""
         self._process: subprocess.Popen[bytes] | None = None
         self._link: Connection | None = None
         self._pending: _Pending | None = None
-        self._pid = os.getpid()
+        self._home = Home()
         self._free = threading.Event()
         """Nobody reads the memory."""
         self._free.set()
@@ -164,7 +190,10 @@ class ProcessSaver:
         if not self._free.is_set():
             with contextlib.suppress(CheckpointAborted):  # dead: the memory is free
                 self._send(messages.Release())
-            self._free.wait()
+            if not self._free.wait(CLAIM_TIMEOUT_S):
+                is_killed = self._is_killed(f"it has not let go of the last snapshot within {CLAIM_TIMEOUT_S:g} s")
+                if not is_killed or not self._free.wait(EXIT_WAIT_S):
+                    raise CheckpointBusy(f"the saver process {self.pid} holds the last snapshot and cannot be killed")
 
     def submit(self, job: Job, watch: Watch) -> Future[Outcome]:
         """The job goes through the memory, behind the snapshot: a message of any size would have to wait for a reader,
@@ -211,16 +240,39 @@ class ProcessSaver:
             self._free.set()
         pending.future.set_exception(error)
 
+    def give_up(self, reason: str) -> None:
+        """Kills the process: another one begins anew, as after any other death of it."""
+        pending = self._pending
+        if not self._is_killed(reason) and pending is not None and self._pending is pending:
+            self._pending = self._link = None
+            with contextlib.suppress(InvalidStateError):  # it has ended just now
+                pending.future.set_exception(CheckpointAborted(f"{reason}; its process {self.pid} cannot be killed"))
+
+    def _is_killed(self, why: str) -> bool:
+        process = self._process
+        if process is None:
+            return True
+        log.warning("the saver process %d is killed: %s", process.pid, why)
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(EXIT_WAIT_S)
+        return process.returncode is not None
+
     def close(self) -> None:
-        if os.getpid() != self._pid:
+        if not self._home.is_here:
             return  # a forked child: the process and the memory are its parent's
         self.let_go()
         if self._process is not None:
-            self._process.wait()
+            try:
+                self._process.wait(CLOSE_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                log.warning(
+                    "the saver process %d has written everything and does not end; it is left behind", self._process.pid
+                )
 
     def let_go(self) -> None:
         """Like `close`, without waiting: the process ends by itself."""
-        if os.getpid() == self._pid:
+        if self._home.is_here:
             with contextlib.suppress(CheckpointAborted):
                 if self._link is not None:
                     self._send(messages.Close())
@@ -279,7 +331,8 @@ class ProcessSaver:
             while True:
                 self._hear(messages.decode_from_saver(link.recv_bytes(messages.MAX_BYTES)))
         except (EOFError, OSError):
-            process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(CLOSE_TIMEOUT_S)
         finally:
             link.close()
         with self._handing_over:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from strata.checkpoint.progress import SHOWN_AFTER_S, Counter, watching
 from strata.errors import CheckpointAborted
+from strata.lifecycle import Home, renewed
 from strata.storage import Watch
 
 if TYPE_CHECKING:
@@ -36,8 +37,9 @@ class Save:
         self._metadata = metadata
         self._num_bytes = num_bytes
         self._num_done = 0
-        self._lock = threading.Lock()
-        self._ended = threading.Event()
+        self._lock = renewed(threading.Lock())
+        self._ended = renewed(threading.Event())
+        self._home = Home()
         self._error: BaseException | None = None
         self.was_heard = False
         """Somebody knows how it ended."""
@@ -105,6 +107,8 @@ class Save:
 
     def until_ended(self, timeout_s: float | None = None) -> bool:
         """Whether it has ended by then, well or not; nobody has heard how."""
+        if not self._ended.is_set():
+            self._home.require(f"the save of checkpoint {self.id}")
         return self._ended.wait(timeout_s)
 
     def wait(self, timeout_s: float | None = None) -> CheckpointMetadata:
@@ -113,8 +117,9 @@ class Save:
         Raises:
             TimeoutError: It is not, in time; it goes on.
             CheckpointError, StorageError: Why it never will be. Nothing was committed.
+            ForkedProcess: It is under way in the process that forked this one.
         """
-        if not self._ended.wait(SHOWN_AFTER_S if timeout_s is None else min(timeout_s, SHOWN_AFTER_S)):
+        if not self.until_ended(SHOWN_AFTER_S if timeout_s is None else min(timeout_s, SHOWN_AFTER_S)):
             self._wait_with_bar(None if timeout_s is None else timeout_s - SHOWN_AFTER_S)
         if not self._ended.is_set():
             raise TimeoutError(
@@ -146,6 +151,10 @@ class Save:
         return f"<checkpoint {self.path}: {state}>"
 
     # -- for the manager -------------------------------------------------------------------------------------------
+
+    def num_written(self) -> int:
+        """Bytes, by all savers that have tried."""
+        return self._num_done
 
     def succeeded(self, metadata: CheckpointMetadata) -> None:
         self._metadata = metadata

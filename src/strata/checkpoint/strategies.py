@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from strata.errors import ConfigError
+from strata.lifecycle import renewed
 
 if TYPE_CHECKING:
     from strata.clock import Clock
@@ -206,7 +207,7 @@ class Pacer:
     def __init__(self, strategy: Strategy, clock: Clock) -> None:
         self._strategy = strategy
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = renewed(threading.Lock())
         self._history: History | None = None
         """None before the first step is known."""
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strata.errors import InvalidArgument
+from strata.lifecycle import renewed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +41,7 @@ class RowTracker:
             InvalidArgument: There is no table that could be followed, and why.
         """
         self._optimizer = optimizer
-        self._lock = threading.Lock()
+        self._lock = renewed(threading.Lock())
         self._tables = _tables(model, optimizer)
         self._rows: dict[int, torch.Tensor | None] = dict.fromkeys(range(len(self._tables)))
         """By the place in `_tables`: a mask of rows; None where nobody knows, so that all are compared."""

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from strata.coordinator.client._sync import shared_loop
 from strata.coordinator.config import CoordinatorConfig
 from strata.coordinator.server import CoordinatorServer
+from strata.lifecycle import Home, at_exit
 from strata.transport import sockets
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
+
+log = logging.getLogger(__name__)
+
+STOP_TIMEOUT_S = 10.0
+"""Calls under way have two seconds, the journal's last commit the rest."""
 
 
 class EmbeddedCoordinator:
-    """Runs until `stop`; `address` is for clients of this machine's same user.
+    """Runs until `stop`, or until the process ends; `address` is for clients of this machine's same user.
 
     State is kept in memory, unless the config names a place for it.
     """
@@ -30,6 +38,8 @@ class EmbeddedCoordinator:
         self._config = replace(config, listen=self.address, http="off", state=config.state or "memory")
         self._server: CoordinatorServer | None = None
         self._loop = shared_loop()
+        self._home = Home()
+        self._stay: Callable[[], None] = lambda: None
 
     def start(self) -> Self:
         try:
@@ -37,12 +47,24 @@ class EmbeddedCoordinator:
         except BaseException:
             self.stop()
             raise
+        self._stay = at_exit(self.stop)
         return self
 
     def stop(self) -> None:
-        if self._server is not None:
-            self._loop.run(self._server.stop())
-            self._server = None
+        """May be called again. Does nothing in a forked child: the coordinator is its parent's."""
+        if not self._home.is_here:
+            return
+        self._stay()
+        server, self._server = self._server, None
+        if server is not None:
+            try:
+                self._loop.run(server.stop(), timeout_s=STOP_TIMEOUT_S)
+            except TimeoutError:
+                log.warning(
+                    "the coordinator at %s did not stop within %g s: does its journal's disk answer?",
+                    self.address,
+                    STOP_TIMEOUT_S,
+                )
         if self._place is not None:
             self._place.remove()
 

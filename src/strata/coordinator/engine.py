@@ -262,7 +262,12 @@ class Engine:
 
     def _commit(self, batch: Batch) -> None:
         self._in_flight = batch
-        writing = asyncio.get_running_loop().run_in_executor(self._writer, self._write, batch, self._clock.wall_s())
+        loop = asyncio.get_running_loop()
+        try:
+            writing = loop.run_in_executor(self._writer, self._write, batch, self._clock.wall_s())
+        except RuntimeError as error:  # the process is ending, and with it its threads: who waits must hear of it
+            writing = loop.create_future()
+            writing.set_exception(JournalWriteFailed(f"the journal takes nothing more: {error}"))
         writing.add_done_callback(self._written)
 
     def _write(self, batch: Batch, at_s: float) -> None:

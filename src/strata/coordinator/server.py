@@ -26,6 +26,7 @@ from strata.coordinator.session import SessionHub
 from strata.coordinator.session_frames import FramesServer
 from strata.coordinator.session_grpc import session_handler
 from strata.errors import ConfigError, NotLeader, StrataError
+from strata.transport import forks
 from strata.transport.addresses import Address, parse_address
 from strata.transport.channels import server_options
 from strata.transport.credentials import server_credentials
@@ -86,6 +87,7 @@ class CoordinatorServer:
         """Called when a standby has become the leader."""
 
     async def start(self) -> ServerAddresses:
+        forks.use_grpc()
         config = self._config
         listen = parse_address(config.listen, field="listen")
         guard = Guard(grants_from(config.security.tokens))

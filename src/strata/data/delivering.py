@@ -16,6 +16,7 @@ from strata.data.outputs import Presenter
 from strata.data.policies import decide
 from strata.data.vocabularies import MAX_VALUES, Vocabulary, from_bytes, to_bytes
 from strata.errors import DataError, DataFileInvalid, DataFileMissing, InvalidArgument, TransformFailed
+from strata.lifecycle import renewed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -75,7 +76,7 @@ class Deliverer:
         self._plan = recipe.plan
         self._types = types
         self._is_transformed = recipe.transform is not None
-        self._lock = threading.Lock()
+        self._lock = renewed(threading.Lock())
         self._made: tuple[tuple[Policy, ...], Converter, Presenter] | None = None
         self.vocabularies: dict[str, Vocabulary] = {
             name: values if isinstance(values, Vocabulary) else Vocabulary.given(name, values, types.max_vocabulary)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
-import weakref
 from typing import TYPE_CHECKING, Any, Self
 
 from strata.errors import StrataError, TransformFailed
+from strata.lifecycle import Home, finalize
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,11 +56,10 @@ class Pass:
         self._next_batch = 0
         self.is_exhausted = False
         self._is_closed = False
-        self._pid = os.getpid()
+        self._home = Home()
         if pipeline is not None:
             # However the caller forgets this iterator, its threads end.
-            self._finalizer = weakref.finalize(self, pipeline.close)
-            self._finalizer.atexit = True
+            self._finalizer = finalize(self, pipeline.close)
         recorder.began()
 
     def __iter__(self) -> Self:
@@ -85,8 +83,7 @@ class Pass:
             raise StopIteration
         if self._is_closed:
             raise StrataError(CLOSED)
-        if os.getpid() != self._pid:
-            raise StrataError("this loop belongs to the parent process, which goes on with it; begin a new one here")
+        self._home.require("this loop over a loader")
         self._recorder.asked()
         try:
             if self._has_next():
@@ -109,8 +106,7 @@ class Pass:
         self._block = None
         pipeline, self._pipeline = self._pipeline, None
         if pipeline is not None:
-            self._finalizer.detach()
-            pipeline.close()
+            self._finalizer()
 
     def _has_next(self) -> bool:
         if self._block is not None and self._place < len(self._block.batches):

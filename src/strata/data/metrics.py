@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from strata.clock import SystemClock
+from strata.lifecycle import renewed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -197,7 +198,8 @@ class WorkerRecorder:
     def __init__(self, worker: int, clock: Clock | None = None) -> None:
         self.worker = worker
         self._now_s = (clock or SystemClock()).monotonic_s
-        self._lock = threading.RLock()  # a snapshot may collect garbage, and garbage may be an iterator that ends here
+        # Re-entrant: a snapshot may collect garbage, and garbage may be an iterator that ends here.
+        self._lock = renewed(threading.RLock())
         self._state = State.OFF
         self._since_s = self._now_s()
         self._seconds = [0.0] * len(State)
@@ -274,7 +276,8 @@ class LoaderRecorder:
         clock = clock or SystemClock()
         self.workers = tuple(WorkerRecorder(worker, clock) for worker in range(num_workers))
         self._now_s = clock.monotonic_s
-        self._lock = threading.RLock()  # a snapshot may collect garbage, and garbage may be an iterator that ends here
+        # Re-entrant: a snapshot may collect garbage, and garbage may be an iterator that ends here.
+        self._lock = renewed(threading.RLock())
         self._num_resets = 0
         self._plan_s = 0.0
         self._plan_skipped = (0, 0)

@@ -26,7 +26,8 @@ import pyarrow as pa
 
 from strata.data.decoding import ThreadDecoder
 from strata.data.metrics import State, WorkerMetrics, WorkerRecorder
-from strata.errors import BY_KIND, DataWorkerDied, InvalidArgument, StrataError
+from strata.errors import BY_KIND, DataWorkerDied, ForkedProcess, InvalidArgument, StrataError
+from strata.lifecycle import Home, finalize, renewed
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -59,7 +60,8 @@ class ProcessDecoder:
     def __init__(self, recipe: Recipe, recorder: WorkerRecorder) -> None:
         self._recipe = recipe
         self._recorder = recorder
-        self._lock = threading.Lock()
+        self._lock = renewed(threading.Lock())
+        self._home = Home()
         self._process: ForkServerProcess | None = None
         self._connection: Connection[Any, Any] | None = None
         self._is_busy = False
@@ -114,6 +116,9 @@ class ProcessDecoder:
         with self._lock:
             if self._is_aborted:
                 raise DataWorkerDied("the worker process was stopped")
+            if not self._home.is_here:  # forked: the process is its parent's
+                self._home = Home()
+                self._process = self._connection = None
             if self._connection is None:
                 self._start()
             assert self._connection is not None
@@ -135,10 +140,18 @@ class ProcessDecoder:
                 f"{error}. Define the transform at the top level of a module (no lambda, no inner function)",
                 field="transform",
             ) from error
+        except ChildProcessError:  # of Python's forkserver, which is not ours to ask
+            ours.close()
+            raise ForkedProcess(
+                "worker_type='process' needs Python's forkserver, which belongs to the process that forked this one; "
+                "use worker_type='thread' here, or start this process with multiprocessing.get_context('spawn')",
+                field="worker_type",
+            ) from None
         finally:
             theirs.close()
+        _started.add(process)
         self._process, self._connection = process, ours
-        self._stop = weakref.finalize(self, _end, process, ours)
+        self._stop = finalize(self, _end, process, ours)
 
     def _epitaph(self) -> str:
         process = self._process
@@ -156,6 +169,17 @@ class ProcessDecoder:
                 "`if __name__ == '__main__':`"
             )
         return f"worker process {process.pid} {how} while it decoded{cure}"
+
+
+_started: weakref.WeakSet[ForkServerProcess] = weakref.WeakSet()
+
+
+def _disown() -> None:
+    """In a forked child, where multiprocessing would end them at exit: they are its parent's."""
+    multiprocessing.process._children.difference_update(_started)  # type: ignore[attr-defined]
+
+
+os.register_at_fork(after_in_child=_disown)
 
 
 def _end(process: ForkServerProcess, connection: Connection[Any, Any]) -> None:

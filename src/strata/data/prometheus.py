@@ -18,6 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from strata.data.metrics import State
+from strata.lifecycle import renewed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -100,7 +101,7 @@ def register(dataset_name: str, get_metrics: Get, registry: CollectorRegistry = 
 
 class _Loaders(Collector):
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # what is collected as garbage while it is held may unregister itself
+        self._lock = renewed(threading.RLock())  # what is collected as garbage while it is held may unregister itself
         self._by_name: dict[str, Registration] = {}
 
     def add(self, registration: Registration) -> None:
@@ -178,5 +179,5 @@ def _of_loaders(loaders: Mapping[str, LoaderMetrics]) -> Iterator[Metric]:
         yield gauge
 
 
-_lock = threading.Lock()
+_lock = renewed(threading.Lock())
 _by_registry: weakref.WeakKeyDictionary[CollectorRegistry, _Loaders] = weakref.WeakKeyDictionary()

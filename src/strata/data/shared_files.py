@@ -14,9 +14,10 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from strata.data.ranged_file import RangedFile
+from strata.lifecycle import renewed
 
 _PROTOCOLS = ("memory", "tar", "libarchive")
-_turn = threading.Lock()
+_turn = renewed(threading.Lock())
 """One for all: file systems that look like two may be views of the same."""
 
 

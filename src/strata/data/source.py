@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from strata.errors import DataFileMissing, StorageDenied, StorageError, StorageUnavailable
+from strata.lifecycle import renewed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -55,7 +56,7 @@ class ByteCounter:
     __slots__ = ("_lock", "_total")
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = renewed(threading.Lock())
         self._total = 0
 
     def add(self, num_bytes: int) -> None:

@@ -24,6 +24,7 @@ from strata.data.looking import Looking, Progress, attempts_together, known_valu
 from strata.data.partitions import partition_values
 from strata.data.survey import Survey, SurveyedFile, facts_of, schema_bytes, schema_of
 from strata.errors import DataError, StorageError
+from strata.lifecycle import renewed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -259,7 +260,7 @@ class _Numbers:
         self.schemas = list(schemas)
         self._by_bytes = {schema_bytes(schema): number for number, schema in enumerate(schemas)}
         self._last: tuple[pa.Schema | None, int] = (None, -1)
-        self._lock = threading.Lock()
+        self._lock = renewed(threading.Lock())
 
     def of(self, schema: pa.Schema) -> int:
         last, number = self._last

@@ -34,6 +34,7 @@ import platformdirs
 from strata.errors import ConfigError
 from strata.launch.spec import RunSpec
 from strata.launch.timeline import MAX_TEXT, MAX_WHAT, RunEvent, failed_rank
+from strata.lifecycle import Descriptor
 from strata.printing import printable
 
 if TYPE_CHECKING:
@@ -251,28 +252,28 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """One agent at a time. A killed one has let go of it, with all processes that it forked without exec.
+        """One agent at a time. A killed one has let go of it.
 
         Raises:
             ConfigError: Another process has it; the message says which.
         """
-        fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = Descriptor(os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         try:
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(lock.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                pid = os.pread(fd, 20, 0).decode(errors="replace").strip()
+                pid = os.pread(lock.fd, 20, 0).decode(errors="replace").strip()
                 holder = f"process {pid}" if pid.isdecimal() else "another process"
                 raise ConfigError(
                     f"{holder} runs {self.name} already; look at it with `strata logs -f {self.name}`, "
                     "stop it before you start it again, or give this run another name",
                     field="name",
                 ) from None
-            self._sign(fd, str(os.getpid()))
+            self._sign(lock.fd, str(os.getpid()))
             yield
-            self._sign(fd, "")
+            self._sign(lock.fd, "")
         finally:
-            os.close(fd)
+            lock.close()
 
     def _sign(self, fd: int, holder: str) -> None:
         with contextlib.suppress(OSError):  # a full disk: the lock holds without its holder's name

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from strata.errors import ObjectExists, ObjectMissing, StorageError
+from strata.lifecycle import renewed
 from strata.storage.base import Listed, byte_view, check_key, check_offset
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ PIECE_BYTES = 8 << 20
 class MemoryStore:
     def __init__(self, name: str = "") -> None:
         self.url = f"memory://{name}"
-        self._lock = threading.Lock()
+        self._lock = renewed(threading.Lock())
         self._objects: dict[str, tuple[bytes, float]] = {}
 
     def put(self, key: str, data: bytes, *, if_absent: bool = False) -> None:

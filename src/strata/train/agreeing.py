@@ -13,6 +13,8 @@ import threading
 from dataclasses import dataclass
 from typing import Literal
 
+from strata.lifecycle import renewed
+
 Wish = Literal["checkpoint", "stop"]
 
 
@@ -29,7 +31,7 @@ class Agreement:
     """The limit and the steps that were agreed on; for the training thread and the one beside it."""
 
     def __init__(self, step: int = 0) -> None:
-        self._lock = threading.Lock()
+        self._lock = renewed(threading.Lock())
         self._changed = threading.Condition(self._lock)
         self._step = step
         """The last one that is done."""

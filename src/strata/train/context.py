@@ -28,6 +28,7 @@ from strata.checkpoint import AnyOf, CheckpointManager, EverySteps, Manual
 from strata.checkpoint.strategies import not_before
 from strata.errors import ConfigError, InvalidArgument, NoCheckpoint, StrataError
 from strata.launch.contract import STOPPED
+from strata.lifecycle import Home, renewed
 from strata.train import generators, trees
 from strata.train.agreeing import Agreement
 from strata.train.gauges import Gauges
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_MASTER = {"MASTER_ADDR", "MASTER_PORT"}
 OURS = "strata"
 """The part of a checkpoint that is ours."""
 ASK_AGAIN_S = 60.0
@@ -83,7 +85,9 @@ class Context:
         self.place = place
         self.checkpoints = manager
         self.step = 0
-        """The last one that was reported or restored."""
+        """The last one that was reported, counted or restored."""
+        self._has_new_step = False
+        """One was reported since the last `maybe_checkpoint`."""
         self.epoch = 0
         self._membership = membership
         self._agreement = agreement or Agreement()
@@ -95,9 +99,9 @@ class Context:
         self._waiting: dict[str, Any] = {}
         """States of loaders that are restored and not made yet."""
         self._has_saved = False
-        self._closing = threading.Lock()
+        self._closing = renewed(threading.Lock())
         self._is_closed = False
-        self._pid = os.getpid()
+        self._home = Home()
         self._gauges = Gauges()
         membership.watch(self._gauges.look)
 
@@ -136,14 +140,19 @@ class Context:
         return torch.device("cuda", self.local_rank % torch.cuda.device_count())
 
     def init_process_group(self, **arguments: Any) -> None:
-        """torch's process group of all ranks: NCCL where there is CUDA, gloo otherwise."""
+        """torch's process group of all ranks: NCCL where there is CUDA, gloo otherwise. `arguments` are torch's."""
         import torch  # noqa: PLC0415
         from torch import distributed  # noqa: PLC0415
 
         device = self.device
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        distributed.init_process_group(**{"backend": "nccl" if device.type == "cuda" else "gloo", **arguments})
+        defaults: dict[str, Any] = {"backend": "nccl" if device.type == "cuda" else "gloo"}
+        has_meeting_point = arguments.keys() & {"store", "init_method"} or os.environ.keys() >= _MASTER
+        if self.world_size == 1 and not has_meeting_point:  # plain `python`: there is nobody to meet
+            store = distributed.HashStore()  # type: ignore[attr-defined]  # torch does not say that it exports it
+            defaults |= {"store": store, "rank": 0, "world_size": 1}
+        distributed.init_process_group(**{**defaults, **arguments})
 
     # -- data ------------------------------------------------------------------------------------------------------
 
@@ -238,6 +247,7 @@ class Context:
         """How far this rank is, with whatever numbers are worth watching; cheap enough for every step."""
         if step is not None:
             self.step = step
+            self._has_new_step = True
         if epoch is not None:
             self.epoch = epoch
         self._membership.report("TRAINING", self.step, self.epoch, metrics)
@@ -271,8 +281,13 @@ class Context:
     def maybe_checkpoint(self, state: Mapping[str, Any], *, step: int | None = None, **arguments: Any) -> Save | None:
         """After every step, on every rank: saves if it is time, by the strategy or because somebody asked; and if
         somebody asked to stop, saves and ends the process.
+
+        `step`: left out, the one that was reported since the last call; if none was, this call counts one.
         """
-        self.step = self.step if step is None else step
+        self._home.require("this context")
+        if step is not None or not self._has_new_step:
+            self.report(step=self.step + 1 if step is None else step)
+        self._has_new_step = False
         due = self._agreement.take_due(self.step, timeout_s=AGREE_TIMEOUT_S)
         should_stop = any(each.wish == "stop" for each in due)
         if not due and not self._is_time():
@@ -328,7 +343,7 @@ class Context:
         `is_failing`: nobody is waited for, who may be waiting for this one.
         """
         with self._closing:
-            if self._is_closed or os.getpid() != self._pid:  # a forked child has nothing to close
+            if self._is_closed or not self._home.is_here:  # a forked child has nothing to close
                 return
             self._is_closed = True
         try:

@@ -1,13 +1,14 @@
 """`strata.init()`: who this process is, and the context that follows from it.
 
 Under `strata run` the environment says so. Alone (plain `python train.py`) it is a world of one with a coordinator of
-its own inside. Under torchrun it is one of its ranks, without a coordinator.
+its own inside; in a forked child of a process that is connected to one, which cannot have another, without. Under
+torchrun it is one of its ranks, without a coordinator.
 """
 
 from __future__ import annotations
 
-import atexit
 import faulthandler
+import functools
 import os
 import re
 import signal
@@ -24,9 +25,11 @@ from strata.coordinator.embedded import EmbeddedCoordinator
 from strata.errors import ConfigError, StrataError
 from strata.launch.commit import CoordinatorCommit
 from strata.launch.contract import JOINED, STACKS_SIGNAL, Place, place_in
+from strata.lifecycle import Home, at_exit
 from strata.train.agreeing import Agreement
 from strata.train.context import Context
 from strata.train.membership import JOIN_TIMEOUT_S, JoinedMembership, NoMembership
+from strata.transport import forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -73,7 +76,7 @@ def init(
         commit = CoordinatorCommit(membership.worker)
         _dump_stacks_when_asked()
         _stop_when_asked(membership)
-    elif place.world_size == 1:
+    elif place.world_size == 1 and forks.may_use_grpc():
         membership = _embedded(place, agreement)
         commit = CoordinatorCommit(membership.worker)
     manager = CheckpointManager(
@@ -84,7 +87,7 @@ def init(
         **{"keep_count": 3, **checkpoint_options},
     )
     context = Context(place, membership, manager, strategy=strategy, agreement=agreement)
-    _close_at_exit(weakref.WeakMethod(context.close))
+    at_exit(functools.partial(_close, weakref.ref(context)))
     return context
 
 
@@ -192,10 +195,10 @@ def _stop_when_asked(membership: JoinedMembership) -> None:
     """A signal that goes to all processes, as when a machine shuts down, reaches workers before the agent can ask them:
     all ranks save, and end. Unless the script has its own way with it.
     """
-    pid = os.getpid()
+    home = Home()
 
     def stop(*_: object) -> None:
-        if os.getpid() == pid:
+        if home.is_here:
             membership.ask_stop("SIGTERM")
         else:  # a child that was forked has inherited this, and is no rank: it ends, as who sends the signal expects
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -205,10 +208,8 @@ def _stop_when_asked(membership: JoinedMembership) -> None:
         signal.signal(signal.SIGTERM, stop)
 
 
-def _close_at_exit(close: weakref.WeakMethod[Any]) -> None:
-    def at_exit() -> None:
-        method = close()
-        if method is not None:
-            method(is_failing=getattr(sys, "last_value", None) is not None)  # an exception that nobody caught
-
-    atexit.register(at_exit)
+def _close(reference: weakref.ref[Context]) -> None:
+    """At exit. A context that the script has dropped is gone by then; its membership leaves by itself."""
+    context = reference()
+    if context is not None:
+        context.close(is_failing=getattr(sys, "last_value", None) is not None)  # an exception that nobody caught

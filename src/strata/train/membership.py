@@ -20,6 +20,7 @@ from strata.errors import (
     StrataError,
 )
 from strata.launch.contract import METRICS
+from strata.lifecycle import at_exit
 from strata.train.agreeing import Agreement, Due
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ JOIN_TIMEOUT_S = 300.0
 AGREE_TIMEOUT_S = 30.0
 AGREE_AGAIN_S = 0.1
 LEAVE_TIMEOUT_S = 5.0
-"""For the other ranks to tell of the last checkpoint, too."""
+"""For the other ranks to tell of the last checkpoint, too; and then for the coordinator to answer."""
 POLL_S = 1.0
 MAX_METRICS = 20
 """Of the user's, by name; the coordinator keeps 32 of a worker, and some are ours."""
@@ -107,7 +108,7 @@ class NoMembership:
 
 
 class JoinedMembership:
-    """With one. All ranks of the attempt are there when it is made."""
+    """With one, until `leave` or the end of the process. All ranks of the attempt are there when it is made."""
 
     def __init__(
         self,
@@ -141,6 +142,7 @@ class JoinedMembership:
         """Heard and not yet followed."""
         self._listener = threading.Thread(target=self._listen, name="strata-context", daemon=True)
         self._listener.start()
+        self._leave_at_exit = at_exit(lambda: self.leave(together=False))
 
     @property
     def worker(self) -> Worker:
@@ -187,6 +189,7 @@ class JoinedMembership:
 
     def leave(self, *, together: bool) -> None:
         """`together`: not before all ranks do, since a checkpoint of theirs may still need this one's word."""
+        self._leave_at_exit()
         self._is_leaving.set()
         try:
             if together and self._place.world_size > 1:
@@ -194,7 +197,7 @@ class JoinedMembership:
         except StrataError as error:  # somebody has died, or does not come: then there is nothing to wait for
             log.info("leaving before the others: %s", error)
         try:
-            self._worker.deregister("done")
+            self._worker.deregister("done", timeout_s=LEAVE_TIMEOUT_S)
         except StrataError as error:
             log.info("left without a word: %s", error)
         self._client.close()

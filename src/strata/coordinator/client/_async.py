@@ -15,6 +15,7 @@ from strata.coordinator.client._messages import message
 from strata.coordinator.client._worker import OUT, AsyncWorker
 from strata.coordinator.job import DEFAULT_JOB
 from strata.errors import CoordinatorUnavailable, InvalidArgument, StrataError
+from strata.transport import forks
 from strata.transport.addresses import parse_addresses
 from strata.transport.credentials import ClientSecurity
 from strata.v1 import calls_pb2 as pb
@@ -65,6 +66,7 @@ class AsyncCoordinatorClient:
 
     async def connect(self) -> None:
         """Opens the session; a second call does nothing."""
+        forks.use_grpc()
         if self._link is not None:
             return
         link = SessionLink(

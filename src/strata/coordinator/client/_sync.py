@@ -1,23 +1,27 @@
 """The coordinator's client for plain code: the asyncio client, on an event loop in a thread of its own.
 
-One such thread serves every client of the process. Calls may come from any thread. A forked child begins anew: it must
-make its own client.
+One such thread serves every client of the process. Calls may come from any thread. What is still open when the process
+ends is closed before the thread is stopped. A forked child has no such thread, and calls raise there at once.
 """
 
 from __future__ import annotations
 
 import asyncio
-import atexit
+import concurrent.futures
 import contextlib
-import os
+import functools
+import logging
 import threading
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from strata.coordinator.client._async import AsyncCoordinatorClient
 from strata.coordinator.job import DEFAULT_JOB
+from strata.errors import CoordinatorUnavailable
+from strata.lifecycle import Home, at_exit, renewed
+from strata.transport import forks
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
     from types import TracebackType
 
     from strata.coordinator import views
@@ -32,8 +36,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+log = logging.getLogger(__name__)
+
 STOP_S = 1.0
 """How long the loop's last tasks have to end when the process does."""
+CLOSE_TIMEOUT_S = 5.0
+"""How long a client has to hang up; it is the other side's turn for a moment only."""
+LOOK_S = 1.0
+"""How often a caller looks whether the loop that it waits for still runs."""
 
 
 class LoopThread:
@@ -43,27 +53,65 @@ class LoopThread:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="strata-client", daemon=True)
         self._thread.start()
-        self._pid = os.getpid()
+        self._home = Home()
 
     @property
     def usable(self) -> bool:
-        return self._pid == os.getpid() and self._thread.is_alive()
+        return self._home.is_here and self._thread.is_alive()
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+    def run(self, work: Coroutine[Any, Any, T], *, timeout_s: float | None = None) -> T:
+        """Waits for what `work` returns. Left out, its own deadlines are the only ones.
+
+        Raises:
+            TimeoutError: It has not ended within `timeout_s`, and is cancelled.
+            CoordinatorUnavailable: The loop has stopped, because the process ends.
+            ForkedProcess: This is a forked child.
+        """
         try:
-            return future.result()
+            self._home.require("this client of the coordinator")
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:  # the loop is closed
+            work.close()
+            raise _stopped() from None
+        except BaseException:
+            work.close()
+            raise
+        try:
+            return self._result(future, timeout_s)
         except BaseException:
             future.cancel()  # Ctrl-C here ends the call there
             raise
 
+    def _result(self, future: concurrent.futures.Future[T], timeout_s: float | None) -> T:
+        left_s = timeout_s
+        while not future.done():
+            look_s = LOOK_S if left_s is None else min(left_s, LOOK_S)
+            concurrent.futures.wait([future], look_s)
+            if future.done():
+                break
+            if not self._thread.is_alive():
+                raise _stopped()
+            if left_s is not None:
+                left_s -= look_s
+                if left_s <= 0:
+                    raise TimeoutError(f"no answer within {timeout_s:g} s")
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError:  # by `stop`
+            raise _stopped() from None
+
     def stop(self) -> None:
         if self.usable:
             with contextlib.suppress(TimeoutError):
-                self.run(_others_end(STOP_S))
+                self.run(_others_end(STOP_S), timeout_s=STOP_S)
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+            self._thread.join(STOP_S)
+            if not self._thread.is_alive():  # else a callback does not return: the thread ends with the process
+                self._loop.close()
+
+
+def _stopped() -> CoordinatorUnavailable:
+    return CoordinatorUnavailable("the process is ending, and its connection to the coordinator is closed")
 
 
 async def _others_end(timeout_s: float) -> None:
@@ -73,16 +121,21 @@ async def _others_end(timeout_s: float) -> None:
 
 
 _shared: LoopThread | None = None
-_shared_lock = threading.Lock()
+_shared_lock = renewed(threading.Lock())
 
 
 def shared_loop() -> LoopThread:
-    """The process's one background loop, begun when first needed."""
+    """The process's one background loop, begun when first needed.
+
+    Raises:
+        ForkedProcess: This process was forked from one that uses gRPC.
+    """
     global _shared  # noqa: PLW0603 - one loop a process: gRPC's asyncio layer wants all channels on one
+    forks.use_grpc()
     with _shared_lock:
         if _shared is None or not _shared.usable:
             _shared = LoopThread()
-            atexit.register(_shared.stop)
+            at_exit(_shared.stop)
         return _shared
 
 
@@ -109,6 +162,8 @@ class CoordinatorClient:
         """`address` may name several coordinators, leader and standbys, as a list or with commas between them."""
         self._loop = shared_loop()
         self._client = self._loop.run(_made(address, config, security))
+        self._home = Home()
+        self._stay_open: Callable[[], None] = lambda: None
 
     def __enter__(self) -> Self:
         self.connect()
@@ -120,11 +175,18 @@ class CoordinatorClient:
         self.close()
 
     def connect(self) -> None:
+        """Opens the session, until `close` or the end of the process; a second call does nothing."""
         self._loop.run(self._client.connect())
+        self._stay_open()
+        self._stay_open = at_exit(functools.partial(_close, self._loop, self._client))
 
     def close(self) -> None:
-        """Hangs up. Workers that did not deregister are declared dead after a moment."""
-        self._loop.run(self._client.close())
+        """Hangs up. Workers that did not deregister are declared dead after a moment. Forked children have nothing to
+        close.
+        """
+        if self._home.is_here:
+            self._stay_open()
+            _close(self._loop, self._client)
 
     @property
     def addresses(self) -> list[str]:
@@ -244,6 +306,13 @@ class CoordinatorClient:
         return self._loop.run(self._client.list_datasets(job_id=job_id))
 
 
+def _close(loop: LoopThread, client: AsyncCoordinatorClient) -> None:
+    try:
+        loop.run(client.close(), timeout_s=CLOSE_TIMEOUT_S)
+    except TimeoutError as error:
+        log.warning("the connection to the coordinator at %s was left open: %s", ", ".join(client.addresses), error)
+
+
 async def _made(
     address: str | Sequence[str], config: ClientConfig | None, security: ClientSecurity | None
 ) -> AsyncCoordinatorClient:
@@ -320,9 +389,9 @@ class Worker:
         """Waits until the job has at least this many workers, and adopts that generation."""
         self._loop.run(self._worker.wait_for_workers(count, timeout_s=timeout_s))
 
-    def deregister(self, reason: str = "") -> None:
-        """Leaves the job; the shards move to the others at once."""
-        self._loop.run(self._worker.deregister(reason))
+    def deregister(self, reason: str = "", *, timeout_s: float | None = None) -> None:
+        """Leaves the job; the shards move to the others at once. `timeout_s`: instead of the client's."""
+        self._loop.run(self._worker.deregister(reason, timeout_s=timeout_s))
 
     def shards(
         self, dataset_id: str | None = None, *, epoch: int | None = None, include_done: bool = False

@@ -20,6 +20,7 @@ from strata.errors import (
     UnknownJob,
     UnknownWorker,
 )
+from strata.lifecycle import renewed
 from strata.v1 import calls_pb2 as pb
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class AsyncWorker:
         self._step: int | None = None
         self._epoch: int | None = None
         self._metrics: dict[str, float] = {}
-        self._noting = threading.Lock()
+        self._noting = renewed(threading.Lock())
         """Other threads than the loop's report."""
         self._commands: list[CommandRecord] = []
         self._last_command_id = 0
@@ -201,8 +202,8 @@ class AsyncWorker:
                 generation=self.latest_generation,
             ) from None
 
-    async def deregister(self, reason: str = "") -> None:
-        """Leaves the job; the shards move to the others at once."""
+    async def deregister(self, reason: str = "", *, timeout_s: float | None = None) -> None:
+        """Leaves the job; the shards move to the others at once. `timeout_s`: instead of the client's."""
         self._client._forget(self)
         request = message(
             pb.DeregisterWorkerRequest,
@@ -211,7 +212,10 @@ class AsyncWorker:
             incarnation=self._fence,
             reason=reason,
         )
-        await self._client.call("deregister_worker", request)
+        try:
+            await self._client.call("deregister_worker", request, timeout_s=timeout_s)
+        finally:
+            self.changed.set()
 
     # -- shards ----------------------------------------------------------------------------------------------------
 

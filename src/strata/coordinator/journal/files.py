@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from strata.errors import JournalDamaged, JournalLocked
+from strata.lifecycle import Descriptor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,10 +43,10 @@ class Owner:
 
 
 class FileLock:
-    """An exclusive lock beside a file; it ends with its process, and names it meanwhile."""
+    """An exclusive lock beside a file; it ends with its process, whoever was forked from it, and names it meanwhile."""
 
     def __init__(self, fd: int) -> None:
-        self._fd: int | None = fd
+        self._descriptor = Descriptor(fd)
         self.term = 0
         """How many have had it so far, this one included; 0 while it is not ours."""
 
@@ -65,34 +66,31 @@ class FileLock:
 
     def sign(self, holder: str, address: str) -> int:
         """Leave word of who has it, for those who wait; returns the number of this term."""
-        assert self._fd is not None
-        self._write(self._fd, str(os.getpid()), str(self.term), holder, address)
+        self._write(self._descriptor.fd, str(os.getpid()), str(self.term), holder, address)
         return self.term
 
     def release(self) -> None:
-        fd, self._fd = self._fd, None
-        if fd is None:
-            return
-        if self.term:
+        fd = self._descriptor.fd
+        if fd >= 0 and self.term:
             with contextlib.suppress(OSError):  # a full disk
                 self._write(fd, "", str(self.term))
-        os.close(fd)
+        self._descriptor.close()
 
     def _write(self, fd: int, *words: str) -> None:
         os.ftruncate(fd, 0)
         os.pwrite(fd, "".join(f"{word}\n" for word in words).encode(), 0)
 
     def _take(self, path: Path) -> None:
-        assert self._fd is not None
+        fd = self._descriptor.fd
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            pid = Owner.parse(os.pread(self._fd, _OWNER_BYTES, 0)).pid
+            pid = Owner.parse(os.pread(fd, _OWNER_BYTES, 0)).pid
             raise JournalLocked(
                 f"{path} is open in {f'process {pid}' if pid else 'another process'}; "
                 "stop that coordinator, or give this one another state"
             ) from None
-        self.term = Owner.parse(os.pread(self._fd, _OWNER_BYTES, 0)).term + 1
+        self.term = Owner.parse(os.pread(fd, _OWNER_BYTES, 0)).term + 1
         self.sign("", "")
 
 

@@ -1,0 +1,26 @@
+"""A forked child behaves as if nothing of ours had started: it ends by itself, and leaves its parent's things alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CHILDREN = Path(__file__).parent / "fork_children.py"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("manager", "thread_manager", "async_manager", "registry", "client", "context"),
+        *("loader", "process_loader", "scratch", "dataloader_after_a_save"),
+    ],
+)
+def test_after_a_fork_the_child_ends_and_the_parent_goes_on(name: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, CHILDREN, name], cwd=tmp_path, capture_output=True, text=True, timeout=55, check=False
+    )
+
+    assert (done.stdout, done.stderr, done.returncode) == ("well\n", "", 0)
