@@ -12,8 +12,9 @@ import os
 import uuid
 from typing import TYPE_CHECKING
 
-from strata.checkpoint import layout, reading, tree
+from strata.checkpoint import fetching, judging, layout, reading, tree
 from strata.checkpoint.dtypes import BY_NAME
+from strata.checkpoint.fetching import Source
 from strata.checkpoint.rebuilding import rebuild
 from strata.checkpoint.tree import Leaf
 from strata.errors import ConfigError, InvalidArgument, StorageError
@@ -60,6 +61,10 @@ def export(
     names = [t.name for t in manifest.tensors if not patterns or _matches(t.name, patterns)]
     if patterns and not names:
         raise InvalidArgument(f"checkpoint {manifest.id} has no tensor that matches {patterns}", field="only")
+    judging.check_manifest(manifest, manifest.structures)
+    chosen = set(names)
+    files = fetching.files_of(tensor for tensor in manifest.tensors if tensor.name in chosen)
+    judging.check_headers(Source(store, manifest, watch or Watch()), manifest, files)
     if output.suffix == ".safetensors":
         with _whole(output) as file:
             _write_safetensors(store, manifest, names, file, watch or Watch())

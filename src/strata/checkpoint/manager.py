@@ -466,7 +466,14 @@ class CheckpointManager:
             structure = loading.structure_for(manifest, self._rank, only)
             with self._watching(manifest, structure, slices, on_progress) as watch:
                 return loading.load(
-                    self._store, manifest, structure, slices=slices, map_location=device, mmap=mmap, watch=watch
+                    self._store,
+                    manifest,
+                    structure,
+                    slices=slices,
+                    map_location=device,
+                    mmap=mmap,
+                    headers=loading.own_files(manifest, self._rank) if only is None and not slices else (),
+                    watch=watch,
                 )
 
         return self._trusted(step, id, use)
