@@ -49,22 +49,21 @@ def saved(kind: str) -> tuple[Objects, str]:
     return {listed.key: store.get(listed.key, max_bytes=1 << 30) for listed in store.walk()}, newest.id
 
 
-def judged(objects: Objects, id: str) -> tuple[Any, str]:
+def judged(objects: Objects, newest: str) -> tuple[Any, str]:
     """What a load gives, and what verifying does: "accepted" or "refused"."""
     store = MemoryStore()
     for key, data in objects.items():
         store.put(key, data)
     with CheckpointManager(store=store, saver="thread") as manager:
-        loaded = _or_refused(lambda: manager.load(id=id))
-        verified = _or_refused(lambda: manager.verify(id=id) and "accepted")
+        loaded = _or_refused(lambda: manager.load(id=newest))
+        verified = _or_refused(lambda: manager.verify(id=newest) and "accepted")
     return loaded, verified
 
 
 def _or_refused(work: Callable[[], Any]) -> Any:
     try:
         return work()
-    except (CheckpointInvalid, StorageError) as error:
-        assert str(error)
+    except (CheckpointInvalid, StorageError):
         return REFUSED
 
 
@@ -77,8 +76,8 @@ def plain(value: Any) -> Any:
 
 @pytest.mark.parametrize("kind", ["plain values", "incremental"])
 def test_what_was_saved_is_accepted_by_both(kind: str) -> None:
-    objects, id = saved(kind)
-    loaded, verified = judged(objects, id)
+    objects, newest = saved(kind)
+    loaded, verified = judged(objects, newest)
     assert verified == "accepted"
     assert loaded is not REFUSED
 
@@ -88,7 +87,7 @@ def test_what_was_saved_is_accepted_by_both(kind: str) -> None:
 @given(st.data())
 def test_load_and_verify_agree_on_any_changed_bytes(kind: str, data: st.DataObject) -> None:
     """In the manifest, in headers, in the data; of the base, too."""
-    objects, id = saved(kind)
+    objects, newest = saved(kind)
     key = data.draw(st.sampled_from(sorted(objects)), label="object")
     changed = bytearray(objects[key])
     place = data.draw(st.integers(0, len(changed) - 1) | st.integers(0, min(len(changed) - 1, 600)), label="place")
@@ -101,10 +100,10 @@ def test_load_and_verify_agree_on_any_changed_bytes(kind: str, data: st.DataObje
             changed += b"\0"
         case _:
             changed.insert(place, data.draw(st.sampled_from(b' 0"}')))
-    loaded, verified = judged({**objects, key: bytes(changed)}, id)
+    loaded, verified = judged({**objects, key: bytes(changed)}, newest)
     assert (loaded is REFUSED) == (verified is REFUSED)
     if loaded is not REFUSED:
-        original, _ = judged(objects, id)
+        original, _ = judged(objects, newest)
         assert plain(loaded) == plain(original)
 
 
@@ -146,8 +145,8 @@ def sealed(body: Any) -> bytes:
 @settings(max_examples=300)
 @given(st.data())
 def test_load_and_verify_agree_on_a_forged_manifest(data: st.DataObject) -> None:
-    objects, id = saved("incremental")
-    key = f"{id}/{m.FILE_NAME}"
+    objects, newest = saved("incremental")
+    key = f"{newest}/{m.FILE_NAME}"
     body = json.loads(objects[key])["manifest"]
     altered(body, data)
     if data.draw(st.booleans(), label="with the right hash of the contents"):
@@ -155,25 +154,25 @@ def test_load_and_verify_agree_on_a_forged_manifest(data: st.DataObject) -> None
             body["model_hash"] = m.model_hash(msgspec.convert(body["tensors"], tuple[m.TensorEntry, ...]))
         except (msgspec.ValidationError, KeyError, UnicodeEncodeError):
             return
-    loaded, verified = judged({**objects, key: sealed(body)}, id)
+    loaded, verified = judged({**objects, key: sealed(body)}, newest)
     assert (loaded is REFUSED) == (verified is REFUSED)
 
 
 @settings(max_examples=200)
 @given(st.data())
 def test_load_and_verify_agree_on_a_forged_header(data: st.DataObject) -> None:
-    objects, id = saved("incremental")
-    key = f"{id}/{m.FILE_NAME}"
+    objects, newest = saved("incremental")
+    key = f"{newest}/{m.FILE_NAME}"
     body = json.loads(objects[key])["manifest"]
     file = data.draw(st.sampled_from(body["files"]))
-    path = file["path"] if "/" in file["path"] else f"{id}/{file['path']}"
+    path = file["path"] if "/" in file["path"] else f"{newest}/{file['path']}"
     header = json.loads(objects[path][8 : file["header_bytes"]])
     altered(header, data)
     text = msgspec.json.encode(header).ljust(file["header_bytes"] - 8)
     forged = len(text).to_bytes(8, "little") + text
     file["header_hash"], file["header_bytes"] = xxh3_128_hexdigest(forged), len(forged)
     contents = forged + objects[path][len(forged) :]
-    loaded, verified = judged({**objects, key: sealed(body), path: contents}, id)
+    loaded, verified = judged({**objects, key: sealed(body), path: contents}, newest)
     assert (loaded is REFUSED) == (verified is REFUSED)
 
 
@@ -190,30 +189,30 @@ def test_load_and_verify_agree_on_a_forged_header(data: st.DataObject) -> None:
     ids=["of the manifest", "within its metadata", "within its structure"],
 )
 def test_a_manifest_with_a_key_twice_is_refused(old: bytes, new: bytes) -> None:
-    objects, id = saved("incremental")
-    body = json.loads(objects[f"{id}/{m.FILE_NAME}"])["manifest"]
+    objects, newest = saved("incremental")
+    body = json.loads(objects[f"{newest}/{m.FILE_NAME}"])["manifest"]
     body["metadata"] = {"b": 1}
     text = msgspec.json.encode(body).replace(old, new, 1)
     data = b'{"strata_checkpoint":1,"hash":"%s","manifest":%s}\n' % (xxh3_128_hexdigest(text).encode(), text)
     with pytest.raises(CheckpointInvalid, match=r"manifest.json: the key '(step|a|int)' is there twice"):
         m.decode(data, file=m.FILE_NAME)
-    assert judged({**objects, f"{id}/{m.FILE_NAME}": data}, id) == (REFUSED, REFUSED)
+    assert judged({**objects, f"{newest}/{m.FILE_NAME}": data}, newest) == (REFUSED, REFUSED)
 
 
 def test_a_manifest_twice_in_its_envelope_is_refused() -> None:
-    objects, id = saved("incremental")
-    data = objects[f"{id}/{m.FILE_NAME}"].replace(b'{"strata_checkpoint"', b'{"manifest":{},"strata_checkpoint"', 1)
+    objects, newest = saved("incremental")
+    data = objects[f"{newest}/{m.FILE_NAME}"].replace(b'{"strata_checkpoint"', b'{"manifest":{},"strata_checkpoint"', 1)
     with pytest.raises(CheckpointInvalid, match="the key 'manifest' is there twice"):
         m.decode(data, file=m.FILE_NAME)
 
 
 def test_a_manifest_in_other_words_is_still_read() -> None:
     """Spaces, and keys in another order: what another program may have written."""
-    objects, id = saved("incremental")
-    body = json.loads(objects[f"{id}/{m.FILE_NAME}"])["manifest"]
+    objects, newest = saved("incremental")
+    body = json.loads(objects[f"{newest}/{m.FILE_NAME}"])["manifest"]
     text = json.dumps(dict(reversed(body.items())), indent=1).encode()
     data = b'{"strata_checkpoint": 1, "hash": "%s", "manifest": %s}' % (xxh3_128_hexdigest(text).encode(), text)
-    assert m.decode(data, file=m.FILE_NAME).id == id
+    assert m.decode(data, file=m.FILE_NAME).id == newest
 
 
 def test_a_header_with_a_tensor_twice_is_refused() -> None:

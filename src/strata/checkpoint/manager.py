@@ -30,7 +30,7 @@ from strata.checkpoint import (
     verifying,
 )
 from strata.checkpoint import manifest as m
-from strata.checkpoint.catalog import Catalog
+from strata.checkpoint.catalog import Catalog, links_in
 from strata.checkpoint.choosing import Choice
 from strata.checkpoint.jobs import Job, JobTensor, Options
 from strata.checkpoint.manifest import CheckpointType
@@ -568,7 +568,7 @@ class CheckpointManager:
         """
         Raises:
             NoCheckpoint: There is none such.
-            InvalidArgument: Another checkpoint refers to it, or none is named.
+            InvalidArgument: Another checkpoint refers to it, it is a symbolic link, or none is named.
         """
         if step is None and id is None:
             raise InvalidArgument("delete() removes nothing that is not named; say step= or id=", field="step")
@@ -615,7 +615,9 @@ class CheckpointManager:
             there = self.list()
             if all(one.id != just_saved for one in there):
                 return  # somebody has removed it, or puts something else in its place
-            removals = retention.removals(there, self._policies, just_saved=just_saved)
+            links = links_in(self._store)  # not ours to remove
+            wanted = retention.removals(there, self._policies, just_saved=just_saved)
+            removals = [one for one in wanted if one.id not in links]
             if not removals:
                 return
             log.info("checkpoint %s goes: %s", removals[0].id, removals[0].reason)
