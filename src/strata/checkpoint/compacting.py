@@ -31,7 +31,7 @@ def compact(store: Store, manifest: Manifest, *, watch: Watch) -> Manifest:
     Raises:
         CheckpointInvalid: It cannot be trusted.
     """
-    judging.check(Source(store, manifest, watch), manifest)
+    judging.check(Source(store, manifest, watch.unheard()), manifest)
     id = arguments.new_id(manifest.step)
     try:
         new = _rewritten(store, manifest, id, watch)

@@ -40,7 +40,7 @@ def map_tensors(
     wanted = list(dict.fromkeys(names))
     entries = {tensor.name: tensor for tensor in manifest.tensors}
     mappable = [entries[name] for name in wanted if name in entries and _can_be_mapped(store, entries[name])]
-    source = Source(store, manifest, watch)
+    source = Source(store, manifest, watch.unheard())
     files = {tensor.slices[0].file for tensor in mappable}
     judging.check_headers(source, manifest, files)
     mapped = {number: _mapped(store, manifest, number) for number in files}

@@ -106,7 +106,7 @@ def read_slices(
     met = [cut.part for one in parts for cut in one.cuts]
     files = {*(part.file for part in met), *(patch.file for part in met for patch in part.patches)}
     if headers is not None:
-        judging.check_headers(source, manifest, {*files, *headers})
+        judging.check_headers(Source(store, manifest, watch.unheard()), manifest, {*files, *headers})
     else:
         source.require(files)
     direct = [one for one in parts if _lies_as_wanted(one, manifest.chunk_bytes)]

@@ -22,7 +22,7 @@ import itertools
 import math
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -118,6 +118,22 @@ def names_in(structure: Node) -> list[str]:
     found: dict[str, None] = {}
     _Builder(lambda name, _kind: found.setdefault(name)).build(structure, 0)
     return list(found)
+
+
+def leaves_in(structure: Node, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Node]]:
+    """The tensors of a structure that `names_in` accepts, in order, each with the keys that lead to it."""
+    if not isinstance(structure, dict):
+        return
+    if "tensor" in structure:
+        yield path, structure
+    for tag, inner in structure.items():
+        if tag in ("dict", "odict"):
+            for key, node in inner:
+                text = key if isinstance(key, str) else str(unflatten(key, lambda name, _: name))
+                yield from leaves_in(node, (*path, text))
+        elif tag in ("list", "tuple"):
+            for number, node in enumerate(inner):
+                yield from leaves_in(node, (*path, str(number)))
 
 
 def renamed(structure: Node, names: Mapping[str, str]) -> Node:

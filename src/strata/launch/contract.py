@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from strata.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ NOT_SAVING = -1.0
 
 JOINED = "STRATA_JOINED"
 """The process that has joined as this rank: what it starts inherits its environment, and is no rank."""
+STORAGE_OPTIONS = "STRATA_STORAGE_OPTIONS"
+"""For the run's checkpoints, as JSON. No secrets: a run keeps its variables in a file."""
 _RUN = "STRATA_RUN"
 _ATTEMPT = "STRATA_ATTEMPT"
 _COORDINATOR = "STRATA_COORDINATOR"
@@ -148,3 +152,15 @@ def _number(variables: Mapping[str, str], name: str) -> int:
         return int(text)
     except ValueError:
         raise ConfigError(f"{name}={text!r} is not a number; leave it as `strata run` has set it", field=name) from None
+
+
+def storage_options_in(variables: Mapping[str, str]) -> dict[str, str]:
+    """What `strata run --storage-option` said.
+
+    Raises:
+        ConfigError: It is not what `strata run` writes.
+    """
+    try:
+        return msgspec.json.decode(variables.get(STORAGE_OPTIONS) or "{}", type=dict[str, str])
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{STORAGE_OPTIONS} is not a JSON object of texts: {error}", field=STORAGE_OPTIONS) from None

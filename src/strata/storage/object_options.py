@@ -63,6 +63,11 @@ _ELSEWHERE = {
 }
 """What other libraries call it → what it is called here."""
 _SECRET = ("secret", "token", "key", "sas", "password")
+_NO_SECRETS = (
+    *("access_key_id", "sse_kms_key_id", "sse_bucket_key_enabled", "web_identity_token_file"),
+    *("container_authorization_token_file", "federated_token_file"),
+)
+"""Names of keys and of files."""
 _NO_LIMIT = 1_000_000
 """Retries of one request, which its time limits long before that."""
 _SWITCHES = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
@@ -127,6 +132,11 @@ class Settings:
             and name.lower().removeprefix("aws_") != "access_key_id"
             and len(value) >= 4
         ]
+
+
+def is_secret(name: str) -> bool:
+    """Whether an option of this name holds what must not be written down."""
+    return any(word in name.lower() for word in (*_SECRET, "headers")) and name not in _NO_SECRETS
 
 
 def read_settings(url: str, storage_options: Mapping[str, Any], environment: Mapping[str, str]) -> Settings:

@@ -23,7 +23,7 @@ from strata.coordinator.client import ClientConfig, CoordinatorClient
 from strata.coordinator.embedded import EmbeddedCoordinator
 from strata.errors import ConfigError, StrataError
 from strata.launch.commit import CoordinatorCommit
-from strata.launch.contract import JOINED, STACKS_SIGNAL, Place, place_in
+from strata.launch.contract import JOINED, STACKS_SIGNAL, Place, place_in, storage_options_in
 from strata.train.agreeing import Agreement
 from strata.train.context import Context
 from strata.train.membership import JOIN_TIMEOUT_S, JoinedMembership, NoMembership
@@ -63,6 +63,9 @@ def init(
     place = place_in(variables) or _place_without_agent(variables)
     if checkpoints is not None:
         place = replace(place, checkpoints=os.fspath(checkpoints))
+    elif of_run := storage_options_in(variables):
+        given = checkpoint_options.get("storage_options") or {}
+        checkpoint_options = {**checkpoint_options, "storage_options": {**of_run, **given}}
     strategy = strategy_of(every if every is not None else variables.get(EVERY))
     agreement = Agreement()
     membership: JoinedMembership | NoMembership = NoMembership()
