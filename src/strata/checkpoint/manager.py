@@ -26,6 +26,7 @@ from strata.checkpoint import (
     rebuilding,
     retention,
     sharding,
+    strategies,
     tree,
     verifying,
 )
@@ -408,6 +409,11 @@ class CheckpointManager:
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
+    @property
+    def place(self) -> str:
+        """The directory or URL."""
+        return self._store.url
+
     def list(self) -> Sequence[CheckpointMetadata]:
         """All that are committed, oldest first."""
         return self._catalog.summaries()
@@ -426,6 +432,11 @@ class CheckpointManager:
     def latest(self) -> CheckpointMetadata | None:
         found = self._catalog.summaries()
         return found[-1] if found else None
+
+    @property
+    def schedule(self) -> str:
+        """When `maybe_save` saves and what stays, in words."""
+        return f"{strategies.in_words(self._pacer.strategy)}; {retention.in_words(self._policies)}"
 
     @property
     def problems(self) -> dict[str, str]:

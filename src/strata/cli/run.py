@@ -200,6 +200,10 @@ def _tell(directory: RunDirectory, finish: Finish) -> None:
     if finish.outcome != "done":
         typer.echo(f"  go on with it: strata resume {directory.name}", err=True)
     typer.echo(f"  logs: {directory.path / 'logs'}", err=True)
+    status = directory.status
+    place, _, last = status.checkpoint.rpartition("/") if status is not None else ("", "", "")
+    known = f"{printable(place)} (the last is {printable(last)})" if last else "none was saved"
+    typer.echo(f"  checkpoints: {known}", err=True)
 
 
 def _storage_options(given: list[str], checkpoints: str) -> str:

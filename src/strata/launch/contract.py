@@ -21,6 +21,9 @@ STOPPED = 83
 STACKS_SIGNAL = "SIGUSR2"
 """At which a worker writes where it stands to its log."""
 
+NOTE = "strata: "
+"""With which our own lines in a worker's log begin: nobody died of them."""
+
 NOT_SAVING = -1.0
 """In place of a step that is being saved: a metric stays what it was last, so this says that there is none any more."""
 
@@ -45,6 +48,8 @@ class METRICS:
     """About which command the ranks agree."""
     agree_limit = "strata/agree_limit"
     """How far a rank's training goes until they have."""
+    last_step = "strata/last_step"
+    """After which a rank's training has come to its end."""
     saving_step = "strata/saving_step"
     """Of the save that is under way; or NOT_SAVING."""
     saving_fraction = "strata/saving_fraction"

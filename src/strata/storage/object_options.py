@@ -235,7 +235,7 @@ def _check_encrypted(
         )
 
 
-def _number(name: str, value: Any) -> int | float:
+def _number(name: str, value: Any) -> Any:
     """From a program, or as text from the command line."""
     whole = name in ("max_retries", "concurrency", "piece_bytes")
     try:

@@ -13,6 +13,8 @@
 
 A checkpoint holds what the script gives, and beside it what is ours: where the loaders stand and the states of the
 random generators, of the same step. So going on from it is going on exactly, on any number of ranks.
+
+The last step of a run is saved whatever the strategy: when `epochs` has no more, or else when the context is closed.
 """
 
 from __future__ import annotations
@@ -95,6 +97,10 @@ class Context:
         self._waiting: dict[str, Any] = {}
         """States of loaders that are restored and not made yet."""
         self._has_saved = False
+        self._unsaved: tuple[Mapping[str, Any], dict[str, Any]] | None = None
+        """What the last `maybe_checkpoint` was given, if it did not save it."""
+        self._is_under_way = False
+        """A step was made since the ranks have last come to an end together."""
         self._closing = threading.Lock()
         self._is_closed = False
         self._pid = os.getpid()
@@ -181,13 +187,16 @@ class Context:
             loader.load_state_dict(self._waiting.pop(name))
 
     def epochs(self, number: int) -> Iterator[int]:
-        """The epochs that are left of so many, beginning with the one that was under way."""
+        """The epochs that are left of so many, beginning with the one that was under way. After the last one the last
+        step is saved, if it is not yet.
+        """
         while self.epoch < number:
             for loader in self._loaders.values():
                 if hasattr(loader, "set_epoch"):
                     loader.set_epoch(self.epoch)
             yield self.epoch
             self.epoch += 1
+        self._save_last()
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
@@ -205,6 +214,7 @@ class Context:
             raise InvalidArgument(f"the name {OURS!r} is taken for what is ours; choose another", field="into")
         self._membership.report("RECOVERING")
         self._not_before = 0
+        self._unsaved, self._is_under_way = None, False
         ours, given_back = _Ours(), trees.stand_ins(into)
         try:
             with trees.on_the_host(given_back):
@@ -257,6 +267,7 @@ class Context:
         if OURS in state:
             raise InvalidArgument(f"the name {OURS!r} is taken for what is ours; choose another", field="state")
         self._has_saved = True
+        self._unsaved = None
         self._asked_s = -ASK_AGAIN_S
         save = self.checkpoints.save(
             {**_states(state), OURS: self._ours()},
@@ -275,7 +286,9 @@ class Context:
         self.step = self.step if step is None else step
         due = self._agreement.take_due(self.step, timeout_s=AGREE_TIMEOUT_S)
         should_stop = any(each.wish == "stop" for each in due)
+        self._is_under_way = True
         if not due and not self._is_time():
+            self._unsaved = (state, arguments)
             return None
         save = self.checkpoint(state, **arguments)
         if should_stop:
@@ -314,24 +327,39 @@ class Context:
             "generators": generators.take(),
         }
 
+    def _save_last(self) -> None:
+        """On all ranks, which must have made the same steps. Never if saving is left to the script alone."""
+        if not self._is_under_way or self._strategy is None or isinstance(self._strategy, Manual):
+            return
+        unsaved, self._unsaved, self._is_under_way = self._unsaved, None, False
+        if self._membership.ends_together(self.step) and unsaved is not None:
+            state, arguments = unsaved
+            self.checkpoint(state, **arguments)
+
     def _stop(self, save: Save, reason: str) -> None:
         save.wait()
+        self._is_under_way = False
         log.warning("stopping after step %d, which is saved: %s", self.step, reason)
         self.close()
         raise SystemExit(STOPPED)
 
     # -- life ------------------------------------------------------------------------------------------------------
 
-    def close(self, *, is_failing: bool = False) -> None:
-        """Waits for the save under way and leaves the job. Called at the end of the program, too.
+    def close(self, *, is_failing: bool = False, is_exiting: bool = False) -> None:
+        """Saves the last step if it is not yet, waits for the save under way and leaves the job. Called at the end of
+        the program, too.
 
-        `is_failing`: nobody is waited for, who may be waiting for this one.
+        Args:
+            is_failing: Nobody is waited for, who may be waiting for this one; nothing more is saved.
+            is_exiting: The program ends, whatever its exit code: a rank of several cannot tell whether the others do.
         """
         with self._closing:
             if self._is_closed or os.getpid() != self._pid:  # a forked child has nothing to close
                 return
             self._is_closed = True
         try:
+            if not is_failing and not (is_exiting and self.world_size > 1):
+                self._save_last()
             self.checkpoints.close()
         finally:
             self._membership.leave(together=self._has_saved and not is_failing)

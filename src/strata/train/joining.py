@@ -23,7 +23,7 @@ from strata.coordinator.client import ClientConfig, CoordinatorClient
 from strata.coordinator.embedded import EmbeddedCoordinator
 from strata.errors import ConfigError, StrataError
 from strata.launch.commit import CoordinatorCommit
-from strata.launch.contract import JOINED, STACKS_SIGNAL, Place, place_in, storage_options_in
+from strata.launch.contract import JOINED, NOTE, STACKS_SIGNAL, Place, place_in, storage_options_in
 from strata.train.agreeing import Agreement
 from strata.train.context import Context
 from strata.train.membership import JOIN_TIMEOUT_S, JoinedMembership, NoMembership
@@ -51,8 +51,8 @@ def init(
     Args:
         checkpoints: A directory or URL, instead of the run's.
         every: When `maybe_checkpoint` saves: a number of steps, a time ("90s", "10m", "1h"), a strategy; left out, as
-            often as costs one percent of the time.
-        checkpoint_options: For `CheckpointManager`: `keep_count`, `compression`, `storage_options`, …
+            often as costs one percent of the time, first after a minute. The last step is saved in any case.
+        checkpoint_options: For `CheckpointManager`: `keep_count` (3 unless given), `compression`, `storage_options`, …
 
     Raises:
         ConfigError: The environment or an argument makes no sense.
@@ -86,6 +86,9 @@ def init(
         commit=commit,
         **{"keep_count": 3, **checkpoint_options},
     )
+    if place.rank == 0:
+        where = manager.place.rstrip("/")
+        print(f"{NOTE}checkpoints in {where}, {manager.schedule}", file=sys.stderr, flush=True)
     context = Context(place, membership, manager, strategy=strategy, agreement=agreement)
     _close_at_exit(weakref.WeakMethod(context.close))
     return context
@@ -209,9 +212,12 @@ def _stop_when_asked(membership: JoinedMembership) -> None:
 
 
 def _close_at_exit(close: weakref.WeakMethod[Any]) -> None:
+    """While there are still threads, which saving needs: `atexit` is too late."""
+
     def at_exit() -> None:
         method = close()
         if method is not None:
-            method(is_failing=getattr(sys, "last_value", None) is not None)  # an exception that nobody caught
+            is_failing = getattr(sys, "last_value", None) is not None  # an exception that nobody caught
+            method(is_failing=is_failing, is_exiting=True)
 
-    atexit.register(at_exit)
+    getattr(threading, "_register_atexit", atexit.register)(at_exit)
