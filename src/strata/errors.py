@@ -51,6 +51,7 @@
         ├── ObjectMissing          nothing is stored under this key
         ├── ObjectExists           something is, and was to be written only if not
         ├── StorageDenied          credentials are missing or do not suffice
+        ├── BucketMissing          there is no such bucket or container
         ├── StorageFull            no space is left
         └── StorageUnavailable     the store does not answer, or not in time
 
@@ -270,6 +271,10 @@ class ObjectMissing(StorageError, LookupError):
 
 class ObjectExists(StorageError):
     """Something is stored under this key already."""
+
+
+class BucketMissing(StorageError):
+    """There is no such bucket or container."""
 
 
 class StorageDenied(StorageError):

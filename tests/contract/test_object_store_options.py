@@ -121,6 +121,17 @@ def test_every_wait_is_bounded(name: str, value: float) -> None:
         settings_of("s3://bucket", **{name: value})
 
 
+def test_numbers_and_switches_may_come_as_text_as_on_a_command_line() -> None:
+    found = settings_of("s3://b", retry_timeout_s="7.5", max_retries="3", concurrency="2", allow_http="false")
+    assert (found.limits.retry_timeout_s, found.limits.max_retries, found.limits.concurrency) == (7.5, 3, 2)
+    assert found.client_options["allow_http"] is False
+    for name, value in (("retry_timeout_s", "soon"), ("max_retries", "2.5"), ("allow_http", "perhaps")):
+        with pytest.raises(ConfigError, match=rf"{name}='{value}' cannot be; give "):
+            settings_of("s3://b", **{name: value})
+    with pytest.raises(ConfigError, match="not encrypted"):
+        settings_of("s3://b", endpoint="http://10.0.0.1:9000", allow_http="false")
+
+
 def test_an_endpoint_without_encryption_must_be_wanted() -> None:
     for url, name in (("s3://b", "endpoint"), ("az://b", "endpoint"), ("gs://b", "base_url")):
         with pytest.raises(ConfigError, match=r"not encrypted; use https://, or pass .*allow_http"):
@@ -131,6 +142,8 @@ def test_an_endpoint_without_encryption_must_be_wanted() -> None:
     with pytest.raises(ConfigError, match="not encrypted"):
         settings_of("s3://b", variables)
     settings_of("s3://b", {**variables, "AWS_ALLOW_HTTP": "true"})
+    with pytest.raises(ConfigError, match="AWS_ALLOW_HTTP=true"):
+        settings_of("s3://b", {**variables, "AWS_ALLOW_HTTP": "false"})
 
 
 def test_keys_come_from_the_options_then_the_environment_then_the_profile(home: dict[str, str]) -> None:

@@ -13,14 +13,14 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from checkpoint_children import SAVERS, is_same, open_manager, state_of
 from faulty_store import Call, Fault, FaultyStore, When, fails, hangs
-from s3 import S3Server, s3
+from s3 import WEED, S3Server, s3
 from s3_proxy import HANG, LOST_ANSWER, THROTTLED, FaultyProxy
 from s3_proxy import Fault as S3Fault
 from servers import DEADLINE_S, until
@@ -619,3 +619,27 @@ def test_an_empty_place_and_one_that_does_not_answer_are_told_apart(
         proxy.plan(THROTTLED, num=None)
         with pytest.raises(StorageUnavailable):
             manager.load()
+
+
+def test_a_save_outlasts_a_restart_of_the_server(weed: S3Server) -> None:
+    """Which takes some 20 s: the server waits for itself to be elected."""
+    options = weed.options(piece_bytes=5 * MIB, concurrency=2)
+    with open_manager(weed.new_url(), storage_options=options) as manager:
+        save_on_s3(manager, 1)
+        weed.kill()
+        saving = manager.save(state_of(2, num_bytes=NUM_BYTES), step=2)
+        assert not saving.done
+        weed.start()
+        saving.wait(DEADLINE_S)
+    check_on_s3(weed, manager._store.url, 1, 2)
+
+
+@pytest.fixture
+def weed(requires_service: Callable[..., Path]) -> Iterator[S3Server]:
+    """A server of one's own, to be killed."""
+    server = S3Server(requires_service(WEED, "run make setup"))
+    try:
+        server.start()
+        yield server
+    finally:
+        server.close()

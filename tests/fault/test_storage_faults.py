@@ -23,6 +23,7 @@ from s3_proxy import HANG, LOST_ANSWER, THROTTLED, Fault, FaultyProxy
 from servers import DEADLINE_S, free_port, until
 
 from strata.errors import (
+    BucketMissing,
     CheckpointAborted,
     ObjectExists,
     ObjectMissing,
@@ -327,13 +328,37 @@ def test_who_may_not_write_is_told_so_and_where_the_keys_came_from(s3: S3Server,
     store.close()
 
 
-def test_a_bucket_that_is_not_there_is_named(s3: S3Server) -> None:
-    store = open_store("s3://no-such-bucket/x", s3.options(**{**QUICK, **READER}))
-    for call in ("get", "walk"):
-        with pytest.raises(StorageError, match="no-such-bucket") as caught:
-            EVERY_CALL[call](store, pattern(1))
-        assert not isinstance(caught.value, ObjectMissing)
-    store.close()
+@pytest.mark.parametrize(
+    ("bucket", "keys", "calls"),
+    [
+        ("no-such-bucket", READER, ("get", "walk", "children")),  # whoever may write makes it, on this server
+        ("Not_A..Name", ADMIN, ("get", "walk", "children", "put", "put if absent", "put_large")),
+    ],
+)
+def test_a_bucket_that_is_not_there_or_misnamed_is_reported_after_one_try(
+    s3: S3Server, proxy: FaultyProxy, bucket: str, keys: dict[str, str], calls: tuple[str, ...]
+) -> None:
+    with contextlib.closing(open_store(f"s3://{bucket}/x", s3.options(endpoint=proxy.endpoint, **keys))) as store:
+        for call in calls:
+            proxy.seen.clear()
+            with pytest.raises(BucketMissing, match=rf"there is no bucket '{bucket}' on S3 .*; create it, or correct"):
+                EVERY_CALL[call](store, pattern(6 * MIB))
+            assert len(set(proxy.seen)) == len(proxy.seen)  # nothing was tried twice
+
+
+def test_retries_go_on_until_the_time_for_them_is_over(s3: S3Server, sound: Store, proxy: FaultyProxy) -> None:
+    """Not until some number of them is spent: that takes a second or two, and a restart longer."""
+    sound.put("small", b"1")
+    with contextlib.closing(open_store(sound.url, s3.options(endpoint=proxy.endpoint))) as store:
+        proxy.plan(THROTTLED, num=11)
+        store.put("new", b"2", if_absent=True)
+        assert proxy.seen.count("put") == 12
+    assert sound.get("new", max_bytes=1) == b"2"
+    with contextlib.closing(open_store(sound.url, s3.options(endpoint=proxy.endpoint, retry_timeout_s=0.5))) as store:
+        proxy.plan(THROTTLED, num=None)
+        with pytest.raises(StorageUnavailable, match=r"tried for up to 0.5 s: .*raise retry_timeout_s") as caught:
+            store.put("late", b"3")
+        assert "max_retries in" not in str(caught.value)
 
 
 def test_no_keys_anywhere_are_told_in_bounded_time(

@@ -22,8 +22,11 @@ import torch
 from strata import cli
 from strata.checkpoint import CheckpointManager, catalog, comparing, exporting, inspecting, statistics
 from strata.checkpoint import manifest as m
+from strata.checkpoint.comparing import Side
 from strata.cli.exit_codes import ExitCode
 from strata.errors import CheckpointCorrupt, InvalidArgument, NoCheckpoint
+from strata.launch import run_directory
+from strata.launch.spec import RunSpec
 from strata.storage import Watch
 from strata.storage.memory import MemoryStore
 
@@ -168,6 +171,39 @@ def test_an_empty_place_is_told_and_is_an_error_only_where_one_is_needed(tmp_pat
         assert (refused.returncode, refused.stdout) == (ExitCode.FAILED, "")
         assert "there is no checkpoint" in refused.stderr
     assert checkpoints("repair", tmp_path).stdout == "there is nothing to repair\n"
+
+
+def test_a_place_that_is_not_there_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STRATA_RUNS_DIR", str(tmp_path / "runs"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    for name, words in (
+        (tmp_path / "absent", f"there is no directory {tmp_path / 'absent'}"),
+        ("./absent", "there is no directory ./absent"),
+        ("absent", "there is no directory absent here, and no such run: 'absent'"),
+        ("file", "there is no directory file"),
+    ):
+        for command in (["ls"], ["ls", "--json"], ["show"], ["verify"], ["diff", "1", "2"], ["compact", "--step=1"]):
+            refused = checkpoints(command[0], name, *command[1:])
+            assert (refused.returncode, refused.stdout) == (ExitCode.USAGE, "")
+            assert words in " ".join(refused.stderr.split())
+
+
+def test_a_run_is_a_place_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STRATA_RUNS_DIR", str(tmp_path / "runs"))
+    monkeypatch.chdir(tmp_path)
+    run = run_directory.create(
+        RunSpec(name="swift-otter", script="x.py", directory=".", checkpoints=str(tmp_path / "far"))
+    )
+    refused = checkpoints("ls", run.name)
+    assert refused.returncode == ExitCode.USAGE
+    assert "run swift-otter has no checkpoints" in refused.stderr
+    with manager_of(tmp_path / "far") as manager:
+        manager.save({"w": np.ones(3)}, step=5).wait()
+    assert [one["step"] for one in as_json("ls", "swift-otter")["checkpoints"]] == [5]
+    assert as_json("show", "swift")["step"] == 5, "the beginning of its name is enough"
+    (tmp_path / "swift-otter").mkdir()
+    assert as_json("ls", "swift-otter")["checkpoints"] == [], "a directory comes first"
 
 
 def test_show_tells_the_tensors_without_the_data(place: Path) -> None:
@@ -323,6 +359,26 @@ def test_diff_says_what_changed_and_by_how_much(tmp_path: Path) -> None:
     assert as_json("diff", tmp_path, "1", "1")["num_same"] == 4
 
 
+def test_diff_compares_checkpoints_of_two_places(tmp_path: Path) -> None:
+    for place, factor in (("a", 1), ("b", 3)):
+        with manager_of(tmp_path / place) as manager:
+            for step in (1, 2):
+                table = np.arange(3_000_000, dtype=np.float32)  # in several chunks, of which one differs
+                table[7] = factor * step
+                manager.save({"table": table, "same": np.ones(2)}, step=step).wait()
+    told = as_json("diff", tmp_path / "a", "1", "2", "--against", tmp_path / "b")
+    assert told["changed"]["table"] == {
+        "num_elements": 3_000_000,
+        "num_different": 1,
+        "max_abs": 5.0,
+        "num_not_finite": 0,
+    }
+    assert told["num_same"] == 1
+    assert as_json("diff", tmp_path / "a", "2", "--against", tmp_path / "b")["changed"]["table"]["max_abs"] == 4.0
+    assert checkpoints("diff", tmp_path / "a", "2").returncode == ExitCode.USAGE
+    assert checkpoints("diff", tmp_path / "a", "2", "--against", tmp_path / "c").returncode == ExitCode.USAGE
+
+
 @pytest.mark.parametrize(
     ("one", "other", "expected"),
     [
@@ -342,7 +398,7 @@ def test_a_difference_is_measured_in_every_kind_of_number(one: Any, other: Any, 
         for step, value in enumerate((one, other)):
             manager.save({"x": value}, step=step).wait()
         known = catalog.Catalog(store)
-        by = comparing.measure(store, known.find(step=0), known.find(step=1), ["x"])["x"]
+        by = comparing.measure(Side(store, known.find(step=0)), Side(store, known.find(step=1)), ["x"])["x"]
 
     assert (by.num_different, by.max_abs, by.num_not_finite) == expected
 
@@ -366,7 +422,7 @@ def test_of_a_large_tensor_only_the_chunks_that_differ_are_read() -> None:
         before, after = known.find(step=0), known.find(step=1)
         assert comparing.compare(before, after).changed == ("x",)
         assert store.num_read == 0
-        by = comparing.measure(store, before, after, ["x"])["x"]
+        by = comparing.measure(Side(store, before), Side(store, after), ["x"])["x"]
 
     assert (by.num_elements, by.num_different, by.max_abs) == (10 << 20, 1, 3.0)
     assert store.num_read <= 2 * ((8 << 20) + 4_096)
@@ -381,7 +437,7 @@ def test_many_small_tensors_are_each_measured_for_themselves(second: range) -> N
         known = catalog.Catalog(store)
         before, after = known.find(step=0), known.find(step=1)
         changed = comparing.compare(before, after).changed
-        found = comparing.measure(store, before, after, changed)
+        found = comparing.measure(Side(store, before), Side(store, after), changed)
 
     assert {name: (by.num_different, by.max_abs) for name, by in found.items()} == {
         f"t{n}": (n + 1, n) for n in range(1, 50)
@@ -411,6 +467,30 @@ def test_export_writes_what_torch_reads(tmp_path: Path) -> None:
     assert (loaded["step"], loaded["optimizer"]["m"].tolist()) == (7, [1, 1, 1])
     assert checkpoints("export", tmp_path / "c", "--output", tmp_path / "w.pt", "--only", "model.*").returncode == 0
     assert "optimizer" not in torch.load(tmp_path / "w.pt", weights_only=True)
+
+
+def test_export_strips_a_prefix_so_that_a_model_loads_the_file(tmp_path: Path) -> None:
+    def model_of(value: float) -> torch.nn.Module:
+        model = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 2), "b": torch.nn.Linear(2, 2)})
+        torch.nn.init.constant_(model["a"].weight, value)  # type: ignore[arg-type]
+        model["b"].weight = model["a"].weight  # tied
+        return model
+
+    with manager_of(tmp_path / "c") as manager:
+        saved = {"model": {f"module.{n}": t for n, t in model_of(5).state_dict().items()}, "optimizer": torch.ones(3)}
+        manager.save(saved, step=1).wait()
+    for suffix in ("pt", "safetensors"):
+        done = checkpoints(
+            "export", tmp_path / "c", "--output", tmp_path / f"m.{suffix}", "--strip-prefix", "model.module."
+        )
+        assert done.returncode == 0, done.stderr
+    fresh = model_of(0)
+    fresh.load_state_dict(torch.load(tmp_path / "m.pt", weights_only=True))
+    assert fresh["b"].weight.tolist() == [[5, 5], [5, 5]]  # type: ignore[index]
+    assert set(safetensors.numpy.load_file(tmp_path / "m.safetensors")) == {"a.weight", "a.bias", "b.bias"}
+    refused = checkpoints("export", tmp_path / "c", "--output", tmp_path / "x.pt", "--strip-prefix", "net.")
+    assert refused.returncode == ExitCode.USAGE
+    assert "no tensor's name begins with 'net.'" in refused.stderr
 
 
 def test_export_leaves_no_file_when_something_is_wrong(place: Path, tmp_path: Path) -> None:
@@ -601,11 +681,12 @@ def test_the_help_loads_nothing_heavy() -> None:
 
 def test_choosing_takes_a_step_or_an_id(place: Path) -> None:
     with manager_of(place) as manager:
-        known = catalog.Catalog(manager._store)
+        store = manager._store
+        known = catalog.Catalog(store)
         assert inspecting.choose(known, "1").step == 1
         assert inspecting.choose(known, directory_of(place, 2).name).step == 2
         with pytest.raises(NoCheckpoint):
             inspecting.choose(known, "nobody")
         spoil(place, 2)
         with pytest.raises(CheckpointCorrupt, match=r"tensor 'model\.w'"):
-            comparing.measure(manager._store, known.find(step=1), known.find(step=2), ["model.w"])
+            comparing.measure(Side(store, known.find(step=1)), Side(store, known.find(step=2)), ["model.w"])

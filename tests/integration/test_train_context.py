@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import strata
+from strata.checkpoint import Manual
 from strata.errors import InvalidArgument
 from strata.train import Context
 
@@ -86,7 +89,7 @@ def test_everything_goes_on_from_the_last_checkpoint(contexts: Any) -> None:
     context = contexts()
     loader, part = loader_of(context), Part()
     seen = train(context, loader, part, 0, num_steps=13)
-    context.close()
+    context.close(is_failing=True)
     random.seed(1)
     np.random.seed(1)
 
@@ -96,6 +99,83 @@ def test_everything_goes_on_from_the_last_checkpoint(contexts: Any) -> None:
     assert (progress.step, progress.epoch, part.value) == (12, 1, 12)
     rest = train(context, loader, part, progress.step, num_steps=100)
     assert sorted(seen[:120] + rest) == sorted([*range(NUM_ROWS)] * 2)
+
+
+# -- the last step -------------------------------------------------------------------------------------------------
+
+
+def steps_saved() -> list[int]:
+    with strata.CheckpointManager("ckpt", saver="thread") as manager:
+        return [one.step for one in manager.list()]
+
+
+def test_the_last_step_is_saved_as_it_is_when_the_epochs_end(contexts: Any) -> None:
+    context = contexts()
+    loader, part = loader_of(context), Part()
+    seen = train(context, loader, part, 0, num_steps=100, epochs=1)
+    part.value = -1  # what a script does to its model afterwards is not training
+    context.close()
+    assert steps_saved() == [6, 9, 10]
+
+    context = contexts()
+    loader, part = loader_of(context), Part()
+    progress = context.restore({"part": part})
+    assert (progress.step, progress.epoch, part.value) == (10, 1, 10)
+    assert train(context, loader, part, progress.step, num_steps=100, epochs=1) == []
+    rest = train(context, loader, part, progress.step, num_steps=100, epochs=2)
+    assert sorted(seen) == sorted(rest) == [*range(NUM_ROWS)]
+
+
+def test_the_last_step_is_saved_when_the_context_is_closed(contexts: Any) -> None:
+    with contexts() as context:
+        train(context, loader_of(context), Part(), 0, num_steps=5)
+    assert steps_saved() == [3, 5]
+
+
+def test_a_last_step_that_is_saved_already_is_not_saved_again(contexts: Any) -> None:
+    context = contexts()
+    train(context, loader_of(context), Part(), 0, num_steps=6)
+    context.close()
+    assert steps_saved() == [3, 6]
+
+
+def test_a_failing_script_saves_nothing_more(contexts: Any) -> None:
+    def script() -> None:
+        with contexts() as context:
+            train(context, loader_of(context), Part(), 0, num_steps=5)
+            raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        script()
+    assert steps_saved() == [3]
+
+
+def test_a_script_that_decides_by_itself_when_to_save_is_left_alone(contexts: Any) -> None:
+    with contexts(every=Manual()) as context:
+        train(context, loader_of(context), Part(), 0, num_steps=100, epochs=1)
+    assert steps_saved() == []
+
+
+@pytest.mark.parametrize(("ending", "code", "saved"), [("", 0, [5]), ("sys.exit(3)", 3, [5]), ("1 / 0", 1, [])])
+def test_a_script_without_epochs_and_close_saves_its_last_step_at_exit(
+    tmp_path: Path, ending: str, code: int, saved: list[int]
+) -> None:
+    script = f"""
+import sys
+import numpy as np
+import strata
+
+ctx = strata.init(checkpoints="ckpt", every=100)
+for step in range(1, 6):
+    ctx.report(step=step)
+    ctx.maybe_checkpoint({{"state": {{"step": np.array(step)}}}})
+{ending}
+"""
+    command = [sys.executable, "-c", script]
+    ended = subprocess.run(command, cwd=tmp_path, timeout=60, capture_output=True, text=True, check=False)
+    assert ended.returncode == code, ended.stderr
+    assert steps_saved() == saved
+    assert f"strata: checkpoints in {tmp_path}/ckpt, every 100 steps; the last 3 are kept" in ended.stderr
 
 
 def test_random_numbers_go_on_or_do_not_as_asked(contexts: Any) -> None:

@@ -86,6 +86,30 @@ def test_a_rank_does_not_begin_before_all_others_are_there(address: str, num_bef
             each.result(DEADLINE_S)
 
 
+@pytest.mark.parametrize(("steps", "together"), [((7, 7, 7), True), ((7, 7, 6), False)])
+def test_ranks_come_to_an_end_together_if_they_made_the_same_steps(
+    address: str, steps: tuple[int, ...], together: bool
+) -> None:
+    def end(membership: JoinedMembership, step: int) -> list[bool]:
+        """Twice; the second time all have made one step more."""
+        found = [membership.ends_together(step), membership.ends_together(step + 1)]
+        membership.leave(together=together)  # as after a save: not while another is looking
+        return found
+
+    with ThreadPoolExecutor(3) as pool:
+        joined = list(pool.map(join, [place_of(rank, 3, 1, address) for rank in range(3)]))
+        assert list(pool.map(end, joined, steps)) == [[together, together]] * 3
+
+
+def test_nobody_waits_at_the_end_for_a_rank_that_has_left(address: str) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(join, [place_of(rank, 2, 1, address) for rank in range(2)])
+        ending = pool.submit(one.ends_together, 7)
+        other.leave(together=False)
+        assert not ending.result(DEADLINE_S)
+        one.leave(together=False)
+
+
 def test_metrics_may_have_any_name(address: str) -> None:
     membership = join(place_of(0, 1, 0, address))
     membership.report("TRAINING", 7, 1, {"state": 1.0, "loss": 0.5})

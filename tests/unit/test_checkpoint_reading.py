@@ -22,6 +22,7 @@ from xxhash import xxh3_128_hexdigest
 
 from strata.checkpoint import comparing, decoding, exporting, fetching, mapping, reading, warming
 from strata.checkpoint import manifest as m
+from strata.checkpoint.comparing import Side
 from strata.checkpoint.reading import Rectangle
 from strata.errors import (
     CheckpointAborted,
@@ -834,7 +835,7 @@ def test_diff_sees_what_a_patch_has_changed_and_that_encodings_and_cuts_have_not
     store, old, new, before, after = two_states()
 
     found = comparing.compare(old, new)
-    by = comparing.measure(store, old, new, found.changed)
+    by = comparing.measure(Side(store, old), Side(store, new), found.changed)
 
     assert found.changed == ("w", "cut")
     assert (by["w"].num_different, by["w"].max_abs) == (5, float(np.abs(after - before).max()))
@@ -846,7 +847,7 @@ def test_diff_reads_no_more_than_a_window_at_once(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(comparing, "_WINDOW_BYTES", 128)
     store, old, new, before, after = two_states()
 
-    by = comparing.measure(store, old, new, ["w", "cut", "same"])
+    by = comparing.measure(Side(store, old), Side(store, new), ["w", "cut", "same"])
 
     assert [by[name].num_different for name in ("w", "cut", "same")] == [5, 0, 0]
     assert by["w"].max_abs == float(np.abs(after - before).max())

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -34,6 +36,7 @@ REQUEST_S = 60.0
 LOG_CHARACTERS = 5_000
 SCRIPT = """
 "$@" > log 2>&1 &
+echo $! > pid
 cat
 kill -9 $!
 wait
@@ -78,7 +81,8 @@ class WeedServer:
         self._num_volumes = num_volumes
         self._ports = {name: free_port() for name in ("master", "volume", "filer", "s3")}
         self._grpc_ports = {name: free_port() for name in self._ports}
-        self._keeper: subprocess.Popen[bytes] | None = None
+        self._keepers: list[subprocess.Popen[bytes]] = []
+        """One for each start."""
         self.port = self._ports["s3"]
         self.endpoint = f"http://{HOST}:{self.port}"
 
@@ -89,7 +93,16 @@ class WeedServer:
         """
         (self._directory / "s3.json").write_text(json.dumps({"identities": self._identities}))
         for name in ("data", "logs"):
-            (self._directory / name).mkdir()
+            (self._directory / name).mkdir(exist_ok=True)
+        self._keepers.append(self._spawn())
+        end_s = time.monotonic() + START_S
+        while not self._takes_an_object():
+            if time.monotonic() > end_s:
+                log = (self._directory / "log").read_text(errors="replace")[-LOG_CHARACTERS:]
+                raise StrataError(f"weed takes no object after {START_S:g} s; the end of its log:\n{log}")
+            time.sleep(0.02)
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
         flags = {
             "dir": "data",
             "ip": HOST,
@@ -109,22 +122,20 @@ class WeedServer:
         flags |= {f"{name}.port.grpc": port for name, port in self._grpc_ports.items()}
         sockets = [f"/tmp/seaweedfs-{name}-grpc-{port}.sock" for name, port in self._grpc_ports.items()]  # noqa: S108
         arguments = [f"-{name}={value}" for name, value in flags.items()]
-        self._keeper = subprocess.Popen(
+        return subprocess.Popen(
             ["/bin/sh", "-c", SCRIPT, " ".join(sockets), str(self._weed), "-logdir=logs", "server", *arguments],
             cwd=self._directory,
             stdin=subprocess.PIPE,
             start_new_session=True,
         )
-        end_s = time.monotonic() + START_S
-        while not self._takes_an_object():
-            if time.monotonic() > end_s:
-                log = (self._directory / "log").read_text(errors="replace")[-LOG_CHARACTERS:]
-                raise StrataError(f"weed takes no object after {START_S:g} s; the end of its log:\n{log}")
-            time.sleep(0.02)
+
+    def kill(self) -> None:
+        """Ends the server at once; `start` brings it back with what it holds."""
+        os.kill(int((self._directory / "pid").read_text()), signal.SIGKILL)
 
     def close(self) -> None:
-        if self._keeper is not None:
-            with self._keeper as keeper:
+        for each in self._keepers:
+            with each as keeper:
                 keeper.communicate(timeout=STOP_S)
         shutil.rmtree(self._directory, ignore_errors=True)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
@@ -13,9 +14,11 @@ from strata.checkpoint import manifest as m
 from strata.checkpoint.metadata import CheckpointMetadata, of_manifest
 from strata.errors import CheckpointInvalid, NoCheckpoint, ObjectMissing, StorageError
 from strata.lifecycle import renewed
+from strata.storage.local import LocalStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
+    from pathlib import Path
 
     from strata.checkpoint.manifest import Manifest
     from strata.storage import Store
@@ -28,6 +31,8 @@ QUARANTINE = "quarantine.json"
 NO_CHECKPOINT = "restore-"
 """What ranks have to say to each other, see `choosing.py`: not looked at."""
 NUM_AT_ONCE = 8
+ID = re.compile(r"step-\d{12,}-[0-9a-f]{16}")
+"""As `arguments.new_id` and `groups.checkpoint_id` make them."""
 
 
 def _locked(method: Callable[Concatenate[Catalog, P], T]) -> Callable[Concatenate[Catalog, P], T]:
@@ -39,6 +44,13 @@ def _locked(method: Callable[Concatenate[Catalog, P], T]) -> Callable[Concatenat
             return method(self, *arguments, **more)
 
     return with_lock
+
+
+def links_in(store: Store) -> dict[str, Path]:
+    """Symbolic links that have the name of a checkpoint, and where they lead. Others (`latest`) are the user's own."""
+    if not isinstance(store, LocalStore):
+        return {}
+    return {name: target for name, target in store.links().items() if ID.fullmatch(name)}
 
 
 class Catalog:
@@ -75,8 +87,9 @@ class Catalog:
         return [manifest for manifest in self._known.values() if manifest is not None]
 
     def _look_at_all_but(self, passed_over: Container[str]) -> None:
-        names = self._store.children()
+        names, links = self._store.children(), links_in(self._store)
         ids = [name for name in names if m.is_safe_name(name) and not name.startswith(NO_CHECKPOINT)]
+        ids += links  # no store lists them
         there = set(ids)
         self._known = {id: known for id, known in self._known.items() if id in there}
         self._noted = {id: noted for id, noted in self._noted.items() if id in there}
@@ -84,28 +97,36 @@ class Catalog:
         new = [id for id in ids if id not in self._known and id not in passed_over]
         if len(new) > 1:
             with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
-                list(pool.map(self._look, new))
+                list(pool.map(lambda one: self._look(one, links.get(one)), new))
         else:
             for id in new:
-                self._look(id)
+                self._look(id, links.get(id))
 
-    def _look(self, id: str) -> None:
-        """An id without a manifest is a save under way, or one that was given up: looked at again next time."""
+    def _pass_over(self, id: str, why: str) -> None:
+        if self.problems.get(id) != why:
+            log.warning("checkpoint %s is passed over: %s", id, why)
+        self.problems[id] = why
+
+    def _look(self, id: str, link: Path | None = None) -> None:
+        """An id without a manifest is a save under way, or one that was given up: looked at again next time. But no
+        save makes a link.
+        """
         try:
             manifest = self.read(id)
         except ObjectMissing:
+            if link is not None:
+                self._pass_over(id, f"it is a symbolic link to {link}, where no checkpoint is; is that disk mounted?")
             return
         except (CheckpointInvalid, StorageError) as error:
             if isinstance(error, StorageError) and type(error) is not StorageError:
                 raise  # the store's fault: the newest must not be passed over because of a moment's failure
-            if self.problems.get(id) != str(error):
-                log.warning("checkpoint %s is passed over: %s", id, error)
-            self.problems[id] = str(error)
+            self._pass_over(id, str(error))
             return
         try:
             reason = json.loads(self._store.get(f"{id}/{QUARANTINE}", max_bytes=1 << 20))["reason"]
         except ObjectMissing:
             self._known[id] = manifest
+            self.problems.pop(id, None)
         except (ValueError, KeyError, TypeError, RecursionError):
             self._known[id], self.problems[id] = None, "in quarantine"
         except StorageError as error:

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from strata.checkpoint import arguments, deltas, packing, reading
+from strata.checkpoint import arguments, deltas, judging, packing, reading
 from strata.checkpoint import layout as layouts
 from strata.checkpoint import manifest as m
 from strata.checkpoint.boxes import Rectangle
 from strata.checkpoint.dtypes import BY_NAME
 from strata.checkpoint.executing import give_up
+from strata.checkpoint.fetching import Source
 from strata.checkpoint.groups import Ranks
 from strata.checkpoint.manifest import CheckpointType, Slice
 from strata.checkpoint.packing import Packer
@@ -30,6 +31,7 @@ def compact(store: Store, manifest: Manifest, *, watch: Watch) -> Manifest:
     Raises:
         CheckpointInvalid: It cannot be trusted.
     """
+    judging.check(Source(store, manifest, watch.unheard()), manifest)
     id = arguments.new_id(manifest.step)
     try:
         new = _rewritten(store, manifest, id, watch)

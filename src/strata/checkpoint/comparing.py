@@ -85,20 +85,32 @@ def _patch_hashes(part: Slice) -> list[tuple[Any, ...]]:
     return [(p.unit_bytes, p.index_hashes, p.hashes, p.encoding == decoding.XOR) for p in part.patches]
 
 
-def measure(store: Store, old: Manifest, new: Manifest, names: Iterable[str]) -> dict[str, Difference]:
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two, and where its files are."""
+
+    store: Store
+    manifest: Manifest
+
+    @property
+    def tensors(self) -> dict[str, TensorEntry]:
+        return {tensor.name: tensor for tensor in self.manifest.tensors}
+
+
+def measure(old: Side, new: Side, names: Iterable[str]) -> dict[str, Difference]:
     """How much tensors have changed that have the same shape and element type in both.
 
     Raises:
         CheckpointInvalid: What is read is not what was written.
     """
-    before, after = ({tensor.name: tensor for tensor in manifest.tensors} for manifest in (old, new))
+    before, after = old.tensors, new.tensors
     found = {}
     for group in _groups(names, before, after):
         if len(group) == 1:
             (name,) = group
-            found[name] = _difference(before[name], _pairs(store, old, new, before[name], after[name]))
+            found[name] = _difference(before[name], _pairs(old, new, before[name], after[name]))
             continue
-        one, other = (reading.read_tensors(store, manifest, group, watch=Watch()) for manifest in (old, new))
+        one, other = (reading.read_tensors(side.store, side.manifest, group, watch=Watch()) for side in (old, new))
         for name in group:
             found[name] = _difference(before[name], [(one[name], other[name])])
     return found
@@ -144,20 +156,19 @@ def _difference(before: TensorEntry, pairs: Iterable[tuple[Bytes, Bytes]]) -> Di
     return Difference(math.prod(before.shape), num_different, max_abs, num_not_finite)
 
 
-def _pairs(
-    store: Store, old: Manifest, new: Manifest, before: TensorEntry, after: TensorEntry
-) -> Iterator[tuple[Bytes, Bytes]]:
+def _pairs(old: Side, new: Side, before: TensorEntry, after: TensorEntry) -> Iterator[tuple[Bytes, Bytes]]:
     """The bytes that may differ, from both sides. Chunk by chunk where both were cut alike, else row by row."""
     size = BY_NAME[before.dtype].itemsize
-    cut_alike = len(before.slices) == len(after.slices) == 1 and old.chunk_bytes == new.chunk_bytes
-    if not cut_alike or old.chunk_bytes % size:
-        yield from _pairs_of_rows(store, old, new, before, after)
+    chunk_bytes = old.manifest.chunk_bytes
+    cut_alike = len(before.slices) == len(after.slices) == 1 and chunk_bytes == new.manifest.chunk_bytes
+    if not cut_alike or chunk_bytes % size:
+        yield from _pairs_of_rows(old, new, before, after)
         return
     (one,), (other,) = before.slices, after.slices
-    for start, end in _suspects(old.chunk_bytes, before.num_bytes, one, other):
+    for start, end in _suspects(chunk_bytes, before.num_bytes, one, other):
         yield (
-            reading.read_contents(store, old, before, one, start, end, watch=Watch()),
-            reading.read_contents(store, new, after, other, start, end, watch=Watch()),
+            reading.read_contents(old.store, old.manifest, before, one, start, end, watch=Watch()),
+            reading.read_contents(new.store, new.manifest, after, other, start, end, watch=Watch()),
         )
 
 
@@ -179,9 +190,7 @@ def _suspects(chunk_bytes: int, num_bytes: int, one: Slice, other: Slice) -> Ite
         yield start, end
 
 
-def _pairs_of_rows(
-    store: Store, old: Manifest, new: Manifest, before: TensorEntry, after: TensorEntry
-) -> Iterator[tuple[Bytes, Bytes]]:
+def _pairs_of_rows(old: Side, new: Side, before: TensorEntry, after: TensorEntry) -> Iterator[tuple[Bytes, Bytes]]:
     num_rows = before.shape[0] if before.shape else 1
     step = max(_WINDOW_BYTES * num_rows // max(before.num_bytes, 1), 1)
     for first in range(0, num_rows, step):
@@ -189,8 +198,8 @@ def _pairs_of_rows(
         start = (first, *(0 for _ in before.shape[1:])) if before.shape else ()
         wanted = {before.name: Rectangle(start, rows)}
         yield (
-            reading.read_slices(store, old, wanted, watch=Watch())[before.name],
-            reading.read_slices(store, new, wanted, watch=Watch())[after.name],
+            reading.read_slices(old.store, old.manifest, wanted, watch=Watch())[before.name],
+            reading.read_slices(new.store, new.manifest, wanted, watch=Watch())[after.name],
         )
 
 

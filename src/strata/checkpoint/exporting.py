@@ -12,20 +12,22 @@ import os
 import uuid
 from typing import TYPE_CHECKING
 
-from strata.checkpoint import layout, reading, tree
+from strata.checkpoint import fetching, judging, layout, reading, tree
 from strata.checkpoint.dtypes import BY_NAME
+from strata.checkpoint.fetching import Source
 from strata.checkpoint.rebuilding import rebuild
 from strata.checkpoint.tree import Leaf
 from strata.errors import ConfigError, InvalidArgument, StorageError
 from strata.storage import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Container, Iterable, Iterator, Mapping
     from pathlib import Path
     from typing import BinaryIO
 
     from strata.checkpoint.layout import Place
     from strata.checkpoint.manifest import Manifest
+    from strata.checkpoint.tree import Node
     from strata.storage import Store
 
 SUFFIXES = (".safetensors", ".pt", ".pth")
@@ -39,12 +41,17 @@ def export(
     output: Path,
     *,
     only: Iterable[str] = (),
+    strip_prefix: str = "",
     force: bool = False,
     watch: Watch | None = None,
 ) -> int:
     """Writes the tensors whose names match one of the patterns (all, without patterns); gives their number.
 
     As safetensors it takes the memory of the largest tensor; as a torch file that of all.
+
+    Args:
+        strip_prefix: Leaves out all tensors whose names do not begin with it, and takes it from the others' names. A
+            torch file is then a flat dict of tensors by name, as `Module.load_state_dict` wants it.
 
     Raises:
         InvalidArgument: Nothing matches, the file is there already, or its name does not tell what it is to be.
@@ -57,36 +64,71 @@ def export(
     if output.exists() and not force:
         raise InvalidArgument(f"{str(output)!r} is there already; choose another name, or --force", field="output")
     patterns = list(only)
-    names = [t.name for t in manifest.tensors if not patterns or _matches(t.name, patterns)]
+    judging.check_manifest(manifest, manifest.structures)
+    structure = manifest.structures[manifest.structure_of_rank[0]]
+    names = {t.name: t.name for t in manifest.tensors if not patterns or _matches(t.name, patterns)}
     if patterns and not names:
         raise InvalidArgument(f"checkpoint {manifest.id} has no tensor that matches {patterns}", field="only")
+    if strip_prefix:
+        structure = _flat(structure, names, strip_prefix)
+        stripped = {name: name.removeprefix(strip_prefix) for name in names if name.startswith(strip_prefix)}
+        if not stripped or not all(stripped.values()):
+            some = ", ".join(list(names)[:5])
+            raise InvalidArgument(
+                f"no tensor's name begins with {strip_prefix!r} and goes on; there are: {some}", field="strip_prefix"
+            )
+        names = stripped
+    elif patterns:
+        structure = tree.select(structure, lambda name: _matches(name, patterns))
+    chosen = set(names)
+    files = fetching.files_of(tensor for tensor in manifest.tensors if tensor.name in chosen)
+    watch = watch or Watch()
+    judging.check_headers(Source(store, manifest, watch.unheard()), manifest, files)
     if output.suffix == ".safetensors":
         with _whole(output) as file:
-            _write_safetensors(store, manifest, names, file, watch or Watch())
+            _write_safetensors(store, manifest, names, file, watch)
     else:
         if importlib.util.find_spec("torch") is None:
             raise ConfigError("a .pt file needs torch; pip install 'strata-runtime[torch]', or write .safetensors")
         with _whole(output) as file:
-            _write_torch(store, manifest, patterns, file, watch or Watch())
+            _write_torch(store, manifest, structure, file, watch)
     return len(names)
+
+
+def _flat(structure: Node, names: Container[str], prefix: str) -> Node:
+    """The tensors below a prefix, by their paths: one that occurs twice (tied weights) has a name in each place."""
+    pairs = [(".".join(path), node) for path, node in tree.leaves_in(structure)]
+    return {
+        "dict": [
+            [path.removeprefix(prefix), node]
+            for path, node in pairs
+            if node["tensor"] in names and path.startswith(prefix)
+        ]
+    }
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _write_safetensors(store: Store, manifest: Manifest, names: Sequence[str], file: BinaryIO, watch: Watch) -> None:
-    wanted = set(names)
+def _write_safetensors(
+    store: Store, manifest: Manifest, names: Mapping[str, str], file: BinaryIO, watch: Watch
+) -> None:
+    """`names`: in the checkpoint → in the file."""
+    originals = {name: original for original, name in names.items()}
     leaves = [
-        Leaf(name=t.name, dtype=BY_NAME[t.dtype], shape=t.shape, kind="bytes", source=None, num_bytes=t.num_bytes)
+        Leaf(
+            name=names[t.name], dtype=BY_NAME[t.dtype], shape=t.shape, kind="bytes", source=None, num_bytes=t.num_bytes
+        )
         for t in manifest.tensors
-        if t.name in wanted
+        if t.name in names
     ]
     plan = layout.plan(leaves, {"strata_checkpoint": manifest.id, "step": str(manifest.step)})
     file.write(plan.header)
     for group in _groups(plan.places):
-        tensors = reading.read_tensors(store, manifest, [place.name for place in group], watch=watch)
-        file.writelines(tensors[place.name].data for place in group)
+        wanted = [originals[place.name] for place in group]
+        tensors = reading.read_tensors(store, manifest, wanted, watch=watch)
+        file.writelines(tensors[name].data for name in wanted)
 
 
 def _groups(places: Iterable[Place]) -> Iterator[list[Place]]:
@@ -100,12 +142,9 @@ def _groups(places: Iterable[Place]) -> Iterator[list[Place]]:
         yield group
 
 
-def _write_torch(store: Store, manifest: Manifest, patterns: Sequence[str], file: BinaryIO, watch: Watch) -> None:
+def _write_torch(store: Store, manifest: Manifest, structure: Node, file: BinaryIO, watch: Watch) -> None:
     import torch  # noqa: PLC0415 - only a torch file needs torch
 
-    structure = manifest.structures[manifest.structure_of_rank[0]]
-    if patterns:
-        structure = tree.select(structure, lambda name: _matches(name, patterns))
     tensors = reading.read_tensors(store, manifest, tree.names_in(structure), watch=watch)
     torch.save(rebuild(structure, manifest.tensors, tensors), file)
 

@@ -82,6 +82,12 @@ def of_slice(manifest: Manifest, tensor: TensorEntry, part: Slice) -> Stored:
     return Stored(tensor.name, "", *places, part.hashes, part.encoding, part.frames)
 
 
+def files_of(tensors: Iterable[TensorEntry]) -> set[int]:
+    """The numbers of the files that hold them, and their patches."""
+    parts = [part for tensor in tensors for part in tensor.slices]
+    return {*(part.file for part in parts), *(patch.file for part in parts for patch in part.patches)}
+
+
 def of_patch(manifest: Manifest, tensor: TensorEntry, patch: Patch) -> tuple[Stored, Stored]:
     """Its indices and its data."""
     places = (patch.file, patch.index_offset, patch.num_units * patch.index_bytes, manifest.chunk_bytes)
@@ -96,11 +102,10 @@ def of_patch(manifest: Manifest, tensor: TensorEntry, patch: Patch) -> tuple[Sto
 class Source:
     """The files of one checkpoint, its bases' included; what is wrong with one is told in its name."""
 
-    def __init__(self, store: Store, manifest: Manifest, watch: Watch, *, verify: bool = True) -> None:
+    def __init__(self, store: Store, manifest: Manifest, watch: Watch) -> None:
         self._store = store
         self._manifest = manifest
         self._watch = watch
-        self._verify = verify
 
     def require(self, files: Iterable[int]) -> None:
         """Before memory is taken for what they claim to hold.
@@ -147,8 +152,6 @@ class Source:
         Raises:
             CheckpointCorrupt: A chunk is not what was written.
         """
-        if not self._verify:
-            return
         found, expected = xxh3_128_hexdigest(data), stored.hashes[number]
         if found != expected:
             raise CheckpointCorrupt(f"{self.where(stored, number)}: the hash is {found}, expected {expected}")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from strata.checkpoint import manifest as m
 from strata.checkpoint import reading
-from strata.checkpoint.catalog import QUARANTINE
+from strata.checkpoint.catalog import ID, QUARANTINE, links_in
 from strata.checkpoint.groups import ABORTED
 from strata.errors import CheckpointInvalid, InvalidArgument, NoCheckpoint, ObjectExists, ObjectMissing
 from strata.storage import Watch
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 LEFTOVER_AFTER_S = 3_600.0
 """A directory without a manifest that nobody wrote into for so long was given up."""
-_ID = re.compile(r"step-\d{12,}-[0-9a-f]{16}")
 _RESTORE = re.compile(r"restore-[0-9a-f]{16}-\d+")
 """What ranks said to each other when they restored."""
 _OURS = re.compile(
@@ -113,10 +112,16 @@ def removable(store: Store, catalog: Catalog, *, step: int | None = None, id: st
 
     Raises:
         NoCheckpoint: There is none such.
-        InvalidArgument: Another checkpoint refers to it.
+        InvalidArgument: Another checkpoint refers to it, or it is a symbolic link.
     """
     if id is None:
         id = catalog.find(step=step).id
+    if id in (links := links_in(store)):
+        raise InvalidArgument(
+            f"checkpoint {id} is a symbolic link to {links[id]}; nothing is removed through a link: remove the link, "
+            "and what it leads to if nobody needs it",
+            field="id",
+        )
     if not m.is_safe_name(id) or not _is_there(store, f"{id}/{m.FILE_NAME}"):
         raise NoCheckpoint(f"there is no checkpoint {id!r} in {store.url}")
     needed_by = _needed_by(catalog, id)
@@ -150,7 +155,7 @@ def leftovers(store: Store) -> list[Files]:
     """Directories of saves that were never committed: given up, or still under way. Also of restores."""
     found = []
     for id in store.children():
-        is_save = _ID.fullmatch(id) is not None
+        is_save = ID.fullmatch(id) is not None
         if not is_save and _RESTORE.fullmatch(id) is None:
             continue
         if is_save and _is_there(store, f"{id}/{m.FILE_NAME}"):
@@ -166,7 +171,7 @@ def _unfinished(store: Store) -> Iterator[Files]:
     if not isinstance(store, LocalStore) or not store.root.is_dir():
         return
     for directory in store.root.iterdir():
-        if _ID.fullmatch(directory.name) is None or directory.is_symlink() or not directory.is_dir():
+        if ID.fullmatch(directory.name) is None or directory.is_symlink() or not directory.is_dir():
             continue
         with contextlib.suppress(FileNotFoundError):  # somebody else has removed it meanwhile
             paths = list(directory.iterdir())
@@ -197,7 +202,7 @@ def sweep(store: Store) -> None:
     """What killed writers were writing, beside what others have committed. Only in directories of checkpoints."""
     if isinstance(store, LocalStore):
         for id in store.children():
-            if _ID.fullmatch(id) is not None:
+            if ID.fullmatch(id) is not None:
                 store.sweep(prefix=id)
 
 

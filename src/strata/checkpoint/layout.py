@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
+from strata.checkpoint import duplicates
 from strata.checkpoint.dtypes import BY_NAME
 from strata.errors import CheckpointInvalid
 
@@ -109,12 +110,15 @@ def read_header(data: bytes, *, file: str, size_bytes: int) -> tuple[dict[str, s
         CheckpointInvalid: It is not one; the message says what is wrong with which tensor.
     """
     length = header_length(data, file=file, size_bytes=size_bytes)
+    text = data[8 : 8 + length]
     try:
-        raw = msgspec.json.decode(data[8 : 8 + length], type=dict[str, msgspec.Raw])
+        raw = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
         metadata = msgspec.json.decode(raw.pop(_METADATA, b"{}"), type=dict[str, str])
         entries = {name: msgspec.json.decode(entry, type=_Entry) for name, entry in raw.items()}
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CheckpointInvalid(f"{file}: its header is not that of a safetensors file ({error})") from None
+    written = msgspec.json.encode({_METADATA: metadata, **entries})
+    duplicates.check(text.rstrip(b" "), written=written, file=f"{file}, its header")
     places = []
     begin = 8 + length
     expected = 0

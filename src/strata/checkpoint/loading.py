@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from strata.checkpoint import boxes, mapping, reading, sharding, tree
+from strata.checkpoint import boxes, judging, mapping, reading, sharding, tree
 from strata.checkpoint.boxes import Rectangle
 from strata.checkpoint.dtypes import BY_NAME
 from strata.checkpoint.rebuilding import rebuild
@@ -54,6 +54,12 @@ def structure_for(manifest: Manifest, rank: int, only: Iterable[str] | None = No
             field="only",
         )
     return tree.select(structure, lambda name: any(matches(name, pattern) for pattern in patterns))
+
+
+def own_files(manifest: Manifest, rank: int) -> list[int]:
+    """The numbers of the files that this rank has written, or the first one for a rank that was not there."""
+    owner = rank if rank < manifest.num_ranks else 0
+    return [number for number, data_file in enumerate(manifest.files) if data_file.rank == owner]
 
 
 def parts_for(manifest: Manifest, rank: int, keys: Iterable[str]) -> Any:
@@ -103,25 +109,30 @@ def load(
     slices: Slices | None = None,
     map_location: Any = None,
     mmap: bool = False,
+    headers: Iterable[int] = (),
     watch: Watch,
 ) -> Any:
     """
+    Args:
+        headers: Of these files they are checked, as are those of the files that are read.
+
     Raises:
         CheckpointInvalid: It cannot be trusted.
         InvalidArgument: A slice is not within its tensor, or of none.
     """
+    judging.check_manifest(manifest, [structure])
     names = tree.names_in(structure)
     entries = {tensor.name: tensor for tensor in manifest.tensors}
     slices = _renamed(manifest, names, slices)
     if slices:
         wanted = {name: boxes.whole(entries[name]) for name in names if name in entries}
         wanted |= {name: _rectangle(name, *slices[name], wanted) for name in slices}
-        tensors = reading.read_slices(store, manifest, wanted, watch=watch)
+        tensors = reading.read_slices(store, manifest, wanted, watch=watch, headers=headers)
         entries |= {name: _resized(entries[name], wanted[name]) for name in slices}
     elif mmap:
-        tensors = mapping.map_tensors(store, manifest, names, watch=watch)
+        tensors = mapping.map_tensors(store, manifest, names, watch=watch, headers=headers)
     else:
-        tensors = reading.read_tensors(store, manifest, names, watch=watch)
+        tensors = reading.read_tensors(store, manifest, names, watch=watch, headers=headers)
     return rebuild(structure, entries.values(), tensors, map_location=map_location)
 
 

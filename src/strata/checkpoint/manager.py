@@ -27,11 +27,12 @@ from strata.checkpoint import (
     rebuilding,
     retention,
     sharding,
+    strategies,
     tree,
     verifying,
 )
 from strata.checkpoint import manifest as m
-from strata.checkpoint.catalog import Catalog
+from strata.checkpoint.catalog import Catalog, links_in
 from strata.checkpoint.choosing import Choice
 from strata.checkpoint.jobs import Job, JobTensor, Options
 from strata.checkpoint.manifest import CheckpointType
@@ -431,6 +432,11 @@ class CheckpointManager:
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
+    @property
+    def place(self) -> str:
+        """The directory or URL."""
+        return self._store.url
+
     def list(self) -> Sequence[CheckpointMetadata]:
         """All that are committed, oldest first."""
         return self._catalog.summaries()
@@ -449,6 +455,11 @@ class CheckpointManager:
     def latest(self) -> CheckpointMetadata | None:
         found = self._catalog.summaries()
         return found[-1] if found else None
+
+    @property
+    def schedule(self) -> str:
+        """When `maybe_save` saves and what stays, in words."""
+        return f"{strategies.in_words(self._pacer.strategy)}; {retention.in_words(self._policies)}"
 
     @property
     def problems(self) -> dict[str, str]:
@@ -489,7 +500,14 @@ class CheckpointManager:
             structure = loading.structure_for(manifest, self._rank, only)
             with self._watching(manifest, structure, slices, on_progress) as watch:
                 return loading.load(
-                    self._store, manifest, structure, slices=slices, map_location=device, mmap=mmap, watch=watch
+                    self._store,
+                    manifest,
+                    structure,
+                    slices=slices,
+                    map_location=device,
+                    mmap=mmap,
+                    headers=loading.own_files(manifest, self._rank) if only is None and not slices else (),
+                    watch=watch,
                 )
 
         return self._trusted(step, id, use)
@@ -584,7 +602,7 @@ class CheckpointManager:
         """
         Raises:
             NoCheckpoint: There is none such.
-            InvalidArgument: Another checkpoint refers to it, or none is named.
+            InvalidArgument: Another checkpoint refers to it, it is a symbolic link, or none is named.
         """
         if step is None and id is None:
             raise InvalidArgument("delete() removes nothing that is not named; say step= or id=", field="step")
@@ -631,7 +649,9 @@ class CheckpointManager:
             there = self.list()
             if all(one.id != just_saved for one in there):
                 return  # somebody has removed it, or puts something else in its place
-            removals = retention.removals(there, self._policies, just_saved=just_saved)
+            links = links_in(self._store)  # not ours to remove
+            wanted = retention.removals(there, self._policies, just_saved=just_saved)
+            removals = [one for one in wanted if one.id not in links]
             if not removals:
                 return
             log.info("checkpoint %s goes: %s", removals[0].id, removals[0].reason)

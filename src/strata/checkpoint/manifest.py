@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from xxhash import xxh3_128, xxh3_128_hexdigest
 
-from strata.checkpoint import layout
+from strata.checkpoint import duplicates, layout
 from strata.checkpoint.dtypes import BY_NAME
 from strata.checkpoint.sharding import is_grid
 from strata.errors import CheckpointCorrupt, CheckpointInvalid, CheckpointTooNew
@@ -29,6 +29,9 @@ MAX_MANIFEST_BYTES = 1 << 30
 MAX_METADATA_BYTES = 1 << 20
 MAX_COMPARISONS = 500_000
 MAX_UNIT_BYTES = 1 << 20
+MAX_DIMENSIONS = 64
+"""As numpy has it."""
+MAX_TENSOR_BYTES = 1 << 63
 _HEX = re.compile(r"[0-9a-f]{32}")
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
@@ -187,9 +190,7 @@ def encode(manifest: Manifest) -> bytes:
         CheckpointInvalid: It would not be accepted when read.
     """
     check(manifest, file=FILE_NAME)
-    body = _encoder.encode(manifest)
-    envelope = b'{"strata_checkpoint":%d,"hash":"%s","manifest":%s}\n'
-    data = envelope % (VERSION, xxh3_128_hexdigest(body).encode(), body)
+    data = _sealed(manifest)
     if len(data) > MAX_MANIFEST_BYTES:
         raise CheckpointInvalid(
             f"the manifest has {len(data)} bytes, more than {MAX_MANIFEST_BYTES}; save fewer tensors"
@@ -197,10 +198,16 @@ def encode(manifest: Manifest) -> bytes:
     return data
 
 
+def _sealed(manifest: Manifest) -> bytes:
+    body = _encoder.encode(manifest)
+    envelope = b'{"strata_checkpoint":%d,"hash":"%s","manifest":%s}\n'
+    return envelope % (VERSION, xxh3_128_hexdigest(body).encode(), body)
+
+
 def decode(data: bytes, *, file: str) -> Manifest:
     """
     Raises:
-        CheckpointInvalid: It is not a manifest, or one that cannot be true.
+        CheckpointInvalid: It is not a manifest, has a key twice, or cannot be true.
         CheckpointCorrupt: Its bytes are not those that were written.
         CheckpointTooNew: A newer version wrote it.
     """
@@ -218,6 +225,7 @@ def decode(data: bytes, *, file: str) -> Manifest:
         manifest = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointInvalid(f"{file} is not a manifest: {error}") from None
+    duplicates.check(data, written=_sealed(manifest), file=file)
     check(manifest, file=file)
     return manifest
 
@@ -309,6 +317,10 @@ def _problem_of(tensor: TensorEntry, manifest: Manifest) -> str:
     shape, slices = tensor.shape, tensor.slices
     if shape and min(shape) < 0:
         return f"has the shape {shape}"
+    if math.prod(filter(None, shape)) * dtype.itemsize >= MAX_TENSOR_BYTES:  # an empty one may claim any other sides
+        return f"has the shape {str(shape)[:200]}, which is too large"
+    if len(slices) > 1 and len(shape) >= MAX_DIMENSIONS:
+        return f"has {len(shape)} dimensions and lies in slices; only fewer than {MAX_DIMENSIONS} can be put together"
     for part in slices:
         if (part.shape != shape or any(part.start) or len(part.start) != len(shape)) and not _is_within(part, shape):
             return "has a slice that lies outside of it"

@@ -2,7 +2,7 @@
 
 The mapping is private: writing to a tensor copies the page that is written to, and the file stays as it is. Opening is
 a matter of milliseconds however large the checkpoint is, and nothing is read twice; but **nothing is compared with its
-hash** beyond the size of a file and the hash of its header. Whoever wants that, loads without mapping, or verifies
+hash** beyond the size of a file and its header. Whoever wants that, loads without mapping, or verifies
 before. The file must stay while tensors are in use: deleting it is harmless (the mapping keeps it), but if it is cut
 short in place the system ends the process (SIGBUS). Strata never changes a file.
 """
@@ -13,11 +13,10 @@ import mmap
 from typing import TYPE_CHECKING
 
 import numpy as np
-from xxhash import xxh3_128_hexdigest
 
-from strata.checkpoint import reading
+from strata.checkpoint import judging, reading
 from strata.checkpoint.fetching import Source, key_of
-from strata.errors import CheckpointCorrupt, StorageError
+from strata.errors import StorageError
 from strata.storage.base import check_key
 from strata.storage.local import LocalStore
 
@@ -29,7 +28,9 @@ if TYPE_CHECKING:
     from strata.storage import Store, Watch
 
 
-def map_tensors(store: Store, manifest: Manifest, names: Iterable[str], *, watch: Watch) -> dict[str, Bytes]:
+def map_tensors(
+    store: Store, manifest: Manifest, names: Iterable[str], *, watch: Watch, headers: Iterable[int] = ()
+) -> dict[str, Bytes]:
     """As `reading.read_tensors`, mapped where that can be: in a directory, and where a tensor lies in its file whole,
     as it is. Everything else (object stores, slices, encodings, patches) is read and verified.
 
@@ -39,16 +40,16 @@ def map_tensors(store: Store, manifest: Manifest, names: Iterable[str], *, watch
     wanted = list(dict.fromkeys(names))
     entries = {tensor.name: tensor for tensor in manifest.tensors}
     mappable = [entries[name] for name in wanted if name in entries and _can_be_mapped(store, entries[name])]
-    source = Source(store, manifest, watch)
+    source = Source(store, manifest, watch.unheard())
     files = {tensor.slices[0].file for tensor in mappable}
-    source.require(files)
+    judging.check_headers(source, manifest, files)
     mapped = {number: _mapped(store, manifest, number) for number in files}
     found = {}
     for tensor in mappable:
         (part,) = tensor.slices
         found[tensor.name] = mapped[part.file][part.offset : part.offset + tensor.num_bytes]
     rest = [name for name in wanted if name not in found]
-    found |= reading.read_tensors(store, manifest, rest, watch=watch)
+    found |= reading.read_tensors(store, manifest, rest, watch=watch, headers=set(headers) - files)
     return {name: found[name] for name in wanted}
 
 
@@ -68,11 +69,4 @@ def _mapped(store: Store, manifest: Manifest, number: int) -> Bytes:
             view = mmap.mmap(file.fileno(), data_file.size_bytes, access=mmap.ACCESS_COPY)
     except (OSError, ValueError) as error:  # ValueError: it has become shorter since its size was looked at
         raise StorageError(f"{path} cannot be mapped: {error}; load it without mmap=True") from error
-    whole = np.frombuffer(view, np.uint8)
-    found = xxh3_128_hexdigest(whole[: data_file.header_bytes].data)
-    if found != data_file.header_hash:
-        raise CheckpointCorrupt(
-            f"{data_file.path} of checkpoint {manifest.id} has a header whose hash is {found}, expected "
-            f"{data_file.header_hash}; load another checkpoint"
-        )
-    return whole
+    return np.frombuffer(view, np.uint8)

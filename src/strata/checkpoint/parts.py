@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from xxhash import xxh3_128_hexdigest
 
-from strata.checkpoint import layout, tree
+from strata.checkpoint import duplicates, layout, tree
 from strata.checkpoint import manifest as m
 from strata.checkpoint.manifest import DataFile, TensorEntry
 from strata.errors import CheckpointCorrupt, CheckpointInvalid, CheckpointTooNew
@@ -68,8 +68,7 @@ def encode(part: RankPart) -> bytes:
         CheckpointInvalid: It would not be accepted when read.
     """
     check(part, file=part_name(part.rank))
-    body = _encoder.encode(part)
-    data = b'{"strata_part":%d,"hash":"%s","part":%s}\n' % (VERSION, xxh3_128_hexdigest(body).encode(), body)
+    data = _sealed(part)
     if len(data) > MAX_PART_BYTES:
         raise CheckpointInvalid(
             f"{part_name(part.rank)} has {len(data)} bytes, more than {MAX_PART_BYTES}; save fewer tensors on this rank"
@@ -77,10 +76,15 @@ def encode(part: RankPart) -> bytes:
     return data
 
 
+def _sealed(part: RankPart) -> bytes:
+    body = _encoder.encode(part)
+    return b'{"strata_part":%d,"hash":"%s","part":%s}\n' % (VERSION, xxh3_128_hexdigest(body).encode(), body)
+
+
 def decode(data: bytes, *, file: str) -> RankPart:
     """
     Raises:
-        CheckpointInvalid: It is not a part, or one that cannot be true.
+        CheckpointInvalid: It is not a part, has a key twice, or cannot be true.
         CheckpointCorrupt: Its bytes are not those that were written.
         CheckpointTooNew: A newer version wrote it.
     """
@@ -100,6 +104,7 @@ def decode(data: bytes, *, file: str) -> RankPart:
         part = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointInvalid(f"{file} is not the part of a rank: {error}") from None
+    duplicates.check(data, written=_sealed(part), file=file)
     check(part, file=file)
     return part
 

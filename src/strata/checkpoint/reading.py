@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from strata.checkpoint import boxes, fetching, patching
+from strata.checkpoint import boxes, fetching, judging, patching
 from strata.checkpoint.boxes import Rectangle
 from strata.checkpoint.dtypes import BY_NAME
 from strata.checkpoint.fetching import Cache, Reader, Source, Stored, key_of
 from strata.checkpoint.layout import ALIGNMENT
+from strata.checkpoint.manifest import MAX_DIMENSIONS
 from strata.checkpoint.verifying import verify
 from strata.checkpoint.warming import LARGE_BYTES, Warmer, fresh_memory
 from strata.errors import CheckpointInvalid
@@ -45,8 +46,6 @@ ASSEMBLY_THREADS = 4
 _HASH_BYTES = 8 << 20
 """Small chunks are hashed many at a time: handing one to a thread costs more than hashing it."""
 _STRIDED_BYTES = 32 << 20
-_MAX_DIMENSIONS = 64
-"""As numpy has it."""
 _SLACK_BYTES = 64 << 20
 _SLACK_FRACTION = 8
 """What may be read and kept without being wanted, to read in one go: a constant, and this part of what is wanted."""
@@ -66,9 +65,12 @@ class _Wanted:
 
 
 def read_tensors(
-    store: Store, manifest: Manifest, names: Iterable[str], *, watch: Watch, verify: bool = True
+    store: Store, manifest: Manifest, names: Iterable[str], *, watch: Watch, headers: Iterable[int] | None = None
 ) -> dict[str, Bytes]:
     """The bytes of each tensor, whole, in the order of its elements.
+
+    Args:
+        headers: Check those of the files that are read, and of these; None: of none, for whoever has done so before.
 
     Raises:
         CheckpointCorrupt: A hash does not match.
@@ -77,11 +79,16 @@ def read_tensors(
     """
     entries = {tensor.name: tensor for tensor in manifest.tensors}
     wanted = {name: boxes.whole(_entry(entries, name)) for name in names}
-    return read_slices(store, manifest, wanted, watch=watch, verify=verify)
+    return read_slices(store, manifest, wanted, watch=watch, headers=headers)
 
 
 def read_slices(
-    store: Store, manifest: Manifest, wanted: Mapping[str, Rectangle], *, watch: Watch, verify: bool = True
+    store: Store,
+    manifest: Manifest,
+    wanted: Mapping[str, Rectangle],
+    *,
+    watch: Watch,
+    headers: Iterable[int] | None = None,
 ) -> dict[str, Bytes]:
     """The bytes of a rectangle of each tensor, in the order of its elements, however the tensor was cut when it was
     saved. Of the slices that meet the rectangle only the chunks from its first to its last element are read.
@@ -95,9 +102,13 @@ def read_slices(
         _Wanted(tensor, rectangle, tuple(boxes.cuts(tensor, rectangle)))
         for tensor, rectangle in ((_entry(entries, name), rectangle) for name, rectangle in wanted.items())
     ]
-    source = Source(store, manifest, watch, verify=verify)
+    source = Source(store, manifest, watch)
     met = [cut.part for one in parts for cut in one.cuts]
-    source.require([*(part.file for part in met), *(patch.file for part in met for patch in part.patches)])
+    files = {*(part.file for part in met), *(patch.file for part in met for patch in part.patches)}
+    if headers is not None:
+        judging.check_headers(Source(store, manifest, watch.unheard()), manifest, {*files, *headers})
+    else:
+        source.require(files)
     direct = [one for one in parts if _lies_as_wanted(one, manifest.chunk_bytes)]
     apart = {one.tensor.name for one in direct}
     assembled = [one for one in parts if one.tensor.name not in apart]
@@ -337,10 +348,10 @@ def _land(source: Source, stored: Stored, number: int, raw: memoryview, one: _Wa
 
 def _put(one: _Wanted, cut: Cut, data: Bytes, start: int, target: Bytes) -> None:
     num_dimensions = len(one.rectangle.shape)
-    if num_dimensions >= _MAX_DIMENSIONS:
+    if num_dimensions >= MAX_DIMENSIONS:
         raise CheckpointInvalid(
             f"tensor {one.tensor.name!r} has {num_dimensions} dimensions and lies in slices; only fewer than "
-            f"{_MAX_DIMENSIONS} can be put together"
+            f"{MAX_DIMENSIONS} can be put together"
         )
     item_bytes = BY_NAME[one.tensor.dtype].itemsize
     boxes.put(cut, data, start, target, wanted_shape=one.rectangle.shape, item_bytes=item_bytes)

@@ -29,7 +29,7 @@ def rebuild(
     def build(name: str, kind: Kind) -> Any:
         entry = entries[name]
         try:
-            built = _as_it_was(tensors[name], BY_NAME[entry.dtype], entry.shape, kind, name)
+            built = _as_it_was(tensors[name], BY_NAME[entry.dtype], entry.shape, kind)
         except (ValueError, OverflowError, RuntimeError) as error:  # an empty one may claim any other sides
             if isinstance(error, StrataError):
                 raise
@@ -64,13 +64,11 @@ def device_of(map_location: Any) -> Any:
         ) from None
 
 
-def _as_it_was(memory: Bytes, dtype: DType, shape: tuple[int, ...], kind: Kind, name: str) -> Any:
+def _as_it_was(memory: Bytes, dtype: DType, shape: tuple[int, ...], kind: Kind) -> Any:
     if kind == "bytes":
         return memory.tobytes()
     if kind == "torch":
         return tensor_over(memory, dtype, shape)
-    if not dtype.numpy:
-        raise CheckpointInvalid(f"tensor {name!r} is of type {dtype.name} and said to be of {kind}, which has none")
     array = array_over(memory, dtype, shape)
     if kind == "scalar":
         return array[()]

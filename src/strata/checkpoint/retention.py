@@ -83,6 +83,23 @@ def _require_whole(value: object, name: str, field: str) -> None:
         raise ConfigError(f"{name}={value!r} must be a whole number, 1 or more", field=field)
 
 
+def in_words(policies: Sequence[Policy]) -> str:
+    """What stays, for people."""
+    return f"{' and '.join(map(_in_words, policies))} are kept" if policies else "all are kept"
+
+
+def _in_words(policy: Policy) -> str:
+    match policy:
+        case KeepCount(count):
+            return f"the last {count}"
+        case KeepEvery(steps):
+            return f"one of every {steps} steps"
+        case KeepBest(metric, mode, count):
+            return f"the {count} with the {'least' if mode == 'min' else 'greatest'} {metric}"
+        case _:
+            return f"what {type(policy).__name__} wants"
+
+
 @dataclass(frozen=True, slots=True)
 class Removal:
     id: str

@@ -192,6 +192,25 @@ class AnyOf:
         return Decision(bool(wanted), "; ".join(wanted or [decision.reason for decision in decisions]))
 
 
+def in_words(strategy: Strategy) -> str:
+    """When it saves, for people."""
+    match strategy:
+        case EverySteps(steps):
+            return f"every {steps} steps" if steps > 1 else "after every step"
+        case EverySeconds(seconds):
+            return f"every {seconds:g} s"
+        case Adaptive():
+            first_s = min(max(FIRST_S, strategy.min_s), strategy.max_s)
+            bounds = f"every {strategy.min_s:g} to {strategy.max_s:g} s, first after {first_s:g} s"
+            return f"as often as costs {strategy.max_overhead:.3g} of the time ({bounds})"
+        case Manual():
+            return "when the script says so"
+        case AnyOf(strategies):
+            return " and ".join(map(in_words, strategies))
+        case _:
+            return f"when {type(strategy).__name__} decides"
+
+
 def not_before(strategy: Strategy, step: int) -> int:
     """A step before which it does not want to save, having declined at `step`; unless an earlier one is restored."""
     if isinstance(strategy, EverySteps):
@@ -205,7 +224,7 @@ class Pacer:
     """A strategy with the history that it judges by. Its methods may be called from any thread."""
 
     def __init__(self, strategy: Strategy, clock: Clock) -> None:
-        self._strategy = strategy
+        self.strategy = strategy
         self._clock = clock
         self._lock = renewed(threading.Lock())
         self._history: History | None = None
@@ -218,7 +237,7 @@ class Pacer:
             if self._history is None:
                 self._history = History(last_step=step - 1, last_s=now_s)
             history = self._history
-        return self._strategy.decide(step, now_s, history)
+        return self.strategy.decide(step, now_s, history)
 
     def restored(self, step: int) -> None:
         """The state of `step` is there already; time counts from now. What saves have cost is still known."""

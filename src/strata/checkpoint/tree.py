@@ -22,7 +22,7 @@ import itertools
 import math
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -43,6 +43,8 @@ MAX_NAME_BYTES = 1_024
 _EXACT_INT = 1 << 53
 """Beyond it, other languages' JSON readers lose digits."""
 _RESERVED = "__metadata__"
+_KEY_TAGS = {"tuple", "int", "float", "complex"}
+"""Of a dict's keys, beside what JSON has."""
 
 
 class Leaf(NamedTuple):
@@ -116,6 +118,22 @@ def names_in(structure: Node) -> list[str]:
     found: dict[str, None] = {}
     _Builder(lambda name, _kind: found.setdefault(name)).build(structure, 0)
     return list(found)
+
+
+def leaves_in(structure: Node, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Node]]:
+    """The tensors of a structure that `names_in` accepts, in order, each with the keys that lead to it."""
+    if not isinstance(structure, dict):
+        return
+    if "tensor" in structure:
+        yield path, structure
+    for tag, inner in structure.items():
+        if tag in ("dict", "odict"):
+            for key, node in inner:
+                text = key if isinstance(key, str) else str(unflatten(key, lambda name, _: name))
+                yield from leaves_in(node, (*path, text))
+        elif tag in ("list", "tuple"):
+            for number, node in enumerate(inner):
+                yield from leaves_in(node, (*path, str(number)))
 
 
 def renamed(structure: Node, names: Mapping[str, str]) -> Node:
@@ -411,13 +429,15 @@ class _Builder:
         self._tensor = tensor
         self._built: dict[tuple[str, Kind], Any] = {}
 
-    def build(self, node: Node, depth: int) -> Any:
+    def build(self, node: Node, depth: int, *, is_key: bool = False) -> Any:
         if depth > MAX_DEPTH + 2:
             raise CheckpointInvalid(f"the structure is nested deeper than {MAX_DEPTH}")
         if node is None or isinstance(node, bool | str | int | float):
             return node
         if not isinstance(node, dict):
             raise CheckpointInvalid(f"the structure holds a bare {type(node).__name__}")
+        if is_key and not node.keys() <= _KEY_TAGS:
+            raise CheckpointInvalid("a dict of the structure has a key that cannot be one")
         if "tensor" in node:
             return self._leaf(node)
         if len(node) != 1:
@@ -431,7 +451,7 @@ class _Builder:
             case "list":
                 return [self.build(item, depth + 1) for item in value]
             case "tuple":
-                return tuple(self.build(item, depth + 1) for item in value)
+                return tuple(self.build(item, depth + 1, is_key=is_key) for item in value)
             case "int" | "float" | "complex":
                 return _number(tag, value)
             case _:
@@ -442,11 +462,8 @@ class _Builder:
     def _mapping(self, tag: str, pairs: Sequence[Any], depth: int) -> dict[Any, Any]:
         if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
             raise CheckpointInvalid("a dict of the structure has an entry that is not a pair")
-        items = [(self.build(key, depth + 1), self.build(value, depth + 1)) for key, value in pairs]
-        try:
-            built = OrderedDict(items) if tag == "odict" else dict(items)
-        except TypeError:
-            raise CheckpointInvalid("a dict of the structure has a key that cannot be one") from None
+        items = [(self.build(key, depth + 1, is_key=True), self.build(value, depth + 1)) for key, value in pairs]
+        built = OrderedDict(items) if tag == "odict" else dict(items)
         if len(built) != len(items):
             raise CheckpointInvalid("a dict of the structure has a key twice")
         return built

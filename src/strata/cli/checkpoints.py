@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Look at checkpoints, verify, compare, export, compact and remove them.", no_args_is_help=True)
 
-Place = Annotated[str, typer.Argument(metavar="PATH|URL", help="Where they are: a directory, or s3://BUCKET/PREFIX.")]
+Place = Annotated[
+    str, typer.Argument(metavar="PATH|URL|RUN", help="A directory, s3://BUCKET/PREFIX, or the name of a run.")
+]
 Step = Annotated[int | None, typer.Option(help="The newest one of this step.", min=0)]
 Id = Annotated[str | None, typer.Option("--id", help="The one with this id.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
@@ -44,6 +46,8 @@ MAX_SHOWN = 100
 """Characters of a name or of metadata in a table."""
 _WIDE = 400
 """Columns, where no terminal says how many there are."""
+RETRY_TIMEOUT_S = 10
+"""Of an object store, unless `--storage-option` says otherwise: somebody is waiting."""
 
 
 @app.callback()
@@ -56,12 +60,17 @@ def root() -> None:
 
 @app.command()
 def ls(place: Place, storage_option: Options = None, as_json: AsJson = False) -> None:
-    """List the checkpoints, the newest last, and what is passed over and why."""
+    """List the checkpoints, the newest last, and what is passed over and why.
+
+    The exit code is not 0 if there is no such place; an empty directory is one.
+    """
     from strata.checkpoint.metadata import of_manifest  # noqa: PLC0415 (numpy is behind it)
     from strata.clock import SystemClock  # noqa: PLC0415
 
     with _opened(place, storage_option) as (store, catalog):
         manifests, now_s = catalog.manifests(), SystemClock().wall_s()
+        if not manifests and "://" in store.url:
+            _require_objects(store)
         rows = [(of_manifest(manifest, store.url), len(manifest.tensors)) for manifest in manifests]
     if as_json:
         listed = [asdict(c) | {"checkpoint_type": c.checkpoint_type.name, "num_tensors": n} for c, n in rows]
@@ -218,17 +227,29 @@ def verify(
 def diff(
     place: Place,
     old: Annotated[str, typer.Argument(metavar="A", help="A step or an id.")],
-    new: Annotated[str, typer.Argument(metavar="B", help="A step or an id.")],
+    new: Annotated[str, typer.Argument(metavar="B", help="A step or an id; with --against the same as A.")] = "",
+    against: Annotated[
+        str, typer.Option(metavar="PATH|URL|RUN", help="Where B is; left out, in the same place as A.")
+    ] = "",
     storage_option: Options = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say which tensors differ between two checkpoints, and by how much. Only what differs is read."""
+    """Show which tensors differ between two checkpoints, and by how much. Only what differs is read."""
     from strata.checkpoint import comparing, inspecting  # noqa: PLC0415 (numpy is behind it)
+    from strata.checkpoint.comparing import Side  # noqa: PLC0415
 
-    with _opened(place, storage_option) as (store, catalog):
-        before, after = inspecting.choose(catalog, old), inspecting.choose(catalog, new)
+    if not new and not against:
+        raise typer.BadParameter("name a second checkpoint, or another place with --against", param_hint="B")
+    places = (place, against or place)
+    is_any_far = any("://" in one for one in places)  # a directory beside it takes no options
+    options = [storage_option if "://" in one or not is_any_far else None for one in places]
+    with (
+        _opened(places[0], options[0]) as (store, catalog),
+        _opened(places[1], options[1]) as (other_store, other_catalog),
+    ):
+        before, after = inspecting.choose(catalog, old), inspecting.choose(other_catalog, new or old)
         found = comparing.compare(before, after)
-        changed = comparing.measure(store, before, after, found.changed)
+        changed = comparing.measure(Side(store, before), Side(other_store, after), found.changed)
     if as_json:
         sides = [{t.name: t for t in manifest.tensors} for manifest in (before, after)]
         reshaped = {
@@ -269,19 +290,27 @@ def export(
     place: Place,
     output: Annotated[Path, typer.Option(help="FILE.safetensors, or FILE.pt for torch.load.")],
     only: Annotated[list[str] | None, typer.Option(help="Tensors whose names match, as 'model.*'. Repeatable.")] = None,
+    strip_prefix: Annotated[
+        str, typer.Option(metavar="PREFIX", help="Only tensors whose names begin so, and without it, as 'model.'.")
+    ] = "",
     step: Step = None,
     id_: Id = None,
     force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
     storage_option: Options = None,
 ) -> None:
-    """Write the tensors of a checkpoint (the newest, if none is named) into one file, verified on the way."""
+    """Write the tensors of a checkpoint (the newest, if none is named) into one file, verified on the way.
+
+    With --strip-prefix model. the file is what model.load_state_dict takes.
+    """
     from strata.checkpoint.exporting import export  # noqa: PLC0415 (numpy is behind it)
     from strata.checkpoint.progress import watching  # noqa: PLC0415
 
     with _opened(place, storage_option) as (store, catalog):
         manifest = catalog.find(**_one(step, id_))
-        with watching("exporting", None if only else manifest.full_bytes) as watch:
-            num_tensors = export(store, manifest, output, only=only or (), force=force, watch=watch)
+        with watching("exporting", None if only or strip_prefix else manifest.full_bytes) as watch:
+            num_tensors = export(
+                store, manifest, output, only=only or (), strip_prefix=strip_prefix, force=force, watch=watch
+            )
     _console().print(
         f"{shown(str(output))}: {num_tensors} tensors of {shown(manifest.id)}, {_size(output.stat().st_size)}",
         soft_wrap=True,
@@ -315,7 +344,8 @@ def compact(place: Place, step: Step = None, id_: Id = None, storage_option: Opt
 
     if step is None and id_ is None:
         raise typer.BadParameter("say which: --step N or --id ID")
-    with CheckpointManager(place, storage_options=_pairs(storage_option), saver="thread") as manager:
+    url, options = _located(place, storage_option)
+    with CheckpointManager(url, storage_options=options, saver="thread") as manager:
         whole = manager.compact(**_one(step, id_))
     _console().print(f"{shown(whole.id)} needs no other, {_size(whole.size_bytes)}", soft_wrap=True)
 
@@ -375,11 +405,61 @@ def _opened(place: str, storage_option: list[str] | None) -> "Iterator[tuple[Sto
     from strata.storage import open_store  # noqa: PLC0415
 
     logging.getLogger("strata.checkpoint.catalog").addHandler(logging.NullHandler())  # we show what is passed over
-    store = open_store(place, _pairs(storage_option))
+    store = open_store(*_located(place, storage_option))
     try:
         yield store, Catalog(store)
     finally:
         store.close()
+
+
+def _located(place: str, storage_option: list[str] | None) -> tuple[str, dict[str, str]]:
+    """The directory or URL that is meant, and the options for it. What is neither, nor a path, is a run's name.
+
+    Raises:
+        ConfigError: There is no such place.
+    """
+    from strata.errors import ConfigError  # noqa: PLC0415
+
+    options = _pairs(storage_option)
+    if "://" not in place:
+        path = Path(place).expanduser()
+        is_name = path.name == place and place not in (".", "..")
+        if is_name and not path.exists():
+            place, of_run = _of_run(place)
+            options = of_run | options
+        elif not path.is_dir():
+            raise ConfigError(f"there is no directory {place}; name one, a URL, or a run", field="place")
+    if "://" in place and not place.startswith(("file:", "memory:")):
+        options.setdefault("retry_timeout_s", str(RETRY_TIMEOUT_S))
+    return place, options
+
+
+def _of_run(name: str) -> tuple[str, dict[str, str]]:
+    """Where a run keeps its checkpoints."""
+    from strata.errors import ConfigError  # noqa: PLC0415
+    from strata.launch.contract import storage_options_in  # noqa: PLC0415
+    from strata.launch.run_directory import open_run  # noqa: PLC0415
+
+    try:
+        run = open_run(name)
+    except ConfigError as error:
+        raise ConfigError(f"there is no directory {name} here, and {error.message}", field="place") from None
+    url = run.spec.checkpoints
+    if "://" not in url and not Path(url).is_dir():
+        raise ConfigError(
+            f"run {run.name} has no checkpoints: there is no {url}; if its script names another place "
+            "(strata.init(checkpoints=…)), name that one",
+            field="place",
+        )
+    return url, storage_options_in(run.spec.variables)
+
+
+def _require_objects(store: "Store") -> None:
+    """An object store has no empty directories: where there is nothing, there is no such place."""
+    from strata.errors import NoCheckpoint  # noqa: PLC0415
+
+    if next(iter(store.walk()), None) is None:
+        raise NoCheckpoint(f"there is nothing at {store.url}; correct its name, or save a checkpoint there first")
 
 
 def _pairs(storage_option: list[str] | None) -> dict[str, str]:

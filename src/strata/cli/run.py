@@ -28,6 +28,14 @@ def run(
     every: Annotated[
         str, typer.Option(help="When maybe_checkpoint saves, unless the script says so: 50 (steps), 90s, 10m.")
     ] = "",
+    storage_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--storage-option",
+            metavar="KEY=VALUE",
+            help="For checkpoints in an object store, as region=eu-west-1. Repeatable. Secrets: by environment only.",
+        ),
+    ] = None,
     env: Annotated[list[str] | None, typer.Option("--env", "-e", help="NAME=VALUE for the workers; repeat it.")] = None,
     grace_s: Annotated[float, typer.Option(help="What workers have for a last checkpoint when stopped.")] = 30.0,
     step_timeout_s: Annotated[
@@ -66,6 +74,7 @@ def run(
     """
     from strata.clock import SystemClock  # noqa: PLC0415 - heavy imports only when it runs
     from strata.launch import run_directory  # noqa: PLC0415
+    from strata.launch.contract import STORAGE_OPTIONS  # noqa: PLC0415
     from strata.launch.spec import RunSpec, Size  # noqa: PLC0415
     from strata.train.joining import EVERY, strategy_of  # noqa: PLC0415
 
@@ -74,6 +83,8 @@ def run(
     if every:
         strategy_of(every)
         variables[EVERY] = every
+    if storage_option:
+        variables[STORAGE_OPTIONS] = _storage_options(storage_option, checkpoints)
     if nnodes > 1:
         _check_shared(name, checkpoints)
     chosen = name or run_directory.new_name(SystemClock())
@@ -189,6 +200,43 @@ def _tell(directory: RunDirectory, finish: Finish) -> None:
     if finish.outcome != "done":
         typer.echo(f"  go on with it: strata resume {directory.name}", err=True)
     typer.echo(f"  logs: {directory.path / 'logs'}", err=True)
+    status = directory.status
+    place, _, last = status.checkpoint.rpartition("/") if status is not None else ("", "", "")
+    known = f"{printable(place)} (the last is {printable(last)})" if last else "none was saved"
+    typer.echo(f"  checkpoints: {known}", err=True)
+
+
+def _storage_options(given: list[str], checkpoints: str) -> str:
+    """As JSON. It is kept in the run's directory, and a command line is seen by everybody on the machine.
+
+    Raises:
+        ConfigError: One is secret, unknown or cannot be; or the checkpoints are in a directory.
+    """
+    import msgspec  # noqa: PLC0415
+
+    from strata.errors import ConfigError  # noqa: PLC0415
+    from strata.storage import open_store  # noqa: PLC0415
+    from strata.storage.object_options import is_secret  # noqa: PLC0415
+
+    pairs = [text.partition("=") for text in given]
+    for key, equals, _ in pairs:  # without their values: any of them may be one
+        if not key or not equals:
+            raise ConfigError("--storage-option wants KEY=VALUE", field="storage_options")
+        if is_secret(key):
+            raise ConfigError(
+                f"--storage-option {key}=… would show a secret in the list of processes and in the run's directory; "
+                "set it in the environment (AWS_SECRET_ACCESS_KEY, AZURE_STORAGE_ACCOUNT_KEY, …) or in a profile "
+                "(--storage-option profile=NAME)",
+                field="storage_options",
+            )
+    options = {key: value for key, _, value in pairs}
+    if "://" not in checkpoints:
+        raise ConfigError(
+            "--storage-option is for checkpoints in an object store; say --checkpoints s3://BUCKET/PREFIX, too",
+            field="storage_options",
+        )
+    open_store(checkpoints, options).close()
+    return msgspec.json.encode(options).decode()
 
 
 def _check_shared(name: str, checkpoints: str) -> None:

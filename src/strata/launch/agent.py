@@ -219,6 +219,8 @@ class Agent:
                     self._note(what, text, attempt=of_attempt, rank=rank)
                 case Finish():
                     self.finish = order
+                    with contextlib.suppress(StrataError):  # the last one came after the last look
+                        self._checkpoint = await self._client.latest_checkpoint(job_id=self._spec.name)
                     self._note("finished", f"{order.outcome}: {order.reason}")
                     self._show()
                     self._is_over.set()
@@ -318,6 +320,7 @@ class Agent:
             "world_size": supervisor.world_size,
             "num_failures": supervisor.num_failures,
             "step": supervisor.step,
+            "checkpoint": self._checkpoint.checkpoint.path if self._checkpoint is not None else "",
             "reason": self.finish.reason if self.finish is not None else "",
             "exit_code": self.finish.exit_code if self.finish is not None else None,
         }

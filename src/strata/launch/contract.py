@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from strata.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,11 +21,16 @@ STOPPED = 83
 STACKS_SIGNAL = "SIGUSR2"
 """At which a worker writes where it stands to its log."""
 
+NOTE = "strata: "
+"""With which our own lines in a worker's log begin: nobody died of them."""
+
 NOT_SAVING = -1.0
 """In place of a step that is being saved: a metric stays what it was last, so this says that there is none any more."""
 
 JOINED = "STRATA_JOINED"
 """The process that has joined as this rank: what it starts inherits its environment, and is no rank."""
+STORAGE_OPTIONS = "STRATA_STORAGE_OPTIONS"
+"""For the run's checkpoints, as JSON. No secrets: a run keeps its variables in a file."""
 _RUN = "STRATA_RUN"
 _ATTEMPT = "STRATA_ATTEMPT"
 _COORDINATOR = "STRATA_COORDINATOR"
@@ -41,6 +48,8 @@ class METRICS:
     """About which command the ranks agree."""
     agree_limit = "strata/agree_limit"
     """How far a rank's training goes until they have."""
+    last_step = "strata/last_step"
+    """After which a rank's training has come to its end."""
     saving_step = "strata/saving_step"
     """Of the save that is under way; or NOT_SAVING."""
     saving_fraction = "strata/saving_fraction"
@@ -148,3 +157,15 @@ def _number(variables: Mapping[str, str], name: str) -> int:
         return int(text)
     except ValueError:
         raise ConfigError(f"{name}={text!r} is not a number; leave it as `strata run` has set it", field=name) from None
+
+
+def storage_options_in(variables: Mapping[str, str]) -> dict[str, str]:
+    """What `strata run --storage-option` said.
+
+    Raises:
+        ConfigError: It is not what `strata run` writes.
+    """
+    try:
+        return msgspec.json.decode(variables.get(STORAGE_OPTIONS) or "{}", type=dict[str, str])
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{STORAGE_OPTIONS} is not a JSON object of texts: {error}", field=STORAGE_OPTIONS) from None

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, BinaryIO
 
+from strata.launch.contract import NOTE
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
@@ -112,7 +114,7 @@ def cause(lines: Sequence[str]) -> str:
         return _bounded(bare[last_exception].lstrip(_MARGIN))
     if last_fatal >= 0:
         return _bounded(bare[last_fatal])
-    return _bounded(next((line for line in reversed(bare) if line.strip()), ""))
+    return _bounded(next((line for line in reversed(bare) if line.strip() and not line.startswith(NOTE)), ""))
 
 
 def _last_exception(lines: Sequence[str]) -> int:

@@ -82,6 +82,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     control: str = ""
     """The address of the agent's control socket."""
+    checkpoint: str = ""
+    """Where the last one is that was committed."""
 
     @classmethod
     def of_this_process(cls, *, now_s: float) -> RunStatus:

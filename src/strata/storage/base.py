@@ -38,6 +38,10 @@ class Watch:
     def advance(self, num_bytes: int) -> None:
         self.on_progress(num_bytes)
 
+    def unheard(self) -> Watch:
+        """The same, for what does not count as progress."""
+        return Watch(_cancelled=self._cancelled)
+
     def cancel(self) -> None:
         self._cancelled.set()
         self.on_cancel()

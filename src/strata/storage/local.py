@@ -6,6 +6,9 @@ same threads write through the page cache and flush it at the end; `direct` tell
 
 What is being written has a temporary name beside its own, which is never listed. A process that is killed leaves it
 behind: `sweep` removes such files, and so does `delete` in the directories that it empties.
+
+The directory itself may be a symbolic link. Links in it are not listed (`links` names them) and nothing is removed
+through them, since what they lead to lies elsewhere; a key that names something behind one can be read.
 """
 
 from __future__ import annotations
@@ -160,13 +163,33 @@ class LocalStore:
         with _told(top):
             return sorted(name for name in _directories(top) if _holds_objects(top / name))
 
+    def links(self) -> dict[str, Path]:
+        """Names in the directory that are symbolic links, and where they lead; perhaps nowhere."""
+        with _told(self.root):
+            try:
+                with os.scandir(self.root) as entries:
+                    return {entry.name: Path(entry.path).readlink() for entry in entries if entry.is_symlink()}
+            except (FileNotFoundError, NotADirectoryError):
+                return {}
+
     # -- removing --------------------------------------------------------------------------------------------------
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Directories that become empty go, too."""
+        """Directories that become empty go, too.
+
+        Raises:
+            StorageDenied: One of them lies behind a symbolic link.
+        """
         parents = set()
+        links = self.links()
         for key in keys:
             path = self._path(key)
+            link, _, below = key.partition("/")
+            if below and link in links:
+                raise StorageDenied(
+                    f"{self.root / link} is a symbolic link to {links[link]}; nothing is removed through a link: "
+                    "remove the link, and what it leads to if nobody needs it"
+                )
             with _told(path):
                 _unlink_file(path)
             parents.add(path.parent)
@@ -326,7 +349,8 @@ def _told(path: Path, *, writing: bool = False) -> Iterator[None]:
 
 def _translated(error: OSError, path: Path, *, writing: bool) -> StorageError:
     said = error.strerror or str(error)
-    if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError | FileExistsError):
+    is_loop = error.errno == errno.ELOOP  # of symbolic links
+    if is_loop or isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError | FileExistsError):
         if not writing:
             return ObjectMissing(f"{path} is not there")
         return StorageError(

@@ -63,6 +63,14 @@ _ELSEWHERE = {
 }
 """What other libraries call it → what it is called here."""
 _SECRET = ("secret", "token", "key", "sas", "password")
+_NO_SECRETS = (
+    *("access_key_id", "sse_kms_key_id", "sse_bucket_key_enabled", "web_identity_token_file"),
+    *("container_authorization_token_file", "federated_token_file"),
+)
+"""Names of keys and of files."""
+_NO_LIMIT = 1_000_000
+"""Retries of one request, which its time limits long before that."""
+_SWITCHES = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +78,10 @@ class Limits:
     timeout_s: float = 60.0
     """For one request, with everything that is sent and received."""
     connect_timeout_s: float = 5.0
-    max_retries: int = 8
+    max_retries: int | None = None
+    """Of one request, at most; None: as many as begin within `retry_timeout_s`."""
     retry_timeout_s: float = 120.0
-    """No retry begins later than this after the first try."""
+    """No retry begins later than this after the first try. Long enough for a server to restart."""
     concurrency: int = 8
     """Pieces of one transfer under way at a time."""
     piece_bytes: int = 8 << 20
@@ -81,8 +90,8 @@ class Limits:
         for name in ("timeout_s", "connect_timeout_s", "retry_timeout_s"):
             if not 0 < getattr(self, name) <= 3600:
                 raise _refused(name, getattr(self, name), "give seconds, above 0 and up to 3600")
-        if not 0 <= self.max_retries <= 100:
-            raise _refused("max_retries", self.max_retries, "give 0 to 100")
+        if self.max_retries is not None and not 0 <= self.max_retries <= 100:
+            raise _refused("max_retries", self.max_retries, "give 0 to 100, or leave it out")
         if not 1 <= self.concurrency <= 64:
             raise _refused("concurrency", self.concurrency, "give 1 to 64")
         if not 5 << 20 <= self.piece_bytes <= 1 << 30:
@@ -104,8 +113,9 @@ class Settings:
 
     @property
     def retry_config(self) -> dict[str, Any]:
+        max_retries = self.limits.max_retries
         return {
-            "max_retries": self.limits.max_retries,
+            "max_retries": _NO_LIMIT if max_retries is None else max_retries,
             "retry_timeout": timedelta(seconds=self.limits.retry_timeout_s),
             "backoff": {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=10), "base": 2},
         }
@@ -122,6 +132,11 @@ class Settings:
             and name.lower().removeprefix("aws_") != "access_key_id"
             and len(value) >= 4
         ]
+
+
+def is_secret(name: str) -> bool:
+    """Whether an option of this name holds what must not be written down."""
+    return any(word in name.lower() for word in (*_SECRET, "headers")) and name not in _NO_SECRETS
 
 
 def read_settings(url: str, storage_options: Mapping[str, Any], environment: Mapping[str, str]) -> Settings:
@@ -144,10 +159,12 @@ def read_settings(url: str, storage_options: Mapping[str, Any], environment: Map
         config, credentials = _with_aws(config, given.get("profile"), environment)
     elif not any(any(word in name for word in _SECRET) for name in config):
         credentials = "the environment, or the identity of this machine"
-    chosen = Limits(**{name: given[name] for name in limits if name in given})
+    chosen = Limits(**{name: _number(name, given[name]) for name in limits if name in given})
     client = {name: given[name] for name in _CLIENT if name in given}
-    if environment.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true"):
-        client.setdefault("allow_http", True)  # what is passed here takes the place of all that obstore would look up
+    if "allow_http" in client:
+        client["allow_http"] = _switch("allow_http", client["allow_http"])
+    elif environment.get("AWS_ALLOW_HTTP"):  # obstore looks it up only where no client options are passed
+        client["allow_http"] = _switch("AWS_ALLOW_HTTP", environment["AWS_ALLOW_HTTP"])
     _check_encrypted(config, client, kind, environment)
     client |= {
         "timeout": timedelta(seconds=chosen.timeout_s),
@@ -212,9 +229,26 @@ def _check_encrypted(
     if str(endpoint).startswith("http://") and not client.get("allow_http"):
         raise ConfigError(
             f"the endpoint {str(endpoint).partition('?')[0]} is not encrypted; use https://, or pass "
-            "storage_options={'allow_http': True} if everybody on the way may read and change your checkpoints",
+            "storage_options={'allow_http': True} (in the environment: AWS_ALLOW_HTTP=true) if everybody on the way "
+            "may read and change your checkpoints",
             field="storage_options",
         )
+
+
+def _number(name: str, value: Any) -> Any:
+    """From a program, or as text from the command line."""
+    whole = name in ("max_retries", "concurrency", "piece_bytes")
+    try:
+        return int(value) if whole else float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise _refused(name, value, "give a whole number" if whole else "give seconds") from None
+
+
+def _switch(name: str, value: object) -> bool:
+    found = value if isinstance(value, bool) else _SWITCHES.get(str(value).lower())
+    if found is None:
+        raise _refused(name, value, "give true or false")
+    return found
 
 
 def _unknown(name: str, kind: str, known: list[str]) -> ConfigError:

@@ -1,10 +1,13 @@
 """S3, Google Cloud Storage and Azure as stores, through obstore.
 
 Large objects go up as multipart uploads straight from the caller's memory, and come down as ranges read side by side.
+
 What is retried: obstore repeats what failed with 5xx, 429 or a broken connection, but only what cannot happen twice by
-that; we repeat the rest, where we can find out what became of the first try. Credentials, in this order:
-`storage_options`; the environment (AWS_*, AZURE_*, GOOGLE_*); for S3 the keys of a profile in ~/.aws (no roles, no
-single sign-on); the identity of the machine, container or pod.
+that; we repeat the rest, where we can find out what became of the first try. Both go on until `retry_timeout_s` is
+over, so that a server may restart meanwhile. A bucket that does not exist is an answer, and not repeated.
+
+Credentials, in this order: `storage_options`; the environment (AWS_*, AZURE_*, GOOGLE_*); for S3 the keys of a profile
+in ~/.aws (no roles, no single sign-on); the identity of the machine, container or pod.
 
 A process that is killed in the middle of an upload leaves parts that no listing shows but that S3 charges for, and so
 does one whose store does not answer any more when it gives up. Give the bucket a lifecycle rule for them
@@ -34,6 +37,7 @@ from obstore.exceptions import (
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from strata.errors import (
+    BucketMissing,
     CheckpointAborted,
     ConfigError,
     ObjectExists,
@@ -62,6 +66,9 @@ MAX_BACKOFF_S = 10.0
 _WRITER = "stratawriter"
 """Metadata of an object that was put only if absent: which call put it."""
 _CLASSES = {S3: S3Store, GCS: GCSStore, AZURE: AzureStore}
+_CODE = re.compile(r"<Code>(.*?)</Code>(?:.*?<Message>(.*?)</Message>)?", re.DOTALL)
+"""In the body of an answer."""
+_NO_BUCKET = ("NoSuchBucket", "InvalidBucketName", "ContainerNotFound", "InvalidResourceName")
 _FULL = ("QuotaExceeded", "InsufficientStorage", "StorageFull", "507 Insufficient")
 _ASKED_FOR_IDENTITY = re.compile(
     r"performing \w+ https?://[^/]+/(latest/api/token|latest/meta-data|metadata/identity|computeMetadata|v2/credentials)"
@@ -262,13 +269,14 @@ class ObjectStore:
 
     def _again(self, work: Callable[[], _T], *, while_: Callable[[], bool] = lambda: True) -> _T:
         """Repeats what obstore would not: see the top of this file."""
+        max_retries = self._limits.max_retries
         end_s = time.monotonic() + self._limits.retry_timeout_s
-        for attempt in range(self._limits.max_retries):
+        for attempt in itertools.count() if max_retries is None else range(max_retries):
             try:
                 return work()
             except BaseError as error:
-                pause_s = min(0.1 * 2**attempt, MAX_BACKOFF_S)
-                if not (while_() and _may_be_repeated(error)) or time.monotonic() + pause_s > end_s:
+                pause_s = min(0.1 * 2 ** min(attempt, 10), MAX_BACKOFF_S)
+                if not (while_() and _may_be_repeated(error, max_retries)) or time.monotonic() + pause_s > end_s:
                     raise
             time.sleep(pause_s)
         return work()
@@ -330,22 +338,25 @@ def _open(settings: Settings) -> Any:
         ) from None
 
 
-def _may_be_repeated(error: BaseError) -> bool:
-    """Whether obstore gave up at once, because it does not know what became of the request."""
+def _may_be_repeated(error: BaseError, max_retries: int | None) -> bool:
+    """Whether obstore gave up because it does not know what became of the request, and no retries were counted."""
     if isinstance(error, AlreadyExistsError):
         return False
     text = str(error).partition("\n\nDebug source")[0]
     unsure = "HTTP error" in text or "409 Conflict" in text or "error decoding response body" in text
-    return unsure and " retries" not in text
+    return unsure and (max_retries is None or " retries" not in text)
 
 
 def _translated(error: Exception, where: str, settings: Settings) -> StorageError:
     said = _said(error, settings)
+    code = _CODE.search(str(error))
+    if code is not None and code[1] in _NO_BUCKET:
+        what = "container" if settings.kind == AZURE else "bucket"
+        return BucketMissing(
+            f"{where}: there is no {what} {settings.bucket!r} on {settings.kind} ({code[1]}); create it, or correct "
+            "its name, the endpoint or the account"
+        )
     if isinstance(error, FileNotFoundError):
-        if "NoSuchBucket" in said or "ContainerNotFound" in said:
-            return StorageError(
-                f"{where}: there is no {settings.bucket!r} on {settings.kind}; create it, or correct its name"
-            )
         return ObjectMissing(f"{where} is not there")
     if isinstance(error, AlreadyExistsError):
         return ObjectExists(f"{where} is there already")
@@ -361,17 +372,18 @@ def _translated(error: Exception, where: str, settings: Settings) -> StorageErro
     reason = re.split(r" in [\d.]+[nµm]?s", said, maxsplit=1)[-1]  # what follows the address
     if any(word in reason for word in _FULL):
         return StorageFull(f"{where}: {said}; free some space, keep fewer checkpoints, or raise the quota")
+    max_retries = settings.limits.max_retries
+    counted, raised = (f" and {max_retries} retries", "max_retries, ") if max_retries is not None else ("", "")
     return StorageUnavailable(
-        f"{where}: {said}; tried for up to {settings.limits.retry_timeout_s:g} s and {settings.limits.max_retries} "
-        "retries: check the endpoint, the region and the network, or raise max_retries, retry_timeout_s or timeout_s "
-        "in storage_options"
+        f"{where}: {said}; tried for up to {settings.limits.retry_timeout_s:g} s{counted}: check the endpoint, the "
+        f"region and the network, or raise {raised}retry_timeout_s or timeout_s in storage_options"
     )
 
 
 def _said(error: Exception, settings: Settings) -> str:
     """One line of it, without signatures, keys and markup."""
     text = str(error).partition("\n\nDebug source")[0]
-    if code := re.search(r"<Code>(.*?)</Code>(?:.*?<Message>(.*?)</Message>)?", text, re.DOTALL):
+    if code := _CODE.search(text):
         text = f"{text[: text.index('<')].rstrip(': ')}: {code[1]}: {code[2] or ''}"
     text = " ".join(re.sub(r"\?\S*", "", text).split())[:500]
     for secret in settings.secrets():

@@ -13,12 +13,15 @@
 
 A checkpoint holds what the script gives, and beside it what is ours: where the loaders stand and the states of the
 random generators, of the same step. So going on from it is going on exactly, on any number of ranks.
+
+The last step of a run is saved whatever the strategy: when `epochs` has no more, or else when the context is closed.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
 from dataclasses import dataclass, field
@@ -28,7 +31,7 @@ from strata.checkpoint import AnyOf, CheckpointManager, EverySteps, Manual
 from strata.checkpoint.strategies import not_before
 from strata.errors import ConfigError, InvalidArgument, NoCheckpoint, StrataError
 from strata.launch.contract import STOPPED
-from strata.lifecycle import Home, renewed
+from strata.lifecycle import Home, at_exit, renewed
 from strata.train import generators, trees
 from strata.train.agreeing import Agreement
 from strata.train.gauges import Gauges
@@ -99,9 +102,16 @@ class Context:
         self._waiting: dict[str, Any] = {}
         """States of loaders that are restored and not made yet."""
         self._has_saved = False
+        self._unsaved: tuple[Mapping[str, Any], dict[str, Any]] | None = None
+        """What the last `maybe_checkpoint` was given, if it did not save it."""
+        self._is_under_way = False
+        """A step was made since the ranks have last come to an end together."""
         self._closing = renewed(threading.Lock())
         self._is_closed = False
         self._home = Home()
+        self._withdraw = at_exit(
+            self._close_at_exit
+        )  # a script may drop its context, as one does that trains in main()
         self._gauges = Gauges()
         membership.watch(self._gauges.look)
 
@@ -190,13 +200,16 @@ class Context:
             loader.load_state_dict(self._waiting.pop(name))
 
     def epochs(self, number: int) -> Iterator[int]:
-        """The epochs that are left of so many, beginning with the one that was under way."""
+        """The epochs that are left of so many, beginning with the one that was under way. After the last one the last
+        step is saved, if it is not yet.
+        """
         while self.epoch < number:
             for loader in self._loaders.values():
                 if hasattr(loader, "set_epoch"):
                     loader.set_epoch(self.epoch)
             yield self.epoch
             self.epoch += 1
+        self._save_last()
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
@@ -214,6 +227,7 @@ class Context:
             raise InvalidArgument(f"the name {OURS!r} is taken for what is ours; choose another", field="into")
         self._membership.report("RECOVERING")
         self._not_before = 0
+        self._unsaved, self._is_under_way = None, False
         ours, given_back = _Ours(), trees.stand_ins(into)
         try:
             with trees.on_the_host(given_back):
@@ -267,6 +281,7 @@ class Context:
         if OURS in state:
             raise InvalidArgument(f"the name {OURS!r} is taken for what is ours; choose another", field="state")
         self._has_saved = True
+        self._unsaved = None
         self._asked_s = -ASK_AGAIN_S
         save = self.checkpoints.save(
             {**_states(state), OURS: self._ours()},
@@ -290,7 +305,9 @@ class Context:
         self._has_new_step = False
         due = self._agreement.take_due(self.step, timeout_s=AGREE_TIMEOUT_S)
         should_stop = any(each.wish == "stop" for each in due)
+        self._is_under_way = True
         if not due and not self._is_time():
+            self._unsaved = (state, arguments)
             return None
         save = self.checkpoint(state, **arguments)
         if should_stop:
@@ -329,27 +346,46 @@ class Context:
             "generators": generators.take(),
         }
 
+    def _save_last(self) -> None:
+        """On all ranks, which must have made the same steps. Never if saving is left to the script alone."""
+        if not self._is_under_way or self._strategy is None or isinstance(self._strategy, Manual):
+            return
+        unsaved, self._unsaved, self._is_under_way = self._unsaved, None, False
+        if self._membership.ends_together(self.step) and unsaved is not None:
+            state, arguments = unsaved
+            self.checkpoint(state, **arguments)
+
     def _stop(self, save: Save, reason: str) -> None:
         save.wait()
+        self._is_under_way = False
         log.warning("stopping after step %d, which is saved: %s", self.step, reason)
         self.close()
         raise SystemExit(STOPPED)
 
     # -- life ------------------------------------------------------------------------------------------------------
 
-    def close(self, *, is_failing: bool = False) -> None:
-        """Waits for the save under way and leaves the job. Called at the end of the program, too.
+    def close(self, *, is_failing: bool = False, is_exiting: bool = False) -> None:
+        """Saves the last step if it is not yet, waits for the save under way and leaves the job. Called at the end of
+        the program, too.
 
-        `is_failing`: nobody is waited for, who may be waiting for this one.
+        Args:
+            is_failing: Nobody is waited for, who may be waiting for this one; nothing more is saved.
+            is_exiting: The program ends, whatever its exit code: a rank of several cannot tell whether the others do.
         """
         with self._closing:
             if self._is_closed or not self._home.is_here:  # a forked child has nothing to close
                 return
             self._is_closed = True
+        self._withdraw()
         try:
+            if not is_failing and not (is_exiting and self.world_size > 1):
+                self._save_last()
             self.checkpoints.close()
         finally:
             self._membership.leave(together=self._has_saved and not is_failing)
+
+    def _close_at_exit(self) -> None:
+        self.close(is_failing=getattr(sys, "last_value", None) is not None, is_exiting=True)
 
     def __enter__(self) -> Self:
         return self

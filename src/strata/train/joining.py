@@ -8,13 +8,11 @@ torchrun it is one of its ranks, without a coordinator.
 from __future__ import annotations
 
 import faulthandler
-import functools
 import os
 import re
 import signal
 import sys
 import threading
-import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,8 +22,8 @@ from strata.coordinator.client import ClientConfig, CoordinatorClient
 from strata.coordinator.embedded import EmbeddedCoordinator
 from strata.errors import ConfigError, StrataError
 from strata.launch.commit import CoordinatorCommit
-from strata.launch.contract import JOINED, STACKS_SIGNAL, Place, place_in
-from strata.lifecycle import Home, at_exit
+from strata.launch.contract import JOINED, NOTE, STACKS_SIGNAL, Place, place_in, storage_options_in
+from strata.lifecycle import Home
 from strata.train.agreeing import Agreement
 from strata.train.context import Context
 from strata.train.membership import JOIN_TIMEOUT_S, JoinedMembership, NoMembership
@@ -54,8 +52,8 @@ def init(
     Args:
         checkpoints: A directory or URL, instead of the run's.
         every: When `maybe_checkpoint` saves: a number of steps, a time ("90s", "10m", "1h"), a strategy; left out, as
-            often as costs one percent of the time.
-        checkpoint_options: For `CheckpointManager`: `keep_count`, `compression`, `storage_options`, …
+            often as costs one percent of the time, first after a minute. The last step is saved in any case.
+        checkpoint_options: For `CheckpointManager`: `keep_count` (3 unless given), `compression`, `storage_options`, …
 
     Raises:
         ConfigError: The environment or an argument makes no sense.
@@ -66,6 +64,9 @@ def init(
     place = place_in(variables) or _place_without_agent(variables)
     if checkpoints is not None:
         place = replace(place, checkpoints=os.fspath(checkpoints))
+    elif of_run := storage_options_in(variables):
+        given = checkpoint_options.get("storage_options") or {}
+        checkpoint_options = {**checkpoint_options, "storage_options": {**of_run, **given}}
     strategy = strategy_of(every if every is not None else variables.get(EVERY))
     agreement = Agreement()
     membership: JoinedMembership | NoMembership = NoMembership()
@@ -86,9 +87,10 @@ def init(
         commit=commit,
         **{"keep_count": 3, **checkpoint_options},
     )
-    context = Context(place, membership, manager, strategy=strategy, agreement=agreement)
-    at_exit(functools.partial(_close, weakref.ref(context)))
-    return context
+    if place.rank == 0:
+        where = manager.place.rstrip("/")
+        print(f"{NOTE}checkpoints in {where}, {manager.schedule}", file=sys.stderr, flush=True)
+    return Context(place, membership, manager, strategy=strategy, agreement=agreement)
 
 
 def strategy_of(every: int | str | Strategy | None) -> Strategy:
@@ -206,10 +208,3 @@ def _stop_when_asked(membership: JoinedMembership) -> None:
 
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, stop)
-
-
-def _close(reference: weakref.ref[Context]) -> None:
-    """At exit. A context that the script has dropped is gone by then; its membership leaves by itself."""
-    context = reference()
-    if context is not None:
-        context.close(is_failing=getattr(sys, "last_value", None) is not None)  # an exception that nobody caught

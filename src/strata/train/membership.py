@@ -39,6 +39,8 @@ JOIN_TIMEOUT_S = 300.0
 """For all workers of an attempt to be there: one of them may have to import for long."""
 AGREE_TIMEOUT_S = 30.0
 AGREE_AGAIN_S = 0.1
+END_TIMEOUT_S = 300.0
+"""For the other ranks to come to the end of their training, too: one may be evaluating."""
 LEAVE_TIMEOUT_S = 5.0
 """For the other ranks to tell of the last checkpoint, too; and then for the coordinator to answer."""
 POLL_S = 1.0
@@ -74,6 +76,10 @@ class Membership(Protocol):
         """And end there. Returns at once; may be called by a handler of signals."""
         ...
 
+    def ends_together(self, step: int) -> bool:
+        """Whether all ranks come to the end of their training, and after the same step. Waits for them."""
+        ...
+
     def leave(self, *, together: bool) -> None: ...
 
 
@@ -102,6 +108,10 @@ class NoMembership:
 
     def ask_stop(self, reason: str) -> None:
         pass
+
+    def ends_together(self, step: int) -> bool:  # noqa: ARG002 - as the protocol has it
+        """Nobody can be asked: as for every save, ranks must make the same steps."""
+        return True
 
     def leave(self, *, together: bool) -> None:
         pass
@@ -135,6 +145,8 @@ class JoinedMembership:
         self._tell()
         self._worker.heartbeat()  # who wants this attempt to stop finds its workers from their first step on
         _meet(self._worker, place, deadline_s=time.monotonic() + JOIN_TIMEOUT_S)
+        self._num_ends = 0
+        """How often the ranks have met to save the last step."""
         self._is_leaving = threading.Event()
         self._wanted: dict[Literal["CHECKPOINT_NOW", "STOP"], str] = {}
         """What this rank wants of all, and why, until it has said so."""
@@ -186,6 +198,26 @@ class JoinedMembership:
 
     def ask_stop(self, reason: str) -> None:
         self._wanted["STOP"] = reason
+
+    def ends_together(self, step: int) -> bool:
+        if self._place.world_size == 1:
+            return True
+        self._ours[METRICS.last_step] = float(step)
+        self._num_ends += 1
+        try:
+            self._tell()
+            self._worker.heartbeat()
+            self._worker.barrier(f"last/{self._num_ends}", step=self._place.attempt, timeout_s=END_TIMEOUT_S)
+            told = [each.metrics for each in self._client.list_workers(job_id=self._place.run).workers]
+        except StrataError as error:
+            log.warning("the last step is not saved, since not all ranks come to an end: %s", error)
+            return False
+        steps = [int(each[METRICS.last_step]) for each in told if METRICS.last_step in each]
+        # Who has left by now has found that they differ: else it would wait for this one's part of the checkpoint.
+        if steps == [step] * self._place.world_size:
+            return True
+        log.warning("the last step, %d on this rank, is not saved: all ranks must make the same number of steps", step)
+        return False
 
     def leave(self, *, together: bool) -> None:
         """`together`: not before all ranks do, since a checkpoint of theirs may still need this one's word."""

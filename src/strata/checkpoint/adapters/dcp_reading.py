@@ -22,11 +22,12 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from strata.checkpoint import buffers, dtypes, reading, tree
+from strata.checkpoint import buffers, dtypes, fetching, judging, reading, tree
 from strata.checkpoint import manifest as m
 from strata.checkpoint.adapters import dcp_names
 from strata.checkpoint.adapters.places import Place
 from strata.checkpoint.catalog import Catalog
+from strata.checkpoint.fetching import Source
 from strata.checkpoint.reading import Rectangle
 from strata.checkpoint.rebuilding import rebuild
 from strata.errors import CheckpointInvalid, InvalidArgument
@@ -85,7 +86,7 @@ class StrataStorageReader(StorageReader):
         with self._place.opened() as store:
             manifest = Catalog(store).find(step=self._step, id=self._id)
         structure = manifest.structures[manifest.structure_of_rank[0]]
-        tree.names_in(structure)  # it is one, which all else believes
+        judging.check_manifest(manifest, [structure])  # which all else believes
         self._manifest = manifest
         self._items, is_flattened = _items(manifest, structure)
         entries = {entry.name: entry for entry in manifest.tensors}
@@ -120,11 +121,19 @@ class StrataStorageReader(StorageReader):
             CheckpointInvalid: What was read is not what was written; the message names file and tensor.
         """
         with self._place.opened() as store:
+            self._check_headers(store, plan.items)
             self._read_tensors(store, [item for item in plan.items if item.type == LoadItemType.TENSOR], planner)
             self._read_objects(store, [item for item in plan.items if item.type == LoadItemType.BYTE_IO], planner)
         done: Future[None] = Future()
         done.set_result(None)
         return done
+
+    def _check_headers(self, store: Store, items: Sequence[ReadItem]) -> None:
+        """Of the files that are read."""
+        manifest = self._opened()
+        names = {name for item in items for name in tree.names_in(self._items[item.storage_index.fqn].node)}
+        files = fetching.files_of(tensor for tensor in manifest.tensors if tensor.name in names)
+        judging.check_headers(Source(store, manifest, Watch()), manifest, files)
 
     def _read_tensors(self, store: Store, items: Sequence[ReadItem], planner: LoadPlanner) -> None:
         manifest = self._opened()
