@@ -55,6 +55,9 @@ MAX_BLOCK_ROWS = 1 << 20
 class Dataset:
     """What `create_dataloader` returns beside the loader. Iterating over it, or over the loader, is the same."""
 
+    has_global_state = True
+    """`state_dict()` is the same on all ranks, of any number of them."""
+
     def __init__(
         self,
         recipe: Recipe,
