@@ -57,7 +57,7 @@ def remember(loader: DataLoader[Any], name: str) -> Beginnings:
     for place, owner in owners.items():
         if isinstance(owner, (DataLoader, *_RANDOM_SAMPLERS)) and owner.generator is None:
             owner.generator = torch.Generator()
-            seed = xxhash.xxh3_64_intdigest(f"{torch.initial_seed()}/{name}/{place}")
+            seed = xxhash.xxh3_64_intdigest(f"{torch.initial_seed()}/{name}/{place}".encode())
             owner.generator.manual_seed(seed)
     found = {place: getattr(owner, "generator", None) for place, owner in owners.items()}
     beginnings = Beginnings({place: each for place, each in found.items() if isinstance(each, torch.Generator)})
