@@ -54,7 +54,11 @@ def test_one_place_is_found_without_the_others_also_among_many_rows() -> None:
 def test_the_order_is_the_same_in_every_version() -> None:
     """A state that was saved years ago means the rows that it meant then."""
     assert permuted(np.arange(12), 12, seed=0, epoch=0).tolist() == [11, 6, 2, 7, 1, 3, 9, 10, 0, 5, 8, 4]
-    assert permuted(np.array([0, 1, 999_999_999]), 1_000_000_000, seed=7, epoch=3).tolist() == [822002165, 275343529, 307118284]
+    assert permuted(np.array([0, 1, 999_999_999]), 1_000_000_000, seed=7, epoch=3).tolist() == [
+        822002165,
+        275343529,
+        307118284,
+    ]
 
 
 def test_rows_are_spread_evenly_over_the_places() -> None:
@@ -130,7 +134,8 @@ def test_the_order_does_not_depend_on_ranks_and_changes_with_the_epoch() -> None
     ranks = [rows_of(60, rank=rank, num_ranks=4) for rank in range(4)]
     for each in ranks:
         each.begin()
-    together = [sum((share.rows for share in shares), []) for shares in zip(*(r.shares() for r in ranks), strict=True)]
+    shares = zip(*(each.shares() for each in ranks), strict=True)
+    together = [[row for share in of_batch for row in share.rows] for of_batch in shares]
     assert together == batches
     alone.set_epoch(1)
     alone.begin()

@@ -146,7 +146,7 @@ class Agent:
     async def _hear(self) -> None:
         while True:
             event = await self._nodes.next_event()
-            if self.supervisor.phase is Phase.STOPPING:
+            if self.supervisor.phase is Phase.STOPPING and len(self.supervisor.running) == 1:
                 await self._learn_checkpoint()  # the one that they have just saved says how many can go on
             self.supervisor.room = self._nodes.room  # of a node that is lost, first the workers' ends are told
             if isinstance(event, RoomChanged):
