@@ -88,60 +88,60 @@ class RowSampler(DistributedSampler[Any]):
 
 
 @functools.cache
-def counting(kind: type[DataLoader[Any]]) -> type[DataLoader[Any]]:
+def _counting(kind: Any) -> Any:
     """The same class of loaders, which takes its batches from a `RowSampler` and keeps the place.
 
     A class of this one base, so that loaders that exist can become of it.
     """
 
-    class Counting(kind):  # type: ignore[misc, valid-type]
+    class Counting(kind):  # type: ignore[misc]
         has_global_state = True
         """The same on all ranks, of any number of them."""
-        rows: MapRows
+        map_rows: MapRows
         rows_delivered = 0
         """By this rank, in all; for whoever watches."""
 
         @property
         def is_last(self) -> bool:
             """Whether the batch that was delivered last is the last one of its epoch."""
-            return self.rows.is_last
+            return self.map_rows.is_last
 
         @property
         def _index_sampler(self) -> _Shares:
-            return _Shares(self.rows)
+            return _Shares(self.map_rows)
 
         def __len__(self) -> int:
             """Batches of a whole epoch, the same on every rank."""
-            return self.rows.steps().num_batches
+            return self.map_rows.steps().num_batches
 
         def __iter__(self) -> _Deliveries:
-            if len(self.dataset) != self.rows.num_rows:
+            if len(self.dataset) != self.map_rows.num_rows:
                 raise PlanChanged(
-                    f"the dataset had {self.rows.num_rows} rows when the loader was made, and has {len(self.dataset)} "
-                    "now; make another loader when it changes"
+                    f"the dataset had {self.map_rows.num_rows} rows when the loader was made, and has "
+                    f"{len(self.dataset)} now; make another loader when it changes"
                 )
-            number = self.rows.begin()
+            number = self.map_rows.begin()
             return _Deliveries(self, number, super().__iter__())
 
         def _get_iterator(self) -> Any:
             """As torch makes it, of a copy of this loader that seeds every batch."""
-            seeded = copy.copy(self)
+            seeded: Any = copy.copy(self)
             vars(seeded)["dataset"] = _Seeded(self.dataset, self.collate_fn)
             seeded.collate_fn = _as_it_is
             seeded.worker_init_fn = functools.partial(_init_worker, self.worker_init_fn)
             seeded.generator = torch.Generator()
-            seeded.generator.manual_seed(self.rows.epoch_seed)
+            seeded.generator.manual_seed(self.map_rows.epoch_seed)
             return super(Counting, seeded)._get_iterator()
 
         def set_epoch(self, epoch: int) -> None:
-            self.rows.set_epoch(epoch)
+            self.map_rows.set_epoch(epoch)
 
         def state_dict(self) -> dict[str, Any]:
             """Where the epoch stands: what the training loop has been given, not what was fetched ahead of it."""
-            return self.rows.state_dict()
+            return self.map_rows.state_dict()
 
         def load_state_dict(self, state: Mapping[str, Any], *, on_change: str = "refuse") -> None:
-            self.rows.load_state_dict(state, on_change=on_change)
+            self.map_rows.load_state_dict(state, on_change=on_change)
 
     Counting.__name__ = Counting.__qualname__ = kind.__name__
     return Counting
@@ -172,7 +172,7 @@ def map_loader(
     return loader
 
 
-def adopt(loader: DataLoader[Any]) -> None:
+def adopt(loader: Any) -> None:
     """Makes a loader that was built with a `RowSampler` count what it delivers.
 
     Raises:
@@ -206,9 +206,9 @@ def adopt(loader: DataLoader[Any]) -> None:
             "of the dataset that the loader has",
             field="loader",
         )
-    rows = sampler.adopted(batch_size=batches.batch_size, drop_last=batches.drop_last)
-    loader.rows = rows  # type: ignore[attr-defined]
-    loader.__class__ = counting(type(loader))
+    loader.map_rows = sampler.adopted(batch_size=batches.batch_size, drop_last=batches.drop_last)
+    kind: Any = type(loader)
+    loader.__class__ = _counting(kind)
 
 
 def sampler_of(loader: Any) -> RowSampler | None:
@@ -239,7 +239,7 @@ class _Deliveries:
         self._number = number
         self._batches = batches
         self._num_delivered = 0
-        self._num_batches = loader.rows.num_batches
+        self._num_batches = loader.map_rows.num_batches
 
     def __iter__(self) -> Self:
         return self
@@ -248,7 +248,7 @@ class _Deliveries:
         return int(self._num_batches)
 
     def __next__(self) -> Any:
-        rows: MapRows = self._loader.rows
+        rows: MapRows = self._loader.map_rows
         if not rows.is_current(self._number):
             raise StrataError(CLOSED)
         try:
@@ -296,17 +296,20 @@ class _Seeded:
 
 @contextlib.contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Python's, numpy's and torch's generators of the CPU, in this block; after it they are as they were."""
-    before = random.getstate(), np.random.get_state(legacy=False), torch.default_generator.get_state()
+    """Python's, numpy's and torch's generators of the CPU. The training process has its own back after it."""
+    before = None
+    if get_worker_info() is None:
+        before = random.getstate(), np.random.get_state(legacy=False), torch.default_generator.get_state()
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.default_generator.manual_seed(seed)
     try:
         yield
     finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-        torch.default_generator.set_state(before[2])
+        if before is not None:
+            random.setstate(before[0])
+            np.random.set_state(before[1])
+            torch.default_generator.set_state(before[2])
 
 
 def _init_worker(init: Callable[[int], None] | None, worker: int) -> None:

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 TICK_S = 0.05
 LOOK_S = 0.25
 """How often the coordinator is asked how far the workers are."""
+MAX_DIGITS = 6
+"""Of a number of workers, as a checkpoint's metadata has it."""
 LEARN_TIMEOUT_S = 2.0
 """For the last checkpoint, of a coordinator that may be away: nothing waits longer for it."""
 STATES = {
@@ -186,7 +188,7 @@ class Agent:
     def _set_only(self) -> None:
         """Workers that run count more than the last checkpoint: the next one is theirs."""
         needed = self._checkpoint.metadata.get(NEEDED_WORLD_SIZE, "") if self._checkpoint is not None else ""
-        self.supervisor.only = int(needed) if needed.isdigit() else 0
+        self.supervisor.only = int(needed) if needed.isdecimal() and len(needed) <= MAX_DIGITS else 0
         if any(worker.metrics.get(METRICS.per_rank) for worker in self._seen.workers.values()):
             self.supervisor.only = self.supervisor.world_size
 

@@ -48,7 +48,7 @@ class Beginnings:
         self.is_resuming = True
 
 
-def remember(loader: DataLoader[Any], name: str) -> Beginnings:
+def remember(loader: Any, name: str) -> Beginnings:
     """From now on its generators' states are noted when a pass begins. Where it has none, it gets some of its own.
 
     Their seeds follow from torch's, so that a program that seeds torch reads the same rows in every start.
@@ -61,16 +61,17 @@ def remember(loader: DataLoader[Any], name: str) -> Beginnings:
             owner.generator.manual_seed(seed)
     found = {place: getattr(owner, "generator", None) for place, owner in owners.items()}
     beginnings = Beginnings({place: each for place, each in found.items() if isinstance(each, torch.Generator)})
-    loader._beginnings = beginnings  # type: ignore[attr-defined]
-    loader.__class__ = _noting(type(loader))
+    loader._beginnings = beginnings
+    kind: Any = type(loader)
+    loader.__class__ = _noting(kind)
     return beginnings
 
 
 @functools.cache
-def _noting(kind: type[DataLoader[Any]]) -> type[DataLoader[Any]]:
+def _noting(kind: Any) -> Any:
     """The same class, which notes when a pass begins."""
 
-    class Noting(kind):  # type: ignore[misc, valid-type]
+    class Noting(kind):  # type: ignore[misc]
         _beginnings: Beginnings
 
         def __iter__(self) -> Any:

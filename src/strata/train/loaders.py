@@ -53,14 +53,12 @@ class Loaders:
         name = name or f"loader-{len(self._loaders)}"
         if name in self._loaders:
             raise InvalidArgument(f"there is a loader {name!r} already; give each a name of its own", field="name")
-        data = sys.modules.get("torch.utils.data")
-        is_torch = data is not None and isinstance(loader, data.DataLoader)
-        if is_torch:
+        if _is_torch(loader):
             _adopt(loader)
         if not (hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")):
             raise InvalidArgument(f"a {type(loader).__name__} {NO_STATE}", field="loader")
         is_ours = getattr(loader, "has_global_state", False)
-        if is_torch and not is_ours:
+        if _is_torch(loader) and not is_ours:
             from strata.train.beginnings import remember  # noqa: PLC0415 - torch is behind it
 
             self._beginnings[name] = remember(loader, name)
@@ -73,15 +71,14 @@ class Loaders:
         return True
 
     def set_epoch(self, epoch: int) -> None:
-        """On loaders that have epochs, else on their samplers and datasets, as torch's users do by hand."""
+        """On loaders that have epochs; of other loaders of torch's, on sampler and dataset, as its users do by hand."""
         for loader in self._loaders.values():
             if hasattr(loader, "set_epoch"):
                 loader.set_epoch(epoch)
-                continue
-            for part in ("sampler", "batch_sampler", "dataset"):
-                set_epoch = getattr(getattr(loader, part, None), "set_epoch", None)
-                if callable(set_epoch):
-                    set_epoch(epoch)
+            elif _is_torch(loader):
+                for part in (loader.sampler, loader.batch_sampler, loader.dataset):
+                    if hasattr(part, "set_epoch"):
+                        part.set_epoch(epoch)
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
@@ -129,8 +126,14 @@ class Loaders:
             )
 
 
+def _is_torch(loader: Any) -> bool:
+    """Who has made a DataLoader has imported it."""
+    data = sys.modules.get("torch.utils.data")
+    return data is not None and isinstance(loader, data.DataLoader)
+
+
 def _adopt(loader: Any) -> None:
     """A DataLoader that the user has built with `ctx.sampler` counts what it delivers from now on."""
     map_loader = sys.modules.get("strata.data.map_loader")  # else there is no such sampler
-    if map_loader is not None and map_loader.sampler_of(loader) is not None and not hasattr(loader, "rows"):
+    if map_loader is not None and map_loader.sampler_of(loader) is not None and not hasattr(loader, "map_rows"):
         map_loader.adopt(loader)
