@@ -174,6 +174,19 @@ def test_a_loaded_state_stays_when_its_own_epoch_is_set() -> None:
     assert again.position == 0
 
 
+def test_a_pass_that_nothing_was_taken_from_begins_again_where_it_began() -> None:
+    rows = rows_of(10)
+    delivered([rows], 2)
+    again = rows_of(10)
+    again.load_state_dict(rows.state_dict())
+    number = again.begin()
+    again.set_epoch(0)  # as Lightning does, which takes batches only then
+    assert again.is_current(number)
+    again.begin()
+    assert again.position == 6
+    assert not again.is_current(number)
+
+
 def test_seeds_of_batches_follow_from_their_place_alone() -> None:
     whole = rows_of(60, batch_size=5)
     whole.begin()

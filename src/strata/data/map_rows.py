@@ -160,9 +160,8 @@ class MapRows:
         self._tail = tail
         self._cursor = self._start_of(0)
         self._steps = self.steps()
-        self._is_resuming = False
-        """The cursor was loaded, and no pass has begun from it."""
-        self._is_begun = False
+        self._has_moved = False
+        """Since the cursor was set: a pass that nothing was taken from begins again where it began."""
         self._num_passes = 0
         """Tells the pass under way from those before it."""
 
@@ -202,9 +201,8 @@ class MapRows:
         """Goes on from a loaded state; otherwise begins the epoch: the next one if this one was read to its end.
         Returns the number of the pass.
         """
-        if self._is_begun and not self._is_resuming:
-            self._cursor = self._start_of(self.epoch + self.is_last)
-        self._is_begun, self._is_resuming = True, False
+        if self._has_moved:
+            self._set(self._start_of(self.epoch + self.is_last))
         self._steps = self.steps(self.position)
         self._num_passes += 1
         return self._num_passes
@@ -230,14 +228,15 @@ class MapRows:
         self._move(self.num_rows)
 
     def set_epoch(self, epoch: int) -> None:
-        """The next pass reads this epoch, from its beginning, or from where a state that was loaded says."""
+        """The next pass reads this epoch, from its beginning, or from where a state that was loaded says.
+
+        Some frameworks call it when the pass has begun and before they take a batch; then it goes on.
+        """
         if operator.index(epoch) < 0:
             raise InvalidArgument(f"epoch={epoch} must not be negative", field="epoch")
-        if self._is_resuming and epoch == self.epoch:
-            return
-        self._num_passes += 1
-        self._is_resuming = self._is_begun = False
-        self._cursor = self._start_of(epoch)
+        if self._has_moved or epoch != self.epoch:
+            self._num_passes += 1
+            self._set(self._start_of(epoch))
 
     def state_dict(self) -> dict[str, Any]:
         """The same on all ranks after the same number of batches."""
@@ -266,11 +265,13 @@ class MapRows:
             fresh = self._start_of(cursor.epoch)
             cursor = msgspec.structs.replace(fresh, position=min(cursor.position, self.num_rows))
         self._num_passes += 1
-        self._cursor = cursor
-        self._is_resuming, self._is_begun = True, False
+        self._set(cursor)
+
+    def _set(self, cursor: MapCursor) -> None:
+        self._cursor, self._has_moved = cursor, False
 
     def _move(self, position: int) -> None:
-        self._cursor = msgspec.structs.replace(self._cursor, position=position)
+        self._cursor, self._has_moved = msgspec.structs.replace(self._cursor, position=position), True
 
     def _start_of(self, epoch: int) -> MapCursor:
         return MapCursor(
