@@ -327,6 +327,8 @@ def test_a_sampler_cannot_be_used_without_a_loader_that_counts(context: Context)
         next(iter(loader))
     with pytest.raises(InvalidArgument, match=r"a DataLoader has no state_dict.*ctx\.sampler"):
         context.attach(DataLoader(dataset, batch_size=BATCH))
+    with pytest.raises(InvalidArgument, match=r"generator= cannot be given"):
+        context.attach(DataLoader(dataset, batch_size=BATCH, sampler=sampler, generator=torch.Generator()))
     with pytest.raises(InvalidArgument, match=r"of another dataset"):
         context.attach(DataLoader(Rows(), batch_size=BATCH, sampler=sampler))
     with pytest.raises(InvalidArgument, match=r"a StatefulDataLoader counts by itself"):

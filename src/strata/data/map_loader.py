@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from strata.data.ranks import Ranks
     from strata.data.steps import Tail
 
+_SEEDED = "the order and the workers' seeds follow from shuffle_seed=; pass that"
 _OWN_SAMPLER = (
     "the loader has a sampler of its own, which makes it exact; leave it out, or build the DataLoader yourself, with "
     "sampler=ctx.sampler(dataset), and pass it to ctx.attach"
@@ -39,7 +40,7 @@ _OWN_SAMPLER = (
 _CONTRADICTIONS = {
     "sampler": _OWN_SAMPLER,
     "batch_sampler": _OWN_SAMPLER,
-    "generator": "the order and the workers' seeds follow from shuffle_seed=; pass that",
+    "generator": _SEEDED,
 }
 
 
@@ -189,6 +190,8 @@ def adopt(loader: Any) -> None:
         raise InvalidArgument(
             "with in_order=False batches come in another order every time; leave it out", field="in_order"
         )
+    if loader.generator is not None:
+        raise InvalidArgument(f"generator= cannot be given: {_SEEDED}", field="generator")
     if batches is None:
         raise InvalidArgument(
             "batch_size=None makes no batches to count; say batch_size=1 and collate_fn=lambda rows: rows[0]",
