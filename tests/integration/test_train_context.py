@@ -205,6 +205,22 @@ def test_a_loader_that_is_made_after_the_restore_finds_its_place(contexts: Any) 
     assert sorted(first + rest) == list(range(NUM_ROWS))
 
 
+def test_a_loop_that_nothing_was_taken_from_keeps_the_restored_place(contexts: Any) -> None:
+    """As where a framework begins a loop, and begins it again before it trains."""
+    context = contexts()
+    first = train(context, loader_of(context), Part(), 0, num_steps=3)
+    context.close()
+
+    context = contexts()
+    loader = loader_of(context)
+    progress = context.restore({"part": Part()})
+    iter(loader)
+    loader.set_epoch(0)
+    iter(loader)
+    rest = train(context, loader, Part(), progress.step, num_steps=100, epochs=1)
+    assert sorted(first + rest) == list(range(NUM_ROWS))
+
+
 def test_several_loaders_keep_their_places_by_name(contexts: Any) -> None:
     context = contexts(every=1)
     large, small = loader_of(context, name="large"), loader_of(context, name="small")

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from strata.errors import ConfigError
 from strata.launch import agent as agents
 from strata.launch.agent import Agent
-from strata.launch.contract import METRICS, STOPPED, Place
+from strata.launch.contract import METRICS, NEEDED_WORLD_SIZE, STOPPED, Place
 from strata.launch.nodes import Nodes
 from strata.launch.run_directory import RunDirectory
 from strata.launch.spec import RunSpec, Size
@@ -28,6 +29,7 @@ class FakeCoordinator:
     def __init__(self) -> None:
         self.workers: list[Any] = []
         self.sent: list[str] = []
+        self.checkpoint: Any = None
         self.is_there = asyncio.Event()
         self.is_there.set()
 
@@ -42,8 +44,8 @@ class FakeCoordinator:
         await self.is_there.wait()
         return SimpleNamespace(workers=list(self.workers))
 
-    async def latest_checkpoint(self, *, job_id: str) -> None:
-        return None
+    async def latest_checkpoint(self, *, job_id: str) -> Any:
+        return self.checkpoint
 
     async def send_command(self, name: str, **_: object) -> None:
         self.sent.append(name)
@@ -177,3 +179,61 @@ def test_a_node_that_is_leaving_is_left_although_the_others_have_room_for_all(tm
             assert second.launched == [(0, 1)]
 
     asyncio.run(scene())
+
+
+def saved_by(num_workers: int) -> Any:
+    """A checkpoint that only so many workers can go on from."""
+    metadata = {NEEDED_WORLD_SIZE: str(num_workers)}
+    return SimpleNamespace(checkpoint=SimpleNamespace(step=3), metadata=metadata, committed_at_s=0.0)
+
+
+def test_workers_whose_loaders_cannot_be_divided_are_not_scaled(tmp_path: Path) -> None:
+    async def scene() -> None:
+        coordinator, node = FakeCoordinator(), FakeNode("a", slots=4)
+        async with running(tmp_path, coordinator, Nodes(node), workers="1:2") as (agent, _):
+            coordinator.join(0)
+            coordinator.join(1)
+            coordinator.workers[1].metrics[METRICS.per_rank] = 1.0
+            await until(lambda: agent.supervisor.only == 2)
+            with pytest.raises(ConfigError, match="1 workers cannot go on from where 2 stand"):
+                agent.scale(1)
+            assert coordinator.sent == []
+            status = RunDirectory(tmp_path, agent._spec).status
+            assert status is not None
+            assert status.only_workers == 2
+
+    asyncio.run(scene())
+
+
+def test_a_new_leader_starts_as_many_workers_as_can_go_on_from_the_last_checkpoint(tmp_path: Path) -> None:
+    async def scene() -> None:
+        coordinator, node = FakeCoordinator(), FakeNode("a", slots=4)
+        coordinator.checkpoint = saved_by(3)
+        async with running(tmp_path, coordinator, Nodes(node), workers="1:4"):
+            assert node.launched == [(0, 0), (0, 1), (0, 2)]
+
+    asyncio.run(scene())
+
+
+def test_the_checkpoint_that_workers_save_when_they_are_scaled_decides_how_many_go_on(tmp_path: Path) -> None:
+    """The request came before it was known that a loader cannot be divided."""
+
+    async def scene() -> None:
+        coordinator, node = FakeCoordinator(), FakeNode("a", slots=4)
+        async with running(tmp_path, coordinator, Nodes(node), workers="1:2") as (agent, _):
+            agent.scale(1)
+            await node.signalled.get()
+            node.end(0, STOPPED)
+            await everybody_has_had_their_turn()
+            coordinator.checkpoint = saved_by(2)
+            node.end(1, STOPPED)
+            await until(lambda: len(node.launched) > 2)
+            assert node.launched[2:] == [(1, 0), (1, 1)]
+
+    asyncio.run(scene())
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not is_so():  # noqa: ASYNC110 - what is awaited has no event
+            await asyncio.sleep(0.001)

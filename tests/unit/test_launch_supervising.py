@@ -503,3 +503,65 @@ def test_whatever_happens_every_attempt_ends_before_the_next_and_the_run_ends_on
         assert run.running == machine.alive
     assert machine.num_finished == (run.phase is Phase.OVER)
     assert run.num_failures <= run.max_restarts + 1
+
+
+# -- loaders whose state is each rank's own ----------------------------------------------------------------------------
+
+
+def test_another_number_of_workers_is_refused_while_a_loader_cannot_be_divided() -> None:
+    run = supervisor(1, 4)
+    run.wanted = 2
+    run.begin(now_s=0.0)
+    run.only = 2
+    with pytest.raises(ConfigError, match=r"3 workers cannot go on from where 2 stand.*ctx\.dataloader\(dataset"):
+        run.scale(3, now_s=1.0)
+    assert (run.phase, run.wanted) == (Phase.RUNNING, 2)
+    assert run.scale(2, now_s=1.0) == []
+    assert run.room_changed(8, "a node came", now_s=1.0) == [Tell("nodes", "a node came", 0)]
+
+
+def test_with_less_room_than_they_need_workers_save_and_wait_for_more() -> None:
+    run = supervisor(1, 4)
+    run.begin(now_s=0.0)
+    run.only = 4
+    assert orders_of(run.room_changed(3, "a node left", now_s=1.0)) == [AskToStop("a node left")]
+    found: list[Order] = []
+    for rank in range(4):
+        found += run.exited(Exited(rank, STOPPED), now_s=2.0)
+    assert run.phase is Phase.SHORT
+    assert "room for 3 of at least 4 workers (the state of an attached loader" in found[-1].text  # type: ignore[union-attr]
+    assert orders_of(run.room_changed(4, "a node came", now_s=3.0)) == [Start(1, 4)]
+
+
+def test_after_a_node_is_lost_as_many_workers_as_before_are_waited_for() -> None:
+    run = supervisor(1, 4)
+    run.begin(now_s=0.0)
+    run.only = 4
+    run.advanced(3)
+    run.room = 2
+    assert fail(run) == []
+    assert run.phase is Phase.SHORT
+
+
+def test_a_request_that_came_before_it_was_known_is_not_followed() -> None:
+    run = supervisor(1, 4)
+    run.wanted = 2
+    run.begin(now_s=0.0)
+    assert orders_of(run.scale(3, now_s=1.0)) == [AskToStop("scaling to 3 workers")]
+    run.only = 2
+    run.exited(Exited(0, STOPPED), now_s=2.0)
+    told, start = run.exited(Exited(1, STOPPED), now_s=2.0)
+    assert start == Start(1, 2)
+    assert "with 2 workers, not 3: the state of an attached loader" in told.text  # type: ignore[union-attr]
+
+
+def test_a_resume_with_a_number_that_cannot_go_on_fails_before_it_starts() -> None:
+    run = supervisor(3)
+    run.only = 2
+    (finish,) = run.begin(now_s=0.0)
+    assert isinstance(finish, Finish)
+    assert finish.outcome == "failed"
+    assert "3 workers cannot go on from where 2 stand" in finish.reason
+    run = supervisor(1, 4)
+    run.only = 2
+    assert orders_of(run.begin(now_s=0.0)) == [Start(0, 2)]

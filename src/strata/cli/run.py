@@ -128,13 +128,17 @@ def resume(
     """Go on with a run that was stopped, failed, or lost its machine, from its last checkpoint."""
     import msgspec  # noqa: PLC0415
 
+    from strata.errors import ConfigError  # noqa: PLC0415
     from strata.launch.run_directory import open_run  # noqa: PLC0415
-    from strata.launch.spec import Size  # noqa: PLC0415
+    from strata.launch.spec import Size, not_divisible  # noqa: PLC0415
 
     directory = open_run(name)
     if workers:
         with directory.lock():  # not under the feet of an agent
-            directory.write_spec(msgspec.structs.replace(directory.spec, workers=Size.parse(workers)))
+            size, status = Size.parse(workers), directory.status
+            if status is not None and status.only_workers and not size.allows(status.only_workers):
+                raise ConfigError(not_divisible(size, status.only_workers), field="workers")
+            directory.write_spec(msgspec.structs.replace(directory.spec, workers=size))
     _carry_out(directory, quiet=quiet)
 
 

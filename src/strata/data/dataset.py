@@ -55,6 +55,9 @@ MAX_BLOCK_ROWS = 1 << 20
 class Dataset:
     """What `create_dataloader` returns beside the loader. Iterating over it, or over the loader, is the same."""
 
+    has_global_state = True
+    """`state_dict()` is the same on all ranks, of any number of them."""
+
     def __init__(
         self,
         recipe: Recipe,
@@ -84,9 +87,9 @@ class Dataset:
         self._summary = summary(self.plan)
         self._cursor = self._start_of(0)
         self._is_resuming = False
-        """The cursor was loaded and nobody has begun to iterate from it."""
+        """The cursor was loaded, and no batch has been taken since."""
         self._is_begun = False
-        """Somebody has begun to iterate from the cursor."""
+        """A batch has been taken since the cursor was set. A pass that nothing was taken from begins again there."""
         self._is_warm = False
         """There was a pass before, so memory is at hand, and nothing is gained by beginning with a part of a unit."""
         self._pass: weakref.ref[Pass] | None = None
@@ -141,10 +144,10 @@ class Dataset:
     def begin(self) -> Pass:
         """Goes on from a loaded state; otherwise begins the epoch: the next one if this one was read to its end."""
         self._end_pass()
-        if self._is_begun and not self._is_resuming:
+        if self._is_begun:
             is_over = self._cursor.position == self._cursor.num_rows
             self._cursor = self._start_of(self._cursor.epoch + is_over)
-        self._is_begun, self._is_resuming = True, False
+            self._is_begun = False
         cursor, delivery = self._cursor, self.delivery
         steps = self._steps(first=cursor.position)
         order = make_order(
@@ -253,6 +256,7 @@ class Dataset:
         release()
 
     def _moved(self, position: int) -> None:
+        self._is_begun, self._is_resuming = True, False
         self._cursor = msgspec.structs.replace(self._cursor, position=position)
 
     def _end_pass(self) -> None:

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 class PlainLoader:
     """What `create_dataloader` returns where torch is not installed: the same protocol without its base class."""
 
+    has_global_state = True
+    """The same on all ranks, of any number of them."""
+
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
 
@@ -21,6 +24,11 @@ class PlainLoader:
 
     def __len__(self) -> int:
         return len(self.dataset)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the batch that was delivered last is the last one of its epoch."""
+        return self.dataset.position == self.dataset.plan.num_rows
 
     def set_epoch(self, epoch: int) -> None:
         self.dataset.set_epoch(epoch)

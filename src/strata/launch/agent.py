@@ -16,7 +16,7 @@ import msgspec
 
 from strata.clock import Clock, SystemClock
 from strata.errors import StrataError
-from strata.launch.contract import METRICS, NOT_SAVING, Place
+from strata.launch.contract import METRICS, NEEDED_WORLD_SIZE, NOT_SAVING, Place
 from strata.launch.nodes import RoomChanged
 from strata.launch.run_directory import RunStatus
 from strata.launch.showing import RunView, WorkerView, checkpoint_in_words
@@ -50,6 +50,10 @@ if TYPE_CHECKING:
 TICK_S = 0.05
 LOOK_S = 0.25
 """How often the coordinator is asked how far the workers are."""
+MAX_DIGITS = 6
+"""Of a number of workers, as a checkpoint's metadata has it."""
+LEARN_TIMEOUT_S = 2.0
+"""For the last checkpoint, of a coordinator that may be away: nothing waits longer for it."""
 STATES = {
     Phase.NEW: "starting",
     Phase.RUNNING: "running",
@@ -112,6 +116,7 @@ class Agent:
         """Until the supervisor says that it is over. Nobody of the workers is left then."""
         tasks = [asyncio.create_task(each) for each in (self._hear(), self._tick(), self._look())]
         try:
+            await self._learn_checkpoint()
             await self._obey(self.supervisor.begin(now_s=self._now_s()))
             over = asyncio.create_task(self._is_over.wait())
             done, _ = await asyncio.wait([over, *tasks], return_when=asyncio.FIRST_COMPLETED)
@@ -134,7 +139,7 @@ class Agent:
     def scale(self, workers: int) -> None:
         """
         Raises:
-            ConfigError: So many may not be.
+            ConfigError: Outside the allowed range, or a loader's state cannot be divided.
         """
         self._do(self._obey(self.supervisor.scale(workers, now_s=self._now_s())))
 
@@ -143,6 +148,8 @@ class Agent:
     async def _hear(self) -> None:
         while True:
             event = await self._nodes.next_event()
+            if self.supervisor.phase is Phase.STOPPING and len(self.supervisor.running) == 1:
+                await self._learn_checkpoint()  # the one that they have just saved says how many can go on
             self.supervisor.room = self._nodes.room  # of a node that is lost, first the workers' ends are told
             if isinstance(event, RoomChanged):
                 orders = self.supervisor.room_changed(
@@ -165,10 +172,25 @@ class Agent:
             with contextlib.suppress(StrataError):
                 found = await self._client.list_workers(job_id=self._spec.name)
                 await self._see([each for each in found.workers if self._is_of_this_attempt(each)])
-                self._checkpoint = await self._client.latest_checkpoint(job_id=self._spec.name)
-                if self._checkpoint is not None:
-                    self.supervisor.saved(self._checkpoint.checkpoint.step)
+            await self._learn_checkpoint()
             self._show()
+
+    async def _learn_checkpoint(self) -> None:
+        """The last one: how far a failure would set the run back, and how many workers can go on from it."""
+        with contextlib.suppress(StrataError, TimeoutError):
+            async with asyncio.timeout(LEARN_TIMEOUT_S):
+                found = await self._client.latest_checkpoint(job_id=self._spec.name)
+            self._checkpoint = found
+            if found is not None:
+                self.supervisor.saved(found.checkpoint.step)
+            self._set_only()
+
+    def _set_only(self) -> None:
+        """Workers that run count more than the last checkpoint: the next one is theirs."""
+        needed = self._checkpoint.metadata.get(NEEDED_WORLD_SIZE, "") if self._checkpoint is not None else ""
+        self.supervisor.only = int(needed) if needed.isdecimal() and len(needed) <= MAX_DIGITS else 0
+        if any(worker.metrics.get(METRICS.per_rank) for worker in self._seen.workers.values()):
+            self.supervisor.only = self.supervisor.world_size
 
     def _is_of_this_attempt(self, worker: WorkerInfo) -> bool:
         return worker.metrics.get(METRICS.attempt) == self.supervisor.attempt
@@ -176,6 +198,7 @@ class Agent:
     async def _see(self, workers: Sequence[WorkerInfo]) -> None:
         by_rank = {_rank_of(worker): worker for worker in workers}
         self._seen.workers |= by_rank
+        self._set_only()
         for worker in workers:
             if worker.state == "TRAINING":
                 self.supervisor.advanced(worker.step)
@@ -318,6 +341,7 @@ class Agent:
             "state": self.finish.outcome if self.finish is not None else STATES[supervisor.phase],
             "attempt": max(supervisor.attempt, 0),
             "world_size": supervisor.world_size,
+            "only_workers": supervisor.only,
             "num_failures": supervisor.num_failures,
             "step": supervisor.step,
             "checkpoint": self._checkpoint.checkpoint.path if self._checkpoint is not None else "",

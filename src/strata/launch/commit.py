@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from strata.errors import BarrierBroken, CheckpointAborted, StaleGeneration, StaleIncarnation, UnknownWorker
+from strata.launch.contract import NEEDED_WORLD_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -78,10 +79,12 @@ class CoordinatorCommit:
 
 
 def _texts(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Texts as they are, all else as JSON; nothing, where it is too much."""
+    """Texts as they are, all else as JSON; where it is too much, only what the agent needs."""
     texts = {
         str(key): value if isinstance(value, str) else msgspec.json.encode(value).decode()
         for key, value in metadata.items()
     }
     num_bytes = sum(len(key.encode()) + len(value.encode()) for key, value in texts.items())
-    return texts if num_bytes <= MAX_METADATA_BYTES else {}
+    if num_bytes <= MAX_METADATA_BYTES:
+        return texts
+    return {key: value for key, value in texts.items() if key == NEEDED_WORLD_SIZE}

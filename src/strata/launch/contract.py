@@ -27,6 +27,9 @@ NOTE = "strata: "
 NOT_SAVING = -1.0
 """In place of a step that is being saved: a metric stays what it was last, so this says that there is none any more."""
 
+NEEDED_WORLD_SIZE = "strata/world_size"
+"""In a checkpoint's metadata: the only number of workers that can go on from it, where a loader's state is per rank."""
+
 JOINED = "STRATA_JOINED"
 """The process that has joined as this rank: what it starts inherits its environment, and is no rank."""
 STORAGE_OPTIONS = "STRATA_STORAGE_OPTIONS"
@@ -53,6 +56,8 @@ class METRICS:
     saving_step = "strata/saving_step"
     """Of the save that is under way; or NOT_SAVING."""
     saving_fraction = "strata/saving_fraction"
+    per_rank = "strata/per_rank"
+    """Above 0: a loader's state is each rank's own, so that only as many workers can go on from a checkpoint."""
 
     @staticmethod
     def is_ours(name: str) -> bool:

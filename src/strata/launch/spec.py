@@ -17,6 +17,17 @@ ANY_NUMBER = 1 << 20
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
+PER_RANK = "the state of an attached loader is each rank's own and cannot be divided"
+
+
+def not_divisible(workers: object, only: int) -> str:
+    """Why so many workers cannot go on from where `only` stand, and the cure."""
+    return (
+        f"{workers} workers cannot go on from where {only} stand: {PER_RANK}. Keep {only} workers, or load a map-style "
+        "dataset with ctx.dataloader(dataset, …), which any number of workers can go on with"
+    )
+
+
 class Size(msgspec.Struct, frozen=True):
     """How many workers there may be."""
 
@@ -42,6 +53,9 @@ class Size(msgspec.Struct, frozen=True):
     @property
     def is_elastic(self) -> bool:
         return self.at_least != self.at_most
+
+    def allows(self, workers: int) -> bool:
+        return self.at_least <= workers <= self.at_most
 
     def __str__(self) -> str:
         return f"{self.at_least}:{self.at_most}" if self.is_elastic else str(self.at_least)

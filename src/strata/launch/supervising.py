@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from strata.errors import ConfigError
 from strata.launch.contract import STOPPED
-from strata.launch.spec import ANY_NUMBER
+from strata.launch.spec import ANY_NUMBER, PER_RANK, not_divisible
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -163,6 +163,8 @@ class Supervisor:
     min_wait_s: float = 300.0
     room: int = ANY_NUMBER
     """For how many workers there is a place."""
+    only: int = 0
+    """The number of workers that alone can go on, as a loader's state is each rank's own; 0: any that `size` allows."""
     phase: Phase = Phase.NEW
     attempt: int = -1
     world_size: int = 0
@@ -203,6 +205,8 @@ class Supervisor:
 
     def begin(self, *, now_s: float) -> list[Order]:
         self.wanted = self.wanted or self.size.at_most
+        if self.only and not self.size.allows(self.only):
+            return self._finish("failed", not_divisible(self.size, self.only))
         return self._start(now_s)
 
     # -- events ----------------------------------------------------------------------------------------------------
@@ -267,9 +271,11 @@ class Supervisor:
         """Another number of workers, from the next step on.
 
         Raises:
-            ConfigError: So many may not be.
+            ConfigError: Outside the allowed range, or no other number can go on.
         """
-        if not self.size.at_least <= workers <= self.size.at_most:
+        if self.only and workers != self.only:
+            raise ConfigError(not_divisible(workers, self.only), field="workers")
+        if not self.size.allows(workers):
             raise ConfigError(
                 f"{workers} workers are not within {self.size}, which the run was started with; "
                 f"resume it with --workers that allow for {workers}",
@@ -332,14 +338,14 @@ class Supervisor:
 
     def _fit(self, why: str, now_s: float, *, must_move: bool = False) -> list[Order]:
         """To what is wanted and to the room that there is."""
-        target = min(self.wanted, self.room)
+        target = min(self._target, self.room)
         if self.phase is Phase.SHORT:
-            return self._start(now_s) if target >= self.size.at_least else []
+            return self._start(now_s) if target >= self._at_least else []
         if self.phase is not Phase.RUNNING or (target == self.world_size and not must_move):
             return []
         self._is_scaling = True
         how = self._shortage()
-        if target >= self.size.at_least:
+        if target >= self._at_least:
             same = target == self.world_size
             how = f"{target} workers as before, elsewhere" if same else f"from {self.world_size} to {target} workers"
         tell = self._tell("scaling", f"{f'{why}: ' if why else ''}{how}: they save first")
@@ -349,8 +355,8 @@ class Supervisor:
         self.running, self._exits, self._hung = set(), {}, {}
         self._ended, self._signalled, self._doomed = set(), set(), set()
         self.cause, self._attempt_step, self._is_scaling = None, None, False
-        world_size = min(self.wanted, self.room)
-        if world_size < self.size.at_least:
+        world_size = min(self._target, self.room)
+        if world_size < self._at_least:
             self.phase = Phase.SHORT
             self._deadline_s = now_s + self.min_wait_s
             return [self._tell("waiting", f"{self._shortage()}; waiting up to {self.min_wait_s:g} s for more")]
@@ -360,12 +366,25 @@ class Supervisor:
         self.running = set(range(world_size))
         self._deadline_s = float("inf")
         plural = "s" if world_size > 1 else ""
-        fewer = f" of {self.wanted} wanted: there is no room for more" if world_size < self.wanted else ""
+        fewer = ""
+        if self.only and world_size != self.wanted:
+            fewer = f", not {self.wanted}: {PER_RANK}"
+        elif world_size < self.wanted:
+            fewer = f" of {self.wanted} wanted: there is no room for more"
         tell = self._tell("started", f"attempt {self.attempt} with {world_size} worker{plural}{fewer}")
         return [tell, Start(self.attempt, world_size)]
 
+    @property
+    def _target(self) -> int:
+        return self.only or self.wanted
+
+    @property
+    def _at_least(self) -> int:
+        return self.only or self.size.at_least
+
     def _shortage(self) -> str:
-        return f"there is room for {self.room} of at least {self.size.at_least} workers"
+        why = f" ({PER_RANK})" if self.only else ""
+        return f"there is room for {self.room} of at least {self._at_least} workers{why}"
 
     def _tell(
         self,

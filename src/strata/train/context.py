@@ -29,12 +29,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from strata.checkpoint import AnyOf, CheckpointManager, EverySteps, Manual
 from strata.checkpoint.strategies import not_before
+from strata.data.ranks import Ranks
 from strata.errors import ConfigError, InvalidArgument, NoCheckpoint, StrataError
-from strata.launch.contract import STOPPED
+from strata.launch.contract import NEEDED_WORLD_SIZE, STOPPED
 from strata.lifecycle import Home, at_exit, renewed
 from strata.train import generators, trees
 from strata.train.agreeing import Agreement
 from strata.train.gauges import Gauges
+from strata.train.loaders import Loaders
 from strata.train.membership import NoMembership
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 
     from strata.checkpoint import CheckpointMetadata, Save
     from strata.checkpoint.strategies import Strategy
+    from strata.data.steps import Tail
     from strata.launch.contract import Place
     from strata.train.membership import Membership
 
@@ -98,9 +101,9 @@ class Context:
         self._asked_s = -ASK_AGAIN_S
         self._not_before = 0
         """The step until which nobody need be asked whether it is time."""
-        self._loaders: dict[str, Any] = {}
-        self._waiting: dict[str, Any] = {}
-        """States of loaders that are restored and not made yet."""
+        self._loaders = Loaders(place.world_size)
+        self._restored: tuple[int, Mapping[str, Any]] | None = None
+        """The step that was restored, and what is ours of it."""
         self._has_saved = False
         self._unsaved: tuple[Mapping[str, Any], dict[str, Any]] | None = None
         """What the last `maybe_checkpoint` was given, if it did not save it."""
@@ -109,9 +112,8 @@ class Context:
         self._closing = renewed(threading.Lock())
         self._is_closed = False
         self._home = Home()
-        self._withdraw = at_exit(
-            self._close_at_exit
-        )  # a script may drop its context, as one does that trains in main()
+        # Held until then: a script that trains in main() has dropped its context when it ends.
+        self._withdraw = at_exit(self._close_at_exit)
         self._gauges = Gauges()
         membership.watch(self._gauges.look)
 
@@ -166,60 +168,100 @@ class Context:
 
     # -- data ------------------------------------------------------------------------------------------------------
 
-    def dataloader(self, path: Any, format: str | None = None, *, name: str = "", **arguments: Any) -> Any:  # noqa: A002
-        """As `StructuredDataset.create_dataloader`, for this rank; where it stands goes into checkpoints.
+    def dataloader(self, source: Any, format: str | None = None, *, name: str = "", **arguments: Any) -> Any:  # noqa: A002
+        """A loader for this rank; where it stands goes into checkpoints, and any number of ranks goes on from there.
 
-        `name`: what checkpoints call it; left out, loaders are counted.
+        Args:
+            source: Paths or URLs of files, with the arguments of `StructuredDataset.create_dataloader`; or a map-style
+                dataset of your own (`__len__` and `__getitem__`), with those of `torch.utils.data.DataLoader` and
+                `shuffle_seed=` and `tail=`.
+            format: Of the files.
+            name: What checkpoints call it; left out, loaders are counted.
         """
+        arguments = {"rank": self.rank, "num_ranks": self.world_size, **arguments}
+        if not _is_path(source):
+            if format is not None:
+                raise InvalidArgument(
+                    f"format={format!r} is for files, not for a {type(source).__name__}", field="format"
+                )
+            return self._map_loader(source, name, **arguments)
         from strata.data import StructuredDataset  # noqa: PLC0415 - pyarrow, which not every script needs
 
-        loader, dataset = StructuredDataset.create_dataloader(
-            path, format, **{"rank": self.rank, "num_ranks": self.world_size, **arguments}
-        )
+        loader, dataset = StructuredDataset.create_dataloader(source, format, **arguments)
         self.attach(loader, name=name)
         self._gauges.add_rows(lambda: dataset.get_metrics().rows)
         return loader
 
-    def attach(self, loader: Any, *, name: str = "") -> None:
-        """Keeps a loader's place in checkpoints: anything with `state_dict` and `load_state_dict`.
+    def _map_loader(self, dataset: Any, name: str, *, rank: int, num_ranks: int, **options: Any) -> Any:
+        loader = _torch_side().map_loader(dataset, ranks=Ranks(rank, num_ranks), **options)
+        return self.attach(loader, name=name)
+
+    def sampler(
+        self,
+        dataset: Any,
+        *,
+        shuffle: bool = True,
+        shuffle_seed: int = 0,
+        tail: Tail = "uneven",
+        rank: int | None = None,
+        num_ranks: int | None = None,
+    ) -> Any:
+        """In place of a `DistributedSampler`, for a `DataLoader` that you build yourself and then pass to `attach`:
+
+            loader = ctx.attach(DataLoader(dataset, batch_size=32, sampler=ctx.sampler(dataset), num_workers=4))
+
+        Until it is attached it raises when it is iterated over: a sampler alone does not know what was delivered.
+        """
+        ranks = Ranks(self.rank if rank is None else rank, self.world_size if num_ranks is None else num_ranks)
+        return _torch_side().RowSampler(dataset, ranks=ranks, shuffle=shuffle, seed=shuffle_seed, tail=tail)
+
+    def attach(self, loader: Any, *, name: str = "", per_rank: bool | None = None) -> Any:
+        """Keeps a loader's place in checkpoints, and returns the loader: anything with `state_dict` and
+        `load_state_dict`, or a `DataLoader` that is built with `ctx.sampler`.
+
+        `per_rank`: whether its state is each rank's own, so that only the same number of workers can go on from it;
+        then `strata scale` refuses. Left out: it is, unless the loader is one of ours.
 
         Raises:
-            InvalidArgument: It has none, or the name is taken.
+            InvalidArgument: It has no state, or the name is taken.
+            ConfigError: Its state was restored, and is that of another number of workers.
         """
-        if not (hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")):
-            raise InvalidArgument(
-                f"a {type(loader).__name__} has no state_dict and load_state_dict; use ctx.dataloader, or torchdata's "
-                "StatefulDataLoader",
-                field="loader",
-            )
-        name = name or f"loader-{len(self._loaders)}"
-        if name in self._loaders:
-            raise InvalidArgument(f"there is a loader {name!r} already; give each a name of its own", field="name")
-        self._loaders[name] = loader
-        if name in self._waiting:
-            loader.load_state_dict(self._waiting.pop(name))
+        was_waiting = self._loaders.add(loader, name=name, per_rank=per_rank)
+        self._gauges.are_loaders_per_rank = self._loaders.are_per_rank
+        if hasattr(loader, "rows_delivered"):
+            self._gauges.add_rows(lambda: loader.rows_delivered)
+        if was_waiting and self._restored is not None and self._restored[0] == self.step:
+            self._put_generators(self._restored[1])  # making a loader draws random numbers
+        return loader
 
     def epochs(self, number: int) -> Iterator[int]:
-        """The epochs that are left of so many, beginning with the one that was under way. After the last one the last
-        step is saved, if it is not yet.
+        """Yields the remaining epochs of `number`, starting with the one that was interrupted. Attached loaders, or
+        their samplers, get the epoch by `set_epoch`. After the last epoch the last step is saved, unless it is already.
         """
         while self.epoch < number:
-            for loader in self._loaders.values():
-                if hasattr(loader, "set_epoch"):
-                    loader.set_epoch(self.epoch)
+            self._loaders.set_epoch(self.epoch)
             yield self.epoch
             self.epoch += 1
         self._save_last()
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
-    def restore(self, into: Mapping[str, Any], *, generators: bool = True, strict: bool = True) -> Progress:
+    def restore(
+        self, into: Mapping[str, Any], *, generators: bool = True, loaders: bool = True, strict: bool = True
+    ) -> Progress:
         """Puts the last committed checkpoint into modules, optimizers and whatever else has `load_state_dict`; into the
         loaders and the random generators too. On all ranks. Without a checkpoint nothing changes.
 
         Pytrees of JAX are given back: `state = ctx.restore(state).state`.
 
+        Args:
+            into: By the names that they were saved with.
+            generators: False leaves the random generators as they are.
+            loaders: False begins the epoch anew; rows of it that were trained on are read again.
+            strict: False takes what the checkpoint has of `into`.
+
         Raises:
+            ConfigError: A loader's state is each rank's own, and another number of workers has saved it.
             InvalidArgument: The checkpoint has other parts.
             PlanChanged: The data are not those that were read before.
         """
@@ -236,26 +278,27 @@ class Context:
             return Progress(state=into)
         state = {**into, **{name: tree.restored(strict=strict) for name, tree in given_back.items()}}
         if ours.state:
-            self._put_back(ours.state, has_generators=generators)
+            self._put_back(ours.state, has_generators=generators, has_loaders=loaders)
         else:  # a checkpoint of other making, which strict=False allows
             self.step, self.epoch = found.step, found.epoch
             self._agreement.restored(self.step)
         self._membership.restored(found)
         return Progress(self.step, self.epoch, found, state)
 
-    def _put_back(self, state: Mapping[str, Any], *, has_generators: bool) -> None:
+    def _put_back(self, state: Mapping[str, Any], *, has_generators: bool, has_loaders: bool) -> None:
         self.step, self.epoch = int(state["step"]), int(state["epoch"])
         self._agreement.restored(self.step)
-        for name, saved in state["loaders"].items():
-            if name in self._loaders:
-                self._loaders[name].load_state_dict(saved)
-            else:
-                self._waiting[name] = saved
+        if has_loaders:
+            self._loaders.load_state_dict(state)
         if has_generators:
-            if self.rank < int(state["world_size"]):
-                generators.put(state["generators"])
-            else:
-                generators.derive(state["generators"], self.rank)
+            self._put_generators(state)
+            self._restored = self.step, state
+
+    def _put_generators(self, state: Mapping[str, Any]) -> None:
+        if self.rank < int(state["world_size"]):
+            generators.put(state["generators"])
+        else:
+            generators.derive(state["generators"], self.rank)
 
     def report(self, *, step: int | None = None, epoch: int | None = None, **metrics: float) -> None:
         """How far this rank is, with whatever numbers are worth watching; cheap enough for every step."""
@@ -283,6 +326,8 @@ class Context:
         self._has_saved = True
         self._unsaved = None
         self._asked_s = -ASK_AGAIN_S
+        if self._loaders.are_per_rank:
+            metadata = {**(metadata or {}), NEEDED_WORLD_SIZE: str(self.world_size)}
         save = self.checkpoints.save(
             {**_states(state), OURS: self._ours()},
             step=self.step,
@@ -342,7 +387,7 @@ class Context:
             "step": self.step,
             "epoch": self.epoch,
             "world_size": self.world_size,
-            "loaders": {name: loader.state_dict() for name, loader in self._loaders.items()},
+            **self._loaders.state_dict(),
             "generators": generators.take(),
         }
 
@@ -415,6 +460,26 @@ class _Ours:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.state = state
+
+
+def _is_path(source: Any) -> bool:
+    """Whether files are meant: a path, a URL, or several of them. Everything else is a dataset."""
+    if isinstance(source, list | tuple):
+        return all(isinstance(each, str | os.PathLike) for each in source[:1])
+    return isinstance(source, str | os.PathLike)
+
+
+def _torch_side() -> Any:
+    """What a dataset of the user's own is loaded with."""
+    try:
+        from strata.data import map_loader  # noqa: PLC0415 - torch, which not every script needs
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ConfigError(
+            "a dataset of your own is loaded by torch, which is not installed; pip install torch"
+        ) from error
+    return map_loader
 
 
 def _states(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,6 +34,8 @@ class Gauges:
     def __init__(self, clock: Clock | None = None) -> None:
         self.save: Saving | None = None
         """The last that was begun."""
+        self.are_loaders_per_rank = False
+        """Whether a loader's state is each rank's own."""
         self._now_s = (clock or SystemClock()).monotonic_s
         self._count_rows: list[Callable[[], int]] = []
         self._rows = _Rate()
@@ -48,6 +50,8 @@ class Gauges:
         save = self.save
         if save is not None and not save.done:
             found = {METRICS.saving_step: float(save.step), METRICS.saving_fraction: save.progress}
+        if self.are_loaders_per_rank:
+            found[METRICS.per_rank] = 1.0
         if self._count_rows:
             per_s = self._rows.after(sum(count() for count in tuple(self._count_rows)), self._now_s())
             if per_s is not None:

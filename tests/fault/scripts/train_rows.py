@@ -27,6 +27,7 @@ parser.add_argument("--rows", type=int, required=True)
 parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument("--batch-size", type=int, default=16)
 parser.add_argument("--every", type=int, default=5)
+parser.add_argument("--own", choices=["dataset", "sampler", "stateful"], help="a dataset of its own, not files")
 parser.add_argument("--step-s", type=float, default=0.0, help="sleep after each step")
 parser.add_argument("--until", type=Path, help="sleep no more when there is this file")
 parser.add_argument("--gate", type=Path, help="wait after the step whose number is in this file, or a later one")
@@ -50,9 +51,39 @@ parallel = DistributedDataParallel(net, find_unused_parameters=True)
 counts = torch.zeros(arguments.rows, dtype=torch.int64)
 optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.9)
-loader = ctx.dataloader(
-    arguments.data, "parquet", batch_size=arguments.batch_size, shuffle=True, shuffle_seed=3, tail="uneven"
-)
+
+
+class Rows(torch.utils.data.Dataset):
+    """The same columns, with noise that is drawn when a row is read."""
+
+    def __len__(self):
+        return arguments.rows
+
+    def __getitem__(self, row):
+        noise = torch.rand(3) + random.random() + np.random.random()
+        return {"id": row, **dict(zip("abc", noise, strict=True)), "y": float(row % 7)}
+
+
+if arguments.own == "stateful":
+    from torchdata.stateful_dataloader import StatefulDataLoader
+    from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
+
+    loader = ctx.attach(
+        StatefulDataLoader(
+            Rows(), arguments.batch_size, sampler=StatefulDistributedSampler(Rows(), ctx.world_size, ctx.rank)
+        )
+    )
+elif arguments.own == "sampler":
+    own = Rows()
+    loader = ctx.attach(torch.utils.data.DataLoader(own, arguments.batch_size, sampler=ctx.sampler(own), num_workers=2))
+elif arguments.own == "dataset":
+    loader = ctx.dataloader(
+        Rows(), batch_size=arguments.batch_size, shuffle=True, num_workers=2, persistent_workers=True
+    )
+else:
+    loader = ctx.dataloader(
+        arguments.data, "parquet", batch_size=arguments.batch_size, shuffle=True, shuffle_seed=3, tail="uneven"
+    )
 
 
 class Counts:

@@ -1,0 +1,139 @@
+"""The loaders of a context: their places go into checkpoints and come back from them.
+
+A loader's state is *global* or *per rank*. Ours are global: a position in the order of all ranks, from which any number
+of ranks goes on. That of any other loader, such as torchdata's `StatefulDataLoader`, says what one rank of so many has
+read. A checkpoint keeps each rank's own, and only the same number of ranks can go on from it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from strata.errors import ConfigError, InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from strata.train.beginnings import Beginnings
+
+NO_STATE = (
+    "has no state_dict and load_state_dict; use ctx.dataloader(dataset, …), a DataLoader whose sampler is "
+    "ctx.sampler(dataset), or torchdata's StatefulDataLoader"
+)
+
+
+class Loaders:
+    """By name."""
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._loaders: dict[str, Any] = {}
+        self._per_rank: set[str] = set()
+        """Names of those whose state only the same number of ranks can load."""
+        self._beginnings: dict[str, Beginnings] = {}
+        """Of torch's own kind: the generators that they began with."""
+        self._waiting: dict[str, Mapping[str, Any]] = {}
+        """States of loaders that are restored and not made yet."""
+        self._waiting_beginnings: dict[str, Mapping[str, Any]] = {}
+        self._saved_world_size = world_size
+
+    @property
+    def are_per_rank(self) -> bool:
+        """Whether this number of ranks is the only one that can go on from a checkpoint."""
+        return bool(self._per_rank)
+
+    def add(self, loader: Any, *, name: str = "", per_rank: bool | None = None) -> bool:
+        """Whether its state was waiting for it.
+
+        Raises:
+            InvalidArgument: It has no state, or the name is taken.
+            ConfigError: Another number of ranks has saved the state that is waiting.
+        """
+        name = name or f"loader-{len(self._loaders)}"
+        if name in self._loaders:
+            raise InvalidArgument(f"there is a loader {name!r} already; give each a name of its own", field="name")
+        if _is_torch(loader):
+            _adopt(loader)
+        if not (hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")):
+            raise InvalidArgument(f"a {type(loader).__name__} {NO_STATE}", field="loader")
+        is_ours = getattr(loader, "has_global_state", False)
+        if _is_torch(loader) and not is_ours:
+            from strata.train.beginnings import remember  # noqa: PLC0415 - torch is behind it
+
+            self._beginnings[name] = remember(loader, name)
+        if not is_ours if per_rank is None else per_rank:
+            self._per_rank.add(name)
+        self._loaders[name] = loader
+        if name not in self._waiting:
+            return False
+        self._load(name, self._waiting.pop(name), self._waiting_beginnings.pop(name, None))
+        return True
+
+    def set_epoch(self, epoch: int) -> None:
+        """On loaders that have epochs; of other loaders of torch's, on sampler and dataset, as its users do by hand."""
+        for loader in self._loaders.values():
+            if hasattr(loader, "set_epoch"):
+                loader.set_epoch(epoch)
+            elif _is_torch(loader):
+                for part in (loader.sampler, loader.batch_sampler, loader.dataset):
+                    if hasattr(part, "set_epoch"):
+                        part.set_epoch(epoch)
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Entries of a context's own part of a checkpoint, beside its `world_size`."""
+        return {
+            "loaders": {name: loader.state_dict() for name, loader in self._loaders.items()},
+            "per_rank": sorted(self._per_rank),
+            "beginnings": {name: each.state_dict() for name, each in self._beginnings.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """
+        Raises:
+            ConfigError: Another number of ranks has saved it, and it is each rank's own.
+        """
+        self._saved_world_size = int(state["world_size"])
+        for name in state.get("per_rank", ()):
+            self._check_world_size(name)
+        beginnings = state.get("beginnings", {})
+        for name, saved in state["loaders"].items():
+            if name in self._loaders:
+                self._load(name, saved, beginnings.get(name))
+            else:
+                self._waiting[name] = saved
+                if name in beginnings:
+                    self._waiting_beginnings[name] = beginnings[name]
+
+    def _load(self, name: str, state: Mapping[str, Any], beginning: Mapping[str, Any] | None) -> None:
+        if name in self._per_rank:
+            self._check_world_size(name)
+        self._loaders[name].load_state_dict(state)
+        if name in self._beginnings and beginning is not None:
+            self._beginnings[name].load_state_dict(beginning)
+
+    def _check_world_size(self, name: str) -> None:
+        saved, now = self._saved_world_size, self._world_size
+        if saved != now:
+            raise ConfigError(
+                f"the checkpoint was saved by {saved} workers, and the state of loader {name!r} says what each of them "
+                f"had read; {now} workers cannot go on from it without repeating or losing rows. Resume with "
+                f"{saved} workers. To change their number, load a map-style dataset with ctx.dataloader(dataset, …); "
+                "ctx.restore(…, loaders=False) goes on from this checkpoint at the beginning of its epoch",
+                field="workers",
+            )
+
+
+def _is_torch(loader: Any) -> bool:
+    """Who has made a DataLoader has imported it."""
+    data = sys.modules.get("torch.utils.data")
+    return data is not None and isinstance(loader, data.DataLoader)
+
+
+def _adopt(loader: Any) -> None:
+    """A DataLoader that the user has built with `ctx.sampler` counts what it delivers from now on."""
+    map_loader = sys.modules.get("strata.data.map_loader")  # else there is no such sampler
+    if map_loader is not None and map_loader.sampler_of(loader) is not None and not hasattr(loader, "map_rows"):
+        map_loader.adopt(loader)

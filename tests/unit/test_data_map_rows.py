@@ -1,0 +1,248 @@
+"""Rows of a map-style dataset: which rank gets which, and going on from any place on any number of ranks."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strata.data.map_rows import MapRows, permuted
+from strata.data.ranks import Ranks
+from strata.errors import InvalidArgument, PlanChanged
+
+TAILS = ("uneven", "pad", "drop")
+
+
+def rows_of(num_rows: int, *, rank: int = 0, num_ranks: int = 1, **arguments: Any) -> MapRows:
+    settings: dict[str, Any] = {"batch_size": 3, "shuffle": True, "seed": 5, **arguments}
+    return MapRows(num_rows, ranks=Ranks(rank, num_ranks), **settings)
+
+
+def delivered(ranks: list[MapRows], num_batches: int) -> list[int]:
+    """The rows of so many batches on all ranks; what is fetched ahead of them does not count."""
+    seen: list[int] = []
+    for each in ranks:
+        each.begin()
+        fetched = list(each.shares())
+        for number in range(min(num_batches, len(fetched))):
+            seen += fetched[number].rows
+            each.delivered(number)
+        if num_batches > len(fetched):
+            each.ended()
+    return seen
+
+
+@given(num_rows=st.integers(0, 3_000), seed=st.integers(0, 2**63 - 1), epoch=st.integers(0, 50))
+def test_every_row_has_one_place_in_the_permutation(num_rows: int, seed: int, epoch: int) -> None:
+    order = permuted(np.arange(num_rows), num_rows, seed=seed, epoch=epoch)
+    assert sorted(order.tolist()) == list(range(num_rows))
+
+
+def test_one_place_is_found_without_the_others_also_among_many_rows() -> None:
+    positions = np.arange(299_999_000, 300_000_000)
+    order = permuted(positions, 300_000_000, seed=1, epoch=2)
+    assert len(set(order.tolist())) == 1_000
+    assert order.min() >= 0
+    assert order.max() < 300_000_000
+    assert permuted(positions[7:8], 300_000_000, seed=1, epoch=2).tolist() == order[7:8].tolist()
+
+
+def test_the_order_is_the_same_in_every_version() -> None:
+    """A state that was saved years ago means the rows that it meant then."""
+    assert permuted(np.arange(12), 12, seed=0, epoch=0).tolist() == [11, 6, 2, 7, 1, 3, 9, 10, 0, 5, 8, 4]
+    assert permuted(np.array([0, 1, 999_999_999]), 1_000_000_000, seed=7, epoch=3).tolist() == [
+        822002165,
+        275343529,
+        307118284,
+    ]
+
+
+def test_rows_are_spread_evenly_over_the_places() -> None:
+    num_rows, num_orders = 50, 2_000
+    counts = np.zeros((num_rows, num_rows))
+    for seed in range(num_orders):
+        counts[np.arange(num_rows), permuted(np.arange(num_rows), num_rows, seed=seed, epoch=0)] += 1
+    expected = num_orders / num_rows
+    chi_squared = ((counts - expected) ** 2 / expected).sum() / (num_rows - 1) ** 2
+    assert 0.9 < chi_squared < 1.1
+
+
+@given(data=st.data())
+def test_every_row_is_delivered_once_whatever_dies_and_however_many_ranks_go_on(data: st.DataObject) -> None:
+    """Attempts with other numbers of ranks and other batch sizes, each from the state of the last checkpoint."""
+    num_rows = data.draw(st.integers(1, 200), "rows")
+    shuffle = data.draw(st.booleans(), "shuffle")
+    kept: list[int] = []
+    state: dict[str, Any] | None = None
+    for attempt in itertools.count():
+        num_ranks = data.draw(st.integers(1, 5), "ranks")
+        batch_size = data.draw(st.integers(1, 7), "batch size")
+        ranks = [
+            rows_of(num_rows, rank=rank, num_ranks=num_ranks, batch_size=batch_size, shuffle=shuffle)
+            for rank in range(num_ranks)
+        ]
+        for each in ranks:
+            if state is not None:
+                each.load_state_dict(state)
+        is_last = attempt == 4
+        num_batches = 1_000 if is_last else data.draw(st.integers(0, 10), "batches until the checkpoint")
+        seen = delivered(ranks, num_batches)
+        states = [each.state_dict() for each in ranks]
+        assert all(each == states[0] for each in states)
+        num_new = states[0]["position"] - len(kept)
+        assert len(set(seen)) == num_new  # with fewer rows left than ranks, some get a row that another has, too
+        kept += sorted(set(seen))
+        state = states[0]
+        if is_last:
+            break
+    assert sorted(kept) == list(range(num_rows))
+
+
+@given(
+    num_rows=st.integers(0, 100),
+    num_ranks=st.integers(1, 5),
+    batch_size=st.integers(1, 7),
+    tail=st.sampled_from(TAILS),
+)
+def test_all_ranks_have_the_same_number_of_batches_and_none_is_empty(
+    num_rows: int, num_ranks: int, batch_size: int, tail: Any
+) -> None:
+    shares = []
+    for rank in range(num_ranks):
+        rows = rows_of(num_rows, rank=rank, num_ranks=num_ranks, batch_size=batch_size, tail=tail)
+        rows.begin()
+        shares.append([share.rows for share in rows.shares()])
+    assert len({len(each) for each in shares}) == 1
+    assert all(len(batch) for each in shares for batch in each)
+    seen = [row for each in shares for batch in each for row in batch]
+    if tail == "drop":
+        assert len(set(seen)) == len(seen) == num_rows // (num_ranks * batch_size) * num_ranks * batch_size
+    else:
+        assert sorted(set(seen)) == list(range(num_rows))
+    if tail == "uneven" and num_rows >= num_ranks:
+        assert len(seen) == num_rows
+
+
+def test_the_order_does_not_depend_on_ranks_and_changes_with_the_epoch() -> None:
+    alone = rows_of(60, batch_size=12)
+    alone.begin()
+    batches = [share.rows for share in alone.shares()]
+    ranks = [rows_of(60, rank=rank, num_ranks=4) for rank in range(4)]
+    for each in ranks:
+        each.begin()
+    shares = zip(*(each.shares() for each in ranks), strict=True)
+    together = [[row for share in of_batch for row in share.rows] for of_batch in shares]
+    assert together == batches
+    alone.set_epoch(1)
+    alone.begin()
+    assert [share.rows for share in alone.shares()] != batches
+
+
+def test_without_shuffle_rows_come_in_their_order() -> None:
+    rows = rows_of(10, shuffle=False, batch_size=4)
+    rows.begin()
+    assert [share.rows for share in rows.shares()] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+def test_an_epoch_that_was_read_is_followed_by_the_next_and_one_that_was_left_begins_anew() -> None:
+    rows = rows_of(10)
+    delivered([rows], 2)
+    assert (rows.epoch, rows.position) == (0, 6)
+    delivered([rows], 1)
+    assert (rows.epoch, rows.position) == (0, 3)
+    delivered([rows], 100)
+    assert (rows.epoch, rows.position, rows.is_last) == (0, 10, True)
+    rows.begin()
+    assert (rows.epoch, rows.position) == (1, 0)
+    rows.set_epoch(7)
+    rows.begin()
+    assert (rows.epoch, rows.position) == (7, 0)
+
+
+def test_a_loaded_state_stays_when_its_own_epoch_is_set() -> None:
+    rows = rows_of(10)
+    delivered([rows], 2)
+    again = rows_of(10)
+    again.load_state_dict(rows.state_dict())
+    again.set_epoch(0)
+    assert again.position == 6
+    again.set_epoch(1)
+    assert again.position == 0
+
+
+def test_a_pass_that_nothing_was_taken_from_begins_again_where_it_began() -> None:
+    rows = rows_of(10)
+    delivered([rows], 2)
+    again = rows_of(10)
+    again.load_state_dict(rows.state_dict())
+    number = again.begin()
+    again.set_epoch(0)  # as Lightning does, which takes batches only then
+    assert again.is_current(number)
+    again.begin()
+    assert again.position == 6
+    assert not again.is_current(number)
+
+
+def test_seeds_of_batches_follow_from_their_place_alone() -> None:
+    whole = rows_of(60, batch_size=5)
+    whole.begin()
+    seeds = [share.seed for share in whole.shares()]
+    resumed = rows_of(60, batch_size=5)
+    resumed.load_state_dict({**whole.state_dict(), "position": 20})
+    resumed.begin()
+    assert [share.seed for share in resumed.shares()] == seeds[4:]
+    assert len({*seeds, whole.epoch_seed}) == len(seeds) + 1
+
+
+def test_a_state_of_another_dataset_is_refused_unless_accepted() -> None:
+    state = {**rows_of(10).state_dict(), "position": 9}
+    shrunk = rows_of(8)
+    with pytest.raises(PlanChanged, match=r"a dataset of 10 rows, and this one has 8\..*on_change='accept'"):
+        shrunk.load_state_dict(state)
+    shrunk.load_state_dict(state, on_change="accept")
+    assert shrunk.position == 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"version": 0}, "version is 0"),
+        ({"version": -1}, "version is -1"),
+        ({"version": "1"}, "not the state of a loader over a map-style dataset"),
+        ({"version": None}, "not the state of a loader"),
+        ({"kind": "files"}, "not the state of a loader"),
+        ({"position": 11}, "position is 11; it must be from 0 to 10"),
+        ({"position": -1}, "position is -1"),
+        ({"epoch": -1}, "epoch is -1"),
+        ({"seed": 2**63}, "seed is"),
+        ({"fingerprint": "x"}, "was it saved by another kind of loader"),
+    ],
+)
+def test_a_state_that_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
+    state = {**rows_of(10).state_dict(), **changes}
+    with pytest.raises(InvalidArgument, match=message):
+        rows_of(10).load_state_dict(state)
+    with pytest.raises(InvalidArgument, match="not the state"):
+        rows_of(10).load_state_dict({key: value for key, value in state.items() if key != "version"})
+
+
+def test_a_newer_state_says_to_upgrade() -> None:
+    with pytest.raises(PlanChanged, match="upgrade"):
+        rows_of(10).load_state_dict({**rows_of(10).state_dict(), "version": 2})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch_size": 0}, "batch_size=0 must be at least 1"),
+        ({"tail": "ragged"}, "tail='ragged'; use one of uneven, pad, drop"),
+        ({"seed": -1}, "shuffle_seed=-1"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        rows_of(10, **arguments)
