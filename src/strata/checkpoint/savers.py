@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 MAX_TRIES = 2
 """A second saver for a snapshot whose first one died; who kills that one, too, means it."""
 EXIT_WAIT_S = 1.0
+OUTLIVES = "STRATA_OUTLIVES_WORKER"
+"""Read by `strata.launch.warm`, which ends everything else that a worker leaves behind."""
 
 
 class Saver(Protocol):
@@ -248,7 +250,7 @@ class ProcessSaver:
                     pass_fds=(theirs.fileno(), self._shared.fd),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    env={**os.environ, "PYTHONPATH": paths},
+                    env={**os.environ, "PYTHONPATH": paths, OUTLIVES: "1"},
                     start_new_session=True,
                 )
             finally:

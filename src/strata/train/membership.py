@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import threading
 import time
 from collections import deque
@@ -19,7 +20,7 @@ from strata.errors import (
     StaleGeneration,
     StrataError,
 )
-from strata.launch.contract import METRICS
+from strata.launch.contract import METRICS, note_last_step
 from strata.train.agreeing import Agreement, Due
 
 if TYPE_CHECKING:
@@ -127,6 +128,7 @@ class JoinedMembership:
         # The agent watches over steps, with the run's own limit, and writes down where a hung worker stands.
         self._worker: Worker = client.register_worker(place.worker_id, job_id=place.run, takeover=True, is_watched=True)
         self._has_stepped = False
+        self._step = 0
         self._metrics = _Metrics()
         self._look: Callable[[], Mapping[str, float]] = dict
         self._ours = {METRICS.attempt: float(place.attempt), METRICS.rank: float(place.rank)}
@@ -161,6 +163,7 @@ class JoinedMembership:
         if state == "TRAINING" and not self._has_stepped:
             self._has_stepped = True
             numbers[METRICS.first_step_at_s] = time.time()
+        self._step = self._step if step is None else step
         self._worker.note(state, step, epoch, numbers)
 
     def watch(self, look: Callable[[], Mapping[str, float]]) -> None:
@@ -188,6 +191,8 @@ class JoinedMembership:
     def leave(self, *, together: bool) -> None:
         """`together`: not before all ranks do, since a checkpoint of theirs may still need this one's word."""
         self._is_leaving.set()
+        if self._has_stepped:
+            note_last_step(os.environ, self._step)
         try:
             if together and self._place.world_size > 1:
                 self._worker.barrier("end", step=self._place.attempt, timeout_s=LEAVE_TIMEOUT_S)
