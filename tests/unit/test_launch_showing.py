@@ -243,7 +243,7 @@ def test_without_a_terminal_there_is_a_line_an_event_and_one_every_ten_seconds()
 
 def test_a_stream_that_knows_no_such_letter_gets_its_number() -> None:
     raw = io.BytesIO()
-    shower = PlainShower(io.TextIOWrapper(raw, encoding="ascii"), ManualClock())
+    shower = PlainShower(io.TextIOWrapper(raw, encoding="ascii"), ManualClock(), io.StringIO())
     shower.say(event("failed", "naïve"))
 
     assert raw.getvalue().endswith(b"failed: na\\xefve\n")
@@ -275,7 +275,7 @@ def test_a_pipe_that_nobody_reads_any_more_ends_nothing() -> None:
 def test_a_pipe_that_nobody_empties_holds_up_nothing_and_is_told_later() -> None:
     reading, writing = os.pipe()
     with open(reading, "rb", buffering=0) as reader, open(writing, "w") as stream:  # noqa: PTH123
-        shower = PlainShower(stream, ManualClock())
+        shower = PlainShower(stream, ManualClock(), io.StringIO())
         for number in range(1_200):
             shower.say(event("failed", f"{number} " + "x" * 200))  # it would block after some 300 of them
         said = b""
@@ -300,7 +300,7 @@ def live(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> tuple[LiveShowe
     for name, value in (("TERM", "xterm"), ("COLUMNS", "80"), ("LINES", "24"), ("NO_COLOR", "1")):
         monkeypatch.setenv(name, value)
     out = Terminal()
-    return LiveShower(out, clock), out
+    return LiveShower(out, clock, out), out
 
 
 def test_the_live_view_is_drawn_at_most_four_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
