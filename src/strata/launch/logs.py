@@ -1,12 +1,13 @@
 """Reading the log of a worker on and on, while it grows and through its rotations.
 
 A log is two files: `rank-0.log`, which grows, and `rank-0.log.1`, what was written before it. When the first has half
-of what a log may have, it takes the place of the second (see `warm`). A reader knows by the file's number on its disk
-whether it has been moved since it last looked.
+of what a log may have, it takes the place of the second (see `warm`). A reader knows by the file's number on its disk,
+and by how it begins, since numbers are used again, whether it has been moved since it last looked.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from typing import TYPE_CHECKING, BinaryIO
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BLOCK_BYTES = 1 << 20
+HEAD_BYTES = 64
 MAX_LINE_BYTES = 64 << 10
 """A longer line is broken."""
 MAX_TAIL_BYTES = 256 << 20
@@ -33,12 +35,12 @@ def previous(path: Path) -> Path:
 
 def append(path: Path, data: bytes, *, max_bytes: int) -> None:
     """Add to a log that came from another machine, within the same limit as there; 0 is none."""
+    with contextlib.suppress(FileNotFoundError):
+        if max_bytes and path.stat().st_size + len(data) > max_bytes // 2:
+            path.replace(previous(path))
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "wb") as file:
         file.write(data)
-        size = os.fstat(fd).st_size
-    if max_bytes and size > max_bytes // 2:
-        path.replace(previous(path))
 
 
 class LogReader:
@@ -49,6 +51,8 @@ class LogReader:
         self._path = path
         self._num_lines = num_lines
         self._inode = -1
+        self._head = b""
+        """What the file begins with."""
         self._offset = 0
         self._rest = b""
         """A line that is not ended yet."""
@@ -57,10 +61,9 @@ class LogReader:
         """What is new."""
         try:
             with self._path.open("rb") as file:
-                inode = os.fstat(file.fileno()).st_ino
-                if inode != self._inode:
+                if not self._is_same(file):
                     yield from self._finish_previous(file)
-                    self._inode = inode
+                self._head = self._head or _head(file)
                 yield from self._read_on(file)
         except OSError:  # not there yet, or removed meanwhile
             return
@@ -88,32 +91,37 @@ class LogReader:
 
     def _finish_previous(self, current: BinaryIO) -> Iterator[bytes]:
         """What is left in the file before this one; then the reader stands at the beginning of this one."""
-        is_first, start = self._inode < 0, 0
-        try:
-            with previous(self._path).open("rb") as file:
-                if os.fstat(file.fileno()).st_ino == self._inode:
-                    yield from self._read_on(file)
-                elif not is_first:
+        is_first, num_lines, start = self._inode < 0, self._num_lines, 0
+        if is_first and num_lines is not None:
+            start = tail_start(current, num_lines, max_bytes=MAX_TAIL_BYTES)
+        with contextlib.suppress(FileNotFoundError), previous(self._path).open("rb") as file:
+            if not self._is_same(file):
+                if not is_first:
                     yield SKIPPED
-                    self._offset = 0
-                    yield from self._read_on(file)
-                elif self._num_lines is None:
-                    yield from self._read_on(file)
-                else:
-                    start = tail_start(current, self._num_lines, max_bytes=MAX_TAIL_BYTES)
-                    missing = self._num_lines - _num_lines(current) if start == 0 else 0
+                self._begin(file)
+                if is_first and num_lines is not None:
+                    missing = num_lines - _num_lines(current) if start == 0 else 0
                     self._offset = tail_start(file, max(missing, 0), max_bytes=MAX_TAIL_BYTES)
-                    yield from self._read_on(file)
-        except FileNotFoundError:
-            if is_first and self._num_lines is not None:
-                start = tail_start(current, self._num_lines, max_bytes=MAX_TAIL_BYTES)
+            yield from self._read_on(file)
+        self._begin(current)
         self._offset = start
+
+    def _begin(self, file: BinaryIO) -> None:
+        self._inode, self._head, self._offset = os.fstat(file.fileno()).st_ino, _head(file), 0
+
+    def _is_same(self, file: BinaryIO) -> bool:
+        return os.fstat(file.fileno()).st_ino == self._inode and _head(file).startswith(self._head)
 
     def _read_on(self, file: BinaryIO) -> Iterator[bytes]:
         file.seek(self._offset)
         while block := file.read(BLOCK_BYTES):
             self._offset += len(block)
             yield block
+
+
+def _head(file: BinaryIO) -> bytes:
+    file.seek(0)
+    return file.read(HEAD_BYTES)
 
 
 def _num_lines(file: BinaryIO) -> int:

@@ -31,6 +31,7 @@ from strata.terminal import Console
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    import rich.console
     from rich.console import ConsoleOptions, RenderableType, RenderResult
 
     from strata.clock import Clock
@@ -122,7 +123,7 @@ def render(view: RunView) -> RenderableType:
 class _Picture:
     view: RunView
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    def __rich_console__(self, console: rich.console.Console, options: ConsoleOptions) -> RenderResult:
         yield _header(self.view)
         if self.view.workers:
             room = max(console.height - _OTHER_LINES, _MIN_SHOWN) if console.is_terminal else MAX_WORKERS_SHOWN
