@@ -76,13 +76,17 @@ def init(
     elif place.world_size == 1:
         membership = _embedded(place, agreement)
         commit = CoordinatorCommit(membership.worker)
-    manager = CheckpointManager(
-        place.checkpoints,
-        strategy=strategy,
-        ranks=Ranks(rank=place.rank, size=place.world_size, session=place.session),
-        commit=commit,
-        **{"keep_count": 3, **checkpoint_options},
-    )
+    try:
+        manager = CheckpointManager(
+            place.checkpoints,
+            strategy=strategy,
+            ranks=Ranks(rank=place.rank, size=place.world_size, session=place.session),
+            commit=commit,
+            **{"keep_count": 3, **checkpoint_options},
+        )
+    except BaseException:
+        membership.leave(together=False)  # or its thread's complaints would be the last words, not this error
+        raise
     context = Context(place, membership, manager, strategy=strategy, agreement=agreement)
     _close_at_exit(weakref.WeakMethod(context.close))
     return context
