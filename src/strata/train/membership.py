@@ -249,6 +249,9 @@ class JoinedMembership:
         This rank's limit stays as it was first set until all are known: the others count on it.
         """
         limit = self._agreement.set_limit()
+        if METRICS.agree_command in self._ours:
+            self._ours[METRICS.agreed_command] = self._ours[METRICS.agree_command]
+            self._ours[METRICS.agreed_limit] = self._ours[METRICS.agree_limit]
         self._ours |= {METRICS.agree_command: float(command.command_id), METRICS.agree_limit: float(limit)}
         try:
             step = self._greatest_limit(command.command_id, deadline_s=time.monotonic() + AGREE_TIMEOUT_S)
@@ -278,7 +281,7 @@ class JoinedMembership:
                     self._worker.barrier("agree", step=command_id, timeout_s=left_s)
                     has_met = True
                 told = [worker.metrics for worker in self._client.list_workers(job_id=self._place.run).workers]
-                limits_told = [each[METRICS.agree_limit] for each in told if _is_about(each, command_id)]
+                limits_told = [limit for each in told if (limit := limit_about(each, command_id)) is not None]
                 if len(limits_told) >= self._place.world_size:
                     return int(max(limits_told))
                 missing = f"{self._place.world_size - len(limits_told)} ranks have not said how far they are"
@@ -317,8 +320,19 @@ def _meet(worker: Worker, place: Place, *, deadline_s: float) -> None:
             )
 
 
-def _is_about(metrics: dict[str, Any], command_id: int) -> bool:
-    return int(metrics.get(METRICS.agree_command, -1)) == command_id
+def limit_about(metrics: Mapping[str, float], command_id: int) -> float | None:
+    """How far a rank goes until all agree about a command; None if it does not say.
+
+    It may be at the next command already: then it has read everybody's limits, but not everybody has read its own.
+    Beyond that one it does not come before all have.
+    """
+    for command, limit in (
+        (METRICS.agree_command, METRICS.agree_limit),
+        (METRICS.agreed_command, METRICS.agreed_limit),
+    ):
+        if metrics.get(command) == command_id:
+            return metrics.get(limit)
+    return None
 
 
 class _Metrics:
