@@ -64,14 +64,8 @@ def write(tmp_path: Path) -> Callable[[str], str]:
     return write
 
 
-def strata(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(STRATA), *arguments], capture_output=True, text=True, timeout=3 * DEADLINE_S, check=False
-    )
-
-
 def said(*arguments: str) -> tuple[int, str, str]:
-    """The same in this process: exit code, stdout, stderr."""
+    """What `strata` does, in this process: exit code, stdout, stderr."""
     out, err = io.StringIO(), io.StringIO()
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -89,13 +83,14 @@ def test_the_output_of_workers_goes_to_stdout_and_the_last_step_is_known(
 ) -> None:
     script = write(TRAINS)
 
-    done = strata("run", "-w", "2", "--name", "job", script)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [*(f"[0] step {step} of rank 0" for step in range(1, 6)), "[0] the end"]
-    assert "done: 2 workers are done" in done.stderr
+    code, out, err = said("run", "-w", "2", "--name", "job", script)
+    assert code == 0, err
+    assert out.splitlines() == [*(f"[0] step {step} of rank 0" for step in range(1, 6)), "[0] the end"]
+    assert "done: 2 workers are done" in err
 
-    done = strata("run", "-w", "2", "--name", "both", "--logs", "all", "--quiet", script)
-    assert sorted(done.stdout.splitlines()) == sorted(
+    _, out, err = said("run", "-w", "2", "--name", "both", "--logs", "all", "--quiet", script)
+    assert err.startswith("both done: 2 workers are done\n")
+    assert sorted(out.splitlines()) == sorted(
         [
             *(f"[{rank}] step {step} of rank {rank}" for rank in (0, 1) for step in range(1, 6)),
             "[0] the end",
@@ -122,11 +117,11 @@ def test_the_output_of_workers_goes_to_stdout_and_the_last_step_is_known(
 def test_a_mistake_in_the_program_fails_at_once(
     text: str, cause: str, write: Callable[[str], str], tmp_path: Path
 ) -> None:
-    done = strata("run", "--name", "job", "--no-warm", write(text))
+    code, _, err = said("run", "--name", "job", "--no-warm", write(text))
 
-    assert done.returncode == 1
-    assert f"job failed: rank 0: {cause}" in done.stderr
-    assert "not retried" in done.stderr
+    assert code == 1
+    assert f"job failed: rank 0: {cause}" in err
+    assert "not retried" in err
     assert [path.name for path in (tmp_path / "runs/job/logs").iterdir()] == ["attempt-000"]
 
 
@@ -137,11 +132,13 @@ def test_a_deadlock_before_the_first_report_is_found_with_a_timeout_of_the_users
         "import threading, strata\nctx = strata.init()\nthreading.Lock().acquire()\nthreading.Event().wait()\n"
     )
 
-    done = strata("run", "--name", "job", "--step-timeout-s", "1.5", "--max-restarts", "0", "--logs", "none", script)
+    code, _, err = said(
+        *("run", "--name", "job", "--step-timeout-s", "1.5", "--max-restarts", "0", "--logs", "none", script)
+    )
 
-    assert done.returncode == 1
-    assert "job failed: rank 0: killed by SIGKILL: no step for" in done.stderr
-    assert "threading" in done.stderr, "its stack is shown"
+    assert code == 1
+    assert "job failed: rank 0: killed by SIGKILL: no step for" in err
+    assert "threading" in err, "its stack is shown"
 
 
 def test_a_run_is_found_by_the_commands_and_nothing_is_left_of_it(write: Callable[[str], str], tmp_path: Path) -> None:
