@@ -261,7 +261,7 @@ class _Prefixes:
 
 def rm(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[RUN]…", help="Names, or as much of the beginning as no other has.")
+        list[str] | None, typer.Argument(metavar="RUN", help="Names, or as much of the beginning as no other has.")
     ] = None,
     older_than: Annotated[
         str, typer.Option(metavar="TIME", help="All that ended longer ago, as 12h or 7d.", show_default=False)

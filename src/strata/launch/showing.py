@@ -339,11 +339,13 @@ class LiveShower:
         if self._output is not None:
             self._output.write(rank, lines)
             return
-        prefix = Text("" if rank is None else f"[{rank}] ", style=rank_style(rank or 0))
+        prefix = ("" if rank is None else f"[{rank}] ", rank_style(rank or 0))
         left_out = lines[:-MAX_DRAWN]
         if left_out:
             self._unsaid.append(Text(_left_out(len(left_out)), style="dim"))
-        self._unsaid += [prefix + Text.from_ansi(log_line(line, with_colours=True)) for line in lines[-MAX_DRAWN:]]
+        self._unsaid += [
+            Text.assemble(prefix, Text.from_ansi(log_line(line, with_colours=True))) for line in lines[-MAX_DRAWN:]
+        ]
         self._draw()
 
     def close(self) -> None:

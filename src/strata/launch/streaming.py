@@ -24,6 +24,7 @@ UNFINISHED_S = 10.0
 """After so long without a line, one that has no end yet is shown: a progress bar."""
 MAX_BLOCKS = 4
 """Of a rank's log, in one look. Who writes more than that for long is shown in part."""
+REST = "[strata: the rest of this attempt's output is in its log]"
 Which = Literal["auto", "all", "rank0", "none"]
 """Whose output is shown. `auto` is that of rank 0."""
 
@@ -89,9 +90,13 @@ class Streaming:
         for log in found:
             reading = self._readings.setdefault(log, _Reading(LogReader(log.path), now_s))
             is_over = is_last or log.attempt < newest
-            for lines in reading.reader.lines(is_last_look=is_over, max_blocks=None if is_over else MAX_BLOCKS):
+            num_blocks = 0
+            for lines in reading.reader.lines(is_last_look=is_over, max_blocks=None if is_last else MAX_BLOCKS):
                 self._write(log, lines)
                 reading.shown_s = now_s
+                num_blocks += 1
+            if is_over and not is_last and num_blocks >= MAX_BLOCKS:  # the next attempt is not to wait for it
+                self._write(log, [REST])
             if now_s - reading.shown_s > UNFINISHED_S and reading.reader.unfinished not in ("", reading.unfinished):
                 reading.unfinished, reading.shown_s = reading.reader.unfinished, now_s
                 self._write(log, [reading.unfinished])

@@ -142,6 +142,7 @@ def encode_order(order: Order) -> bytes:
 def main() -> None:
     """Goes on in every worker, where it runs the script; never returns in the process that forks them."""
     die_with_parent(signal.SIGTERM)
+    show_title("strata: workers are forked from here")
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     link = socket.socket(fileno=int(sys.argv[1]))
     link.set_inheritable(False)
