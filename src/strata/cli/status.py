@@ -51,7 +51,7 @@ def status(
                 f"to it, and `strata logs {run.name}` what its workers wrote",
                 field="run",
             )
-        address = told.coordinator
+        address = told.coordinator or run.spec.coordinator
     security = ClientSecurity(token_file=token_file, ca=tls_ca)
     config = ClientConfig(connect_timeout_s=timeout_s, call_timeout_s=timeout_s)
     try:

@@ -17,6 +17,7 @@ import stat
 import sys
 from collections import deque
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TextIO, cast
 
 import typer
@@ -273,7 +274,8 @@ class Shower(Protocol):
 
 def shower_for(stream: TextIO, clock: Clock, quiet: bool = False, output: TextIO | None = None) -> Shower:
     """Who can show a run there. What workers write goes to `output`, or to stdout."""
-    output = sys.stdout if output is None else output
+    if output is None:
+        output = sys.stdout if sys.stdout is not None else Path(os.devnull).open("w")  # a program without a terminal
     if quiet:
         return SilentShower(output)
     # Not rich's own opinion: FORCE_COLOR makes it take a log file for a terminal.

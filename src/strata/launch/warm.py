@@ -243,18 +243,20 @@ class _Log:
         self._size = 0
 
     def _write(self, data: bytes) -> None:
-        """A disk that is full stops nobody: what does not fit is counted."""
-        if data and self._num_lost:
-            data = b"\n[strata: %d bytes could not be written here]\n" % self._num_lost + data
+        """A disk that is full stops nobody: what does not fit is counted, and said as soon as something fits again."""
+        left = b"\n[strata: %d bytes could not be written here]\n" % self._num_lost if data and self._num_lost else b""
+        left += data
         try:
-            while data:
-                num_bytes = os.write(self._file, data)
+            while left:
+                num_bytes = os.write(self._file, left)
                 self._size += num_bytes
-                data = data[num_bytes:]
-                self._num_lost, self.unwritten = 0, b""
+                left = left[num_bytes:]
+                if len(left) <= len(data):
+                    self._num_lost, self.unwritten = 0, b""
         except OSError:
-            self._num_lost += len(data)
-            self.unwritten = (self.unwritten + data)[-_MAX_UNWRITTEN:]
+            lost = left[-len(data) :]
+            self._num_lost += len(lost)
+            self.unwritten = (self.unwritten + lost)[-_MAX_UNWRITTEN:]
 
 
 class _Warm:
