@@ -275,7 +275,7 @@ class Shower(Protocol):
 def shower_for(stream: TextIO, clock: Clock, quiet: bool = False, output: TextIO | None = None) -> Shower:
     """Who can show a run there. What workers write goes to `output`, or to stdout."""
     if output is None:
-        output = sys.stdout if sys.stdout is not None else Path(os.devnull).open("w")  # a program without a terminal
+        output = sys.stdout if sys.stdout is not None else Path(os.devnull).open("w")  # noqa: SIM115
     if quiet:
         return SilentShower(output)
     # Not rich's own opinion: FORCE_COLOR makes it take a log file for a terminal.
