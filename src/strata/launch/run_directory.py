@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import fcntl
 import logging
 import os
@@ -505,6 +506,7 @@ def _write_over(path: Path, status: RunStatus) -> None:
             if len(data) <= room:
                 file.write(data.ljust(room))
                 return
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _listed(directory: Path) -> list[Path]:
