@@ -19,9 +19,15 @@ from typing import Any, Literal, TypeVar
 import msgspec
 import yaml
 
-from strata.errors import ConfigError
+from strata.errors import ConfigError, InvalidArgument
 
 T = TypeVar("T")
+MAX_BYTES = 2**40
+_FACTORS = {"": 1, "b": 1} | {
+    f"{letter}{suffix}": base**power
+    for power, letter in enumerate("kmgt", start=1)
+    for suffix, base in (("b", 1000), ("ib", 1024))
+}
 
 
 def load(cls: type[T], values: Mapping[str, Any], *, source: str) -> T:
@@ -166,3 +172,27 @@ def _place(error: yaml.YAMLError) -> str:
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return str(error)
     return f"line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}: {error.problem}"
+
+
+def parse_bytes(size: object, *, field: str = "split_bytes") -> int:
+    """128MiB, 1GB, 1.5 GiB or a number of bytes.
+
+    Raises:
+        InvalidArgument: It is none of these, or outside 1 byte to 1 TiB.
+    """
+    if isinstance(size, bool) or not isinstance(size, int | str):
+        raise InvalidArgument(f"{field} is {size!r}; give bytes as a number or as text: '128MiB'", field=field)
+    found = re.fullmatch(r"(\d[\d_]*(?:\.\d+)?) *([a-z]*)", str(size).strip(), re.ASCII | re.IGNORECASE)
+    unit = found[2].lower() if found else ""
+    if found and unit in ("k", "m", "g", "t"):
+        raise InvalidArgument(
+            f"{field} is {size!r}; say which is meant: {found[1]}{found[2].upper()}iB (powers of 1024) or "
+            f"{found[1]}{found[2].upper()}B (powers of 1000)",
+            field=field,
+        )
+    if not found or unit not in _FACTORS:
+        raise InvalidArgument(f"{field} is {size!r}; write it as 128MiB, 1GB or a number of bytes", field=field)
+    num_bytes = int(float(found[1]) * _FACTORS[unit]) if "." in found[1] else int(found[1]) * _FACTORS[unit]
+    if not 1 <= num_bytes <= MAX_BYTES:
+        raise InvalidArgument(f"{field} is {size!r}; it must be from 1 byte to 1TiB", field=field)
+    return num_bytes

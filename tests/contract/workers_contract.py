@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,7 +27,20 @@ Make = Callable[[], Workers]
 
 SLEEPS = "import time; print('here', flush=True); time.sleep(600)"
 STARTS_A_CHILD = "import subprocess; print('child', subprocess.Popen(['sleep', '600']).pid)\n"
-STARTS_A_SAVER = STARTS_A_CHILD.replace("'600']", "'600'], start_new_session=True")
+STARTS_A_DAEMON = STARTS_A_CHILD.replace("'600']", "'600'], start_new_session=True")
+STARTS_A_SAVER = "import os; os.environ['STRATA_OUTLIVES_WORKER'] = '1'\n" + STARTS_A_DAEMON
+DOUBLE_FORKS = """
+import os, signal, sys, time
+sys.stdout.flush()
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.write(1, b'child %d\\n' % os.getpid())
+        time.sleep(600)
+    os._exit(0)
+os.wait()
+"""
 FACTS = """
     import json, os, sys
     facts = {"argv": sys.argv, "orig_argv": sys.orig_argv, "path": sys.path, "file": __file__, "cwd": os.getcwd(),
@@ -283,6 +297,50 @@ class WorkersContract:
         assert stage.run(order) == {0: -9}
         assert stage.log() == "before\nhalf a line"
 
+    def test_a_log_is_bounded_whoever_writes_and_its_newest_part_is_complete(self, stage: Stage) -> None:
+        order = replace(
+            stage.order("""
+                import os, subprocess
+                for number in range(20_000):
+                    os.write(1, b"line %d\\n" % number)
+                subprocess.run(["echo", "of a child"])
+                raise ValueError("the last words")
+            """),
+            log_bytes=64 << 10,
+        )
+
+        assert stage.run(order) == {0: 1}
+        old, new = (stage.place / "0.log.1").read_bytes(), (stage.place / "0.log").read_bytes()
+        assert (32 << 10) - 100 < len(old) <= 32 << 10
+        assert len(new) <= 32 << 10
+        lines = (old + new).decode().splitlines()
+        first = int(lines[0].split()[1])
+        assert lines[: 20_000 - first] == [f"line {number}" for number in range(first, 20_000)]
+        assert lines[20_000 - first] == "of a child"
+        assert lines[-1] == "ValueError: the last words"
+
+    def test_a_disk_that_is_full_stops_no_worker_and_its_last_words_are_known(self, stage: Stage) -> None:
+        order = replace(stage.order("print('x' * 3_000_000); raise ValueError('bad')"), log=Path("/dev/full"))
+
+        async def act(workers: Workers) -> WorkerExit:
+            await workers.start([order])
+            return await workers.next_exit()
+
+        gone = stage.act(act)
+        assert (gone.code, gone.log_end[-1]) == (1, "ValueError: bad")
+
+    def test_a_worker_that_closes_its_output_ends_as_any_other(self, stage: Stage) -> None:
+        order = stage.order("import os; print('said', flush=True); os.close(1); os.close(2); os._exit(7)")
+
+        assert stage.run(order) == {0: 7}
+        assert stage.log() == "said\n"
+
+    def test_a_process_list_shows_run_rank_and_script(self, stage: Stage) -> None:
+        order = replace(stage.order("print(open('/proc/self/cmdline').read())"), title="strata: job rank 0: train.py")
+
+        assert stage.run(order) == {0: 0}
+        assert stage.log().rstrip("\0\n") == "strata: job rank 0: train.py"
+
     def test_a_log_that_cannot_be_written_is_refused_and_nobody_starts(self, stage: Stage) -> None:
         good, bad = stage.order("print('here')"), stage.order("", rank=1)
         bad = WorkerOrder(
@@ -408,7 +466,28 @@ class WorkersContract:
         with contextlib.suppress(ProcessLookupError):
             assert Watched(pid).is_gone(DEADLINE_S)
 
-    def test_what_a_worker_has_put_into_another_session_goes_on(self, stage: Stage) -> None:
+    @pytest.mark.parametrize("text", [STARTS_A_DAEMON, DOUBLE_FORKS], ids=["session", "double fork"])
+    def test_what_has_left_the_group_of_a_worker_ends_soon_after_it(self, stage: Stage, text: str) -> None:
+        async def act(workers: Workers) -> None:
+            await workers.start([stage.order(text + SLEEPS)])
+            daemon = Watched(int((await stage.said("child"))[1]))
+            workers.kill([0])
+            assert await workers.next_exit() == WorkerExit(0, -9)
+            assert await asyncio.to_thread(daemon.is_gone, DEADLINE_S)
+            daemon.end()
+
+        stage.act(act)
+
+    def test_after_close_no_double_forked_process_is_left(self, stage: Stage) -> None:
+        async def act(workers: Workers) -> Watched:
+            await workers.start([stage.order(DOUBLE_FORKS + SLEEPS)])
+            return Watched(int((await stage.said("child"))[1]))
+
+        daemon = stage.act(act)
+        assert daemon.is_gone()
+        daemon.end()
+
+    def test_what_may_outlive_a_worker_goes_on(self, stage: Stage) -> None:
         async def act(workers: Workers) -> Watched:
             await workers.start([stage.order(STARTS_A_SAVER + SLEEPS)])
             saver = Watched(int((await stage.said("child"))[1]))

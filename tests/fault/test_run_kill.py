@@ -155,7 +155,7 @@ def test_however_it_is_stopped_it_saves_first_and_goes_on_exactly_there_and_kill
         send(number)
         code, said = run.wait()
         assert code == 128 + number, said
-        assert "the workers have saved" in said
+        assert "the workers have saved" in said, said
         stopped_at = run.last_step(attempt, 0)
         run.resume()
         restored = int(run.wait_for(attempt + 1, 0, r"restored (\d+)")[1])

@@ -135,7 +135,7 @@ def test_ls_and_show_tell_the_base_of_an_incremental_one_and_how_much_of_the_sta
     listed = as_json("ls", place)["checkpoints"][2]
     assert (listed["parent"], listed["size_bytes"], listed["full_bytes"]) == (base.id, 300, 5 << 20)
     told = checkpoints("show", place, "--step", "7").stdout
-    assert f"base      {base.id}\nsize      300 B of 5.0 MiB in 1 files, 3 tensors\n" in told
+    assert f"base      {base.id}\nsize      300 B of 5.0 MiB in 1 file, 3 tensors\n" in told
 
 
 def test_ls_speaks_json(place: Path) -> None:
@@ -352,7 +352,7 @@ def test_diff_says_what_changed_and_by_how_much(tmp_path: Path) -> None:
     assert ["added", "new", "1", "F64"] in rows
     assert ["reshaped", "cut", "2×2", "F64", "→", "4", "F64"] in rows
     assert ["changed", "a", "2", "of", "10", "elements,", "by", "up", "to", "2.5"] in rows
-    assert ["1", "tensors", "are", "the", "same"] in rows
+    assert ["1", "tensor", "is", "the", "same"] in rows
     told = as_json("diff", tmp_path, "1", "2")
     assert told["changed"] == {"a": {"num_elements": 10, "num_different": 2, "max_abs": 2.5, "num_not_finite": 0}}
     assert (told["num_same"], told["same_structure"]) == (1, False)
@@ -619,11 +619,11 @@ def test_repair_collects_what_was_given_up_and_nothing_else(place: Path) -> None
     given_up(mixed, hours=2)
     given_up(directory_of(place, 1), hours=2)
     told = checkpoints("repair", place).stdout
-    assert f"{old.name} (1 files, 1 B) has no manifest: given up, last written 2h ago" in told
-    assert f"{young.name} (1 files, 1 B) has no manifest: perhaps still being written" in told
+    assert f"{old.name} (1 file, 1 B) has no manifest: given up, last written 2h ago" in told
+    assert f"{young.name} (1 file, 1 B) has no manifest: perhaps still being written" in told
     assert checkpoints("repair", place, "--collect", answer="n\n").returncode == 1
     assert old.exists()
-    assert "1 leftovers are removed" in checkpoints("repair", place, "--collect", "--yes").stdout
+    assert "1 leftover is removed" in checkpoints("repair", place, "--collect", "--yes").stdout
     assert not old.exists()
     assert all(directory.exists() for directory in (young, others, mixed, directory_of(place, 1)))
 
@@ -635,8 +635,8 @@ def test_repair_collects_what_a_killed_process_was_writing(place: Path) -> None:
         (directory / ".tmp-0123").write_bytes(b"half")
     given_up(old, hours=2)
     told = checkpoints("repair", place, "--collect", "--yes").stdout
-    assert f"{old.name} (1 files, 4 B) has no manifest: given up" in told
-    assert f"{young.name} (1 files, 4 B) has no manifest: perhaps still being written" in told
+    assert f"{old.name} (1 file, 4 B) has no manifest: given up" in told
+    assert f"{young.name} (1 file, 4 B) has no manifest: perhaps still being written" in told
     assert (old.exists(), young.exists()) == (False, True)
 
 

@@ -128,11 +128,13 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
     assert (resolved.listen, resolved.http, resolved.state) == ("127.0.0.1:2", "127.0.0.1:51051", "memory")
 
 
-def test_the_coordinator_announces_its_addresses_to_people_and_to_scripts() -> None:
+def test_the_coordinator_announces_its_addresses_to_people_and_to_scripts(capsys: pytest.CaptureFixture[str]) -> None:
     addresses = SimpleNamespace(grpc="127.0.0.1:50051", http="", state="memory", leads=True)
 
-    assert json.loads(coordinator_command._announcement(addresses, as_json=True)) == vars(addresses)  # type: ignore[arg-type]
-    assert "HTTP   off" in coordinator_command._announcement(addresses, as_json=False)  # type: ignore[arg-type]
+    coordinator_command._announce(addresses, as_json=True)  # type: ignore[arg-type]
+    assert json.loads(capsys.readouterr().out) == vars(addresses)
+    coordinator_command._announce(addresses, as_json=False)  # type: ignore[arg-type]
+    assert "HTTP   off" in capsys.readouterr().out.splitlines()[2]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -369,7 +369,7 @@ def test_a_rate_is_seen_while_workers_beat_and_a_killed_one_is_an_expiry(nursery
         told = strata("events", "--job", "default", "--http", f"http://{process.settings['http']}")
         story = told.stdout.splitlines()
         (left,) = [place for place, line in enumerate(story) if line.split(maxsplit=4)[4].startswith("victim left")]
-        assert "with 1 workers: victim left: connection lost and not renewed within 0.2 s" in story[left + 1]
+        assert "with 1 worker: victim left: connection lost and not renewed within 0.2 s" in story[left + 1]
 
 
 # -- the command line ----------------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ def test_a_dropped_job_is_gone_also_after_kill_9_and_its_workers_are_told(coordi
         CoordinatorClient(coordinator.address, config=EAGER_CLIENT) as boss,
     ):
         worker = client.register_worker("a", job_id="old")
-        with pytest.raises(JobInUse, match="has 1 workers"):
+        with pytest.raises(JobInUse, match="has 1 worker"):
             boss.drop_job("old")
         assert boss.drop_job("old", force=True, generation=worker.generation, reason="a mistake")
         until(lambda: worker.lost is not None, "the worker hears that its job is gone")
@@ -94,7 +94,7 @@ def test_a_dropped_job_is_gone_also_after_kill_9_and_its_workers_are_told(coordi
             boss.drop_job("old", force=True, generation=worker.generation)
     with Replay(str(coordinator.state)) as story:
         told = [line.words for line in story.lines(job_id="old")]
-    assert "the job was dropped, with 1 workers in it: a mistake" in told
+    assert "the job was dropped, with 1 worker in it: a mistake" in told
 
 
 def test_jobs_are_listed_and_dropped_on_the_command_line(coordinator: CoordinatorProcess) -> None:
@@ -110,10 +110,10 @@ def test_jobs_are_listed_and_dropped_on_the_command_line(coordinator: Coordinato
         ]
         refused = jobs("drop", "busy", *at)
         assert refused.returncode == 1
-        assert "wait until they have left, or set force" in refused.stderr
+        assert "wait until none is left, or set force" in refused.stderr
         unknown = jobs("drop", "bussy", *at)
         assert (unknown.returncode, unknown.stdout) == (1, "")
         assert "there is no job 'bussy'" in unknown.stderr
         assert jobs("drop", "over", *at).stdout == "job over was dropped\n"
-        assert jobs("drop", "busy", "--force", *at).stdout == "job busy was dropped, with 1 workers in it\n"
+        assert jobs("drop", "busy", "--force", *at).stdout == "job busy was dropped, with 1 worker in it\n"
     assert json.loads(jobs("ls", "--json", *at).stdout) == {"jobs": []}

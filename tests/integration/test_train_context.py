@@ -258,7 +258,7 @@ def test_a_closed_context_has_left_nothing_behind(contexts: Any) -> None:
     assert context.checkpoints.latest() is not None
 
 
-def steps_saved(context: Context) -> list[int]:
+def steps_saved_by(context: Context) -> list[int]:
     context.checkpoints.wait()
     return [each.step for each in context.checkpoints.list()]
 
@@ -268,14 +268,14 @@ def test_steps_are_counted_by_a_script_that_reports_none(contexts: Any) -> None:
     for _ in range(5):
         context.report(loss=0.5)  # which is no step
         context.maybe_checkpoint({"part": Part()})
-    assert (context.step, steps_saved(context)) == (5, [2, 4])
+    assert (context.step, steps_saved_by(context)) == (5, [2, 4])
     context.close()
 
     context = contexts(every=2, keep_count=9)
     assert context.restore({"part": Part()}).step == 4
     context.maybe_checkpoint({"part": Part()})
     context.maybe_checkpoint({"part": Part()})
-    assert (context.step, steps_saved(context)) == (6, [2, 4, 6])
+    assert (context.step, steps_saved_by(context)) == (6, [2, 4, 6])
 
 
 def test_steps_between_two_reports_are_counted_and_a_reported_one_is_believed(contexts: Any) -> None:
@@ -288,7 +288,7 @@ def test_steps_between_two_reports_are_counted_and_a_reported_one_is_believed(co
         seen.append(context.step)
     context.maybe_checkpoint({"part": Part()}, step=100)
     assert seen == [1, 2, 30, 31, 32, 60, 61]
-    assert steps_saved(context) == [30, 60, 100]
+    assert steps_saved_by(context) == [30, 60, 100]
 
 
 def test_counted_steps_reach_the_coordinator(contexts: Any) -> None:
@@ -314,6 +314,6 @@ def test_a_process_group_of_one_needs_no_place_to_meet(contexts: Any, monkeypatc
         torch.distributed.all_reduce(total)
         assert (torch.distributed.get_world_size(), total.item()) == (1, 1.0)
         context.maybe_checkpoint({"model": model})
-        assert steps_saved(context) == [1]
+        assert steps_saved_by(context) == [1]
     finally:
         torch.distributed.destroy_process_group()

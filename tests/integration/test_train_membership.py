@@ -159,6 +159,7 @@ def steps_until_due(agreement: Agreement, step: int) -> int:
     """Trains on from this step, and says after which one something was to be done."""
     while not agreement.take_due(step, timeout_s=DEADLINE_S):
         step += 1
+        assert step < 20_000, "nothing was agreed on"
         time.sleep(0.002)  # a step
     return step
 
@@ -193,6 +194,32 @@ def test_limits_that_a_coordinator_has_lost_are_told_again(address: str, monkeyp
         ended = list(pool.map(lambda rank: steps_until_due(ranks[rank][1], 5), range(2)))
         assert ended[0] == ended[1]
         assert next(num_looks) >= 4, "the first looks showed nothing"
+        list(pool.map(lambda each: each[0].leave(together=True), ranks))
+
+
+def test_a_rank_that_reads_late_finds_the_limit_of_one_that_is_at_the_next_command(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when everybody gets SIGTERM: the agent and each rank ask for the same."""
+    ranks = list(two_ranks(address))
+    late, listed = ranks[0][0]._client, ranks[0][0]._client.list_workers
+    is_first = iter([True])
+
+    def is_rank_1_ahead() -> bool:
+        at = {each.worker_id: each.metrics.get(METRICS.agree_command, -1.0) for each in listed(job_id="job").workers}
+        return at["rank-1"] > at["rank-0"]
+
+    def list_workers(*, job_id: str) -> MembershipInfo:
+        if next(is_first, False):
+            until(is_rank_1_ahead, "rank 1 is at the next command")
+        return listed(job_id=job_id)
+
+    monkeypatch.setattr(late, "list_workers", list_workers)
+    ranks[1][0].ask_checkpoint("it is time")
+    ranks[1][0].ask_stop("SIGTERM")
+    with ThreadPoolExecutor(2) as pool:
+        ended = list(pool.map(lambda rank: steps_until_due(ranks[rank][1], 5), range(2)))
+        assert ended[0] == ended[1]
         list(pool.map(lambda each: each[0].leave(together=True), ranks))
 
 

@@ -309,7 +309,7 @@ def test_ctrl_c_in_an_event_loop_lets_the_workers_save_however_long_a_step_takes
     script = tmp_path / "script.py"
     script.write_text(IN_LOOP.replace("RUN", run).replace("STEP_S", str(3 * STOP_AGAIN_S)))
 
-    assert interrupted(script, tmp_path / "began") == "interrupted\n"
+    assert interrupted(script, tmp_path / "began").endswith("interrupted\n")
     assert "the workers have saved" in happened("endless")
     assert "at once" not in happened("endless")
 
@@ -318,5 +318,5 @@ def test_the_second_ctrl_c_in_an_event_loop_waits_for_no_step(tmp_path: Path) ->
     script = tmp_path / "script.py"
     script.write_text(IN_LOOP.replace("RUN", "asyncio.run(main())").replace("STEP_S", "3600"))
 
-    assert interrupted(script, tmp_path / "began", 2) == "interrupted\n"
+    assert interrupted(script, tmp_path / "began", 2).endswith("interrupted\n")
     assert "at once" in happened("endless")

@@ -153,11 +153,12 @@ def test_of_several_workers_each_line_begins_with_its_rank() -> None:
 
     lines = call("logs", "first").stdout.splitlines()
 
-    assert lines[:2] == ["[ 0] a0", "[ 0] b0"]
+    assert lines[:13] == [*(f"[{rank:2}] old" for rank in range(11)), "[ 0] a0", "[ 0] b0"]
     assert lines[-1] == "[10] b10"
-    assert call("logs", "fir", "--rank", "3").output == "a3\nb3\n"
+    assert call("logs", "fir", "--rank", "3").output == "old\nattempt 1\na3\nb3\n"
+    assert call("logs", "fir", "--rank", "3", "--attempt", "1").stdout == "a3\nb3\n"
     assert call("logs", "first", "--rank", "3", "--attempt", "0").output == "old\n"
-    assert call("logs", "first", "--rank", "3", "-n", "1").output == "b3\n"
+    assert call("logs", "first", "--rank", "3", "-n", "1").stdout == "old\nb3\n"
     assert call("logs", "first", "--rank", "3", "-n", "0").output == ""
 
 
@@ -172,8 +173,8 @@ def test_the_worker_that_failed_first_comes_first() -> None:
     result = call("logs", "first")
 
     assert result.stdout.splitlines() == ["[1] words of 1", "[0] words of 0", "[2] words of 2"]
-    assert result.stderr == "failed first: rank 1: exit code 1: ValueError: bad [row]\n"
-    assert call("logs", "first", "--rank", "0").output == "words of 0\n"
+    assert result.stderr == "attempt 2 failed: rank 1: exit code 1: ValueError: bad [row]\n"
+    assert call("logs", "first", "--rank", "0").stdout == "words of 0\n"
 
 
 def test_what_is_not_there_is_refused_with_what_is() -> None:
@@ -182,7 +183,7 @@ def test_what_is_not_there_is_refused_with_what_is() -> None:
     for rank in range(4):
         log(run, 1, rank, "x\n")
 
-    assert refusal("logs", "first", "--rank", "4") == "attempt 1 of run first has no rank 4; it has 0 to 3"
+    assert refusal("logs", "first", "--rank", "4") == "run first has no rank 4; it has 0 to 3"
     assert refusal("logs", "first", "--attempt", "0") == "run first has no attempt 0; it has 1"
     assert "did you mean first?" in refusal("logs", "frist")
 
@@ -254,7 +255,7 @@ def test_following_goes_on_with_the_next_attempts_and_shows_all_of_them() -> Non
 
     said = follow(run, Wanted(num_lines=1), fails_twice, lambda: put(run, "stopped"))
 
-    assert said == ["1/0: c", "1/0: Error", "2/0: Error again", "3/0: d", "3/0: e"]
+    assert said == ["0/0: before", "1/0: c", "1/0: Error", "2/0: Error again", "3/0: d", "3/0: e"]
 
 
 def test_following_one_attempt_ends_with_it() -> None:

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.launch.last_words import MAX_BYTES, MAX_CHARS, cause, clean, last_lines, last_words, tail_start
+from strata.launch.last_words import MAX_BYTES, MAX_CHARS, cause, last_lines, last_words, tail_start
+from strata.printing import log_line
 
 TRACEBACK = """\
 epoch 3
@@ -130,15 +131,15 @@ def test_a_log_that_is_empty_or_missing_has_no_last_words(tmp_path: Path) -> Non
     ],
 )
 def test_what_only_a_terminal_understands_is_taken_out(line: str, shown: str) -> None:
-    assert clean(line) == shown
+    assert log_line(line) == shown
 
 
 @given(st.text())
 def test_a_cleaned_line_is_printable_and_stays_so(line: str) -> None:
-    cleaned = clean(line)
+    cleaned = log_line(line)
 
     assert cleaned.isprintable()
-    assert clean(cleaned) == cleaned
+    assert log_line(cleaned) == cleaned
 
 
 def test_bytes_that_are_no_text_are_shown_as_such(tmp_path: Path) -> None:

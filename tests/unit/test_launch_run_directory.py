@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -22,6 +23,7 @@ from strata.launch import run_directory
 from strata.launch.run_directory import (
     MAX_EVENT_BYTES,
     MAX_REASON,
+    STATUS_BYTES,
     RunDirectory,
     RunStatus,
     all_runs,
@@ -30,6 +32,7 @@ from strata.launch.run_directory import (
     is_alive,
     new_name,
     open_run,
+    remove,
     root,
     started_ticks,
     state_now,
@@ -476,3 +479,40 @@ def test_the_end_of_a_log_that_is_elsewhere_is_kept_and_one_that_is_here_is_left
     first, *others = run.log_path(0, 1).read_text().splitlines()
     assert "on another machine" in first
     assert others == ["Traceback", "ValueError: bäd"]
+
+
+def test_the_final_state_is_written_also_on_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = create(spec_of("full"))
+    run.write_status(status_of(state="running", step=5))
+
+    def no_room(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(run_directory, "_replace", no_room)
+    for reason in ("short", "ü" * MAX_REASON):
+        run.write_status(status_of(state="failed", step=7, reason=reason, exit_code=1))
+
+        found = run.status
+        assert found is not None
+        assert (found.state, found.step, found.exit_code) == ("failed", 7, 1)
+        assert found.reason.startswith(reason[:100])
+    assert (run.path / "status.json").stat().st_size == STATUS_BYTES, "it needs no more room than it had"
+
+
+def test_a_run_is_removed_wholly_unless_somebody_has_it() -> None:
+    run = create(spec_of("old"))
+    run.log_path(0, 0).write_text("words")
+    with run.lock(), pytest.raises(ConfigError, match=f"process {os.getpid()} runs old already"):
+        remove(run)
+    remove(run)
+    assert list(root().iterdir()) == []
+    with pytest.raises(ConfigError, match="no such run"):
+        open_run("old")
+
+
+def test_a_beginning_that_several_runs_have_is_refused_with_their_names() -> None:
+    for name in ("train", "train-a", "train-b"):
+        create(spec_of(name))
+    assert open_run("train").name == "train", "a whole name is never ambiguous"
+    with pytest.raises(ConfigError, match="3 runs begin with 'tr': train, train-a, train-b; say more of the name"):
+        open_run("tr")

@@ -7,6 +7,7 @@ import io
 import math
 import os
 import pty
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TextIO
@@ -243,7 +244,7 @@ def test_without_a_terminal_there_is_a_line_an_event_and_one_every_ten_seconds()
 
 def test_a_stream_that_knows_no_such_letter_gets_its_number() -> None:
     raw = io.BytesIO()
-    shower = PlainShower(io.TextIOWrapper(raw, encoding="ascii"), ManualClock())
+    shower = PlainShower(io.TextIOWrapper(raw, encoding="ascii"), ManualClock(), io.StringIO())
     shower.say(event("failed", "naïve"))
 
     assert raw.getvalue().endswith(b"failed: na\\xefve\n")
@@ -275,7 +276,7 @@ def test_a_pipe_that_nobody_reads_any_more_ends_nothing() -> None:
 def test_a_pipe_that_nobody_empties_holds_up_nothing_and_is_told_later() -> None:
     reading, writing = os.pipe()
     with open(reading, "rb", buffering=0) as reader, open(writing, "w") as stream:  # noqa: PTH123
-        shower = PlainShower(stream, ManualClock())
+        shower = PlainShower(stream, ManualClock(), io.StringIO())
         for number in range(1_200):
             shower.say(event("failed", f"{number} " + "x" * 200))  # it would block after some 300 of them
         said = b""
@@ -300,7 +301,7 @@ def live(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> tuple[LiveShowe
     for name, value in (("TERM", "xterm"), ("COLUMNS", "80"), ("LINES", "24"), ("NO_COLOR", "1")):
         monkeypatch.setenv(name, value)
     out = Terminal()
-    return LiveShower(out, clock), out
+    return LiveShower(out, clock, out), out
 
 
 def test_the_live_view_is_drawn_at_most_four_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,6 +333,35 @@ def test_what_happens_is_printed_above_the_live_view_but_for_checkpoints(monkeyp
     assert "checkpoint: " not in said
     assert "last event" not in said, "it stands above"
     assert said.index("started: attempt 0") < said.index("run 251116") < said.index("failed: rank 1")
+
+
+def test_lines_of_workers_scroll_above_the_live_view_and_obey_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shower, out = live(ManualClock(), monkeypatch)
+    shower.show(VIEW)
+    shower.write(3, ["\x1b[31mred\x1b[0m \x1b]0;title\x07\x1b[2J[bold]plain", " 10%\r 20%"])
+    shower.write(None, [f"line {number}" for number in range(1_000)])
+    shower.close()
+
+    said = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())  # its colours
+    assert "[3] red [bold]plain" in said
+    assert "[3]  20%" in said
+    assert "title" not in said
+    assert "[strata: 900 lines are left out here; `strata logs` shows all]" in said
+    assert "line 999" in said
+    assert "line 899" not in said
+
+
+def test_lines_of_workers_go_to_stdout_if_that_is_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    terminal, file = Terminal(), io.StringIO()
+    shower = LiveShower(terminal, ManualClock(), file)
+    shower.write(0, ["\x1b[31mred\x1b[0m"])
+    shower.close()
+
+    assert file.getvalue() == "[0] red\n"
+    assert "red" not in terminal.getvalue()
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ LAYERS = (
     {"coordinator", "checkpoint", "data"},
     {"storage", "transport"},
     {"v1"},
-    {"errors", "clock", "config", "lifecycle", "printing", "scratch", "_version"},
+    {"errors", "clock", "config", "lifecycle", "printing", "scratch", "terminal", "_version"},
 )
 DEPTH = {package: depth for depth, layer in enumerate(LAYERS) for package in layer}
 GROUND = LAYERS[-1]  # small modules that may use one another

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from strata.bench.frame import Spread, aggregate, ratios
 from strata.bench.machine import describe_machine, describe_versions
+from strata.terminal import Console
 
 if TYPE_CHECKING:
     from strata.bench.frame import Benchmark, Figure, Outcome

@@ -47,6 +47,8 @@ CLAIM_TIMEOUT_S = 60.0
 """For statistics to be given up: it is done after the next tensor, or when the store has taken the last file."""
 CLOSE_TIMEOUT_S = 30.0
 """Once its last job is done: two seconds for statistics, and some for a slow store."""
+OUTLIVES = "STRATA_OUTLIVES_WORKER"
+"""Read by `strata.launch.warm`, which ends everything else that a worker leaves behind."""
 
 
 class Saver(Protocol):
@@ -300,7 +302,7 @@ class ProcessSaver:
                     pass_fds=(theirs.fileno(), self._shared.fd),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    env={**os.environ, "PYTHONPATH": paths},
+                    env={**os.environ, "PYTHONPATH": paths, OUTLIVES: "1"},
                     start_new_session=True,
                 )
             finally:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from strata.cli.app import app
 from strata.cli.exit_codes import ExitCode, exit_code_of
 from strata.errors import StrataError
-from strata.printing import printable
+from strata.terminal import echo, tame_logging
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +19,7 @@ TRACEBACK_VARIABLE = "STRATA_TRACEBACK"
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line; ends in SystemExit."""
+    tame_logging()
     try:
         app(args=args, prog_name="strata")
     except KeyboardInterrupt:
@@ -34,6 +35,4 @@ def main(args: Sequence[str] | None = None) -> None:
 def _explain(error: Exception, message: str) -> None:
     if os.environ.get(TRACEBACK_VARIABLE) == "1":
         raise error
-    words = " ".join(message.split())
-    # Names of files come from whoever made them: nothing in them is for the terminal to obey.
-    print("error:", printable(words), file=sys.stderr)
+    echo(f"error: {' '.join(message.split())}", err=True)

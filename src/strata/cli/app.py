@@ -22,6 +22,7 @@ from strata.cli import (
     runs,
     status,
 )
+from strata.terminal import echo
 
 app = typer.Typer(
     name="strata",
@@ -35,7 +36,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"strata {__version__}")
+        echo(f"strata {__version__}")
         raise typer.Exit
 
 
@@ -51,6 +52,7 @@ def root(
 app.command("run", context_settings={"allow_interspersed_args": False})(run.run)
 app.command("ps")(runs.ps)
 app.command("logs")(runs.logs)
+app.command("rm")(runs.rm)
 app.command("stop")(run.stop)
 app.command("scale")(run.scale)
 app.command("resume")(run.resume)

@@ -4,6 +4,8 @@ from typing import Annotated
 
 import typer
 
+from strata.terminal import echo
+
 
 def bench(
     name: Annotated[str | None, typer.Argument(help="Which benchmark; see --list.", show_default=False)] = None,
@@ -37,7 +39,7 @@ def bench(
     from strata import bench as benchmarks  # noqa: PLC0415 (numpy and grpc are behind it)
 
     if list_names:
-        typer.echo("\n".join(benchmarks.names()))
+        echo(*benchmarks.names())
         return
     if run_all and settings:
         raise typer.BadParameter("--set is for one benchmark, not for --all")

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from strata.terminal import echo
+
 PORT = 50051
 
 
@@ -27,8 +29,8 @@ def certs(
     files = write_set(directory, hosts=hosts, now=datetime.now(UTC), days=days)
     files += write_tokens(directory)
     for path in files:
-        typer.echo(f"  {path}")
-    typer.echo("\n".join(["", *_recipe(directory, hosts[0] if hosts else "localhost")]))
+        echo(f"  {path}")
+    echo("", *_recipe(directory, hosts[0] if hosts else "localhost"))
 
 
 def _recipe(directory: Path, host: str) -> list[str]:

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from strata.cli.exit_codes import ExitCode
-from strata.printing import printable
+from strata.printing import counted, printable
+from strata.terminal import Console, echo, echo_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -74,7 +74,7 @@ def ls(place: Place, storage_option: Options = None, as_json: AsJson = False) ->
         rows = [(of_manifest(manifest, store.url), len(manifest.tensors)) for manifest in manifests]
     if as_json:
         listed = [asdict(c) | {"checkpoint_type": c.checkpoint_type.name, "num_tensors": n} for c, n in rows]
-        typer.echo(json.dumps({"checkpoints": listed, "passed_over": catalog.problems}))
+        echo_json({"checkpoints": listed, "passed_over": catalog.problems})
         return
     console = _console()
     table = Table(box=None, pad_edge=False)
@@ -126,7 +126,7 @@ def show(
             for t, files in tensors
         ]
         summary = asdict(info) | {"checkpoint_type": info.checkpoint_type.name}
-        typer.echo(json.dumps({**summary, "data_cursor": manifest.data_cursor, "tensors": described}))
+        echo_json({**summary, "data_cursor": manifest.data_cursor, "tensors": described})
         return
     console = _console()
     _summarize(console, manifest, info.path, info.model_hash or "")
@@ -137,7 +137,8 @@ def show(
     ]
     _print_columns([("tensor", "shape", "dtype", "bytes", *headings, "file"), *rows])
     if known is None and rows:
-        console.print("\nno statistics are stored beside it; --statistics computes them by reading the data")
+        console.print()
+        console.print("no statistics are stored beside it; --statistics computes them by reading the data")
     _tell_passed_over(console, catalog)
 
 
@@ -155,8 +156,8 @@ def _summarize(console: Console, manifest: "Manifest", path: str, model_hash: st
         "step": f"{manifest.step}, epoch {manifest.epoch}",
         "type": manifest.type.name + (f" ({manifest.why})" if manifest.why else ""),
         "base": manifest.parent,
-        "size": f"{_written(manifest.written_bytes, manifest.full_bytes)} in {len(manifest.files)} files, "
-        f"{len(manifest.tensors)} tensors",
+        "size": f"{_written(manifest.written_bytes, manifest.full_bytes)} in {counted(len(manifest.files), 'file')}, "
+        f"{counted(len(manifest.tensors), 'tensor')}",
         "hash": model_hash,
         "metadata": json.dumps(manifest.metadata, ensure_ascii=False) if manifest.metadata else "",
         "data": manifest.data_cursor,
@@ -208,7 +209,7 @@ def verify(
     good = [manifest for manifest in manifests if manifest.id not in wrong]
     if as_json:
         found = {"good": [one.id for one in good], "wrong": wrong, "passed_over": catalog.problems}
-        typer.echo(json.dumps(found))
+        echo_json(found)
     else:
         console = _console()
         for manifest in good:
@@ -256,7 +257,7 @@ def diff(
             name: [{"shape": side[name].shape, "dtype": side[name].dtype} for side in sides] for name in found.reshaped
         }
         told = asdict(found) | {"reshaped": reshaped, "changed": {n: asdict(by) for n, by in changed.items()}}
-        typer.echo(json.dumps({"a": before.id, "b": after.id, **told}))
+        echo_json({"a": before.id, "b": after.id, **told})
         return
     _tell_difference(_console(), before, after, found, changed)
 
@@ -271,7 +272,7 @@ def _tell_difference(
     rows += [("reshaped", n, f"{' '.join(_form(a[n]))} → {' '.join(_form(b[n]))}") for n in found.reshaped]
     rows += [("changed", name, _in_words(by)) for name, by in changed.items()]
     _print_columns(rows)
-    console.print(f"{found.num_same} tensors are the same")
+    console.print(f"{counted(found.num_same, 'tensor is', 'tensors are')} the same")
     if not found.same_structure:
         console.print("the plain values beside the tensors, or their order, differ")
 
@@ -311,10 +312,8 @@ def export(
             num_tensors = export(
                 store, manifest, output, only=only or (), strip_prefix=strip_prefix, force=force, watch=watch
             )
-    _console().print(
-        f"{shown(str(output))}: {num_tensors} tensors of {shown(manifest.id)}, {_size(output.stat().st_size)}",
-        soft_wrap=True,
-    )
+    what = f"{counted(num_tensors, 'tensor')} of {shown(manifest.id)}, {_size(output.stat().st_size)}"
+    _console().print(f"{shown(str(output))}: {what}", soft_wrap=True)
 
 
 # -- putting right -------------------------------------------------------------------------------------------------
@@ -391,7 +390,7 @@ def _collect(console: Console, store: "Store", given_up: "list[Files]", *, yes: 
     if given_up:
         _ask(f"Remove the {len(given_up)} that were given up from {store.url}?", yes=yes)
     num_removed = sum(inspecting.collect(store, files) for files in given_up)
-    console.print(f"{num_removed} leftovers are removed")
+    console.print(f"{counted(num_removed, 'leftover is', 'leftovers are')} removed")
 
 
 # -- within --------------------------------------------------------------------------------------------------------
@@ -491,7 +490,7 @@ def _print_columns(rows: "Sequence[Sequence[str]]") -> None:
     clipped = [[printable(_clipped(cell, MAX_SHOWN)) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*clipped, strict=True)]
     for row in clipped:
-        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def shown(text: str, *, max_shown: int = MAX_SHOWN) -> str:
@@ -513,7 +512,7 @@ def _form(tensor: "TensorEntry") -> tuple[str, str]:
 
 
 def _what(files: "Files") -> str:
-    return f"{files.id} ({len(files.keys)} files, {_size(files.size_bytes)})"
+    return f"{files.id} ({counted(len(files.keys), 'file')}, {_size(files.size_bytes)})"
 
 
 def _written(num_bytes: int, full_bytes: int) -> str:

@@ -1,6 +1,5 @@
 """`strata coordinator`: serve until told to stop."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,6 +8,7 @@ import typer
 
 from strata import config as configs
 from strata.cli import explain as explained
+from strata.terminal import echo, echo_json
 
 if TYPE_CHECKING:
     from strata.coordinator.config import CoordinatorConfig
@@ -73,7 +73,7 @@ def coordinator(
     """
     if config is None and DEFAULT_FILE.is_file():
         config = DEFAULT_FILE
-        typer.echo(f"using ./{DEFAULT_FILE}", err=True)
+        echo(f"using ./{DEFAULT_FILE}", err=True)
     security = {
         "certificate": tls_cert,
         "key": tls_key,
@@ -96,7 +96,7 @@ def coordinator(
 
     from strata.coordinator.server import run  # noqa: PLC0415 (grpc and sqlalchemy are behind it)
 
-    run(settings, announce=lambda addresses: typer.echo(_announcement(addresses, as_json=as_json)))
+    run(settings, announce=lambda addresses: _announce(addresses, as_json=as_json))
 
 
 def resolve(file: Path | None, flags: Mapping[str, Any]) -> "CoordinatorConfig":
@@ -107,16 +107,13 @@ def resolve(file: Path | None, flags: Mapping[str, Any]) -> "CoordinatorConfig":
     return configs.load(CoordinatorConfig, values, source="flags" if file is None else str(file))
 
 
-def _announcement(addresses: "ServerAddresses", *, as_json: bool) -> str:
+def _announce(addresses: "ServerAddresses", *, as_json: bool) -> None:
     if as_json:
-        return json.dumps(
-            {"grpc": addresses.grpc, "http": addresses.http, "state": addresses.state, "leads": addresses.leads}
-        )
-    return "\n".join(
-        [
-            f"The coordinator {'is up' if addresses.leads else 'stands by'}. Ctrl-C stops it.",
-            f"  gRPC   {addresses.grpc}",
-            f"  HTTP   {addresses.http or 'off'}",
-            f"  state  {addresses.state}",
-        ]
+        echo_json({"grpc": addresses.grpc, "http": addresses.http, "state": addresses.state, "leads": addresses.leads})
+        return
+    echo(
+        f"The coordinator {'is up' if addresses.leads else 'stands by'}. Ctrl-C stops it.",
+        f"  gRPC   {addresses.grpc}",
+        f"  HTTP   {addresses.http or 'off'}",
+        f"  state  {addresses.state}",
     )

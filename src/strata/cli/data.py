@@ -1,17 +1,18 @@
 """`strata data`: what a loader would read, its first rows, and how fast it is here."""
 
-import json
 import sys
 from dataclasses import asdict
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from strata.cli.checkpoints import shown
 from strata.cli.exit_codes import ExitCode
+from strata.printing import counted, printable
+from strata.terminal import Console, echo, echo_json
 
 if TYPE_CHECKING:
     from strata.data.plan import Plan
@@ -95,23 +96,23 @@ def plan(
             },
             "delivery": steps,
         }
-        typer.echo(json.dumps(told))
+        echo_json(told)
         return
-    console = _console()
+    console, all_workers = _console(), counted(ranks * num_workers, "worker")
     console.print(plan_table.table(made))
     console.print(_as_table("Columns", policies))
     console.print(
-        f"{steps['batches']:,} batches of {batch_size:,} rows on each of {ranks} rank(s), {steps['lanes']} lane(s)"
+        f"{counted(steps['batches'], 'batch', 'batches')} of {counted(batch_size, 'row')} on each of "
+        f"{counted(ranks, 'rank')}, {counted(steps['lanes'], 'lane')}"
         + (f", windows of {steps['window']:,} rows" if shuffle else "")
     )
     console.print(
-        f"{strategy} over {ranks * num_workers} worker(s): the busiest has {spread.max_over_mean:.2f} × the mean "
+        f"{strategy} over {all_workers}: the busiest has {spread.max_over_mean:.2f} × the mean "
         f"(std/mean {spread.std_over_mean:.2f})"
     )
     if made.num_units < 2 * num_workers * ranks:
         console.print(
-            f"only {made.num_units} unit(s) for {num_workers * ranks} worker(s): use fewer workers, or write smaller "
-            "row groups"
+            f"only {counted(made.num_units, 'unit')} for {all_workers}: use fewer workers, or write smaller row groups"
         )
 
 
@@ -138,16 +139,18 @@ def peek(
     dataset.close()
     listed = first.to_pylist()
     if as_json:
-        typer.echo(json.dumps({"num_rows": dataset.plan.num_rows, "rows": listed}, default=str))
+        echo_json({"num_rows": dataset.plan.num_rows, "rows": listed})
         return
     table = Table(box=None, pad_edge=False)
     for field in first.schema:
-        table.add_column(f"{shown(field.name)}\n[dim]{shown(str(field.type))}[/dim]", overflow="fold")
+        heading = Text.assemble(printable(field.name), "\n", (printable(str(field.type)), "dim"))
+        table.add_column(heading, overflow="fold")
     for row in listed:
         table.add_row(*(shown(str(value), max_shown=MAX_CELL) for value in row.values()))
     console = _console()
     console.print(table)
-    console.print(f"\n{len(listed):,} of {dataset.plan.num_rows:,} rows, {len(first.schema)} column(s)")
+    console.print()
+    console.print(f"{len(listed):,} of {counted(dataset.plan.num_rows, 'row')}, {counted(len(first.schema), 'column')}")
 
 
 @app.command()
@@ -188,7 +191,7 @@ def bench(
     metrics = dataset.get_metrics()
     dataset.close()
     if as_json:
-        typer.echo(json.dumps(metrics.to_dict()))
+        echo_json(metrics.to_dict())
         return
     console = _console()
     console.print(describe(metrics))
@@ -200,7 +203,7 @@ def _load(path: str, **choices: Any) -> tuple[Any, Any]:
     try:
         from strata.data import StructuredDataset  # noqa: PLC0415 (pyarrow is behind it)
     except ModuleNotFoundError as error:
-        typer.echo(f"strata data needs the package {error.name}; install: pip install 'strata-runtime[data]'", err=True)
+        echo(f"strata data needs the package {error.name}; install: pip install 'strata-runtime[data]'", err=True)
         raise typer.Exit(ExitCode.USAGE) from error
     return StructuredDataset.create_dataloader(path, show_progress=sys.stderr.isatty(), **choices)
 

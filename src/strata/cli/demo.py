@@ -1,6 +1,5 @@
 """`strata demo`: see it work."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +7,7 @@ from typing import Annotated
 import typer
 
 from strata.cli.exit_codes import ExitCode
+from strata.terminal import Console, echo_json
 
 
 def demo(
@@ -32,8 +32,6 @@ def demo(
     check_installed()
     config = DemoConfig(num_workers=workers, num_rows=rows, num_kills=kills, seed=seed, keep=keep)
 
-    from rich.console import Console  # noqa: PLC0415
-
     from strata.demo import view  # noqa: PLC0415
     from strata.demo.show import Interrupted, run  # noqa: PLC0415
     from strata.demo.stage import Stage  # noqa: PLC0415
@@ -46,5 +44,5 @@ def demo(
     if save_svg is not None:
         save_svg.write_text(view.svg(stage.shown, stage.width), encoding="utf-8")
     if as_json:
-        typer.echo(json.dumps(outcome.as_plain()))
+        echo_json(outcome.as_plain())
     raise typer.Exit(ExitCode.OK if outcome.is_good else ExitCode.FAILED)

@@ -1,7 +1,6 @@
 """`strata doctor`: what this machine has, what it lacks, and how to get it."""
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -10,8 +9,9 @@ import typer
 
 from strata.cli.exit_codes import ExitCode
 from strata.doctor import Check, Status, examine, is_healthy
+from strata.terminal import Console, echo_json
 
-_MARKS = {Status.OK: "[green]✓[/]", Status.WARNING: "[yellow]![/]", Status.MISSING: "[dim]✗[/]"}
+_MARKS = {Status.OK: "[green]✓[/]", Status.WARNING: "[yellow]![/]", Status.MISSING: "[dim]–[/]"}
 _ESSENTIAL_MARK = "[bold red]✗[/]"
 
 
@@ -21,18 +21,18 @@ def doctor(
 ) -> None:
     """Look at this machine: Python, extras, disks, ports, limits, RDMA.
 
-    Fails only if something is missing that nothing works without.
+    ✓ is fine, ! works but deserves a look, – is optional and not there, ✗ is missing: nothing works without it, and
+    only then the exit code is 1.
     """
     checks = examine(path)
     if as_json:
-        typer.echo(json.dumps({"ok": is_healthy(checks), "checks": [dataclasses.asdict(check) for check in checks]}))
+        echo_json({"ok": is_healthy(checks), "checks": [dataclasses.asdict(check) for check in checks]})
     else:
         _print_table(checks)
     raise typer.Exit(ExitCode.OK if is_healthy(checks) else ExitCode.FAILED)
 
 
 def _print_table(checks: Sequence[Check]) -> None:
-    from rich.console import Console  # noqa: PLC0415
     from rich.markup import escape  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
@@ -43,5 +43,7 @@ def _print_table(checks: Sequence[Check]) -> None:
     table.add_column("cure", overflow="fold")
     for check in checks:
         mark = _ESSENTIAL_MARK if check.essential and check.status is Status.MISSING else _MARKS[check.status]
-        table.add_row(mark, escape(check.name), escape(check.detail), escape(check.cure))
+        is_optional = check.status is Status.MISSING and not check.essential
+        found = f"[dim]optional:[/] {escape(check.detail)}" if is_optional else escape(check.detail)
+        table.add_row(mark, escape(check.name), found, escape(check.cure))
     Console().print(table)

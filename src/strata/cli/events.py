@@ -7,8 +7,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
-from rich.console import Console
 from rich.markup import escape
+
+from strata.cli.status import RUNS
+from strata.terminal import Console, echo, echo_json
 
 if TYPE_CHECKING:
     from strata.errors import StrataError
@@ -24,6 +26,10 @@ class Pages(Protocol):
 
 
 def events(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[RUN]", help="A run on this machine. Default: the one under way.", show_default=False),
+    ] = None,
     job: Annotated[str | None, typer.Option(help="Tell of this job only.")] = None,
     worker: Annotated[str | None, typer.Option(help="Tell of this worker only.")] = None,
     kind: Annotated[
@@ -42,19 +48,36 @@ def events(
 ) -> None:
     """Tell what happened and why: who joined and left, which generation that began, which shards moved.
 
-    It asks a running coordinator, or reads a state. STRATA_TOKEN and STRATA_TLS_CA are used as by every client.
+    It reads what the coordinator of a run has kept, also after the run; or asks a coordinator, or reads a state.
+    STRATA_TOKEN and STRATA_TLS_CA are used as by every client.
     """
-    from strata.errors import ConfigError  # noqa: PLC0415
+    from strata.cli.finding import chosen_run  # noqa: PLC0415
+    from strata.errors import ConfigError, CoordinatorUnavailable  # noqa: PLC0415
 
     if http is not None and state is not None:
         raise ConfigError("--http and --state name two sources; give one of them")
+    run = chosen_run(name, is_elsewhere=http is not None or state is not None)
+    is_default = run is None and http is None and state is None
+    if run is not None:
+        if run.spec.coordinator:
+            raise ConfigError(
+                f"run {run.name} uses the coordinator at {run.spec.coordinator}, which keeps its events; name its HTTP "
+                "address: --http http://HOST:51051",
+                field="http",
+            )
+        state = str(run.journal)
     console = Console(highlight=False)
     filters = {"job": job, "worker": worker, "kind": kind}
     told = False
-    with _over_http(http or DEFAULT_HTTP) if state is None else _in_state(state) as pages:
-        for line in _lines(pages, after, follow=follow, filters=filters):
-            told = True
-            typer.echo(json.dumps(line)) if as_json else _tell(console, line)
+    try:
+        with _over_http(http or DEFAULT_HTTP) if state is None else _in_state(state) as pages:
+            for line in _lines(pages, after, follow=follow, filters=filters):
+                told = True
+                echo_json(line) if as_json else _tell(console, line)
+    except CoordinatorUnavailable as error:
+        if not is_default:
+            raise
+        raise CoordinatorUnavailable(f"{RUNS}. {error.message}") from error
     if not told and not as_json:
         console.print("nothing is told of that" if any(filters.values()) else "nothing has happened yet")
 
@@ -71,7 +94,7 @@ def _lines(pages: Pages, after: int, *, follow: bool, filters: dict[str, str | N
             if not (follow and was_there):
                 raise
             if not is_lost:
-                typer.echo(f"waiting: {error.message}", err=True)
+                echo(f"waiting: {error.message}", err=True)
             is_lost = True
             time.sleep(POLL_S)
             continue

@@ -1,11 +1,10 @@
 """`strata coordinator --explain`: which timeout follows from which."""
 
-import json
 from typing import TYPE_CHECKING
 
-import typer
-from rich.console import Console
 from rich.table import Table
+
+from strata.terminal import Console, echo_json
 
 if TYPE_CHECKING:
     from strata.coordinator.config import CoordinatorConfig
@@ -15,7 +14,7 @@ def explain(config: "CoordinatorConfig", *, as_json: bool) -> None:
     from strata.coordinator import timeouts  # noqa: PLC0415
 
     if as_json:
-        typer.echo(json.dumps(timeouts.explained(config)))
+        echo_json(timeouts.explained(config))
         return
     console = Console(highlight=False)
     chain = Table(title="The chain of timeouts", title_justify="left", show_lines=True)

@@ -1,14 +1,15 @@
 """`strata jobs`: which jobs a coordinator knows, and the end of one."""
 
-import json
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+
+from strata.printing import counted
+from strata.terminal import Console, echo, echo_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,7 +46,7 @@ def ls(
     with _connected(address, timeout_s, token_file, tls_ca) as client:
         jobs = client.list_jobs()
     if as_json:
-        typer.echo(json.dumps({"jobs": [asdict(job) for job in jobs]}))
+        echo_json({"jobs": [asdict(job) for job in jobs]})
         return
     table = Table(box=None, pad_edge=False)
     table.add_column("job")
@@ -81,8 +82,8 @@ def drop(
         if found is None:
             raise UnknownJob(f"there is no job {job!r} at {address}; `strata jobs ls` lists those that there are")
         client.drop_job(job, force=force, generation=found.generation, reason=reason)
-    workers = f", with {found.num_workers} workers in it" if found.num_workers else ""
-    typer.echo(f"job {job} was dropped{workers}")
+    workers = f", with {counted(found.num_workers, 'worker')} in it" if found.num_workers else ""
+    echo(f"job {job} was dropped{workers}")
 
 
 @contextmanager

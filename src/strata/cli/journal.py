@@ -1,15 +1,16 @@
 """`strata journal`: what is in a coordinator's state, and how it came to be."""
 
-import json
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+
+from strata.printing import counted
+from strata.terminal import Console, echo, echo_json
 
 if TYPE_CHECKING:
     from strata.coordinator.journal import Damage
@@ -42,7 +43,7 @@ def replay(
         jobs, damage = story.summary(job_id=job, until=until)
     if as_json:
         found = {"jobs": [asdict(j) for j in jobs], "damage": asdict(damage) if damage else None}
-        typer.echo(json.dumps(found))
+        echo_json(found)
         return
     _show(console, jobs, damage)
 
@@ -64,14 +65,15 @@ def backup(
     made = back_up(state, target)
     if as_json:
         found = {"path": str(made.path), "jobs": made.num_jobs, "last_seq": made.last_seq, "bytes": made.num_bytes}
-        typer.echo(json.dumps(found))
+        echo_json(found)
         return
-    typer.echo(f"{made.path}: {made.num_jobs} jobs, up to entry {made.last_seq}, {made.num_bytes} bytes, checked")
+    jobs, num_bytes = counted(made.num_jobs, "job"), counted(made.num_bytes, "byte")
+    echo(f"{made.path}: {jobs}, up to entry {made.last_seq}, {num_bytes}, checked")
 
 
 def _tell(console: Console, line: "ReplayLine", *, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(asdict(line)))
+        echo_json(asdict(line))
         return
     when = datetime.fromtimestamp(line.at_s, tz=UTC).strftime("%Y-%m-%d %H:%M:%S")
     console.print(
@@ -83,7 +85,7 @@ def _show(console: Console, jobs: "list[JobSummary]", damage: "Damage | None") -
     if damage is not None:
         console.print(
             f"[bold red]damaged from entry {damage.seq} on[/bold red]: {escape(damage.reason)} "
-            f"({damage.num_lost} entries lost, kept at {escape(damage.kept_at)})"
+            f"({counted(damage.num_lost, 'entry', 'entries')} lost, kept at {escape(damage.kept_at)})"
         )
     if not jobs:
         console.print("no jobs")

@@ -1,9 +1,10 @@
 """`strata relay`: serve the workers of one node over one connection to the coordinator."""
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from strata.terminal import echo, echo_json
 
 if TYPE_CHECKING:
     from strata.coordinator.relay import RelayAddresses
@@ -55,17 +56,16 @@ def relay(
             client=ClientConfig(connect_timeout_s=timeout_s),
         ),
         security=ClientSecurity(ca=upstream_ca, certificate=upstream_cert, key=upstream_key),
-        announce=lambda addresses: typer.echo(_announcement(addresses, as_json=as_json)),
+        announce=lambda addresses: _announce(addresses, as_json=as_json),
     )
 
 
-def _announcement(addresses: "RelayAddresses", *, as_json: bool) -> str:
+def _announce(addresses: "RelayAddresses", *, as_json: bool) -> None:
     if as_json:
-        return json.dumps({"grpc": addresses.grpc, "upstream": addresses.upstream})
-    return "\n".join(
-        [
-            "The relay is up. Ctrl-C stops it.",
-            f"  gRPC      {addresses.grpc}",
-            f"  upstream  {addresses.upstream}",
-        ]
+        echo_json({"grpc": addresses.grpc, "upstream": addresses.upstream})
+        return
+    echo(
+        "The relay is up. Ctrl-C stops it.",
+        f"  gRPC      {addresses.grpc}",
+        f"  upstream  {addresses.upstream}",
     )

@@ -8,9 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from strata.printing import counted
+from strata.terminal import echo
+
 if TYPE_CHECKING:
     from strata.launch.run_directory import RunDirectory
+    from strata.launch.streaming import Which
     from strata.launch.supervising import Finish
+
+Logs = Annotated[str, typer.Option(help="Whose output to show: rank0, all or none. auto: rank 0, unless --quiet.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show nothing but the end.")]
 
 
 def run(
@@ -39,8 +46,13 @@ def run(
     env: Annotated[list[str] | None, typer.Option("--env", "-e", help="NAME=VALUE for the workers; repeat it.")] = None,
     grace_s: Annotated[float, typer.Option(help="What workers have for a last checkpoint when stopped.")] = 30.0,
     step_timeout_s: Annotated[
-        float, typer.Option(help="A worker without a step for so long is hung. 0: never.")
-    ] = 600.0,
+        float | None,
+        typer.Option(
+            help="Restart if a worker makes no step for so long, also before its first one. 0: never. "
+            "Default: 600 after the first step.",
+            show_default=False,
+        ),
+    ] = None,
     warm: Annotated[bool, typer.Option(help="Fork workers from a process that has imported torch.")] = True,
     preload: Annotated[list[str] | None, typer.Option(help="Also import this before forking; repeat it.")] = None,
     nnodes: Annotated[
@@ -66,13 +78,18 @@ def run(
         bool | None,
         typer.Option(help="Whether Ray copies this directory to its nodes; left out: if they are other machines."),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show nothing but the end.")] = False,
+    logs: Logs = "auto",
+    log_bytes: Annotated[
+        str, typer.Option(help="How much of each worker's log to keep, the newest, as 64MiB. 0: all of it.")
+    ] = "64MiB",
+    quiet: Quiet = False,
 ) -> None:
     """Run a script on several workers, and bring it back to the exact row and step whatever dies.
 
     Scripts for torchrun start unchanged. Logs and checkpoints are kept in the run's directory.
     """
     from strata.clock import SystemClock  # noqa: PLC0415 - heavy imports only when it runs
+    from strata.config import parse_bytes  # noqa: PLC0415
     from strata.launch import run_directory  # noqa: PLC0415
     from strata.launch.contract import STORAGE_OPTIONS  # noqa: PLC0415
     from strata.launch.spec import RunSpec, Size  # noqa: PLC0415
@@ -100,7 +117,9 @@ def run(
         variables=variables,
         max_restarts=max_restarts,
         grace_s=grace_s,
-        step_timeout_s=step_timeout_s,
+        step_timeout_s=600.0 if step_timeout_s is None else step_timeout_s,
+        is_start_watched=step_timeout_s is not None,
+        log_bytes=0 if log_bytes.strip() == "0" else parse_bytes(log_bytes, field="log_bytes"),
         is_warm=warm,
         preload=tuple(preload or ()),
         coordinator=coordinator,
@@ -117,13 +136,15 @@ def run(
         from strata.launch.ray_engine import check  # noqa: PLC0415
 
         check(spec)
-    _carry_out(run_directory.create(spec), quiet=quiet)
+    which = _which(logs, quiet=quiet)
+    _carry_out(run_directory.create(spec), logs=which, quiet=quiet)
 
 
 def resume(
     name: Annotated[str, typer.Argument(metavar="RUN", help="Its name, or the beginning of it.")],
     workers: Annotated[str, typer.Option("--workers", "-w", help="Another number of processes than before.")] = "",
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show nothing but the end.")] = False,
+    logs: Logs = "auto",
+    quiet: Quiet = False,
 ) -> None:
     """Go on with a run that was stopped, failed, or lost its machine, from its last checkpoint."""
     import msgspec  # noqa: PLC0415
@@ -132,14 +153,14 @@ def resume(
     from strata.launch.run_directory import open_run  # noqa: PLC0415
     from strata.launch.spec import Size, not_divisible  # noqa: PLC0415
 
-    directory = open_run(name)
+    directory, which = open_run(name), _which(logs, quiet=quiet)
     if workers:
         with directory.lock():  # not under the feet of an agent
             size, status = Size.parse(workers), directory.status
             if status is not None and status.only_workers and not size.allows(status.only_workers):
                 raise ConfigError(not_divisible(size, status.only_workers), field="workers")
             directory.write_spec(msgspec.structs.replace(directory.spec, workers=size))
-    _carry_out(directory, quiet=quiet)
+    _carry_out(directory, logs=which, quiet=quiet)
 
 
 def stop(
@@ -151,7 +172,7 @@ def stop(
 
     directory, address = _alive(name)
     control.ask(address, control.Stop(is_now=now))
-    typer.echo(f"{directory.name} is asked to stop" + (" now" if now else " after a checkpoint"))
+    echo(f"{directory.name} is asked to stop" + (" now" if now else " after a checkpoint"))
 
 
 def scale(
@@ -163,7 +184,7 @@ def scale(
 
     directory, address = _alive(name)
     control.ask(address, control.Scale(workers))
-    typer.echo(f"{directory.name} goes on with {workers} workers after a checkpoint")
+    echo(f"{directory.name} goes on with {counted(workers, 'worker')} after a checkpoint")
 
 
 def _alive(name: str) -> tuple[RunDirectory, str]:
@@ -177,37 +198,42 @@ def _alive(name: str) -> tuple[RunDirectory, str]:
     return directory, status.control
 
 
-def _carry_out(directory: RunDirectory, *, quiet: bool) -> None:
+def _which(logs: str, *, quiet: bool) -> Which:
+    from strata.launch.streaming import which_of  # noqa: PLC0415
+
+    which = which_of(logs)
+    return "none" if quiet and which == "auto" else which
+
+
+def _carry_out(directory: RunDirectory, *, logs: Which, quiet: bool) -> None:
     from strata.clock import SystemClock  # noqa: PLC0415
     from strata.launch.running import run as run_it  # noqa: PLC0415
     from strata.launch.showing import shower_for  # noqa: PLC0415
 
     shower = shower_for(sys.stderr, SystemClock(), quiet)
     try:
-        finish = run_it(directory, shower)
+        finish = run_it(directory, shower, logs=logs)
     finally:
         shower.close()
-    _tell(directory, finish)
+    _tell(directory, finish, logs)
     raise typer.Exit(finish.exit_code)
 
 
-def _tell(directory: RunDirectory, finish: Finish) -> None:
-    """The cause first, with the end of its log; then where everything is."""
+def _tell(directory: RunDirectory, finish: Finish, logs: Which) -> None:
+    """The cause first, with the end of its log, unless that was just shown; then where everything is."""
     from strata.launch.last_words import NUM_LAST_LINES, last_lines  # noqa: PLC0415
-    from strata.printing import printable  # noqa: PLC0415
 
-    typer.echo(f"{directory.name} {finish.outcome}: {printable(finish.reason)}", err=True)
-    if finish.outcome == "failed" and (failed := directory.first_failure()) is not None:
-        typer.echo(f"  the end of {failed.path}:", err=True)
-        for line in last_lines(failed.path, NUM_LAST_LINES):
-            typer.echo(f"    {line}", err=True)
+    echo(f"{directory.name} {finish.outcome}: {finish.reason}", err=True)
+    failed = directory.first_failure() if finish.outcome == "failed" else None
+    is_shown = failed is not None and (logs == "all" or (logs != "none" and failed.rank == 0))
+    if failed is not None and not is_shown and (lines := last_lines(failed.path, NUM_LAST_LINES)):
+        echo(f"  the end of {failed.path}:", *(f"    {line}" for line in lines), err=True)
     if finish.outcome != "done":
-        typer.echo(f"  go on with it: strata resume {directory.name}", err=True)
-    typer.echo(f"  logs: {directory.path / 'logs'}", err=True)
+        echo(f"  go on with it: strata resume {directory.name}", err=True)
+    echo(f"  logs: {directory.path / 'logs'}", err=True)
     status = directory.status
     place, _, last = status.checkpoint.rpartition("/") if status is not None else ("", "", "")
-    known = f"{printable(place)} (the last is {printable(last)})" if last else "none was saved"
-    typer.echo(f"  checkpoints: {known}", err=True)
+    echo(f"  checkpoints: {f'{place} (the last is {last})' if last else 'none was saved'}", err=True)
 
 
 def _storage_options(given: list[str], checkpoints: str) -> str:

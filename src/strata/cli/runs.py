@@ -1,34 +1,29 @@
-"""`strata ps` and `strata logs`: which runs there are on this machine, and what their workers wrote.
+"""`strata ps`, `strata logs` and `strata rm`: the runs on this machine, what their workers wrote, and an end of both.
 
-Both only read what a run leaves in its directory, so they work while it runs, after it, and when it was killed.
+They know a run by what it leaves in its directory, so they work while it runs, after it, and when it was killed.
 """
 
+import contextlib
 import itertools
-import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from strata.printing import printable
+from strata.printing import counted, log_line, printable
+from strata.terminal import Console, echo, echo_json, echo_log
 
 if TYPE_CHECKING:
     from strata.launch.run_directory import LogFile, RunDirectory, RunStatus
-    from strata.launch.spec import RunSpec
 
 NUM_RECENT = 10
 """Runs that are over and are listed all the same."""
 POLL_S = 0.2
-BLOCK_BYTES = 1 << 20
-MAX_LINE_BYTES = 64 << 10
-"""A longer line is broken."""
-MAX_TAIL_BYTES = 256 << 20
-"""Of a log's end that are searched for its last lines."""
 MAX_NAME = 40
 MIN_COMMAND = 12
 """Characters of a table."""
@@ -36,7 +31,6 @@ _HEADINGS = ("name", "state", "workers", "step", "restarts", "age", "script")
 _WIDE = 400
 """Columns, where no terminal says how many there are."""
 _STATES = {"running": "green", "starting": "green", "stopping": "yellow", "failed": "red", "interrupted": "yellow"}
-_RANKS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
 
 
 # -- ps ----------------------------------------------------------------------------------------------------------------
@@ -55,16 +49,16 @@ def ps(
     listed = rows if all_ else recent(rows)
     if as_json:
         for row in listed:
-            typer.echo(json.dumps(row))
+            echo_json(row)
     elif rows:
         console = _console()
         console.print(_table(listed, now_s=SystemClock().wall_s(), width=console.width))
         if len(listed) < len(rows):
-            typer.echo(f"{len(rows) - len(listed)} older ones: strata ps --all")
+            echo(f"{counted(len(rows) - len(listed), 'older one', 'older ones')}: strata ps --all")
     else:
-        typer.echo(f"no runs in {printable(str(run_directory.root()))}")
+        echo(f"no runs in {printable(str(run_directory.root()))}")
     for why in runs.passed_over.values():
-        typer.echo(f"passed over: {printable(why)}", err=True)
+        echo(f"passed over: {printable(why)}", err=True)
 
 
 def recent(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -94,16 +88,9 @@ def _row(run: "RunDirectory", status: "RunStatus | None") -> dict[str, Any]:
         "workers": str(run.spec.workers),
         "max_restarts": run.spec.max_restarts,
         "created_at_s": run.created_at_s,
-        "command": _command(run.spec),
+        "function": run.spec.function,
+        "command": run.spec.command,
     }
-
-
-def _command(spec: "RunSpec") -> str:
-    """As one would type it, but for the directory of the script."""
-    import shlex  # noqa: PLC0415
-
-    script = ["-m", spec.script] if spec.is_module else [spec.script.rpartition("/")[2]]
-    return shlex.join([*script, *spec.arguments])
 
 
 def _table(rows: list[dict[str, Any]], *, now_s: float, width: int) -> Table:
@@ -147,15 +134,16 @@ def age(seconds: float) -> str:
 def logs(
     name: Annotated[str, typer.Argument(metavar="RUN", help="Its name, or as much of the beginning as no other has.")],
     rank: Annotated[int | None, typer.Option(help="Of this worker only.", min=0)] = None,
-    attempt: Annotated[int | None, typer.Option(help="Of this attempt; left out, of the newest.", min=0)] = None,
+    attempt: Annotated[int | None, typer.Option(help="Of this attempt only.", min=0)] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on until the run is over, also through further attempts.")
     ] = False,
     lines: Annotated[int | None, typer.Option("--lines", "-n", help="Only the last so many of each.", min=0)] = None,
 ) -> None:
-    """Print what the workers of a run wrote. Of a failed attempt, the worker that failed first comes first.
+    """Print what the workers of a run wrote, in all attempts; in a failed one, the worker that failed first is first.
 
-    With several workers, each line begins with the rank of its writer. Control sequences are left out.
+    With several workers, each line begins with the rank of its writer. On a terminal, colours are kept; all other
+    control sequences are left out.
     """
     from strata.launch.run_directory import open_run  # noqa: PLC0415 (msgspec is behind it)
 
@@ -163,15 +151,17 @@ def logs(
     wanted = Wanted(rank=rank, attempt=attempt, num_lines=lines, is_followed=follow)
     check(run, wanted)
     prefixes = _Prefixes(run, wanted)
-    if rank is None and (failure := run.failure(attempt)) is not None:
-        typer.secho(f"failed first: {printable(failure.text)}", err=True, fg="red")
     last_attempt = None
     for log, said in reading(run, wanted, pause=lambda: time.sleep(POLL_S)):
-        if last_attempt not in (None, log.attempt):
-            typer.secho(f"attempt {log.attempt}", err=True, bold=True)
-        last_attempt = log.attempt
+        if last_attempt != log.attempt:
+            last_attempt = log.attempt
+            failure = run.failure(log.attempt)
+            if failure is not None:
+                echo(f"attempt {log.attempt} failed: {failure.text}", err=True, style="red")
+            elif log.attempt > 0:
+                echo(f"attempt {log.attempt}", err=True, bold=True)
         prefix = prefixes.of(log.rank)
-        typer.echo("\n".join(f"{prefix}{line}" for line in said))
+        echo_log(*(f"{prefix}{line}" for line in said))
 
 
 class Wanted(NamedTuple):
@@ -196,14 +186,12 @@ def check(run: "RunDirectory", wanted: Wanted) -> None:
     if not found:
         raise ConfigError(f"run {run.name} has no logs; its workers were never started")
     attempts = sorted({log.attempt for log in found})
-    attempt = attempts[-1] if wanted.attempt is None else wanted.attempt
-    if attempt not in attempts:
-        raise ConfigError(f"run {run.name} has no attempt {attempt}; it has {_span(attempts)}", field="attempt")
-    ranks = [log.rank for log in found if log.attempt == attempt]
-    if wanted.rank is not None and wanted.rank not in ranks:
-        raise ConfigError(
-            f"attempt {attempt} of run {run.name} has no rank {wanted.rank}; it has {_span(ranks)}", field="rank"
-        )
+    if wanted.attempt not in (None, *attempts):
+        raise ConfigError(f"run {run.name} has no attempt {wanted.attempt}; it has {_span(attempts)}", field="attempt")
+    ranks = sorted({log.rank for log in found if wanted.attempt in (None, log.attempt)})
+    if wanted.rank not in (None, *ranks):
+        of = f"run {run.name}" if wanted.attempt is None else f"attempt {wanted.attempt} of run {run.name}"
+        raise ConfigError(f"{of} has no rank {wanted.rank}; it has {_span(ranks)}", field="rank")
 
 
 def _span(numbers: list[int]) -> str:
@@ -212,26 +200,26 @@ def _span(numbers: list[int]) -> str:
 
 def reading(run: "RunDirectory", wanted: Wanted, *, pause: Callable[[], None]) -> "Iterator[tuple[LogFile, list[str]]]":
     """Blocks of lines, and whose they are. Following, it pauses between two looks, and ends with the run."""
-    failed = run.first_failure(wanted.attempt)
-    readers: dict[LogFile, _Reader] = {}
+    from strata.launch.logs import LogReader  # noqa: PLC0415
+
+    failed: dict[int, LogFile | None] = {}
+    readers: dict[LogFile, LogReader] = {}
     done: set[LogFile] = set()
-    oldest = wanted.attempt
     num_lines = wanted.num_lines
     while True:
         # Asked before the logs are read: what was written before the end is read after it.
         is_over = not (wanted.is_followed and _is_under_way(run))
         found = run.logs()
         newest = max((log.attempt for log in found), default=0)
-        if found and oldest is None:
-            oldest = newest
         is_over = is_over or (wanted.attempt is not None and newest > wanted.attempt)
-        chosen = [log for log in found if _is_wanted(log, wanted, oldest) and log not in done]
-        for log in sorted(chosen, key=lambda log: (log.attempt, log != failed, log.rank)):
+        chosen = [log for log in found if _is_wanted(log, wanted) and log not in done]
+        failed |= {log.attempt: run.first_failure(log.attempt) for log in chosen if log.attempt not in failed}
+        for log in sorted(chosen, key=lambda log: (log.attempt, log != failed[log.attempt], log.rank)):
             if log not in readers:
-                readers[log] = _Reader(log, num_lines)
+                readers[log] = LogReader(log.path, num_lines)
             is_last_look = is_over or log.attempt < newest
-            for lines in readers[log].read(is_last_look=is_last_look):
-                yield log, lines
+            for lines in readers[log].lines(is_last_look=is_last_look):
+                yield log, [log_line(line, with_colours=sys.stdout.isatty()) for line in lines]
             if is_last_look:
                 done.add(log)
         if is_over:
@@ -241,50 +229,14 @@ def reading(run: "RunDirectory", wanted: Wanted, *, pause: Callable[[], None]) -
         pause()
 
 
-def _is_wanted(log: "LogFile", wanted: Wanted, oldest: int | None) -> bool:
-    if oldest is None or wanted.rank not in (None, log.rank):
-        return False
-    return log.attempt == wanted.attempt if wanted.attempt is not None else log.attempt >= oldest
+def _is_wanted(log: "LogFile", wanted: Wanted) -> bool:
+    return wanted.rank in (None, log.rank) and wanted.attempt in (None, log.attempt)
 
 
 def _is_under_way(run: "RunDirectory") -> bool:
     from strata.launch.run_directory import UNDER_WAY, state_now  # noqa: PLC0415
 
     return state_now(run.status) in UNDER_WAY
-
-
-class _Reader:
-    """Reads a log on from where it was. The file is not kept open: there may be thousands."""
-
-    def __init__(self, log: "LogFile", num_lines: int | None) -> None:
-        self._path = log.path
-        self._num_lines = num_lines
-        self._offset: int | None = None
-        self._rest = b""
-        """A line that is not ended yet."""
-
-    def read(self, *, is_last_look: bool) -> Iterator[list[str]]:
-        from strata.launch.last_words import clean, tail_start  # noqa: PLC0415
-
-        try:
-            with self._path.open("rb") as file:
-                if self._offset is None:
-                    of_all = self._num_lines is None
-                    self._offset = 0 if of_all else tail_start(file, self._num_lines, max_bytes=MAX_TAIL_BYTES)
-                file.seek(self._offset)
-                while block := file.read(BLOCK_BYTES):
-                    self._offset += len(block)
-                    *whole, self._rest = (self._rest + block).split(b"\n")
-                    if len(self._rest) > MAX_LINE_BYTES:
-                        whole.append(self._rest)
-                        self._rest = b""
-                    if whole:
-                        yield [clean(line.decode(errors="replace")) for line in whole]
-        except FileNotFoundError:  # the run was removed meanwhile
-            return
-        if is_last_look and self._rest:
-            yield [clean(self._rest.decode(errors="replace"))]
-            self._rest = b""
 
 
 class _Prefixes:
@@ -299,7 +251,73 @@ class _Prefixes:
     def of(self, rank: int) -> str:
         if not self._is_used:
             return ""
-        return typer.style(f"[{rank:{self._width}}] ", fg=_RANKS[rank % len(_RANKS)])
+        from strata.launch.showing import rank_style  # noqa: PLC0415
+
+        return typer.style(f"[{rank:{self._width}}] ", fg=rank_style(rank))
+
+
+# -- rm ----------------------------------------------------------------------------------------------------------------
+
+
+def rm(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="RUN", help="Names, or as much of the beginning as no other has.")
+    ] = None,
+    older_than: Annotated[
+        str, typer.Option(metavar="TIME", help="All that ended longer ago, as 12h or 7d.", show_default=False)
+    ] = "",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete runs that are over, with their logs and the checkpoints in their directories.
+
+    A run that is under way stays, and so do checkpoints that are kept elsewhere (--checkpoints).
+    """
+    from strata.clock import SystemClock  # noqa: PLC0415
+    from strata.errors import ConfigError  # noqa: PLC0415
+    from strata.launch import run_directory  # noqa: PLC0415
+
+    if not names and not older_than:
+        raise typer.BadParameter("say which runs: names, or --older-than 7d")
+    found = {run.name: run for run in map(run_directory.open_run, names or ())}
+    for name in [name for name, run in found.items() if _is_under_way(run)]:
+        raise ConfigError(f"run {name} is under way; stop it first: strata stop {name}", field="run")
+    if older_than:
+        before_s = SystemClock().wall_s() - _seconds(older_than)
+        old = [run for run in run_directory.all_runs().found if _ended_at_s(run) < before_s]
+        found |= {run.name: run for run in old if not _is_under_way(run)}
+    if not found:
+        echo(f"no run ended more than {older_than} ago")
+        return
+    if not yes:
+        for run in found.values():
+            echo(f"  {run.name}: {run.spec.command}, {_size(run)}")
+        typer.confirm(f"Delete {counted(len(found), 'run')} with logs and checkpoints?", abort=True)
+    for run in found.values():
+        run_directory.remove(run)
+        echo(f"{run.name} is deleted")
+
+
+def _seconds(text: str) -> float:
+    from strata.errors import ConfigError  # noqa: PLC0415
+
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())
+    if match is None:
+        raise ConfigError(f"--older-than {text!r} is no time; write it as 90m, 12h or 7d", field="older_than")
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3_600, "d": 86_400}[match[2]]
+
+
+def _ended_at_s(run: "RunDirectory") -> float:
+    """When it was last heard of."""
+    status = run.status
+    return max(run.created_at_s, status.updated_at_s if status is not None else 0.0)
+
+
+def _size(run: "RunDirectory") -> str:
+    num_bytes = 0
+    for path in run.path.rglob("*"):
+        with contextlib.suppress(OSError):
+            num_bytes += path.lstat().st_blocks * 512
+    return f"{num_bytes / (1 << 20):,.1f} MiB"
 
 
 def _console() -> Console:

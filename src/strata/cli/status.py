@@ -1,20 +1,30 @@
 """`strata status`: who is there, as the coordinator sees it."""
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+
+from strata.terminal import Console, echo_json
 
 if TYPE_CHECKING:
     from strata.coordinator.views import DatasetInfo, JobInfo, MembershipInfo
 
 
+DEFAULT_ADDRESS = "localhost:50051"
+RUNS = "no run is under way on this machine; `strata ps` lists its runs"
+
+
 def status(
-    address: Annotated[str, typer.Option(help="The coordinator: HOST:PORT or unix:PATH.")] = "localhost:50051",
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[RUN]", help="A run on this machine. Default: the one under way.", show_default=False),
+    ] = None,
+    address: Annotated[
+        str, typer.Option(help=f"A coordinator: HOST:PORT or unix:PATH. Default: the run's, or {DEFAULT_ADDRESS}.")
+    ] = "",
     job: Annotated[str | None, typer.Option(help="Show this job only.")] = None,
     timeout_s: Annotated[float, typer.Option(help="How long to wait for an answer.", min=0.1)] = 5.0,
     token_file: Annotated[
@@ -25,18 +35,37 @@ def status(
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show the jobs of a coordinator: workers, what they do, and how far their data is."""
+    """Show the jobs of a run's coordinator, or another one: workers, what they do, and how far their data is."""
+    from strata.cli.finding import chosen_run  # noqa: PLC0415
     from strata.coordinator.client import ClientConfig, CoordinatorClient  # noqa: PLC0415 (grpc is behind it)
+    from strata.errors import ConfigError, CoordinatorUnavailable  # noqa: PLC0415
+    from strata.launch.run_directory import UNDER_WAY, state_now  # noqa: PLC0415
     from strata.transport.credentials import ClientSecurity  # noqa: PLC0415
 
+    run = chosen_run(name, is_elsewhere=bool(address))
+    if run is not None:
+        told = run.status
+        if told is None or state_now(told) not in UNDER_WAY:
+            raise ConfigError(
+                f"run {run.name} is not under way ({state_now(told)}); `strata events {run.name}` tells what happened "
+                f"to it, and `strata logs {run.name}` what its workers wrote",
+                field="run",
+            )
+        address = told.coordinator or run.spec.coordinator
     security = ClientSecurity(token_file=token_file, ca=tls_ca)
     config = ClientConfig(connect_timeout_s=timeout_s, call_timeout_s=timeout_s)
-    with CoordinatorClient(address, config=config, security=security) as client:
-        found = [
-            (j, client.list_workers(job_id=j.job_id), client.list_datasets(job_id=j.job_id))
-            for j in client.list_jobs()
-            if job in (None, j.job_id)
-        ]
+    try:
+        with CoordinatorClient(address or DEFAULT_ADDRESS, config=config, security=security) as client:
+            found = [
+                (j, client.list_workers(job_id=j.job_id), client.list_datasets(job_id=j.job_id))
+                for j in client.list_jobs()
+                if job in (None, j.job_id)
+            ]
+    except CoordinatorUnavailable as error:
+        if address:
+            raise
+        raise CoordinatorUnavailable(f"{RUNS}. At {DEFAULT_ADDRESS}: {error.message}") from error
+    address = address or DEFAULT_ADDRESS
     if as_json:
         objects = [
             {
@@ -47,7 +76,7 @@ def status(
             }
             for j, m, ds in found
         ]
-        typer.echo(json.dumps({"jobs": objects}))
+        echo_json({"jobs": objects})
         return
     console = Console(highlight=False)
     if not found:

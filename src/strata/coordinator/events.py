@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from strata.errors import JournalDamaged
+from strata.printing import counted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -84,7 +85,7 @@ class GenerationStarted(Fact, frozen=True, kw_only=True):
     reason: str
 
     def words(self) -> str:
-        return f"generation {self.generation} with {self.num_workers} workers: {self.reason}"
+        return f"generation {self.generation} with {counted(self.num_workers, 'worker')}: {self.reason}"
 
 
 class NumbersSkipped(Fact, frozen=True, kw_only=True):
@@ -105,7 +106,7 @@ class JobDropped(Fact, frozen=True, kw_only=True):
     reason: str
 
     def words(self) -> str:
-        who = f", with {self.num_workers} workers in it" if self.num_workers else ""
+        who = f", with {counted(self.num_workers, 'worker')} in it" if self.num_workers else ""
         return f"the job was dropped{who}: {self.reason}"
 
 
@@ -149,9 +150,10 @@ class ShardsAssigned(Fact, frozen=True, kw_only=True):
     """Packed pairs (shard index, incarnation of the new owner); see `pack_ints`."""
 
     def words(self) -> str:
+        shards = f"{counted(self.num_moved, 'shard')} of {self.dataset_id}"
         if not self.num_workers:
-            return f"{self.num_moved} shards of {self.dataset_id} wait for a worker"
-        return f"{self.num_moved} shards of {self.dataset_id} moved, dealt out to {self.num_workers} workers"
+            return f"{shards} {'waits' if self.num_moved == 1 else 'wait'} for a worker"
+        return f"{shards} moved, dealt out to {counted(self.num_workers, 'worker')}"
 
 
 class ShardsDone(Fact, frozen=True, kw_only=True):
@@ -187,9 +189,8 @@ class BarrierReleased(Fact, frozen=True, kw_only=True):
     """A digest of the members that its callers named; empty: everybody."""
 
     def words(self) -> str:
-        return (
-            f"barrier {self.barrier_id}@{self.step} released {self.num_members} workers of generation {self.generation}"
-        )
+        workers = counted(self.num_members, "worker")
+        return f"barrier {self.barrier_id}@{self.step} released {workers} of generation {self.generation}"
 
 
 class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -271,7 +272,7 @@ class CommandSent(Fact, frozen=True, kw_only=True):
     def words(self) -> str:
         shown = ", ".join(self.worker_ids[:5]) + (" …" if len(self.worker_ids) > 5 else "")
         why = f": {self.command.reason}" if self.command.reason else ""
-        return f"{self.command.name} sent to {len(self.worker_ids)} workers ({shown}){why}"
+        return f"{self.command.name} sent to {counted(len(self.worker_ids), 'worker')} ({shown}){why}"
 
 
 class CommandsAcked(Fact, frozen=True, kw_only=True):

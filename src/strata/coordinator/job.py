@@ -18,6 +18,7 @@ from strata.coordinator.commands import Commands
 from strata.coordinator.membership import MAX_FENCE, Membership
 from strata.coordinator.shards import ShardBook
 from strata.errors import JobInUse, StaleGeneration, StaleIncarnation, UnknownJob
+from strata.printing import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -385,7 +386,8 @@ class Job:
             )
         if members.members and not force:
             raise JobInUse(
-                f"job {self.job_id!r} has {len(members.members)} workers; wait until they have left, or set force",
+                f"job {self.job_id!r} has {counted(len(members.members), 'worker')} in it; wait until none is left, "
+                "or set force",
                 field="job_id",
                 generation=members.generation,
             )

@@ -17,6 +17,8 @@ MAX_COUNT = 2**53
 """Beyond this, JSON readers in other languages lose digits."""
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]*")
+_NO_PARTS = ("", ".", "..")
+"""Ids become parts of paths and URLs, in other programs too."""
 
 
 def check_id(value: str, field: str) -> str:
@@ -29,6 +31,11 @@ def check_id(value: str, field: str) -> str:
     if not _ID.fullmatch(value):
         raise InvalidArgument(
             f"{field}={value!r} is malformed; use letters, digits and ._:/@+- and begin with a letter or digit",
+            field=field,
+        )
+    if any(part in _NO_PARTS for part in value.split("/")):
+        raise InvalidArgument(
+            f"{field}={value!r} reads as a path to elsewhere; no part between slashes may be empty, '.' or '..'",
             field=field,
         )
     return value

@@ -104,7 +104,7 @@ class Agent:
         self._clock = clock or SystemClock()
         self._seen = _Seen(StepWatch(spec.step_timeout_s))
         self._status = RunStatus.of_this_process(now_s=self._clock.wall_s())
-        self._status = msgspec.structs.replace(self._status, control=control)
+        self._status = msgspec.structs.replace(self._status, control=control, coordinator=coordinator)
         self._began_s = self._clock.monotonic_s()
         self._last_event = ""
         self._checkpoint: CheckpointRecord | None = None
@@ -157,6 +157,8 @@ class Agent:
                 )
             else:
                 self._directory.keep_log_end(self.supervisor.attempt, event.rank, event.log_end)
+                if event.step is not None:
+                    self.supervisor.advanced(event.step)
                 orders = self.supervisor.exited(Exited(event.rank, event.code, event.last_words), now_s=self._now_s())
             await self._obey(orders)
 
@@ -199,6 +201,8 @@ class Agent:
         by_rank = {_rank_of(worker): worker for worker in workers}
         self._seen.workers |= by_rank
         self._set_only()
+        if workers:
+            self.supervisor.joined()
         for worker in workers:
             if worker.state == "TRAINING":
                 self.supervisor.advanced(worker.step)
@@ -249,7 +253,8 @@ class Agent:
                     self._is_over.set()
 
     async def _start(self, attempt: int, world_size: int) -> None:
-        self._seen = _Seen(StepWatch(self._spec.step_timeout_s))
+        began_s = self._now_s() if self._spec.is_start_watched else None
+        self._seen = _Seen(StepWatch(self._spec.step_timeout_s, began_s))
         await self._see_off(world_size)
         await self._nodes.launch(
             Place(

@@ -5,7 +5,9 @@ The agent writes it, `strata.init()` reads it; both sides are here, so that they
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -34,6 +36,9 @@ JOINED = "STRATA_JOINED"
 """The process that has joined as this rank: what it starts inherits its environment, and is no rank."""
 STORAGE_OPTIONS = "STRATA_STORAGE_OPTIONS"
 """For the run's checkpoints, as JSON. No secrets: a run keeps its variables in a file."""
+MAX_DIGITS = 20
+LAST_STEP = "STRATA_LAST_STEP"
+"""The file in which a worker that leaves notes its last step: it has left the coordinator when its process ends."""
 _RUN = "STRATA_RUN"
 _ATTEMPT = "STRATA_ATTEMPT"
 _COORDINATOR = "STRATA_COORDINATOR"
@@ -51,6 +56,9 @@ class METRICS:
     """About which command the ranks agree."""
     agree_limit = "strata/agree_limit"
     """How far a rank's training goes until they have."""
+    agreed_command = "strata/agreed_command"
+    """The command before that, and the limit: a rank that goes on to the next may not have been read by all."""
+    agreed_limit = "strata/agreed_limit"
     last_step = "strata/last_step"
     """After which a rank's training has come to its end."""
     saving_step = "strata/saving_step"
@@ -144,6 +152,22 @@ def place_in(variables: Mapping[str, str]) -> Place | None:
         checkpoints=_text(variables, _CHECKPOINTS),
         max_restarts=_number(variables, "TORCHELASTIC_MAX_RESTARTS"),
     )
+
+
+def note_last_step(variables: Mapping[str, str], step: int) -> None:
+    """By a worker that leaves; where nobody has asked for it, it does nothing."""
+    if path := variables.get(LAST_STEP):
+        with contextlib.suppress(OSError):
+            Path(path).write_bytes(b"%d" % step)
+
+
+def take_last_step(path: Path) -> int | None:
+    """What a worker has left there; None if it was killed, or made no step that we know of."""
+    with contextlib.suppress(OSError, ValueError):
+        step = int(path.read_bytes()[:MAX_DIGITS])
+        path.unlink()
+        return step
+    return None
 
 
 def _text(variables: Mapping[str, str], name: str) -> str:

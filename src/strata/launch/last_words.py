@@ -10,6 +10,8 @@ import re
 from typing import TYPE_CHECKING, BinaryIO
 
 from strata.launch.contract import NOTE
+from strata.launch.warm import PREVIOUS
+from strata.printing import log_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,15 +32,6 @@ _TRACEBACK = "Traceback (most recent call last):"
 _IGNORED = "Exception ignored in"
 _FATAL = "Fatal Python error: "
 
-_ESCAPES = re.compile(
-    r"""
-      (?: \x1b\[ | \x9b ) [0-?]* [ -/]* [@-~]?           # CSI: colours, cursor
-    | \x1b\] [^\x07\x1b]* (?: \x07 | \x1b\\ )?           # OSC: titles, links
-    | \x1b[PX^_] [^\x1b]* (?: \x1b\\ )?                  # DCS and such: anything, until it is ended
-    | \x1b [ -/]* [0-~]?                                 # all others
-    """,
-    re.VERBOSE,
-)
 _OF_RANK = re.compile(r"\[rank\d+\]: ?")
 """What torch puts before the lines of a traceback."""
 _MARGIN = " |+"
@@ -54,15 +47,21 @@ def last_lines(path: Path, num_lines: int | None = None, *, max_bytes: int = MAX
     """The last lines that lie within the last `max_bytes`, cleaned. None of a log that cannot be read: a worker's end
     is told of, with its last words or without.
     """
+    data = _end_of(path, num_lines, max_bytes)
+    if len(data) < max_bytes and (num_lines is None or data.count(b"\n") < num_lines):  # it was rotated a moment ago
+        data = _end_of(path.with_name(path.name + PREVIOUS), num_lines, max_bytes - len(data)) + data
+    lines = [log_line(line) for line in data.decode(errors="replace").split("\n")]
+    lines = lines[:-1] if lines and not lines[-1] else lines
+    return lines if num_lines is None else lines[-num_lines:]
+
+
+def _end_of(path: Path, num_lines: int | None, max_bytes: int) -> bytes:
     try:
         with path.open("rb") as file:
-            start = tail_start(file, num_lines, max_bytes=max_bytes)
-            file.seek(start)
-            data = file.read(max_bytes)
+            file.seek(tail_start(file, num_lines, max_bytes=max_bytes))
+            return file.read(max_bytes)
     except OSError:
-        return []
-    lines = [clean(line) for line in data.decode(errors="replace").split("\n")]
-    return lines[:-1] if lines and not lines[-1] else lines
+        return b""
 
 
 def tail_start(file: BinaryIO, num_lines: int | None, *, max_bytes: int) -> int:
@@ -93,16 +92,6 @@ def tail_start(file: BinaryIO, num_lines: int | None, *, max_bytes: int) -> int:
 
 
 # -- pure --------------------------------------------------------------------------------------------------------------
-
-
-def clean(line: str) -> str:
-    """Without what only a terminal understands."""
-    # A progress bar writes over itself; what a reader would see is what came last.
-    shown = line.rstrip("\r\n").rpartition("\r")[2]
-    shown = _ESCAPES.sub("", shown).expandtabs(4)
-    if not shown.isprintable():
-        shown = "".join(c if c.isprintable() else " " if c.isspace() else "" for c in shown)
-    return shown.rstrip()
 
 
 def cause(lines: Sequence[str]) -> str:

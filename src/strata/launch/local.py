@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -229,7 +230,7 @@ class LocalWorkers:
         with contextlib.ExitStack() as unless_started, theirs:
             unless_started.callback(ours.close)
             process = subprocess.Popen(
-                [sys.executable, "-u", "-P", warm.__file__, str(theirs.fileno()), *modules],
+                [sys.executable, "-u", "-P", warm.__file__, str(theirs.fileno()), "-" * warm.TITLE_ROOM, *modules],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -295,9 +296,9 @@ class _Roster:
                 os.write(worker.log, f"strata: the worker could not be started: {reason}\n".encode())
         self.ended(worker, NOT_STARTED)
 
-    def ended(self, worker: _Worker, code: int) -> None:
+    def ended(self, worker: _Worker, code: int, unwritten: str = "") -> None:
         self.remove(worker)
-        self.exits.put_nowait(WorkerExit(worker.rank, code))
+        self.exits.put_nowait(WorkerExit(worker.rank, code, log_end=tuple(unwritten.splitlines())))
 
     def lost(self, worker: _Worker) -> None:
         """Its host is dead, so it dies. When it is gone, that is its end."""
@@ -420,8 +421,8 @@ class _Host:
                 self._roster.started(worker, pid)
             case warm.NotStarted(reason):
                 self._roster.not_started(self._answered(), reason)
-            case warm.Exited(pid, code):
-                self._roster.ended(self._workers.pop(pid), code)
+            case warm.Exited(pid, code, unwritten):
+                self._roster.ended(self._workers.pop(pid), code, unwritten)
         if self._is_for_one and not self._workers:
             self._let_go()
 
@@ -454,6 +455,9 @@ def _encode(order: WorkerOrder) -> bytes:
     return warm.encode_order(
         warm.Order(
             rank=order.rank,
+            title=order.title or shlex.join([order.script, *order.arguments]),
+            log=str(order.log.absolute()),
+            log_bytes=order.log_bytes,
             script=order.script,
             arguments=list(order.arguments),
             is_module=order.is_module,

@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING
 import psutil
 
 from strata.launch import stacks
-from strata.launch.contract import STOPPED, environment
+from strata.launch.contract import LAST_STEP, STOPPED, environment, take_last_step
 from strata.launch.imports import preloads
 from strata.launch.last_words import NUM_LAST_LINES, cause, last_lines
 from strata.launch.local import LocalWorkers
 from strata.launch.spec import ANY_NUMBER
 from strata.launch.workers import WorkerExit, WorkerOrder
+from strata.printing import log_line, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from strata.launch.contract import Place
     from strata.launch.run_directory import RunDirectory
@@ -75,11 +77,13 @@ class LocalNode:
 
     async def next_exit(self) -> WorkerExit:
         gone = await self._workers.next_exit()
+        log = self._directory.log_path(self._attempts[gone.rank], gone.rank)
+        step = take_last_step(_step_file(log))
         if gone.code in NO_WORDS:
-            return gone
-        lines = last_lines(self._directory.log_path(self._attempts[gone.rank], gone.rank))
+            return WorkerExit(gone.rank, gone.code, step=step)
+        lines = [*last_lines(log), *map(log_line, gone.log_end)]
         log_end = tuple(line[:MAX_LINE_CHARS] for line in lines[-NUM_LAST_LINES:])
-        return WorkerExit(gone.rank, gone.code, cause(lines), log_end)
+        return WorkerExit(gone.rank, gone.code, cause(lines), log_end, step)
 
     def kill(self, ranks: Iterable[int]) -> None:
         self._workers.kill(ranks)
@@ -97,6 +101,7 @@ class LocalNode:
 
     def _order(self, place: Place) -> WorkerOrder:
         spec = self._directory.spec
+        log = self._directory.log_path(place.attempt, place.rank)
         return WorkerOrder(
             rank=place.rank,
             script=spec.script,
@@ -108,9 +113,16 @@ class LocalNode:
                 **(_interface_of(self.address) if place.num_nodes > 1 else {}),
                 **self._variables,
                 **environment(place),
+                LAST_STEP: str(_step_file(log)),
             },
-            log=self._directory.log_path(place.attempt, place.rank),
+            log=log,
+            log_bytes=spec.log_bytes,
+            title=f"strata: {place.run} rank {place.rank} of {place.world_size}: {printable(spec.command)}",
         )
+
+
+def _step_file(log: Path) -> Path:
+    return log.with_suffix(".step").absolute()
 
 
 def _interface_of(address: str) -> dict[str, str]:

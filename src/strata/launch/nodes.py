@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from strata.errors import StrataError
 from strata.launch.workers import WorkerExit
+from strata.printing import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -183,7 +184,7 @@ class Nodes:
         """Those who are there must do."""
         if self._awaited:
             missing, self._awaited = self._awaited - len(self._nodes), 0
-            self._tell_room(f"{missing} nodes have not come")
+            self._tell_room(f"{counted(missing, 'node has', 'nodes have')} not come")
 
     def drain(self, name: str, why: str) -> None:
         """No further worker starts there."""

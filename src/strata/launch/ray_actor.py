@@ -25,6 +25,7 @@ import msgspec
 from strata._version import __version__
 from strata.errors import ConfigError, StrataError
 from strata.launch.contract import Place  # noqa: TC001 - msgspec reads the types of messages
+from strata.launch.logs import LogReader
 from strata.launch.node import LocalNode
 from strata.launch.nodes import NodeLost
 from strata.launch.run_directory import RunDirectory
@@ -106,6 +107,7 @@ class Exit(msgspec.Struct, frozen=True, array_like=True):
     rank: int
     code: int
     last_words: str
+    step: int | None = None
 
 
 class LogPart(msgspec.Struct, frozen=True, array_like=True):
@@ -143,7 +145,7 @@ class NodeActor:
         self._is_away = False
         self._attempts: dict[int, int] = {}
         """By rank: the last that was started."""
-        self._logs: dict[tuple[int, int], _LogReader] = {}
+        self._logs: dict[tuple[int, int], LogReader] = {}
         self._told: asyncio.Queue[WorkerExit | NodeLost] = asyncio.Queue()
         self._hearing: asyncio.Task[None] | None = None
         self._telling = asyncio.Lock()
@@ -193,7 +195,7 @@ class NodeActor:
         self._attempts |= {place.rank: place.attempt for place in new}
         if self._is_away:
             self._logs |= {
-                (place.attempt, place.rank): _LogReader(self._directory.log_path(place.attempt, place.rank))
+                (place.attempt, place.rank): LogReader(self._directory.log_path(place.attempt, place.rank))
                 for place in new
             }
         self._node.devices = launch.variables
@@ -253,7 +255,8 @@ class NodeActor:
                     if isinstance(gone, NodeLost):
                         self._told.put_nowait(gone)  # to be heard again, if the answer is lost on its way
                         raise gone
-                    return News(exit=Exit(gone.rank, gone.code, gone.last_words), logs=self._read_logs(gone.rank))
+                    end = Exit(gone.rank, gone.code, gone.last_words, gone.step)
+                    return News(exit=end, logs=self._read_logs(gone.rank))
             if logs := self._read_logs():
                 return News(logs=logs)
         return News()
@@ -261,8 +264,8 @@ class NodeActor:
     def _read_logs(self, ended: int | None = None) -> list[LogPart]:
         parts = []
         for (attempt, rank), reader in list(self._logs.items()):
-            if data := reader.read():
-                parts.append(LogPart(attempt, rank, data))
+            if data := b"".join(reader.blocks()):
+                parts.append(LogPart(attempt, rank, _newest(data)))
             if rank == ended:
                 del self._logs[attempt, rank]
         return parts
@@ -278,24 +281,10 @@ class _Node(LocalNode):
         return replace(order, variables={**order.variables, **self.devices})
 
 
-class _LogReader:
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-
-    def read(self) -> bytes:
-        """What is new, of that the end if it is too much."""
-        try:
-            with self._path.open("rb") as file:
-                end = file.seek(0, os.SEEK_END)
-                start = max(self._offset, end - MAX_NEWS_BYTES)
-                file.seek(start)
-                data = file.read(end - start)
-        except OSError:  # it is not there yet, or cannot be read now
-            return b""
-        left_out = start - self._offset
-        self._offset = start + len(data)
-        return (b"\n[%d bytes are left out here]\n" % left_out if left_out else b"") + data
+def _newest(data: bytes) -> bytes:
+    """What is new in a log; of that the end if it is too much."""
+    left_out = max(len(data) - MAX_NEWS_BYTES, 0)
+    return (b"\n[%d bytes are left out here]\n" % left_out if left_out else b"") + data[left_out:]
 
 
 class _Own:

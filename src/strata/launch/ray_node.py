@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 from typing import TYPE_CHECKING, Any
 
 from strata.launch import ray_actor
+from strata.launch.logs import append
 from strata.launch.nodes import NodeLost
 from strata.launch.ray_actor import DEVICES_VARIABLE, News, decode, encode
 from strata.launch.workers import WorkerExit
@@ -85,7 +85,7 @@ class RayNode:
             self._number += 1
             self._keep_logs(news)
             if news.exit is not None:
-                return WorkerExit(news.exit.rank, news.exit.code, news.exit.last_words)
+                return WorkerExit(news.exit.rank, news.exit.code, news.exit.last_words, step=news.exit.step)
 
     def kill(self, ranks: Iterable[int]) -> None:
         theirs = list(ranks)
@@ -169,9 +169,7 @@ class RayNode:
         for part in news.logs:
             try:
                 path = self._logs.log_path(part.attempt, part.rank)
-                fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                with os.fdopen(fd, "wb") as file:
-                    file.write(part.data)
+                append(path, part.data, max_bytes=self._logs.spec.log_bytes)
             except OSError as error:
                 log.warning("what rank %d wrote is not kept: %s", part.rank, error)
 

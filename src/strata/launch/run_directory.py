@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import fcntl
 import logging
 import os
@@ -48,6 +49,8 @@ DIRECTORY_VARIABLE = "STRATA_RUNS_DIR"
 MAX_SPEC_BYTES = 8 << 20
 """Arguments and variables go to a process, which takes no more either."""
 MAX_STATUS_BYTES = 64 << 10
+STATUS_BYTES = 4_096
+"""Of the file, at least: one block, which it has from the beginning and can be written over on a full disk."""
 MAX_REASON = 2_000
 MAX_EVENT_BYTES = 8 << 10
 """Of a line."""
@@ -86,6 +89,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The address of the agent's control socket."""
     checkpoint: str = ""
     """Where the last one is that was committed."""
+    coordinator: str = ""
+    """Where the run's coordinator is reached."""
 
     @classmethod
     def of_this_process(cls, *, now_s: float) -> RunStatus:
@@ -120,8 +125,8 @@ class RunDirectory:
     def __init__(self, path: Path, spec: RunSpec) -> None:
         self.path = path
         self.spec = spec
-        self._is_failing = False
-        """What was last to be written was not."""
+        self._failing: set[str] = set()
+        """Files that could not be written the last time."""
 
     @property
     def name(self) -> str:
@@ -172,9 +177,13 @@ class RunDirectory:
 
     def write_status(self, status: RunStatus) -> None:
         """Called by whoever holds the lock, from one thread. A full disk does not end a run: it is logged."""
+        path = self.path / "status.json"
         status = msgspec.structs.replace(status, reason=printable(status.reason, max_chars=MAX_REASON))
         with self._unless_it_fails("status.json"):
-            _replace(self.path / "status.json", msgspec.json.encode(status))
+            try:
+                _replace(path, msgspec.json.encode(status).ljust(STATUS_BYTES))
+            except OSError:
+                _write_over(path, status)
 
     # -- logs ------------------------------------------------------------------------------------------------------
 
@@ -196,11 +205,12 @@ class RunDirectory:
             with os.fdopen(fd, "w", encoding="utf-8", errors="replace") as file:
                 file.write("\n".join(("(the log is on another machine; this is its end)", *lines, "")))
 
-    def logs(self) -> list[LogFile]:
+    def logs(self, *, first_attempt: int = 0) -> list[LogFile]:
         """All that there are, by attempt and rank."""
         found = []
         for directory in _listed(self.path / "logs"):
-            if attempt := _ATTEMPT.fullmatch(directory.name):
+            attempt = _ATTEMPT.fullmatch(directory.name)
+            if attempt is not None and int(attempt[1]) >= first_attempt:
                 ranks = ((path, _LOG.fullmatch(path.name)) for path in _listed(directory))
                 found += [LogFile(int(attempt[1]), int(rank[1]), path) for path, rank in ranks if rank]
         return sorted(found)
@@ -289,11 +299,11 @@ class RunDirectory:
         try:
             yield
         except OSError as error:
-            if not self._is_failing:
+            if name not in self._failing:
                 log.warning("%s cannot be written (%s); the run goes on without", self.path / name, error.strerror)
-            self._is_failing = True
+            self._failing.add(name)
         else:
-            self._is_failing = False
+            self._failing.discard(name)
 
 
 # -- all runs ----------------------------------------------------------------------------------------------------------
@@ -368,6 +378,21 @@ def open_run(name: str) -> RunDirectory:
     near = difflib.get_close_matches(name, names, n=1)
     guess = f"; did you mean {near[0]}?" if near else ";"
     raise ConfigError(f"no such run: {name!r}{guess} `strata ps --all` lists them", field="run")
+
+
+def remove(run: RunDirectory) -> None:
+    """Delete a run's directory, with its logs and the checkpoints in it.
+
+    Raises:
+        ConfigError: It is under way, or cannot be deleted.
+    """
+    with run.lock():
+        doomed = run.path.with_name(f".removed-{secrets.token_hex(8)}")
+        try:
+            run.path.rename(doomed)  # nobody sees half a run
+            shutil.rmtree(doomed)
+        except OSError as error:
+            raise ConfigError(f"{run.path} cannot be deleted: {error}", field="run") from error
 
 
 def all_runs() -> Runs:
@@ -473,6 +498,20 @@ def _replace(path: Path, data: bytes) -> None:
     with open(fd, "wb") as file:  # noqa: PTH123 - a descriptor
         file.write(data)
     draft.replace(path)
+
+
+def _write_over(path: Path, status: RunStatus) -> None:
+    """In the room that the file has: on a full disk there is no other. A reason that does not fit is cut."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    with open(fd, "wb", buffering=0) as file:  # noqa: PTH123 - a descriptor
+        room = os.fstat(fd).st_size
+        for max_chars in (MAX_REASON, 200, 0):
+            reason = printable(status.reason, max_chars=max_chars)
+            data = msgspec.json.encode(msgspec.structs.replace(status, reason=reason))
+            if len(data) <= room:
+                file.write(data.ljust(room))
+                return
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _listed(directory: Path) -> list[Path]:

@@ -14,6 +14,7 @@ from strata.launch.agent import Agent
 from strata.launch.node import LocalNode
 from strata.launch.nodes import Nodes
 from strata.launch.several import NodeAgent
+from strata.launch.streaming import Streaming
 from strata.transport import sockets
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from strata.launch.ray_engine import RayCluster
     from strata.launch.run_directory import RunDirectory
     from strata.launch.showing import Shower
+    from strata.launch.streaming import Which
     from strata.launch.supervising import Finish
     from strata.transport.credentials import ClientSecurity
 
@@ -32,22 +34,43 @@ for many seconds, and is no less alive. The agent itself watches for hung worker
 """
 
 
-def run(directory: RunDirectory, shower: Shower) -> Finish:
-    """Runs what the directory's spec says, or goes on with it, until its end.
+def run(directory: RunDirectory, shower: Shower, *, logs: Which = "none") -> Finish:
+    """Runs what the directory's spec says, or goes on with it, until its end. `logs`: whose output is shown, too.
 
     Raises:
         ConfigError: Another agent has the run.
     """
+    streaming = Streaming(directory, shower, logs)
     with (
         directory.lock(),
         sockets.place() as place,
         _cluster(directory) as cluster,
         _coordinator(directory, cluster, place.path) as (coordinator, security),
     ):
-        return asyncio.run(_run(directory, shower, coordinator, security, cluster, place.path / "control"))
+        try:
+            return asyncio.run(_run(directory, streaming, coordinator, security, cluster, place.path / "control"))
+        finally:
+            streaming.look(is_last=True)
 
 
 async def _run(
+    directory: RunDirectory,
+    shower: Streaming,
+    coordinator: str,
+    security: ClientSecurity | None,
+    cluster: RayCluster | None,
+    door: Path,
+) -> Finish:
+    streaming = asyncio.create_task(shower.run())
+    try:
+        if directory.spec.num_nodes > 1:
+            return await NodeAgent(directory, shower, door).run()
+        return await _lead(directory, shower, coordinator, security, cluster, door)
+    finally:
+        streaming.cancel()
+
+
+async def _lead(
     directory: RunDirectory,
     shower: Shower,
     coordinator: str,
@@ -56,8 +79,6 @@ async def _run(
     door: Path,
 ) -> Finish:
     spec, before = directory.spec, directory.status
-    if spec.num_nodes > 1:
-        return await NodeAgent(directory, shower, door).run()
     async with (
         AsyncCoordinatorClient(coordinator, security=security) as client,
         _nodes(directory, cluster) as nodes,

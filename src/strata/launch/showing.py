@@ -17,19 +17,22 @@ import stat
 import sys
 from collections import deque
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TextIO, cast
 
-from rich.console import Console
+import typer
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from strata.launch.timeline import hours, in_words
-from strata.printing import printable
+from strata.printing import counted, log_line, printable
+from strata.terminal import Console
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
+    import rich.console
     from rich.console import ConsoleOptions, RenderableType, RenderResult
 
     from strata.clock import Clock
@@ -38,8 +41,10 @@ if TYPE_CHECKING:
 REFRESH_S = 0.25
 PROGRESS_S = 10.0
 """Between two lines that say how far a run is, where nothing can be drawn over."""
-MAX_UNSAID = 1_000
-"""Lines that wait for somebody to read; of more, the oldest are dropped."""
+MAX_UNSAID = 10_000
+"""Lines that wait for somebody to read; of more, the oldest are dropped, and counted."""
+MAX_DRAWN = 100
+"""Lines of workers that are printed above the live view in one go; drawing takes time that the run needs."""
 LAST_WAIT_S = 1.0
 """For somebody to read the end."""
 MAX_WORKERS_SHOWN = 16
@@ -57,6 +62,7 @@ _METRIC_WIDTH = _MAX_METRIC_NAME + 2
 _OTHERS_WIDTH = 52
 """Columns that all but the metrics take."""
 _LABEL = 12
+_RANKS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
 _COLOURS = {
     "running": "green",
     "done": "green",
@@ -118,7 +124,7 @@ def render(view: RunView) -> RenderableType:
 class _Picture:
     view: RunView
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    def __rich_console__(self, console: rich.console.Console, options: ConsoleOptions) -> RenderResult:
         yield _header(self.view)
         if self.view.workers:
             room = max(console.height - _OTHER_LINES, _MIN_SHOWN) if console.is_terminal else MAX_WORKERS_SHOWN
@@ -224,12 +230,12 @@ def _coloured(state: str) -> Text:
 
 
 def _num_workers(view: RunView) -> str:
-    return f"{view.world_size} worker{'s' if view.world_size != 1 else ''}"
+    return counted(view.world_size, "worker")
 
 
 def _restarts(view: RunView) -> str:
     """After the last failure there was none."""
-    return f"{min(view.num_failures, view.max_restarts)} of {view.max_restarts} restarts"
+    return f"{min(view.num_failures, view.max_restarts)} of {counted(view.max_restarts, 'restart')}"
 
 
 def _footer(view: RunView, width: int) -> list[Text]:
@@ -257,30 +263,44 @@ class Shower(Protocol):
         """Something has happened."""
         ...
 
+    def write(self, rank: int | None, lines: list[str]) -> None:
+        """Lines that a worker has written, as they are in its log; without a rank where there is only one worker."""
+        ...
+
     def close(self) -> None:
         """Nothing is shown any more; the last view stays. May be called twice."""
         ...
 
 
-def shower_for(stream: TextIO, clock: Clock, quiet: bool = False) -> Shower:
-    """Who can show it there."""
+def shower_for(stream: TextIO, clock: Clock, quiet: bool = False, output: TextIO | None = None) -> Shower:
+    """Who can show a run there. What workers write goes to `output`, or to stdout."""
+    if output is None:
+        output = sys.stdout if sys.stdout is not None else Path(os.devnull).open("w")  # noqa: SIM115
     if quiet:
-        return SilentShower()
+        return SilentShower(output)
     # Not rich's own opinion: FORCE_COLOR makes it take a log file for a terminal.
     if stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown"):
-        return LiveShower(stream, clock)
-    return PlainShower(stream, clock)
+        return LiveShower(stream, clock, output)
+    return PlainShower(stream, clock, output)
 
 
 class SilentShower:
+    """Shows nothing but what workers write, and that only if somebody hands it over."""
+
+    def __init__(self, output: TextIO) -> None:
+        self._output = _Output(output)
+
     def show(self, view: RunView) -> None:
         pass
 
     def say(self, event: RunEvent) -> None:
         pass
 
+    def write(self, rank: int | None, lines: list[str]) -> None:
+        self._output.write(rank, lines)
+
     def close(self) -> None:
-        pass
+        self._output.close()
 
 
 class LiveShower:
@@ -289,9 +309,11 @@ class LiveShower:
     It draws when it is called, by no thread of its own, so that who calls it may fork.
     """
 
-    def __init__(self, stream: TextIO, clock: Clock) -> None:
+    def __init__(self, stream: TextIO, clock: Clock, output: TextIO) -> None:
         self._outlet = _Outlet(stream)
-        self._console = _Steady(file=cast("TextIO", self._outlet), highlight=False)
+        self._console = _Steady(file=cast("TextIO", self._outlet))
+        # Workers' lines scroll above the view, unless they go elsewhere.
+        self._output = None if output.isatty() else _Output(output)
         self._clock = clock
         self._since_s = clock.wall_s()
         self._drawn_s = -math.inf
@@ -315,9 +337,24 @@ class LiveShower:
         self._unsaid.append(Text(in_words(event, self._since_s), style=_EVENT_COLOURS.get(event.what, "")))
         self._draw()
 
+    def write(self, rank: int | None, lines: list[str]) -> None:
+        if self._output is not None:
+            self._output.write(rank, lines)
+            return
+        prefix = ("" if rank is None else f"[{rank}] ", rank_style(rank or 0))
+        left_out = lines[:-MAX_DRAWN]
+        if left_out:
+            self._unsaid.append(Text(_left_out(len(left_out)), style="dim"))
+        self._unsaid += [
+            Text.assemble(prefix, Text.from_ansi(log_line(line, with_colours=True))) for line in lines[-MAX_DRAWN:]
+        ]
+        self._draw()
+
     def close(self) -> None:
         self._draw()
         self._give_up()
+        if self._output is not None:
+            self._output.close()
 
     def _draw(self) -> None:
         if not self._is_open:
@@ -344,40 +381,30 @@ class LiveShower:
 class PlainShower:
     """A line for each event, and every ten seconds one that says how far the run is."""
 
-    def __init__(self, stream: TextIO, clock: Clock) -> None:
-        self._outlet = _Outlet(stream)
+    def __init__(self, stream: TextIO, clock: Clock, output: TextIO) -> None:
+        self._lines = _Lines(stream)
+        self._output = _Output(output)
         self._clock = clock
         self._since_s = clock.wall_s()
         self._told_s = clock.monotonic_s()
-        self._unsaid: deque[str] = deque(maxlen=MAX_UNSAID)
-        self._is_open = True
 
     def show(self, view: RunView) -> None:
         now_s = self._clock.monotonic_s()
-        if now_s - self._told_s >= PROGRESS_S:
+        is_due = now_s - self._told_s >= PROGRESS_S
+        if is_due:
             self._told_s = now_s
-            self._unsaid.append(f"{hours(view.elapsed_s):>10}  {progress(view)}")
-        self._write()
+        self._lines.put([f"{hours(view.elapsed_s):>10}  {progress(view)}"] if is_due else [])
+        self._output.flush()
 
     def say(self, event: RunEvent) -> None:
-        self._unsaid.append(in_words(event, self._since_s))
-        self._write()
+        self._lines.put([in_words(event, self._since_s)])
+
+    def write(self, rank: int | None, lines: list[str]) -> None:
+        self._output.write(rank, lines)
 
     def close(self) -> None:
-        self._write()
-        if self._is_open:
-            self._is_open = False
-            self._outlet.close()
-
-    def _write(self) -> None:
-        if not self._is_open:
-            return
-        try:
-            while self._outlet.drain() and self._unsaid:
-                self._outlet.write(f"{self._unsaid.popleft()}\n")
-        except (OSError, ValueError):  # nobody reads any more
-            self._is_open = False
-            self._outlet.close()
+        self._output.close()
+        self._lines.close()
 
 
 def checkpoint_in_words(last: tuple[int, float] | None, saving: Sequence[tuple[int, float]]) -> str:
@@ -411,6 +438,68 @@ def progress(view: RunView) -> str:
     if view.checkpoint:
         told.append(f"checkpoint {printable(view.checkpoint)}")
     return f"{_coloured(view.phase)}: {', '.join(told)}"
+
+
+def rank_style(rank: int) -> str:
+    """The colour of a rank's lines."""
+    return _RANKS[rank % len(_RANKS)]
+
+
+def _left_out(number: int) -> str:
+    return f"[strata: {counted(number, 'line is', 'lines are')} left out here; `strata logs` shows all]"
+
+
+class _Lines:
+    """Lines to a stream that may be read slowly, or not at all."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._outlet = _Outlet(stream)
+        self._unsaid: deque[str] = deque()
+        self._num_left_out = 0
+        self._is_open = True
+
+    def put(self, lines: Iterable[str]) -> None:
+        if not self._is_open:
+            return
+        self._unsaid.extend(lines)
+        try:
+            while self._outlet.drain() and self._unsaid:
+                if self._num_left_out:
+                    self._unsaid.appendleft(_left_out(self._num_left_out))
+                    self._num_left_out = 0
+                self._outlet.write("".join(f"{self._unsaid.popleft()}\n" for _ in range(min(len(self._unsaid), 100))))
+        except (OSError, ValueError):  # nobody reads any more
+            self._is_open = False
+            self._outlet.close()
+        while len(self._unsaid) > MAX_UNSAID:
+            self._unsaid.popleft()
+            self._num_left_out += 1
+
+    def close(self) -> None:
+        self.put(())
+        if self._is_open:
+            self._is_open = False
+            self._outlet.close()
+
+
+class _Output:
+    """What workers write, on the way to stdout: each line with its rank, and on a terminal with its colours."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._lines = _Lines(stream)
+        self._is_terminal = stream.isatty()
+
+    def write(self, rank: int | None, lines: Iterable[str]) -> None:
+        prefix = "" if rank is None else f"[{rank}] "
+        if prefix and self._is_terminal:
+            prefix = typer.style(prefix, fg=rank_style(rank or 0))
+        self._lines.put(f"{prefix}{log_line(line, with_colours=self._is_terminal)}" for line in lines)
+
+    def flush(self) -> None:
+        self._lines.put(())
+
+    def close(self) -> None:
+        self._lines.close()
 
 
 class _Steady(Console):

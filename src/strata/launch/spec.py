@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from typing import Literal
 
 import msgspec
 
 from strata.errors import ConfigError
 
+MIN_LOG_BYTES = 64 << 10
 MAX_WORKERS = 4_096
 """More processes than that are a slip of the keyboard."""
 ANY_NUMBER = 1 << 20
@@ -80,6 +82,12 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What workers that are asked to stop have for a last checkpoint."""
     step_timeout_s: float = 600.0
     """A worker that makes no step for so long is hung. 0: it may take any time."""
+    is_start_watched: bool = False
+    """Whether that counts from the start of an attempt; else from a worker's first step."""
+    log_bytes: int = 64 << 20
+    """How much of each worker's log is kept, the newest; 0: all of it."""
+    function: str = ""
+    """The name of the function that is run, if it is one."""
     min_wait_s: float = 300.0
     """How long to wait for workers while there are fewer than the least."""
     is_warm: bool = True
@@ -101,6 +109,14 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     ships: bool | None = None
     """Whether Ray copies the working directory to the nodes; None: if there are others than this machine."""
 
+    @property
+    def command(self) -> str:
+        """What is run, as one would type it, but for the directory of the script."""
+        if self.function:
+            return f"{self.function}()"
+        script = ["-m", self.script] if self.is_module else [self.script.rpartition("/")[2]]
+        return shlex.join([*script, *self.arguments])
+
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise ConfigError(
@@ -114,6 +130,11 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ConfigError(f"{name}={value} must be a number, 0 or more", field=name)
+        if self.log_bytes and self.log_bytes < MIN_LOG_BYTES:
+            raise ConfigError(
+                f"log_bytes={self.log_bytes} is too little to find a cause in; give at least 64KiB, or 0 for no limit",
+                field="log_bytes",
+            )
         if not 1 <= self.num_nodes <= self.workers.at_most:
             raise ConfigError(
                 f"nnodes={self.num_nodes} must be from 1 to the number of workers, {self.workers.at_most}: each node "

@@ -2,8 +2,9 @@
 
 Workers run in attempts, all of them together. One that fails ends its attempt: a collective that has lost a member
 cannot be mended from inside. The next attempt begins at once if the last one made progress, later if it did not, and
-not at all if the same worker fails at the same place with the same words again and again. It has as many workers as
-there is room for; while that is less than the least, it waits.
+not at all if the same worker fails at the same place with the same words again and again, or if it is a mistake in the
+program that shows before the first step. It has as many workers as there is room for; while that is less than the
+least, it waits.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from strata.errors import ConfigError
 from strata.launch.contract import STOPPED
+from strata.launch.mistakes import is_mistake
 from strata.launch.spec import ANY_NUMBER, PER_RANK, not_divisible
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 30.0
 END_AGAIN_S = 30.0
 """Who was killed and is not known to have ended by then is killed again: the order, or the news, may have been lost."""
+EARLY_S = 60.0
+"""A script that does not report steps has hardly made one by then."""
 MAX_ALIKE = 3
 """Failures at the same place, of the same rank, with the same last words: it is the input, not the machine."""
 _ECHOES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
@@ -191,6 +195,12 @@ class Supervisor:
     """Workers that were ordered to be killed, for whatever reason."""
     _end_again_s: float = float("inf")
     _history: list[_Failure] = field(default_factory=list)
+    _has_context: bool = False
+    """Whether a worker of this attempt has called `strata.init()`: then it is known whether it has made a step."""
+    _has_stepped: bool = False
+    """Whether a worker has ever made a step, so that the program is known to work."""
+    _began_s: float = 0.0
+    """When this attempt was started."""
     _num_idle: int = 0
     """Failures in a row without a step between them."""
     _attempt_step: int | None = None
@@ -213,10 +223,15 @@ class Supervisor:
 
     def advanced(self, step: int) -> None:
         """Some worker has made this step."""
+        self._has_stepped = True
         if self._attempt_step is not None:
             self._stride = max(self._stride, step - self._attempt_step)
         self._attempt_step = max(step, self._attempt_step or 0)
         self.step = max(step, self.step)
+
+    def joined(self) -> None:
+        """Some worker of this attempt has called `strata.init()`."""
+        self._has_context = True
 
     def saved(self, step: int) -> None:
         """There is a checkpoint of this step."""
@@ -355,6 +370,7 @@ class Supervisor:
         self.running, self._exits, self._hung = set(), {}, {}
         self._ended, self._signalled, self._doomed = set(), set(), set()
         self.cause, self._attempt_step, self._is_scaling = None, None, False
+        self._has_context, self._began_s = False, now_s
         world_size = min(self._target, self.room)
         if world_size < self._at_least:
             self.phase = Phase.SHORT
@@ -425,6 +441,8 @@ class Supervisor:
         progressed = self._attempt_step is not None
         self._num_idle = 0 if progressed else self._num_idle + 1
         self._history.append(_Failure(cause.rank, cause.code, cause.last_words, self.saved_step, self._attempt_step))
+        if self._is_mistake(cause, now_s):
+            return self._finish("failed", f"{cause.in_words} (not retried: it would fail the same way)")
         if self._is_its_input():
             return self._finish("failed", f"{cause.in_words} ({MAX_ALIKE} times in a row at the same place)")
         if self.num_failures > self.max_restarts:
@@ -437,6 +455,11 @@ class Supervisor:
         self.phase = Phase.WAITING
         self._deadline_s = now_s + pause_s
         return [self._tell("waiting", f"{pause_s:g} s until the next attempt: the last one made no step")]
+
+    def _is_mistake(self, cause: Exited, now_s: float) -> bool:
+        if self._has_stepped or not (self._has_context or now_s - self._began_s < EARLY_S):
+            return False
+        return is_mistake(cause.code, cause.last_words)
 
     def _is_its_input(self) -> bool:
         last = self._history[-MAX_ALIKE:]

@@ -6,6 +6,9 @@ the names of modules; it imports them, and then forks a worker for every order t
 - It has one thread when it forks, for a fork takes no other along, only the locks that they hold.
 - A worker is like a new interpreter: nothing of this process is left in it but what is imported.
 - It watches its workers and tells of their ends. When the agent is gone, the socket closes, and they all go.
+- It copies what they write from a pipe to their logs, which it rotates. A worker never writes into a pipe without a
+  reader: it dies with this process.
+- It inherits what their descendants leave behind, and ends it when the last worker has ended.
 
 It is run by its path and needs nothing but the standard library, so that a worker's search path is just Python's own.
 The agent's end uses the messages that are defined here.
@@ -16,6 +19,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import ctypes
+import fcntl
 import gc
 import importlib
 import json
@@ -26,6 +30,7 @@ import select
 import signal
 import socket
 import sys
+import time
 import types
 from importlib.machinery import SourceFileLoader
 from io import open_code
@@ -33,15 +38,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
     from types import TracebackType
 
 MAX_MESSAGE_BYTES = 32 << 10
 MAX_ORDER_BYTES = 16 << 20
 """Linux has less room for the arguments and the environment of a program."""
+PREVIOUS = ".1"
+"""Behind the name of a log: the half that was written before it."""
+OUTLIVES = "STRATA_OUTLIVES_WORKER"
+"""A process with this variable in its environment may outlive the worker that has started it, as a saver does."""
+TITLE_ROOM = 160
+"""Bytes for what `ps` shows of a process."""
+STRAY_GRACE_S = 3.0
+"""From SIGTERM to SIGKILL, for descendants that have left their worker's process group."""
+SWEEP_S = 0.2
+"""From the end of the last worker to the search for them: first the next attempt is started."""
 _MAX_PASSED_OVER = 20
 _MAX_REASON = 200
+_MAX_UNWRITTEN = 4 << 10
+_BLOCK_BYTES = 64 << 10
+_PIPE_BYTES = 1 << 20
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_POLL_S = 0.01
 _BLAS_SETTERS = tuple(
     f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("", "scipy_") for suffix in ("", "64_", "_64")
 )
@@ -54,6 +74,12 @@ class Order(NamedTuple):
     """A worker to start. Too large for a message: it comes in a file of its own, beside the descriptor of the log."""
 
     rank: int
+    title: str
+    """What `ps` shows of it."""
+    log: str
+    """The path, absolute."""
+    log_bytes: int
+    """What the log and its previous half have together; 0: no limit."""
     script: str
     arguments: list[str]
     is_module: bool
@@ -88,6 +114,8 @@ class Exited(NamedTuple):
     pid: int
     code: int
     """Below 0: the signal that ended it."""
+    unwritten: str
+    """The end of its output that could not be written to its log, as on a full disk."""
 
 
 FromWarm = Ready | Started | NotStarted | Exited
@@ -114,17 +142,19 @@ def encode_order(order: Order) -> bytes:
 def main() -> None:
     """Goes on in every worker, where it runs the script; never returns in the process that forks them."""
     die_with_parent(signal.SIGTERM)
+    show_title("strata: workers are forked from here")
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     link = socket.socket(fileno=int(sys.argv[1]))
     link.set_inheritable(False)
     gc.disable()  # imports make much and drop little: looking for garbage in it is a quarter of torch's time
-    ready = _preload(sys.argv[2:])
+    ready = _preload(sys.argv[3:])
     gc.enable()
     gc.collect()
     gc.freeze()  # in the workers, too: what is there now stays, and to look at it again would copy all its pages
     warm = _Warm(link)
     warm.say(ready)
     order = warm.serve()
+    show_title(order.title)
     _settle(order)
     _run(order)
 
@@ -147,15 +177,104 @@ def die_with_parent(number: signal.Signals) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
 
 
+def show_title(text: str) -> None:
+    """Let `ps` and the like show this instead of the command line: it is written over the memory of that, and nothing
+    beyond. Python has a copy. Where the system does not say for sure where that memory is, nothing changes.
+    """
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        fields = Path("/proc/self/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+        start, end = int(fields[45]), int(fields[46])
+        shown = Path("/proc/self/cmdline").read_bytes()
+        if 0 < start < end and len(shown) == end - start and ctypes.string_at(start, len(shown)) == shown:
+            title = text.encode("utf-8", "replace")[: len(shown) - 1]
+            ctypes.memmove(start, title.ljust(len(shown), b"\0"), len(shown))
+
+
+class _Log:
+    """A worker's output: from its pipe into its log, of which the newest part is kept."""
+
+    def __init__(self, pipe: int, file: int, path: str, max_bytes: int) -> None:
+        self.unwritten = b""
+        """The end of what could not be written, since something could be."""
+        self._pipe = pipe
+        self._file = file
+        self._path = path
+        self._half_bytes = max_bytes // 2
+        self._size = os.fstat(file).st_size
+        self._num_lost = 0
+
+    def pump(self) -> int | None:
+        """Copies a block of what has come; gives its size, or None if nobody can write any more."""
+        try:
+            data = os.read(self._pipe, _BLOCK_BYTES)
+        except BlockingIOError:
+            return 0
+        num_bytes = len(data)
+        while self._half_bytes and len(data) > (room := self._half_bytes - self._size):
+            end = data.rfind(b"\n", 0, max(room, 0)) + 1  # of a line, if one ends here
+            end = end or (self._half_bytes if self._size == 0 else 0)
+            self._write(data[:end])
+            self._rotate()
+            data = data[end:]
+        self._write(data)
+        return num_bytes or None
+
+    def drain(self) -> None:
+        """All that a worker wrote before it ended, also while others hold its pipe and write."""
+        for _ in range(2 * _PIPE_BYTES // _BLOCK_BYTES):
+            if self._pipe < 0 or not self.pump():
+                return
+
+    def close(self) -> None:
+        os.close(self._pipe)
+        os.close(self._file)
+        self._pipe = -1
+
+    def _rotate(self) -> None:
+        try:
+            os.replace(self._path, self._path + PREVIOUS)  # noqa: PTH105
+            file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:  # then it begins again where it is
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, 0)
+        else:
+            os.close(self._file)
+            self._file = file
+        self._size = 0
+
+    def _write(self, data: bytes) -> None:
+        """A disk that is full stops nobody: what does not fit is counted, and said as soon as something fits again."""
+        left = b"\n[strata: %d bytes could not be written here]\n" % self._num_lost if data and self._num_lost else b""
+        left += data
+        try:
+            while left:
+                num_bytes = os.write(self._file, left)
+                self._size += num_bytes
+                left = left[num_bytes:]
+                if len(left) <= len(data):
+                    self._num_lost, self.unwritten = 0, b""
+        except OSError:
+            lost = left[-len(data) :]
+            self._num_lost += len(lost)
+            self.unwritten = (self.unwritten + lost)[-_MAX_UNWRITTEN:]
+
+
 class _Warm:
     def __init__(self, link: socket.socket) -> None:
         self._link = link
         self._agent = os.getppid()
-        self._children: set[int] = set()
+        self._children: dict[int, _Log] = {}
+        """Workers by their process, until they have ended."""
+        self._logs: dict[int, _Log] = {}
+        """By the pipe that they are read from, until nobody writes to it."""
+        self._sweeps: list[tuple[float, float, signal.Signals]] = []
+        """When to send which signal to strays, and how old those are at least: began before then, after the boot."""
+        self._poll = select.poll()
         self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
         for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, lambda *_: None)  # the pipe tells of it
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def say(self, message: FromWarm) -> None:
         with contextlib.suppress(OSError):  # nobody is there: reading finds that out, too
@@ -163,16 +282,20 @@ class _Warm:
 
     def serve(self) -> Order:
         """Returns in workers only."""
-        poll = select.poll()
-        poll.register(self._link, select.POLLIN)
-        poll.register(self._wake, select.POLLIN)
+        self._poll.register(self._link, select.POLLIN)
+        self._poll.register(self._wake, select.POLLIN)
         while True:
-            ready = {fd for fd, _ in poll.poll()}
+            ready = {fd for fd, _ in self._poll.poll(self._pause_ms())}
             if self._wake in ready:
                 # One that was sent to everybody, as at a shutdown, is the agent's business: the workers save first.
                 if signal.SIGTERM in os.read(self._wake, 4096) and os.getppid() != self._agent:
                     self._end()
                 self._tell_of_exits()
+            for pipe in ready & self._logs.keys():
+                if self._logs[pipe].pump() is None:
+                    self._poll.unregister(pipe)
+                    self._logs.pop(pipe).close()
+            self._sweep()
             if self._link.fileno() in ready:
                 order = self._hear()
                 if order is not None:
@@ -185,68 +308,150 @@ class _Warm:
             files = []
         if len(files) != 2:
             self._end()
-        order_file, log = files
+        order_file, log_file = files
         order = Order(*json.loads(os.pread(order_file, MAX_ORDER_BYTES, 0)))
         os.close(order_file)
+        pipe, output = _pipe()
         warm_pid = os.getpid()
         # a signal that is meant for the worker must not find our handlers there
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        log = _Log(pipe, log_file, order.log, order.log_bytes)
         try:
             pid = os.fork()
         except OSError as error:
-            self._go_on(log)
+            self._go_on(output)
+            log.close()
             self.say(NotStarted(f"{error}; see the limits of processes and memory (ulimit -u, the container's)"))
             return None
         if pid == 0:
-            self._leave(warm_pid, log)
+            log.close()
+            self._leave(warm_pid, output)
             return order
-        self._children.add(pid)
-        self._go_on(log)
+        self._children[pid] = self._logs[pipe] = log
+        self._poll.register(pipe, select.POLLIN)
+        self._go_on(output)
         self.say(Started(pid))
         return None
 
-    def _go_on(self, log: int) -> None:
+    def _go_on(self, output: int) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        os.close(log)
+        os.close(output)
 
-    def _leave(self, warm_pid: int, log: int) -> None:
+    def _leave(self, warm_pid: int, output: int) -> None:
         """The child parts with everything of this process, and has a session, an output and signals of its own."""
         die_with_parent(signal.SIGKILL)
         if os.getppid() != warm_pid:  # it had gone before it could be said
             os._exit(1)
         os.setsid()
         self._link.close()
+        for log in self._logs.values():
+            log.close()
         signal.set_wakeup_fd(-1)
         for fd in (self._wake, self._waker):
             os.close(fd)
         for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         for fd in (1, 2):
-            os.dup2(log, fd)
-        os.close(log)
+            os.dup2(output, fd)
+        os.close(output)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
     def _tell_of_exits(self) -> None:
-        while self._children:
-            exited = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if exited is None:
-                return
-            pid = exited.si_pid
+        """Also those that we have inherited are waited for, lest they stay as zombies."""
+        while (pid := _exited()) is not None:
             if pid in self._children:
                 kill_group(pid)  # as long as the worker is not waited for, the number is its own
             _, status = os.waitpid(pid, 0)
             if pid in self._children:
-                self._children.discard(pid)
-                self.say(Exited(pid, os.waitstatus_to_exitcode(status)))
+                log = self._children.pop(pid)
+                log.drain()
+                unwritten = log.unwritten.decode("utf-8", "replace")
+                self.say(Exited(pid, os.waitstatus_to_exitcode(status), unwritten))
+                if not self._children:
+                    now_s, boot_s = time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME)
+                    self._sweeps += [
+                        (now_s + SWEEP_S, boot_s, signal.SIGTERM),
+                        (now_s + SWEEP_S + STRAY_GRACE_S, boot_s, signal.SIGKILL),
+                    ]
+
+    def _pause_ms(self) -> float | None:
+        if not self._sweeps:
+            return None
+        return max(min(due_s for due_s, _, _ in self._sweeps) - time.monotonic(), 0.0) * 1_000 + 1
+
+    def _sweep(self) -> None:
+        now_s = time.monotonic()
+        for due_s, before_s, number in [sweep for sweep in self._sweeps if sweep[0] <= now_s]:
+            self._sweeps.remove((due_s, before_s, number))
+            _send_all(strays(self._children, before_s), number)
 
     def _end(self) -> NoReturn:
-        """With all workers, and not before they have gone."""
+        """With all workers, and not before they and what they have started have gone, but for savers."""
         for pid in self._children:
             kill_group(pid)
-        for pid in self._children:
+        for pid, log in self._children.items():
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
+            log.drain()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            end_s = time.monotonic() + STRAY_GRACE_S
+            _send_all(strays((), float("inf")), number)
+            while (left := strays((), float("inf"))) and time.monotonic() < end_s:
+                if number is signal.SIGKILL:
+                    _send_all(left, number)  # who was forked meanwhile
+                time.sleep(_POLL_S)
         os._exit(0)  # there is nothing to clean up, and taking down what was imported takes time
+
+
+def _pipe() -> tuple[int, int]:
+    """Its end to read from, which never waits, and the one to write to."""
+    pipe, output = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(pipe, False)
+    with contextlib.suppress(OSError):  # there is a limit for all pipes of a user
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    return pipe, output
+
+
+def _exited() -> int | None:
+    """A child that has ended and was not waited for."""
+    try:
+        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    return found.si_pid if found is not None else None
+
+
+def strays(workers: Collection[int], before_s: float) -> set[int]:
+    """Descendants of this process that are neither workers nor below one, began before then (in seconds after the
+    boot), and may not outlive their worker; with all that they have started.
+    """
+    children: dict[int, list[tuple[int, float]]] = {}
+    tick_s = 1 / os.sysconf("SC_CLK_TCK")
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, IndexError):
+            fields = path.read_text("utf-8", "replace").rpartition(")")[2].split()
+            if fields[0] not in "ZX":
+                children.setdefault(int(fields[1]), []).append((int(path.parent.name), int(fields[19]) * tick_s))
+    found: set[int] = set()
+    todo = [pid for pid, began_s in children.get(os.getpid(), ()) if pid not in workers and began_s <= before_s]
+    while todo:
+        pid = todo.pop()
+        if not _outlives(pid):
+            found.add(pid)
+            todo += [child for child, _ in children.get(pid, ())]
+    return found
+
+
+def _outlives(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return f"{OUTLIVES}=1".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return False
+
+
+def _send_all(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
 
 
 def kill_group(pid: int) -> None:

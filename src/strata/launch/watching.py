@@ -23,21 +23,35 @@ class Hung(NamedTuple):
 
 @dataclass(slots=True)
 class StepWatch:
-    """Of one attempt. A worker is watched from its first step on, while it says that it trains."""
+    """Of one attempt. A worker is watched while it says that it trains: from its first step on, or, if `began_s` is
+    given, from the start of the attempt. Then also those are watched that have not joined, if others have: a script
+    that never joins reports no steps at all.
+    """
 
     limit_s: float
     """0: a step may take any time."""
+    began_s: float | None = None
     _since: dict[int, tuple[int, float]] = field(default_factory=dict)
     """By rank: the last step, and when it was first seen."""
+    _trained: set[int] = field(default_factory=set)
+    """Ranks that have made a step."""
     _silent: set[int] = field(default_factory=set)
 
     def look(self, members: Mapping[int, WorkerInfo], running: Collection[int], *, now_s: float) -> Hung | None:
         """`members`: who is in the job, by rank. `running`: whose processes have not ended."""
         for rank, worker in members.items():
-            last = self._since.get(rank)
-            if last is None or worker.step != last[0] or worker.state != "TRAINING":
+            is_training = worker.state == "TRAINING"
+            if self.began_s is not None and not is_training and rank not in self._trained:
+                self._since.setdefault(rank, (worker.step, self.began_s))
+            elif not is_training or rank not in self._trained or worker.step != self._since[rank][0]:
                 self._since[rank] = (worker.step, now_s)
+            if is_training:
+                self._trained.add(rank)
             (self._silent.add if worker.silent_s > SILENT_S else self._silent.discard)(rank)
+        if self.began_s is not None and members:
+            for rank in set(running) - self._since.keys():
+                self._since[rank] = (0, self.began_s)
+                self._silent.add(rank)
         # Who has left by itself may take its time to end; who was silent until it was given up stands still.
         watched = (members.keys() | self._silent) & set(running)
         late_s = {rank: now_s - since_s for rank, (_, since_s) in self._since.items() if rank in watched}

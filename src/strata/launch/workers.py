@@ -5,7 +5,8 @@ What every implementation promises (`tests/contract/workers_contract.py`):
 - A worker is what `python script.py` would be: its arguments, search path, environment, exit code and traceback.
 - Every worker that was to be started ends exactly once, also one that could not be started at all.
 - A worker leads a session of its own. When it ends, however it ends, everything in its process group ends with it.
-  What it has put into another session goes on: a saver must finish its checkpoint after its trainer has crashed.
+  What it has put into another session ends soon after the last worker has; but a process with
+  `STRATA_OUTLIVES_WORKER=1` in its environment goes on: a saver must finish its checkpoint after its trainer's crash.
 - If the agent dies, they all die.
 
 The calls belong to one event loop.
@@ -40,6 +41,10 @@ class WorkerOrder:
     """Its whole environment."""
     log: Path
     """Where stdout and stderr go, appended and at once: what a killed worker has printed is there."""
+    log_bytes: int = 0
+    """How much of the log is kept: the newest, up to half of it in a file of its own beside it. 0: all of it."""
+    title: str = ""
+    """What `ps` shows of the process; left out: script and arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +55,11 @@ class WorkerExit:
     last_words: str = ""
     """The last line of its log, which for Python is the exception; known where the log is."""
     log_end: tuple[str, ...] = ()
-    """The last lines of the log of one that has failed, for those who do not have it."""
+    """The last lines of the log of one that has failed, for those who do not have it; or those that could not be
+    written to it.
+    """
+    step: int | None = None
+    """The last that it reported, if it has left by itself."""
 
 
 class Workers(Protocol):

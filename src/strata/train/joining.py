@@ -80,13 +80,17 @@ def init(
     elif place.world_size == 1 and forks.may_use_grpc():
         membership = _embedded(place, agreement)
         commit = CoordinatorCommit(membership.worker)
-    manager = CheckpointManager(
-        place.checkpoints,
-        strategy=strategy,
-        ranks=Ranks(rank=place.rank, size=place.world_size, session=place.session),
-        commit=commit,
-        **{"keep_count": 3, **checkpoint_options},
-    )
+    try:
+        manager = CheckpointManager(
+            place.checkpoints,
+            strategy=strategy,
+            ranks=Ranks(rank=place.rank, size=place.world_size, session=place.session),
+            commit=commit,
+            **{"keep_count": 3, **checkpoint_options},
+        )
+    except BaseException:
+        membership.leave(together=False)  # or its thread's complaints would be the last words, not this error
+        raise
     if place.rank == 0:
         where = manager.place.rstrip("/")
         print(f"{NOTE}checkpoints in {where}, {manager.schedule}", file=sys.stderr, flush=True)

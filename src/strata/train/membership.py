@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import threading
 import time
 from collections import deque
@@ -19,7 +20,7 @@ from strata.errors import (
     StaleGeneration,
     StrataError,
 )
-from strata.launch.contract import METRICS
+from strata.launch.contract import METRICS, note_last_step
 from strata.lifecycle import at_exit
 from strata.train.agreeing import Agreement, Due
 
@@ -138,6 +139,7 @@ class JoinedMembership:
         # The agent watches over steps, with the run's own limit, and writes down where a hung worker stands.
         self._worker: Worker = client.register_worker(place.worker_id, job_id=place.run, takeover=True, is_watched=True)
         self._has_stepped = False
+        self._step = 0
         self._metrics = _Metrics()
         self._look: Callable[[], Mapping[str, float]] = dict
         self._ours = {METRICS.attempt: float(place.attempt), METRICS.rank: float(place.rank)}
@@ -175,6 +177,7 @@ class JoinedMembership:
         if state == "TRAINING" and not self._has_stepped:
             self._has_stepped = True
             numbers[METRICS.first_step_at_s] = time.time()
+        self._step = self._step if step is None else step
         self._worker.note(state, step, epoch, numbers)
 
     def watch(self, look: Callable[[], Mapping[str, float]]) -> None:
@@ -223,6 +226,8 @@ class JoinedMembership:
         """`together`: not before all ranks do, since a checkpoint of theirs may still need this one's word."""
         self._leave_at_exit()
         self._is_leaving.set()
+        if self._has_stepped:
+            note_last_step(os.environ, self._step)
         try:
             if together and self._place.world_size > 1:
                 self._worker.barrier("end", step=self._place.attempt, timeout_s=LEAVE_TIMEOUT_S)
@@ -279,6 +284,9 @@ class JoinedMembership:
         This rank's limit stays as it was first set until all are known: the others count on it.
         """
         limit = self._agreement.set_limit()
+        if METRICS.agree_command in self._ours:
+            self._ours[METRICS.agreed_command] = self._ours[METRICS.agree_command]
+            self._ours[METRICS.agreed_limit] = self._ours[METRICS.agree_limit]
         self._ours |= {METRICS.agree_command: float(command.command_id), METRICS.agree_limit: float(limit)}
         try:
             step = self._greatest_limit(command.command_id, deadline_s=time.monotonic() + AGREE_TIMEOUT_S)
@@ -308,7 +316,7 @@ class JoinedMembership:
                     self._worker.barrier("agree", step=command_id, timeout_s=left_s)
                     has_met = True
                 told = [worker.metrics for worker in self._client.list_workers(job_id=self._place.run).workers]
-                limits_told = [each[METRICS.agree_limit] for each in told if _is_about(each, command_id)]
+                limits_told = [limit for each in told if (limit := limit_about(each, command_id)) is not None]
                 if len(limits_told) >= self._place.world_size:
                     return int(max(limits_told))
                 missing = f"{self._place.world_size - len(limits_told)} ranks have not said how far they are"
@@ -347,8 +355,19 @@ def _meet(worker: Worker, place: Place, *, deadline_s: float) -> None:
             )
 
 
-def _is_about(metrics: dict[str, Any], command_id: int) -> bool:
-    return int(metrics.get(METRICS.agree_command, -1)) == command_id
+def limit_about(metrics: Mapping[str, float], command_id: int) -> float | None:
+    """How far a rank goes until all agree about a command; None if it does not say.
+
+    It may be at the next command already: then it has read everybody's limits, but not everybody has read its own.
+    Beyond that one it does not come before all have.
+    """
+    for command, limit in (
+        (METRICS.agree_command, METRICS.agree_limit),
+        (METRICS.agreed_command, METRICS.agreed_limit),
+    ):
+        if metrics.get(command) == command_id:
+            return metrics.get(limit)
+    return None
 
 
 class _Metrics:

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from strata.coordinator.shards import Shard
     from strata.coordinator.views import Progress
     from strata.launch.run_directory import RunDirectory
+    from strata.launch.streaming import Which
     from strata.launch.supervising import Finish
 
 CALLED = "strata.train.calling"
@@ -293,6 +294,7 @@ class TrainingOrchestrator:
         name: str = "",
         max_restarts: int = 3,
         checkpoints: str | os.PathLike[str] = "",
+        logs: str = "auto",
         **kwargs: Any,
     ) -> list[Any]:
         """Calls `train_fn(*args, **kwargs)` on workers, as `strata run` does with a script; gives what they returned,
@@ -309,12 +311,16 @@ class TrainingOrchestrator:
             name: What to call the run; made up if left out.
             max_restarts: How many failures the run may survive.
             checkpoints: A directory or URL for those of `strata.init()`; left out, in the run's directory.
+            logs: Whose output is printed here: "rank0", "all" or "none". "auto" is that of rank 0.
 
         Raises:
             ConfigError: It cannot be run so; the message says what to change.
             InvalidArgument: The function or an argument cannot be handed to workers.
             RunFailed: The function raised, or a worker died too often; the message shows its traceback.
         """
+        from strata.launch.streaming import which_of  # noqa: PLC0415
+
+        which = which_of(logs)
         directory = _prepared(
             calling.Call(train_fn, args, kwargs),
             workers=workers,
@@ -323,7 +329,7 @@ class TrainingOrchestrator:
             max_restarts=max_restarts,
             checkpoints=os.fspath(checkpoints),
         )
-        finish = _carried_out(directory)
+        finish = _carried_out(directory, which)
         if finish.outcome != "done":
             raise _failure(directory, finish)
         status = directory.status
@@ -376,6 +382,7 @@ def _prepared(
         max_restarts=max_restarts,
         engine=engine,
         preload=("cloudpickle", *_imports_of(call.function)),
+        function=call.name,
     )
     if engine == "ray":
         from strata.launch.ray_engine import check  # noqa: PLC0415
@@ -410,7 +417,7 @@ def _imports_of(function: Callable[..., Any]) -> tuple[str, ...]:
     return safe_imports(text)
 
 
-def _carried_out(directory: RunDirectory) -> Finish:
+def _carried_out(directory: RunDirectory, logs: Which) -> Finish:
     """Where there is an event loop already, as in a notebook, in another thread: there can be one in each."""
     from strata.launch.running import run  # noqa: PLC0415 - heavy, and only for this
     from strata.launch.showing import shower_for  # noqa: PLC0415
@@ -420,7 +427,7 @@ def _carried_out(directory: RunDirectory) -> Finish:
     def work() -> Finish:
         shower = shower_for(sys.stderr, SystemClock(), quiet=not is_watched)
         try:
-            return run(directory, shower)
+            return run(directory, shower, logs=logs)
         finally:
             shower.close()
 

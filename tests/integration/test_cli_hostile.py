@@ -1,0 +1,194 @@
+"""Text of others reaches a terminal only as text: every command is given some that would do harm.
+
+A command that is not in `CASES` fails the first test: whoever adds one says here how foreign text gets into it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import typer
+
+from strata import cli
+from strata.checkpoint import CheckpointManager
+from strata.cli.app import app
+from strata.coordinator.client import CoordinatorClient
+from strata.coordinator.config import CoordinatorConfig
+from strata.coordinator.embedded import EmbeddedCoordinator
+from strata.errors import InvalidArgument
+from strata.launch.run_directory import RunDirectory, RunStatus, create
+from strata.launch.spec import RunSpec
+from strata.launch.timeline import RunEvent
+
+HOSTILE = "\x1b]0;T\x07\x1b[2J\u202e\u2066\x85\x9b31m\r\nFORGED\x08\x7f[bold]X[/bold]"
+"""A title, clearing the screen, the other direction, lines and colours of C1, a line of its own, and markup of rich."""
+NAME = "a\x1b[2J\u202e\x9b31m\rFORGED"
+"""What may be in the name of a file."""
+
+
+@dataclass
+class Stage:
+    """Everything that commands look at, with hostile text in it."""
+
+    place: Path
+    address: str
+    state: Path
+    checkpoints: Path
+    data: Path
+    run: RunDirectory
+
+    def checkpoint_step(self, step: int) -> str:
+        with CheckpointManager(self.checkpoints, saver="thread") as manager:
+            manager.save({HOSTILE: np.ones(4), "same": np.zeros(2)}, step=step, metadata={"note": HOSTILE}).wait()
+        return str(step)
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    place = tmp_path_factory.mktemp("stage")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STRATA_RUNS_DIR", str(place / "runs"))
+        patch.setenv("COLUMNS", "2000")
+        config = CoordinatorConfig(state=str(place / "state.db"))
+        with EmbeddedCoordinator(config) as coordinator, CoordinatorClient(coordinator.address) as client:
+            client.register_worker("here", job_id="job")
+            client.register_worker("left", job_id="job").deregister(HOSTILE)
+            pq_path = place / f"{NAME}.parquet"
+            pq.write_table(pa.table({HOSTILE: [HOSTILE, "b"]}), pq_path)
+            run = _a_run(place)
+            made = Stage(place, coordinator.address, place / "state.db", place / NAME, pq_path, run)
+            made.checkpoint_step(1)
+            made.checkpoint_step(2)
+            yield made
+
+
+def _a_run(place: Path) -> RunDirectory:
+    script = place / "script.py"
+    script.write_text(f"print({HOSTILE!r}); raise ValueError({HOSTILE!r})")
+    spec = RunSpec(name="hostile", script=str(script), directory=str(place), checkpoints=str(place / "c"))
+    run = create(msgspec.structs.replace(spec, arguments=(HOSTILE,), max_restarts=0))
+    status = RunStatus.of_this_process(now_s=1.0)
+    run.write_status(msgspec.structs.replace(status, state="failed", reason=HOSTILE))
+    run.log_path(0, 0).write_text(f"{HOSTILE}\n")
+    run.note(RunEvent(at_s=1.0, monotonic_s=1.0, what="failed", text=HOSTILE, rank=0))
+    return run
+
+
+CASES: dict[str, Callable[[Stage], list[list[str]]]] = {
+    "run": lambda s: [
+        ["run", "--name", "fails", "--max-restarts", "0", str(s.run.spec.script)],
+        ["run", "--name", HOSTILE, str(s.run.spec.script)],
+        ["run", "-q", "--name", "module", "--max-restarts", "0", "-m", HOSTILE],
+    ],
+    "resume": lambda s: [["resume", "hostile"], ["resume", HOSTILE]],
+    "ps": lambda s: [["ps"], ["ps", "--json"]],
+    "logs": lambda s: [["logs", "hostile"], ["logs", HOSTILE]],
+    "rm": lambda s: [["rm", HOSTILE], ["rm", "hostile"]],
+    "stop": lambda s: [["stop", HOSTILE]],
+    "scale": lambda s: [["scale", HOSTILE, "2"]],
+    "status": lambda s: [
+        ["status", "--address", s.address],
+        ["status", "--address", s.address, "--json"],
+        ["status", "--address", s.address, "--job", HOSTILE],
+        ["status", HOSTILE],
+    ],
+    "events": lambda s: [["events", "--state", str(s.state)], ["events", "--state", str(s.state), "--json"]],
+    "jobs ls": lambda s: [["jobs", "ls", "--address", f"unix:{s.place}/{NAME}", "--timeout-s", "0.1"]],
+    "jobs drop": lambda s: [["jobs", "drop", HOSTILE, "--address", s.address]],
+    "journal replay": lambda s: [
+        ["journal", "replay", "--state", str(s.state)],
+        ["journal", "replay", "--state", str(s.state), "--json"],
+    ],
+    "journal backup": lambda s: [["journal", "backup", str(s.place / f"backup{NAME}"), "--state", str(s.state)]],
+    "checkpoints ls": lambda s: [["checkpoints", "ls", str(s.checkpoints)]],
+    "checkpoints show": lambda s: [
+        ["checkpoints", "show", str(s.checkpoints)],
+        ["checkpoints", "show", str(s.checkpoints), "--json"],
+    ],
+    "checkpoints verify": lambda s: [["checkpoints", "verify", str(s.checkpoints), "--id", HOSTILE]],
+    "checkpoints diff": lambda s: [["checkpoints", "diff", str(s.checkpoints), "1", HOSTILE]],
+    "checkpoints export": lambda s: [
+        ["checkpoints", "export", str(s.checkpoints), "--output", str(s.place / f"{NAME}.safetensors")]
+    ],
+    "checkpoints rm": lambda s: [["checkpoints", "rm", str(s.checkpoints), "--step", s.checkpoint_step(3)]],
+    "checkpoints compact": lambda s: [["checkpoints", "compact", str(s.checkpoints), "--id", HOSTILE]],
+    "checkpoints repair": lambda s: [["checkpoints", "repair", str(s.checkpoints), "--lift", HOSTILE]],
+    "data plan": lambda s: [["data", "plan", str(s.data)], ["data", "plan", str(s.data), "--json"]],
+    "data peek": lambda s: [["data", "peek", str(s.data)], ["data", "peek", str(s.data), "--json"]],
+    "data bench": lambda s: [["data", "bench", str(s.data), "--output-format", HOSTILE]],
+    "coordinator": lambda s: [["coordinator", "--config", str(s.place / NAME / "none.yaml")]],
+    "relay": lambda s: [["relay", "--upstream", f"unix:{s.place}/{NAME}", "--listen", HOSTILE, "--timeout-s", "0.1"]],
+    "certs": lambda s: [["certs", str(s.place / NAME / "certs")]],
+    "bench": lambda s: [["bench", HOSTILE]],
+    "demo": lambda s: [["demo", "--keep", str(s.checkpoints)]],
+    "doctor": lambda s: [["doctor", "--path", str(s.checkpoints)], ["doctor", "--path", str(s.checkpoints), "--json"]],
+}
+
+
+LOGS = ("run", "resume", "logs")
+"""Commands that print the lines of a log, which are the worker's own."""
+
+
+def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
+    below = getattr(command, "commands", None)
+    if below is None:
+        yield " ".join(path)
+    else:
+        for name, each in below.items():
+            yield from commands(each, (*path, name))
+
+
+def printed(arguments: list[str]) -> str:
+    out = io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(out),
+        contextlib.suppress(SystemExit),
+    ):
+        patch.setattr(sys, "stdin", io.StringIO("n\n"))
+        cli.main(arguments)
+    return out.getvalue()
+
+
+def test_every_command_is_given_hostile_text() -> None:
+    assert set(commands(typer.main.get_command(app))) == CASES.keys()
+
+
+@pytest.mark.parametrize("command", CASES)
+@pytest.mark.timeout(60)
+def test_no_command_lets_foreign_text_reach_the_terminal(command: str, stage: Stage) -> None:
+    for arguments in CASES[command](stage):
+        shown = printed(arguments)
+
+        assert "FORGED" in shown, f"no foreign text came through: {arguments}"
+        assert [c for c in shown if not c.isprintable() and c != "\n"] == []
+        assert command in LOGS or not any(line.strip().startswith("FORGED") for line in shown.split("\n")), shown
+        assert shown.count("FORGED\\x08\\x7f") == shown.count("FORGED\\x08\\x7f[bold]"), "markup was obeyed"
+        if "--json" in arguments:
+            assert [json.loads(line) for line in shown.splitlines()] != []
+
+
+@pytest.mark.parametrize("bad", ["a/../../b", "a//b", "a/./b", "a/", "a/.."])
+def test_an_id_that_reads_as_a_path_to_elsewhere_is_refused(bad: str, stage: Stage) -> None:
+    with CoordinatorClient(stage.address) as client:
+        for call in (
+            lambda: client.register_worker("w", job_id=bad),
+            lambda: client.register_worker(bad, job_id="job"),
+            lambda: client.register_dataset(bad, job_id="job", total_samples=1, shard_size=1),
+        ):
+            with pytest.raises(InvalidArgument, match="path to elsewhere"):
+                call()
+    assert "cannot be a directory's" in printed(["run", "--name", bad, __file__])

@@ -1,0 +1,169 @@
+"""Logs are read on through rotations, and shown while they are written."""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strata.clock import ManualClock
+from strata.errors import ConfigError
+from strata.launch.last_words import last_lines
+from strata.launch.logs import SKIPPED, LogReader, append, previous
+from strata.launch.run_directory import RunDirectory, RunStatus, create
+from strata.launch.showing import MAX_UNSAID, PlainShower
+from strata.launch.spec import RunSpec, Size
+from strata.launch.streaming import Streaming, which_of
+from strata.launch.timeline import RunEvent
+
+
+def add(path: Path, text: str) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(text)
+
+
+def rotate(path: Path) -> None:
+    path.replace(previous(path))
+
+
+def said(reader: LogReader, *, is_last_look: bool = False) -> list[str]:
+    return [line for lines in reader.lines(is_last_look=is_last_look) for line in lines]
+
+
+def test_a_reader_misses_nothing_when_the_log_is_rotated_between_two_looks(tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    reader = LogReader(log)
+    assert said(reader) == []
+    add(log, "a\nb\nhalf ")
+    assert said(reader) == ["a", "b"]
+    add(log, "a line\nc\n")
+    rotate(log)
+    assert said(reader) == []
+    add(log, "d\nno end")
+    assert said(reader) == ["half a line", "c", "d"]
+    assert said(reader, is_last_look=True) == ["no end"]
+
+
+def test_a_reader_that_was_too_slow_says_so(tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    reader = LogReader(log)
+    add(log, "a\n")
+    assert said(reader) == ["a"]
+    for text in ("b\n", "c\n", "d\n"):
+        rotate(log)
+        add(log, text)
+    assert said(reader) == [*SKIPPED.decode().splitlines(), "c", "d"]
+
+
+@given(num_lines=st.integers(0, 8), num_old=st.integers(0, 5), num_new=st.integers(0, 5))
+def test_the_last_lines_are_found_in_both_halves(num_lines: int, num_old: int, num_new: int) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        log = Path(place) / "rank-0.log"
+        lines = [f"line {n}" for n in range(num_old + num_new)]
+        add(log, "".join(f"{line}\n" for line in lines[:num_old]))
+        rotate(log)
+        add(log, "".join(f"{line}\n" for line in lines[num_old:]))
+
+        expected = lines[-num_lines:] if num_lines else []
+        assert said(LogReader(log, num_lines)) == expected
+        if num_lines:
+            assert last_lines(log, num_lines) == expected
+
+
+def test_what_comes_from_another_machine_is_bounded_as_there(tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    for number in range(1_000):
+        append(log, b"line %03d\n" % number, max_bytes=200)
+
+    assert log.stat().st_size + previous(log).stat().st_size <= 200 + 9
+    assert last_lines(log, 5) == [f"line {number}" for number in range(995, 1_000)]
+
+
+# -- shown while it runs ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
+    monkeypatch.setenv("STRATA_RUNS_DIR", str(tmp_path))
+    return create(RunSpec(name="job", script="/t.py", directory="/", checkpoints="/c", workers=Size(2, 2)))
+
+
+def streaming(run: RunDirectory, which: Any) -> tuple[Streaming, io.StringIO, io.StringIO]:
+    events, output = io.StringIO(), io.StringIO()
+    return Streaming(run, PlainShower(events, ManualClock(), output), which), events, output
+
+
+@pytest.mark.parametrize(
+    ("which", "expected"),
+    [("auto", "[0] a\n"), ("rank0", "[0] a\n"), ("all", "[0] a\n[1] b\n"), ("none", "")],
+)
+def test_the_chosen_ranks_are_shown_with_their_numbers(run: RunDirectory, which: str, expected: str) -> None:
+    shown, _, output = streaming(run, which)
+    add(run.log_path(0, 0), "a\n")
+    add(run.log_path(0, 1), "b\n")
+    shown.look()
+    shown.close()
+    assert output.getvalue() == expected
+
+
+def test_an_event_comes_after_what_was_written_before_it(run: RunDirectory) -> None:
+    out = io.StringIO()
+    shown = Streaming(run, PlainShower(out, ManualClock(), out), "auto")
+    add(run.log_path(0, 0), "\x1b[31mred\x1b[0m\x1b]0;title\x07\nlast words")
+    add(run.log_path(1, 0), "the next attempt\nhas no end")
+    shown.say(RunEvent(at_s=ManualClock().wall_s(), monotonic_s=0.0, what="failed", text="rank 0"))
+    shown.close()
+    assert [line.strip() for line in out.getvalue().splitlines()] == [
+        "[0] red",
+        "[0] last words",
+        "[0] the next attempt",
+        "0.00 s  failed: rank 0",
+        "[0] has no end",
+    ]
+
+
+def test_a_resumed_run_does_not_show_its_past_again(run: RunDirectory) -> None:
+    add(run.log_path(0, 0), "past\n")
+    run.write_status(msgspec.structs.replace(RunStatus.of_this_process(now_s=0.0), state="stopped", attempt=0))
+    shown, _, output = streaming(run, "auto")
+    add(run.log_path(1, 0), "now\n")
+    shown.close()
+    assert output.getvalue() == "[0] now\n"
+
+
+def test_who_reads_too_slowly_is_told_how_much_was_left_out() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w", encoding="utf-8") as output:
+        shower = PlainShower(io.StringIO(), ManualClock(), output)
+        for number in range(30):
+            shower.write(0, [f"line {number} {'x' * 50} {n}" for n in range(1_000)])
+        got = b""
+        for _ in range(200):
+            shower.write(0, [])
+            os.set_blocking(reading, False)
+            try:
+                while block := os.read(reading, 1 << 20):
+                    got += block
+            except BlockingIOError:
+                pass
+        shower.close()
+    lines = got.decode().splitlines()
+    os.close(reading)
+    left_out = [line for line in lines if line.startswith("[strata: ")]
+    assert len(left_out) == 1
+    assert "`strata logs` shows all" in left_out[0]
+    assert len(lines) - 1 + int(left_out[0].split()[1].replace(",", "")) == 30_000
+    assert len(lines) > MAX_UNSAID
+    assert lines[-1].endswith(" 999")
+
+
+def test_another_choice_is_refused() -> None:
+    with pytest.raises(ConfigError, match="none of auto, all, rank0, none"):
+        which_of("rank1")
