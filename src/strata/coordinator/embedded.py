@@ -39,7 +39,7 @@ class EmbeddedCoordinator:
         self._server: CoordinatorServer | None = None
         self._loop = shared_loop()
         self._home = Home()
-        self._stay: Callable[[], None] = lambda: None
+        self._withdraw_hook: Callable[[], None] = lambda: None
 
     def start(self) -> Self:
         try:
@@ -47,14 +47,14 @@ class EmbeddedCoordinator:
         except BaseException:
             self.stop()
             raise
-        self._stay = at_exit(self.stop)
+        self._withdraw_hook = at_exit(self.stop)
         return self
 
     def stop(self) -> None:
         """May be called again. Does nothing in a forked child: the coordinator is its parent's."""
         if not self._home.is_here:
             return
-        self._stay()
+        self._withdraw_hook()
         server, self._server = self._server, None
         if server is not None:
             try:

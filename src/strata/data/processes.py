@@ -188,8 +188,9 @@ def _end(process: ForkServerProcess, connection: Connection[Any, Any]) -> None:
     process.join(GRACE_S)
     if process.is_alive():
         process.kill()
-        process.join()
-    process.close()
+        process.join(GRACE_S)
+    with contextlib.suppress(ValueError):  # the kernel does not let it go yet: Python reaps it later
+        process.close()
 
 
 def _mapped(handle: int, num_bytes: int) -> pa.Table:

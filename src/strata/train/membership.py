@@ -156,7 +156,7 @@ class JoinedMembership:
         """Heard and not yet followed."""
         self._listener = threading.Thread(target=self._listen, name="strata-context", daemon=True)
         self._listener.start()
-        self._leave_at_exit = at_exit(lambda: self.leave(together=False))
+        self._withdraw_hook = at_exit(lambda: self.leave(together=False))
 
     @property
     def worker(self) -> Worker:
@@ -224,7 +224,7 @@ class JoinedMembership:
 
     def leave(self, *, together: bool) -> None:
         """`together`: not before all ranks do, since a checkpoint of theirs may still need this one's word."""
-        self._leave_at_exit()
+        self._withdraw_hook()
         self._is_leaving.set()
         if self._has_stepped:
             note_last_step(os.environ, self._step)

@@ -11,6 +11,7 @@ import concurrent.futures
 import contextlib
 import functools
 import logging
+import math
 import threading
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -83,22 +84,20 @@ class LoopThread:
             raise
 
     def _result(self, future: concurrent.futures.Future[T], timeout_s: float | None) -> T:
-        left_s = timeout_s
-        while not future.done():
-            look_s = LOOK_S if left_s is None else min(left_s, LOOK_S)
-            concurrent.futures.wait([future], look_s)
-            if future.done():
-                break
+        left_s = math.inf if timeout_s is None else timeout_s
+        while True:
+            try:
+                return future.result(min(left_s, LOOK_S))
+            except concurrent.futures.CancelledError:  # by `stop`
+                raise _stopped() from None
+            except TimeoutError:
+                if future.done():  # just now, or it is the work's own
+                    return future.result()
             if not self._thread.is_alive():
                 raise _stopped()
-            if left_s is not None:
-                left_s -= look_s
-                if left_s <= 0:
-                    raise TimeoutError(f"no answer within {timeout_s:g} s")
-        try:
-            return future.result()
-        except concurrent.futures.CancelledError:  # by `stop`
-            raise _stopped() from None
+            left_s -= LOOK_S
+            if left_s <= 0:
+                raise TimeoutError(f"no answer within {timeout_s:g} s")
 
     def stop(self) -> None:
         if self.usable:
@@ -163,7 +162,7 @@ class CoordinatorClient:
         self._loop = shared_loop()
         self._client = self._loop.run(_made(address, config, security))
         self._home = Home()
-        self._stay_open: Callable[[], None] = lambda: None
+        self._withdraw_hook: Callable[[], None] = lambda: None
 
     def __enter__(self) -> Self:
         self.connect()
@@ -177,15 +176,15 @@ class CoordinatorClient:
     def connect(self) -> None:
         """Opens the session, until `close` or the end of the process; a second call does nothing."""
         self._loop.run(self._client.connect())
-        self._stay_open()
-        self._stay_open = at_exit(functools.partial(_close, self._loop, self._client))
+        self._withdraw_hook()
+        self._withdraw_hook = at_exit(functools.partial(_close, self._loop, self._client))
 
     def close(self) -> None:
         """Hangs up. Workers that did not deregister are declared dead after a moment. Forked children have nothing to
         close.
         """
         if self._home.is_here:
-            self._stay_open()
+            self._withdraw_hook()
             _close(self._loop, self._client)
 
     @property
