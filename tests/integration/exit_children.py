@@ -28,7 +28,7 @@ import strata
 import strata.coordinator.embedded
 import strata.train.joining
 from strata.coordinator.embedded import EmbeddedCoordinator
-from strata.launch.contract import Place, environment
+from strata.launch.contract import NOTE, Place, environment
 
 DEADLINE_S = 25
 """For processes that end by themselves; one that hangs is ended, and its stacks are shown."""
@@ -238,7 +238,9 @@ def run_all(cases: list[str]) -> str:
     for number, code in enumerate(codes):
         place = Path(f"case-{number}")
         left = sorted(path.name for path in (place / "tmp").iterdir() if path.name.startswith(("strata", ".strata")))
-        found.append({"code": code, "output": (place / "output").read_text(), "left": left})
+        lines = (place / "output").read_text().splitlines(keepends=True)
+        output = "".join(line for line in lines if not line.startswith(NOTE))
+        found.append({"code": code, "output": output, "left": left})
     print(json.dumps(found))
     os._exit(0)
 

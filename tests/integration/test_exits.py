@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from exit_children import DEADLINE_S, ENDINGS
 
+from strata.launch.contract import NOTE
+
 CHILDREN = Path(__file__).parent / "exit_children.py"
 
 FORMS = (
@@ -66,4 +68,5 @@ def test_the_shortest_script_ends(tmp_path: Path) -> None:
         [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )
 
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert [line[: len(NOTE)] for line in done.stderr.splitlines()] == [NOTE]

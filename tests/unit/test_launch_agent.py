@@ -184,7 +184,7 @@ def test_a_node_that_is_leaving_is_left_although_the_others_have_room_for_all(tm
 def saved_by(num_workers: int) -> Any:
     """A checkpoint that only so many workers can go on from."""
     metadata = {NEEDED_WORLD_SIZE: str(num_workers)}
-    return SimpleNamespace(checkpoint=SimpleNamespace(step=3), metadata=metadata, committed_at_s=0.0)
+    return SimpleNamespace(checkpoint=SimpleNamespace(step=3, path="/k/step-3"), metadata=metadata, committed_at_s=0.0)
 
 
 def test_workers_whose_loaders_cannot_be_divided_are_not_scaled(tmp_path: Path) -> None:

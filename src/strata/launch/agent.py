@@ -246,8 +246,7 @@ class Agent:
                     self._note(what, text, attempt=of_attempt, rank=rank)
                 case Finish():
                     self.finish = order
-                    with contextlib.suppress(StrataError):  # the last one came after the last look
-                        self._checkpoint = await self._client.latest_checkpoint(job_id=self._spec.name)
+                    await self._learn_checkpoint()  # it may have come after the last look
                     self._note("finished", f"{order.outcome}: {order.reason}")
                     self._show()
                     self._is_over.set()
