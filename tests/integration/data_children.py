@@ -10,6 +10,8 @@ import os
 import signal
 import sys
 import time
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -36,6 +38,19 @@ def fatal(batch: pa.RecordBatch) -> pa.RecordBatch:
     if POISONED in batch["id"].to_pylist():
         os.kill(os.getpid(), signal.SIGKILL)
     return batch
+
+
+@dataclass(frozen=True)
+class FatalOnce:
+    """Ends its process at the first unit that any process decodes."""
+
+    mark: Path
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return batch
 
 
 def endless(batch: pa.RecordBatch) -> pa.RecordBatch:
