@@ -339,7 +339,7 @@ class Dataset:
             num_splits=self.plan.num_splits,
             is_local=self._recipe.source.is_local,
             num_ranks=self.ranks.num_ranks,
-            unit_name=self._recipe.formats[min(formats)].unit_name,
+            unit_name=self._recipe.formats[min(formats)].unit_name if formats else "row group",
             worker_type=self.delivery.worker_type,
             num_cpus=len(os.sched_getaffinity(0)),
         )

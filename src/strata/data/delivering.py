@@ -156,7 +156,7 @@ def delivered_schema(plan: Plan) -> pa.Schema:
 
 def lanes_that_fit(plan: Plan, budget_bytes: int, at_most: int) -> int:
     """How many decoded units a rank may hold at once: a lane has one, and the next is being decoded."""
-    return max(1, min(at_most, budget_bytes // (int(plan.unit_rows.max()) * row_bytes(plan))))
+    return max(1, min(at_most, budget_bytes // (int(plan.unit_rows.max(initial=1)) * row_bytes(plan))))
 
 
 def row_bytes(plan: Plan) -> int:
