@@ -255,5 +255,30 @@ def codes(path: str, meeting: str, rank: str, num_ranks: str) -> None:
     distributed.destroy_process_group()
 
 
+def hold(path: str, output_format: str, split_bytes: str) -> None:
+    """Reads a shuffled epoch; prints the lanes, and the most bytes by the loader's count and by the process's."""
+    from strata import StructuredDataset
+
+    def own_bytes() -> int:
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("Pss_Anon:"))
+
+    loader, dataset = StructuredDataset.create_dataloader(
+        path,
+        batch_size=1000,
+        shuffle=True,
+        shuffle_buffer_size=20_000,
+        split_bytes=int(split_bytes),
+        num_workers=1,
+        output_format=output_format,
+    )
+    before = most = own_bytes()
+    for number, _ in enumerate(loader):
+        if number % 20 == 0:
+            most = max(most, own_bytes())
+    metrics = dataset.get_metrics()
+    print(json.dumps([dataset.state_dict()["lanes"], metrics.peak_buffered_bytes, most - before]))
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](*sys.argv[2:])

@@ -39,6 +39,7 @@ from strata.errors import (
     InvalidArgument,
     NoData,
     NullsFound,
+    SchemaMismatch,
     StrataError,
     TransformFailed,
 )
@@ -697,3 +698,89 @@ def test_hive_keys_in_the_path_of_a_file_are_columns_as_in_pyarrow(tmp_path: Pat
     assert columns([one, str(tmp_path / "split=test" / "day=1" / "0.parquet")]) == {"split": "test", "day": 1}
     assert columns(one, partitioning=None) == {}
     assert columns(one, filters="split == 'train'") == {"split": "train", "day": 1}
+
+
+# Text that is not as it should be
+
+
+@pytest.mark.parametrize("num_before", [1, 200_000])
+@pytest.mark.parametrize("schema", [None, pa.schema([("a", pa.string())])])
+def test_json_of_mixed_types_is_not_told_to_try_a_schema(
+    tmp_path: Path, num_before: int, schema: pa.Schema | None
+) -> None:
+    (tmp_path / "a.jsonl").write_text('{"a": 1}\n' * num_before + '{"a": "x"}\n')
+    with pytest.raises((DataFileInvalid, SchemaMismatch), match="write them alike, for example all as strings") as told:
+        list(open_loader(tmp_path, schema=schema)[0])
+    assert "schema=pa.schema" not in str(told.value)
+
+
+@pytest.mark.parametrize("num_before", [0, 300_000])
+@pytest.mark.parametrize(
+    ("line", "cure"),
+    [
+        (b"3,\xff\xfe\n", r"not in UTF-8: save the file as UTF-8, or read the column as bytes with schema="),
+        (b"3\n", r"Expected 2 columns, got 1.*every record needs as many fields as the first one"),
+    ],
+)
+def test_what_is_wrong_with_a_csv_is_told_with_a_cure_that_helps(
+    tmp_path: Path, num_before: int, line: bytes, cure: str
+) -> None:
+    (tmp_path / "a.csv").write_bytes(b"a,b\n1,x\n" + b"2,y\n" * num_before + line)
+    text, binary = (pa.schema([("b", kind)]) for kind in (pa.string(), pa.binary()))
+    with pytest.raises(DataFileInvalid, match=cure):
+        list(open_loader(tmp_path, schema=text)[0])
+    if b"\xff" in line:
+        loader, _ = open_loader(tmp_path, schema=binary)
+        assert sum(len(batch["a"]) for batch in loader) == num_before + 2
+
+
+@pytest.mark.parametrize("rewrite", ["in place", "replaced", "broken"])
+def test_a_csv_that_is_rewritten_during_an_epoch_has_changed(tmp_path: Path, rewrite: str) -> None:
+    """With as many bytes and records as before: nothing but its contents tells."""
+    path = tmp_path / "a.csv"
+    path.write_text("a,b\n" + "".join(f"{number:06},x\n" for number in range(20_000)))
+    loader, _ = open_loader(path, num_workers=1, split_bytes=2_000, prefetch_bytes=1)
+    batches = iter(loader)
+    next(batches)
+    changed = path.read_text().replace(",x\n", ",y\n" if rewrite != "broken" else "xx\n")
+    if rewrite == "replaced":
+        (tmp_path / "new").write_text(changed)
+        (tmp_path / "new").rename(path)
+    else:
+        path.write_text(changed)
+    with pytest.raises(DataFileChanged, match=r"a\.csv was rewritten since it was planned; make the dataset anew"):
+        list(batches)
+
+
+def test_a_csv_that_is_touched_during_an_epoch_is_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("a\n" + "".join(f"{number:06}\n" for number in range(20_000)))
+    loader, _ = open_loader(path, num_workers=1, split_bytes=2_000, prefetch_bytes=1)
+    batches = iter(loader)
+    num_rows = len(next(batches)["a"])
+    os.utime(path, ns=(1, 1))
+    assert num_rows + sum(len(batch["a"]) for batch in batches) == 20_000
+
+
+# Several threads
+
+
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_threads_that_share_an_iterator_take_turns(folder: Path, is_prepared: bool) -> None:
+    loader, dataset = open_loader(folder, batch_size=7, shuffle=True)
+    loader._is_prepared = is_prepared  # as with an accelerator: batches then go through a generator
+    batches = iter(loader)
+    found: list[list[int]] = [[] for _ in range(4)]
+
+    def take(mine: list[int]) -> None:
+        for batch in batches:
+            mine += batch["id"].tolist()
+
+    threads = [threading.Thread(target=take, args=(mine,)) for mine in found]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert sorted(number for mine in found for number in mine) == list(range(NUM_ROWS))
+    assert dataset.position == NUM_ROWS
+    assert our_threads() == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Self
 
@@ -28,7 +29,10 @@ CLOSED = (
 
 
 class Pass:
-    """An iterator over batches. Leaving the loop, by its end or in any other way, ends the threads."""
+    """An iterator over batches. Leaving the loop, by its end or in any other way, ends the threads.
+
+    Several threads may call `next`: they take turns, and each batch goes to one of them.
+    """
 
     def __init__(
         self,
@@ -58,6 +62,7 @@ class Pass:
         self.is_exhausted = False
         self._is_closed = False
         self._pid = os.getpid()
+        self._turn = threading.RLock()  # collate_fn may ask for a batch, too
         if pipeline is not None:
             # However the caller forgets this iterator, its threads end.
             self._finalizer = weakref.finalize(self, pipeline.close)
@@ -81,6 +86,10 @@ class Pass:
         return stop - start
 
     def __next__(self) -> Any:
+        with self._turn:
+            return self._next()
+
+    def _next(self) -> Any:
         if self.is_exhausted or (self._is_closed and self.is_last):
             raise StopIteration
         if self._is_closed:
