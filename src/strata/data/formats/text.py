@@ -412,9 +412,12 @@ class TextReader:
                 if text.hash_all() == self._version:
                     self._unchanged = found
                     return
-        raise DataFileChanged(
-            f"{self._file.name} was rewritten since it was planned; make the dataset anew, and write new data to new "
-            "files"
+        raise self._rewritten()
+
+    def _rewritten(self) -> DataFileChanged:
+        return DataFileChanged(
+            f"{self._file.name} is not the file that was planned: it was rewritten since; make the dataset anew, and "
+            "write new data to new files"
         )
 
     def _read_compressed(self, unit: Unit, columns: Sequence[str]) -> pa.Table:
@@ -435,7 +438,7 @@ class TextReader:
         """After a file was read as a whole: is it the one that was planned?"""
         self.bytes_read += text.bytes_read
         if text.version != self._version:
-            raise DataFileChanged(f"{self._file.name} is not the file that was planned; plan again, or bring it back")
+            raise self._rewritten()
 
     def _parse(self, unit: Unit, data: pa.Buffer | memoryview, columns: Sequence[str]) -> pa.Table:
         return self._parsed(

@@ -24,6 +24,7 @@ from pyiceberg.expressions import (
     LessThanOrEqual,
     NotNull,
     Or,
+    Reference,
 )
 from pyiceberg.expressions import parser as iceberg_parser
 from pyiceberg.expressions.visitors import bind, extract_field_ids
@@ -180,12 +181,12 @@ def _membership(node: expressions.Call, schema: Schema) -> BooleanExpression | N
     if name is None:
         return None
     if node.function == "is_valid":
-        return NotNull(name)
+        return NotNull(term=Reference(name))
     if node.function == "is_null" and not options.get("nan_is_null"):
-        return IsNull(name)
+        return IsNull(term=Reference(name))
     if node.function == "is_in" and node.options is not None:
         values = [_exact(value, name, schema) for value in node.options.field("value_set").values]
-        return None if None in values else In(name, values)
+        return None if None in values else In(term=Reference(name), values=set(values))
     return None
 
 
