@@ -447,7 +447,9 @@ class FormatContract:
         file = self.plant(tmp_path, written, 500)
         facts = self.inspect(file)
         bad = facts.units[1]
+        time_ns = Path(file.path).stat().st_mtime_ns
         self.damage(Path(file.path), bad)
+        os.utime(file.path, ns=(time_ns, time_ns))  # as a disk would do it: otherwise the file was rewritten
         expected = self.as_stored(written)
         with self.opened(file, facts) as reader:
             for unit in facts.units:

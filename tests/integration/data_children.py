@@ -10,6 +10,8 @@ import os
 import signal
 import sys
 import time
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -36,6 +38,19 @@ def fatal(batch: pa.RecordBatch) -> pa.RecordBatch:
     if POISONED in batch["id"].to_pylist():
         os.kill(os.getpid(), signal.SIGKILL)
     return batch
+
+
+@dataclass(frozen=True)
+class FatalOnce:
+    """Ends its process at the first unit that any process decodes."""
+
+    mark: Path
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return batch
 
 
 def endless(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -238,6 +253,31 @@ def codes(path: str, meeting: str, rank: str, num_ranks: str) -> None:
     distributed.barrier()
     say(**told, refusal=refusal)
     distributed.destroy_process_group()
+
+
+def hold(path: str, output_format: str, split_bytes: str) -> None:
+    """Reads a shuffled epoch; prints the lanes, and the most bytes by the loader's count and by the process's."""
+    from strata import StructuredDataset
+
+    def own_bytes() -> int:
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("Pss_Anon:"))
+
+    loader, dataset = StructuredDataset.create_dataloader(
+        path,
+        batch_size=1000,
+        shuffle=True,
+        shuffle_buffer_size=20_000,
+        split_bytes=int(split_bytes),
+        num_workers=1,
+        output_format=output_format,
+    )
+    before = most = own_bytes()
+    for number, _ in enumerate(loader):
+        if number % 20 == 0:
+            most = max(most, own_bytes())
+    metrics = dataset.get_metrics()
+    print(json.dumps([dataset.state_dict()["lanes"], metrics.peak_buffered_bytes, most - before]))
 
 
 if __name__ == "__main__":

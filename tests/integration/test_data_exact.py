@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -12,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import data_children
 import fsspec.implementations.local
 import numpy as np
 import pyarrow as pa
@@ -663,3 +666,29 @@ def test_no_more_is_held_of_rows_that_are_wider_than_anybody_knew(wide_files: Pa
     # What is decoded before anybody knows: as many row groups as lanes and workers begin with.
     first = 10 * group_rows * row_bytes
     assert peak <= window_rows * row_bytes + 2 * split_bytes * 2 + first < 10_000 * row_bytes / 2
+
+
+@pytest.fixture(scope="module")
+def categories(root: Path) -> Path:
+    """Strings of 100 characters of which files hold 50, and a code for each row. As pandas writes a Categorical."""
+    (root / "categories").mkdir()
+    words = pa.array([f"{number:02}" * 50 for number in range(50)])
+    for number in range(10):
+        codes = pa.array(np.random.default_rng(number).integers(50, size=100_000).astype(np.int8))
+        table = pa.table({"word": pa.DictionaryArray.from_arrays(codes, words)})
+        pq.write_table(table, root / "categories" / f"{number}.parquet")
+    return root / "categories"
+
+
+@pytest.mark.parametrize("output_format", ["numpy", "arrow"])
+def test_no_more_is_held_of_strings_that_a_dictionary_makes_small(categories: Path, output_format: str) -> None:
+    """The process itself is measured, too: allocators keep some of what is freed, Python objects are larger."""
+    row_bytes, group_rows, window_rows = 108, 100_000, 20_000
+    split_bytes = 2 * group_rows * row_bytes
+    command = [sys.executable, data_children.__file__, "hold", str(categories), output_format, str(split_bytes)]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    lanes, peak_bytes, process_bytes = json.loads(told)
+    promised = window_rows * row_bytes + 2 * split_bytes
+    assert lanes == (2 if output_format == "numpy" else 8)  # in Arrow's form it stays a dictionary
+    assert peak_bytes <= promised
+    assert process_bytes <= 2 * promised < 10 * group_rows * row_bytes

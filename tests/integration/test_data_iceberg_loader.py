@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from iceberg_tables import Warehouse
 from pyiceberg.schema import Schema
@@ -14,7 +15,7 @@ from pyiceberg.table import Table
 from pyiceberg.types import DoubleType, LongType, NestedField
 
 from strata import IcebergDataset
-from strata.errors import PlanChanged
+from strata.errors import InvalidArgument, NoData, PlanChanged, SchemaMismatch
 
 SCHEMA = Schema(NestedField(1, "id", LongType()), NestedField(2, "score", DoubleType()))
 IDS = {"id": 1, "score": 2}
@@ -94,3 +95,54 @@ def test_a_state_outlives_later_writes_if_the_snapshot_is_named(warehouse: Wareh
         seen += batch["id"].tolist()
     assert sorted(seen) == LEFT
     assert sorted(next(iter(load(table)))) == ["id", "points"]
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [
+        "id >= 100 and score < 60.0",
+        [("id", ">=", 100), ("score", "<", 60.0)],
+        (pc.field("id") >= 100) & (pc.field("score") < 60.0),
+        "100 <= id and not score >= 60.0",
+        "id in (100, 101, 102, 103, 104, 105, 106, 107, 108, 109, 110, 111, 112, 113, 114, 115, 116, 117, 118, 119)",
+    ],
+)
+def test_filters_are_written_as_for_files_and_leave_out_files(warehouse: Warehouse, filters: Any) -> None:
+    made = warehouse.create("bounded", SCHEMA)
+    made.append(rows(0, 95))
+    made.append(rows(95, 130))
+    loader = load(made, filters=filters)
+    assert sorted(number for batch in loader for number in batch["id"].tolist()) == list(range(100, 120))
+    assert loader.dataset.plan.pruning.num_files_pruned == 1
+
+
+def test_rows_must_pass_both_filters(table: Table) -> None:
+    loader = load(table, filters="id < 20", scan_filter="id >= 10 and score < 8.0")
+    assert sorted(number for batch in loader for number in batch["id"].tolist()) == [10, 11, 12, 13, 14, 15]
+
+
+def test_a_filter_that_cannot_be_asked_is_refused(table: Table) -> None:
+    with pytest.raises(SchemaMismatch, match="uses column 'idd', which is not there; did you mean 'id'") as refused:
+        load(table, filters="idd > 3")
+    assert refused.value.field == "filters"
+    with pytest.raises(InvalidArgument, match="give a pyarrow expression"):
+        load(table, filters=3)
+
+
+def test_no_file_is_left_out_whose_nan_passes_a_negated_comparison(warehouse: Warehouse) -> None:
+    made = warehouse.create("nans", SCHEMA)
+    warehouse.add_parquet(made, pa.table({"id": [1, 2], "score": [5.0, float("nan")]}), ids=IDS, row_group_size=10)
+    loader = load(made, filters="not score > 3")
+    assert [number for batch in loader for number in batch["id"].tolist()] == [2]
+
+
+@pytest.mark.parametrize("filters", ["id < 0", "score > 1000.5", "id > 50 and score < 0"])
+def test_a_filter_that_no_row_passes_gives_an_empty_loader_where_one_is_wanted(table: Table, filters: str) -> None:
+    with pytest.raises(NoData, match=r"no row passes the filter.*on_empty='empty'"):
+        load(table, filters=filters)
+    loader = load(table, filters=filters, on_empty="empty", shuffle=True, shuffle_buffer_size=None)
+    assert (len(loader), list(loader)) == (0, [])
+    loader.load_state_dict(loader.state_dict())
+    assert list(loader) == []
+    with pytest.raises(InvalidArgument, match="the state has no version"):
+        loader.load_state_dict({name: value for name, value in loader.state_dict().items() if name != "version"})

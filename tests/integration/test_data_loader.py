@@ -23,6 +23,7 @@ import numpy as np
 import pandas as pd
 import psutil
 import pyarrow as pa
+import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -36,7 +37,9 @@ from strata.errors import (
     DataFileMissing,
     DataWorkerDied,
     InvalidArgument,
+    NoData,
     NullsFound,
+    SchemaMismatch,
     StrataError,
     TransformFailed,
 )
@@ -486,6 +489,20 @@ def test_the_death_of_a_worker_process_is_told(folder: Path) -> None:
     assert our_processes() == []
 
 
+def test_after_the_death_of_a_worker_process_the_next_loop_has_a_fresh_one(folder: Path, tmp_path: Path) -> None:
+    fatal = data_children.FatalOnce(tmp_path / "died")
+    loader, dataset = open_loader(folder, transform=fatal, worker_type="process", num_workers=1)
+    with pytest.raises(DataWorkerDied):
+        list(loader)
+    assert sum(len(batch["id"]) for batch in loader) == NUM_ROWS
+    (process,) = our_processes()
+    process.kill()
+    process.wait(DEADLINE_S)
+    assert sum(len(batch["id"]) for batch in loader) == NUM_ROWS  # one that died between two loops is replaced
+    dataset.close()
+    assert our_processes() == []
+
+
 def test_a_transform_that_other_processes_cannot_find_is_refused_with_the_cure(folder: Path) -> None:
     loader, dataset = open_loader(folder, transform=lambda batch: batch, worker_type="process")
     with pytest.raises(InvalidArgument, match="Define the transform at the top level of a module") as refused:
@@ -583,4 +600,187 @@ def test_a_file_that_is_rewritten_in_mid_epoch_is_refused(tmp_path: Path, monkey
     write_ids(tmp_path / "10.parquet", 1_000_000, 70_000, group_rows=70_000)
     with pytest.raises(DataFileChanged, match=r"10\.parquet"):
         list(batches)
+    assert our_threads() == []
+
+
+def test_a_link_that_leads_nowhere_is_skipped_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_ids(tmp_path / "0.parquet", 0, 500)
+    (tmp_path / "1.parquet").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(DataFileMissing, match=r"1\.parquet is a link to something that is not there"):
+        open_loader(tmp_path)
+    loader, dataset = open_loader(tmp_path, on_error="skip")
+    assert sum(len(batch["id"]) for batch in loader) == 500
+    assert dataset.plan.pruning.num_files_skipped == dataset.get_metrics().plan_skipped_files == 1
+    assert dataset.plan.pruning.skipped[0][0] == "1.parquet"
+    assert "left out of the plan, because it cannot be read: 1.parquet" in caplog.text
+    (tmp_path / "0.parquet").unlink()
+    with pytest.raises(DataFileMissing):
+        open_loader(tmp_path, on_error="skip")
+
+
+# No rows
+
+
+@pytest.mark.parametrize("filters", ["id < 0", "day == 9", "day == 1 and x > 1e9"])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_filter_that_no_row_passes_gives_an_empty_loader_where_one_is_wanted(
+    tmp_path: Path, filters: str, shuffle: bool
+) -> None:
+    for day in (1, 2):
+        (tmp_path / f"day={day}").mkdir()
+        write_ids(tmp_path / f"day={day}" / "0.parquet", 0, 500)
+    with pytest.raises(NoData, match=r"no row passes the filter.*on_empty='empty'"):
+        open_loader(tmp_path, filters=filters, shuffle=shuffle)
+    states = []
+    for rank in range(2):
+        loader, dataset = open_loader(
+            tmp_path, filters=filters, shuffle=shuffle, on_empty="empty", rank=rank, num_ranks=2
+        )
+        assert (len(loader), dataset.plan.num_rows, dataset.epoch) == (0, 0, 0)
+        assert [policy.name for policy in dataset.policies] == ["id", "x", "day"]
+        assert list(loader) == list(loader) == []
+        states.append(json.loads(json.dumps(loader.state_dict())))
+        loader.load_state_dict(states[0])
+        assert list(loader) == []
+        dataset.set_epoch(3)
+        assert list(loader) == []
+        assert dataset.epoch == 3
+    assert states[0] == states[1]
+    full, _ = open_loader(tmp_path, filters="id < 10", on_empty="empty")
+    assert len(full) == 1
+
+
+def test_files_without_rows_give_an_empty_loader_where_one_is_wanted_and_a_missing_path_does_not(
+    tmp_path: Path,
+) -> None:
+    write_ids(tmp_path / "0.parquet", 0, 0)
+    with pytest.raises(NoData, match="there are no rows"):
+        open_loader(tmp_path)
+    loader, _ = open_loader(tmp_path, on_empty="empty", strings="codes")
+    assert list(loader) == []
+    with pytest.raises(NoData, match="there is nothing at"):
+        open_loader(tmp_path / "elsewhere", on_empty="empty")
+    with pytest.raises(InvalidArgument, match=r"on_empty='nothing'; use one of raise, empty"):
+        open_loader(tmp_path, on_empty="nothing")
+
+
+def test_none_is_the_default_window(folder: Path) -> None:
+    by_default, _ = open_loader(folder, shuffle=True)
+    by_none, dataset = open_loader(folder, shuffle=True, shuffle_buffer_size=None)
+    assert dataset.delivery.shuffle_buffer_size == 100_000
+    assert by_none.state_dict() == by_default.state_dict()
+
+
+# Hive partitions above the root
+
+
+def test_hive_keys_in_the_path_of_a_file_are_columns_as_in_pyarrow(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        for day in (1, 2):
+            path = tmp_path / f"split={split}" / f"day={day}" / "0.parquet"
+            path.parent.mkdir(parents=True)
+            write_ids(path, 0, 10)
+    train = tmp_path / "split=train"
+
+    def columns(path: Any, **options: Any) -> dict[str, Any]:
+        loader, _ = open_loader(path, **options)
+        (batch,) = loader
+        return {name: batch[name][0] for name in batch if name not in ("id", "x")}
+
+    def of_pyarrow(path: Any) -> set[str]:
+        return set(pads.dataset(path, format="parquet", partitioning="hive").schema.names) - {"id", "x"}
+
+    one, two = (str(train / f"day={day}" / "0.parquet") for day in (1, 2))
+    for path in (one, [one], [one, two], str(train), str(train / "day=1")):
+        assert columns(path).keys() == of_pyarrow(path), path
+    assert columns(one) == {"split": "train", "day": 1}
+    assert columns(f"{train}/day=1/*.parquet") == {"split": "train", "day": 1}
+    assert columns([one, str(tmp_path / "split=test" / "day=1" / "0.parquet")]) == {"split": "test", "day": 1}
+    assert columns(one, partitioning=None) == {}
+    assert columns(one, filters="split == 'train'") == {"split": "train", "day": 1}
+
+
+# Text that is not as it should be
+
+
+@pytest.mark.parametrize("num_before", [1, 200_000])
+@pytest.mark.parametrize("schema", [None, pa.schema([("a", pa.string())])])
+def test_json_of_mixed_types_is_not_told_to_try_a_schema(
+    tmp_path: Path, num_before: int, schema: pa.Schema | None
+) -> None:
+    (tmp_path / "a.jsonl").write_text('{"a": 1}\n' * num_before + '{"a": "x"}\n')
+    with pytest.raises((DataFileInvalid, SchemaMismatch), match="write them alike, for example all as strings") as told:
+        list(open_loader(tmp_path, schema=schema)[0])
+    assert "schema=pa.schema" not in str(told.value)
+
+
+@pytest.mark.parametrize("num_before", [0, 300_000])
+@pytest.mark.parametrize(
+    ("line", "cure"),
+    [
+        (b"3,\xff\xfe\n", r"not in UTF-8: save the file as UTF-8, or read the column as bytes with schema="),
+        (b"3\n", r"Expected 2 columns, got 1.*every record needs as many fields as the first one"),
+    ],
+)
+def test_what_is_wrong_with_a_csv_is_told_with_a_cure_that_helps(
+    tmp_path: Path, num_before: int, line: bytes, cure: str
+) -> None:
+    (tmp_path / "a.csv").write_bytes(b"a,b\n1,x\n" + b"2,y\n" * num_before + line)
+    text, binary = (pa.schema([("b", kind)]) for kind in (pa.string(), pa.binary()))
+    with pytest.raises(DataFileInvalid, match=cure):
+        list(open_loader(tmp_path, schema=text)[0])
+    if b"\xff" in line:
+        loader, _ = open_loader(tmp_path, schema=binary)
+        assert sum(len(batch["a"]) for batch in loader) == num_before + 2
+
+
+@pytest.mark.parametrize("rewrite", ["in place", "replaced", "broken"])
+def test_a_csv_that_is_rewritten_during_an_epoch_has_changed(tmp_path: Path, rewrite: str) -> None:
+    """With as many bytes and records as before: nothing but its contents tells."""
+    path = tmp_path / "a.csv"
+    path.write_text("a,b\n" + "".join(f"{number:06},x\n" for number in range(20_000)))
+    loader, _ = open_loader(path, num_workers=1, split_bytes=2_000, prefetch_bytes=1)
+    batches = iter(loader)
+    next(batches)
+    changed = path.read_text().replace(",x\n", ",y\n" if rewrite != "broken" else "xx\n")
+    if rewrite == "replaced":
+        (tmp_path / "new").write_text(changed)
+        (tmp_path / "new").rename(path)
+    else:
+        path.write_text(changed)
+    with pytest.raises(DataFileChanged, match=r"a\.csv .*rewritten since; make the dataset anew"):
+        list(batches)
+
+
+def test_a_csv_that_is_touched_during_an_epoch_is_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("a\n" + "".join(f"{number:06}\n" for number in range(20_000)))
+    loader, _ = open_loader(path, num_workers=1, split_bytes=2_000, prefetch_bytes=1)
+    batches = iter(loader)
+    num_rows = len(next(batches)["a"])
+    os.utime(path, ns=(1, 1))
+    assert num_rows + sum(len(batch["a"]) for batch in batches) == 20_000
+
+
+# Several threads
+
+
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_threads_that_share_an_iterator_take_turns(folder: Path, is_prepared: bool) -> None:
+    loader, dataset = open_loader(folder, batch_size=7, shuffle=True)
+    loader._is_prepared = is_prepared  # as with an accelerator: batches then go through a generator
+    batches = iter(loader)
+    found: list[list[int]] = [[] for _ in range(4)]
+
+    def take(mine: list[int]) -> None:
+        for batch in batches:
+            mine += batch["id"].tolist()
+
+    threads = [threading.Thread(target=take, args=(mine,)) for mine in found]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert sorted(number for mine in found for number in mine) == list(range(NUM_ROWS))
+    assert dataset.position == NUM_ROWS
     assert our_threads() == []

@@ -85,6 +85,20 @@ def test_what_is_no_mapping_is_refused(other: Any) -> None:
         read_cursor(other)
 
 
+@pytest.mark.parametrize("version", [0, -1, None, "1", 1.5, True])
+def test_a_state_of_a_version_that_never_was_is_refused(version: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"the state has version (0|-1)|version") as refused:
+        read_cursor(state(version=version))
+    assert refused.value.field == "state"
+
+
+def test_a_state_without_a_version_is_refused() -> None:
+    without = state()
+    del without["version"]
+    with pytest.raises(InvalidArgument, match=r"the state has no version.*set_epoch"):
+        read_cursor(without)
+
+
 def test_a_state_of_a_newer_version_is_refused_with_the_cure() -> None:
     with pytest.raises(PlanChanged, match="has version 2, and this Strata knows up to 1; upgrade it"):
         read_cursor({"version": 2, "whatever": "it holds"})

@@ -50,5 +50,6 @@ def test_types_of_any_width_take_more_the_more_is_read_of_them(kind: pa.DataType
 
 
 def test_fewer_lanes_fit_if_rows_are_wide() -> None:
-    assert lanes_that_fit(plan_of(pa.list_(pa.float32(), 256)), budget_bytes=4 * 1024 * 100, at_most=8) == 4
-    assert lanes_that_fit(plan_of(pa.string(), read_bytes=1 << 20), budget_bytes=1 << 20, at_most=8) == 1
+    floats, strings = plan_of(pa.list_(pa.float32(), 256)), plan_of(pa.string(), read_bytes=1 << 20)
+    assert lanes_that_fit(floats, row_bytes(floats), budget_bytes=4 * 1024 * 100, at_most=8) == 4
+    assert lanes_that_fit(strings, row_bytes(strings), budget_bytes=1 << 20, at_most=8) == 1

@@ -79,6 +79,7 @@ class Rig:
         has_head: Callable[[int], bool] = lambda number: False,
         starts: bool = True,
         block_bytes: int | None = None,
+        window_rows: int = 0,
     ) -> None:
         rows = np.array(sizes, dtype=np.int64)
         plan: Any = SimpleNamespace(
@@ -87,7 +88,7 @@ class Rig:
             split_starts=np.arange(len(sizes) + 1, dtype=np.int64),
             num_units=len(sizes),
         )
-        order = make_order(plan, seed=0, epoch=0, shuffle=False, num_lanes=1, window_rows=0)
+        order = make_order(plan, seed=0, epoch=0, shuffle=bool(window_rows), num_lanes=1, window_rows=window_rows)
         steps = Steps(num_rows=sum(sizes), first=0, batch_size=5, num_ranks=1, tail="uneven")
         self.decoders = [FakeDecoder(sizes, decide) for _ in range(num_workers)]
         self.recorder = LoaderRecorder(num_workers)
@@ -134,6 +135,13 @@ def _present(chunk: Chunk, sizes: Any) -> list[Any]:
     column = chunk.columns["id"]
     assert isinstance(column, Dense)
     return np.split(column.values, np.cumsum(sizes)[:-1])
+
+
+def _wait_until(is_so: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + DEADLINE_S
+    while not is_so():
+        assert time.monotonic() < end_s
+        time.sleep(0.001)
 
 
 @contextmanager
@@ -484,3 +492,60 @@ def test_every_row_comes_once_and_in_order_when_it_begins_with_a_head(
         assert made.read() == made.expected
         assert len(made.heads) == (sizes[0] >= 4 * 5)
         assert made.recorder.snapshot().buffered_bytes == 0
+
+
+def test_a_window_in_parts_makes_room_for_the_next_as_it_is_taken() -> None:
+    """Two windows of 8 units, in blocks of 2 units' rows, and room for one window and little more."""
+    with rig([UNIT_ROWS] * 16, window_rows=80, block_rows=20, budget_bytes=3 * UNIT_BYTES) as made:
+        taken = [made.pipeline.take() for _ in range(2)]
+        _wait_until(lambda: len(made.decoded) > 8)  # the first window has two blocks left
+        peak = made.recorder.snapshot().peak_buffered_bytes
+        rows = [number for block in taken if block is not None for batch in block.batches for number in batch.tolist()]
+        rows += made.read()
+        assert len(rows) == len(set(rows)) == 160
+        assert sorted(rows) == made.expected
+        assert sorted(made.decoded) == list(range(16))
+        # The window, what one block that is made and one that is taken hold, and the units under way.
+        assert peak <= (8 + 3 + 2) * UNIT_BYTES
+
+
+@given(
+    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=12),
+    window_rows=st.integers(1, 80),
+    block_rows=st.integers(1, 80),
+    num_workers=st.integers(1, 3),
+    budget_bytes=st.sampled_from([0, UNIT_BYTES, 1 << 20]),
+)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_every_row_comes_once_however_windows_are_cut_into_blocks(
+    sizes: list[int], window_rows: int, block_rows: int, num_workers: int, budget_bytes: int
+) -> None:
+    options = {"window_rows": window_rows, "num_workers": num_workers, "budget_bytes": budget_bytes}
+    with rig(sizes, block_rows=1 << 20, **options) as whole, rig(sizes, block_rows=block_rows, **options) as cut:
+        rows = whole.read()
+        assert sorted(rows) == sorted(whole.expected)
+        assert cut.read() == rows
+
+
+def test_units_of_a_window_in_parts_that_cannot_be_read_are_left_out() -> None:
+    def decide(number: int) -> None:
+        if number in (1, 6):
+            raise DataFileInvalid("damaged")
+
+    with rig([UNIT_ROWS] * 8, window_rows=40, block_rows=10, decide=decide, skips=True) as made:
+        left = [number for number in made.expected if number // 1000 not in (1, 6)]
+        assert sorted(set(made.read())) == left
+        assert sorted(unit for unit, _ in made.skipped) == [1, 6]
+
+
+def test_what_a_unit_costs_does_not_depend_on_how_many_there_are() -> None:
+    def cost_s(num_units: int) -> float:
+        """In CPU time, which a busy machine does not change much."""
+        begun_s = time.process_time()
+        with rig([1] * num_units, window_rows=num_units, block_rows=num_units) as made:
+            assert len(made.read()) == num_units
+        return time.process_time() - begun_s
+
+    few, many = 3_000, 12_000
+    cost_s(few)  # imports, caches
+    assert cost_s(many) < 2 * many / few * cost_s(few)

@@ -39,33 +39,42 @@ def assemble(
     chunks: Mapping[int, Chunk | None],
     present: Present,
     find_spare: Callable[[], Chunk | None] = lambda: None,
+    *,
+    dealt: Mapping[int, Chunk] | None = None,
 ) -> Batches:
     """`chunks`: the block's units; None for one that could not be read and is to be left out.
 
     `find_spare`: some row of the dataset, for when nothing of the block is left.
+    `dealt`: pieces that are cut already, by their place in the block; `chunks` need not have their units.
     """
-    if any(chunk is None for chunk in chunks.values()):
-        if all(chunks[unit] is None for unit in block.units) and (spare := find_spare()) is not None:
+    ready = dealt or {}
+    pieces = [ready.get(place) or _cut_if_there(piece, chunks[piece.unit]) for place, piece in enumerate(block.pieces)]
+    if any(piece is None for piece in pieces):
+        if all(piece is None for piece in pieces) and (spare := find_spare()) is not None:
             rows = gather([spare], np.zeros(block.num_batches, dtype=np.int64))
             ones = (1,) * block.num_batches
             return Batches(block.first_batch, present(rows, ones), ones, ones, block.sizes, rows.nbytes)
-        return _assemble_what_is_left(block, chunks, present)
-    pieces = [_cut(piece, chunks[piece.unit]) for piece in block.pieces]
+        return _assemble_what_is_left(block, pieces, present)
+    whole = [piece for piece in pieces if piece is not None]
     if block.index is None:
-        parts = list(_as_they_lie(pieces, block.sizes))
+        parts = list(_as_they_lie(whole, block.sizes))
     else:
-        parts = [(gather(pieces, block.index), block.sizes)]
+        parts = [(gather(whole, block.index), block.sizes)]
     batches = [batch for chunk, sizes in parts for batch in present(chunk, sizes)]
     num_bytes = sum(chunk.nbytes for chunk, _ in parts)
     none = (0,) * len(block.sizes)
     return Batches(block.first_batch, batches, block.sizes, none, none, num_bytes)
 
 
-def _cut(piece: Piece, chunk: Chunk | None) -> Chunk:
-    assert chunk is not None
+def cut(piece: Piece, chunk: Chunk) -> Chunk:
+    """A piece's rows of its unit: a view where they follow one another, otherwise a copy."""
     if piece.rows is not None:
         return gather([chunk], piece.rows)
     return chunk.slice(piece.first, piece.last)
+
+
+def _cut_if_there(piece: Piece, chunk: Chunk | None) -> Chunk | None:
+    return None if chunk is None else cut(piece, chunk)
 
 
 def _as_they_lie(pieces: Sequence[Chunk], sizes: Sequence[int]) -> Iterator[tuple[Chunk, Sequence[int]]]:
@@ -95,10 +104,10 @@ def _as_they_lie(pieces: Sequence[Chunk], sizes: Sequence[int]) -> Iterator[tupl
     assert not begun
 
 
-def _assemble_what_is_left(block: Block, chunks: Mapping[int, Chunk | None], present: Present) -> Batches:
+def _assemble_what_is_left(block: Block, pieces: Sequence[Chunk | None], present: Present) -> Batches:
     """Batches get smaller, their number stays: ranks keep in step. One that would be empty repeats a row."""
     counts = [piece.num_rows for piece in block.pieces]
-    is_there = np.repeat([chunks[piece.unit] is not None for piece in block.pieces], counts)
+    is_there = np.repeat([piece is not None for piece in pieces], counts)
     index: npt.NDArray[np.int64] = np.arange(sum(counts)) if block.index is None else block.index
     if not is_there.any():
         missing = ", ".join(map(str, block.units[:3]))
@@ -107,7 +116,7 @@ def _assemble_what_is_left(block: Block, chunks: Mapping[int, Chunk | None], pre
             f"their units ({missing}, …) could be read, so on_error='skip' has nothing to deliver; mend the files"
         )
     place = np.cumsum(is_there) - 1
-    whole = [_cut(piece, chunks[piece.unit]) for piece in block.pieces if chunks[piece.unit] is not None]
+    whole = [piece for piece in pieces if piece is not None]
     ends = np.cumsum(block.sizes)
     rows, sizes, repeated, skipped = [], [], [], []
     for size, end in zip(block.sizes, ends.tolist(), strict=True):

@@ -15,7 +15,7 @@ from strata.clock import SystemClock
 from strata.data.delivering import Deliverer, Types
 from strata.data.packing import parse_bytes
 from strata.data.ranks import find_ranks, share
-from strata.data.settings import Delivery
+from strata.data.settings import DEFAULT_BUFFER_ROWS, Delivery
 from strata.errors import DataError, InvalidArgument
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Options:
     batch_size: int
     shuffle: bool
     shuffle_seed: int
-    shuffle_buffer_size: int
+    shuffle_buffer_size: int | None
     split_bytes: int | str
     split_strategy: str | Strategy | None
     num_workers: int | None
@@ -68,7 +68,9 @@ class Options:
             batch_size=_whole("batch_size", self.batch_size),
             shuffle=self.shuffle,
             shuffle_seed=_whole("shuffle_seed", self.shuffle_seed),
-            shuffle_buffer_size=_whole("shuffle_buffer_size", self.shuffle_buffer_size),
+            shuffle_buffer_size=DEFAULT_BUFFER_ROWS
+            if self.shuffle_buffer_size is None
+            else _whole("shuffle_buffer_size", self.shuffle_buffer_size),
             split_strategy=self.split_strategy,
             num_workers=num_workers,
             worker_type=self.worker_type,

@@ -42,6 +42,7 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True):
     plan: dict[str, Any] = {}
     """What the plan was made of, so that a change can be named."""
     version: int = VERSION
+    """Always written; `read_cursor` refuses a state without it."""
 
     def to_dict(self) -> dict[str, Any]:
         made: dict[str, Any] = msgspec.to_builtins(self)
@@ -63,6 +64,13 @@ def read_cursor(state: Mapping[str, Any]) -> Cursor:
         cursor = msgspec.convert(dict(state), Cursor, strict=True)
     except (msgspec.ValidationError, TypeError) as error:
         raise InvalidArgument(f"this is not what a loader's state_dict() gives: {error}", field="state") from error
+    if "version" not in state or cursor.version < 1:
+        found = f"version {cursor.version}" if "version" in state else "no version"
+        raise InvalidArgument(
+            f"the state has {found}, so no loader's state_dict() gave it; load the dictionary as it was saved, or "
+            "begin an epoch with set_epoch()",
+            field="state",
+        )
     for name, limit in _LIMITS.items():
         count = getattr(cursor, name)
         if not 0 <= count <= limit:

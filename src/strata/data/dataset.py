@@ -15,7 +15,7 @@ from strata.clock import SystemClock
 from strata.data.changes import explain, summary
 from strata.data.cursor import Cursor, read_cursor
 from strata.data.decoding import Recipe, ThreadDecoder, has_head
-from strata.data.delivering import lanes_that_fit, row_bytes
+from strata.data.delivering import lanes_that_fit
 from strata.data.fetching import Fetcher
 from strata.data.iterating import Pass
 from strata.data.memory import release
@@ -172,7 +172,7 @@ class Dataset:
                 strategy=by_name(delivery.split_strategy),
                 recorder=self._recorder,
                 budget_bytes=delivery.prefetch_bytes,
-                row_bytes=row_bytes(self.plan),
+                row_bytes=self._deliverer.row_bytes,
                 block_bytes=block_bytes,
                 has_head=(lambda _: False) if self._is_warm else self._has_head,
                 skips_bad_units=delivery.on_error == "skip",
@@ -274,7 +274,9 @@ class Dataset:
                 batch_size=delivery.batch_size,
                 num_units=plan.num_units,
                 shuffle=delivery.shuffle,
-                max_lanes_per_rank=lanes_that_fit(plan, delivery.lane_bytes, MAX_LANES_PER_RANK),
+                max_lanes_per_rank=lanes_that_fit(
+                    plan, self._deliverer.row_bytes, delivery.lane_bytes, MAX_LANES_PER_RANK
+                ),
             )
         # With lanes that are fixed the order must not depend on batches and ranks, so the window does not either.
         batch_rows = delivery.batch_size * self.ranks.num_ranks if delivery.lanes is None else lanes
@@ -326,7 +328,7 @@ class Dataset:
         """
         most = max(1, self.delivery.lane_bytes * self._num_threads // 2)
         num_bytes = most if has_windows else min(BLOCK_BYTES, most)
-        num_rows = max(1, num_bytes // row_bytes(self.plan))
+        num_rows = max(1, num_bytes // self._deliverer.row_bytes)
         return num_bytes, num_rows if has_windows else min(MAX_BLOCK_ROWS, num_rows)
 
     def _skipped(self, known: set[int], unit: int, error: BaseException) -> None:
@@ -343,7 +345,7 @@ class Dataset:
             num_splits=self.plan.num_splits,
             is_local=self._recipe.source.is_local,
             num_ranks=self.ranks.num_ranks,
-            unit_name=self._recipe.formats[min(formats)].unit_name,
+            unit_name=self._recipe.formats[min(formats)].unit_name if formats else "row group",
             worker_type=self.delivery.worker_type,
             num_cpus=len(os.sched_getaffinity(0)),
         )

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+import numpy as np
 import pyarrow as pa
 
+from strata.data.arrowed import ArrowColumn
+from strata.data.columns import Chunk
 from strata.data.converting import Converter, vocabulary_values
-from strata.data.decoding import ThreadDecoder, where
+from strata.data.decoding import ThreadDecoder, has_head, where
 from strata.data.metrics import WorkerRecorder
 from strata.data.outputs import Presenter
 from strata.data.policies import decide
 from strata.data.vocabularies import MAX_VALUES, Vocabulary, from_bytes, to_bytes
-from strata.errors import DataError, DataFileInvalid, DataFileMissing, InvalidArgument, TransformFailed
+from strata.errors import (
+    DataError,
+    DataFileInvalid,
+    DataFileMissing,
+    InvalidArgument,
+    StorageError,
+    TransformFailed,
+)
 from strata.lifecycle import renewed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from strata.data.columns import Chunk
     from strata.data.decoding import Recipe
     from strata.data.plan import Plan
     from strata.data.policies import Policy
@@ -31,6 +42,9 @@ VARIABLE_BYTES = 32
 """What a value without a fixed width is taken to occupy at least, when memory is estimated."""
 GROWTH = 3
 """How much larger rows are decoded than read, where nobody knows better: what Parquet makes of strings and numbers."""
+NUM_MEASURED = 4
+"""Units whose first rows are decoded to find out how wide rows are."""
+MEASURED_ROWS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,10 +109,15 @@ class Deliverer:
                 max_values=types.max_vocabulary,
                 skips_bad_units=delivery.on_error == "skip",
             )
-            return to_bytes(found.values())
+            self.vocabularies |= found
+            chooses_lanes = delivery.shuffle and delivery.lanes is None
+            width = self._measure(recipe, policies) if chooses_lanes else row_bytes(recipe.plan)
+            return msgspec.msgpack.encode((to_bytes(found.values()), width))
 
         # Also when nothing is missing: a rank that was given other arguments must not wait for what nobody sends.
-        shared = from_bytes(share(find))
+        values, self.row_bytes = msgspec.msgpack.decode(share(find), type=tuple[bytes, int])
+        """About how much a delivered row takes, the same on all ranks: it decides the number of lanes."""
+        shared = from_bytes(values)
         for policy in missing:
             if policy.name not in shared:
                 raise DataError(
@@ -139,6 +158,21 @@ class Deliverer:
                 f"{sorted(known)} for another unit (they differ in {odd[0]!r}); give back the same columns always"
             )
 
+    def _measure(self, recipe: Recipe, policies: tuple[Policy, ...]) -> int:
+        """How wide rows are once they are decoded, where types do not tell: by the first rows of some units.
+
+        The bytes that are read say little: a string of a hundred characters that a dictionary holds takes one or two.
+        """
+        plan = recipe.plan
+        if not plan.num_units or not _varies(plan):
+            return row_bytes(plan)
+        convert = Converter(policies, self.vocabularies).convert if policies else None
+        widths = [
+            _bytes_per_row(_as_chunk(table) if convert is None else convert(table, where(plan, number)), unit_rows)
+            for number, table, unit_rows in _some_rows(recipe)
+        ]
+        return max(1, round(max(widths))) if widths else row_bytes(plan)
+
     def _make(self, policies: tuple[Policy, ...]) -> tuple[tuple[Policy, ...], Converter, Presenter]:
         for policy in policies:
             if policy.is_coded and policy.name not in self.vocabularies:
@@ -155,19 +189,67 @@ def delivered_schema(plan: Plan) -> pa.Schema:
     return pa.schema([plan.schema.field(name) for name in plan.columns])
 
 
-def lanes_that_fit(plan: Plan, budget_bytes: int, at_most: int) -> int:
+def lanes_that_fit(plan: Plan, row_bytes: int, budget_bytes: int, at_most: int) -> int:
     """How many decoded units a rank may hold at once: a lane has one, and the next is being decoded."""
-    return max(1, min(at_most, budget_bytes // (int(plan.unit_rows.max()) * row_bytes(plan))))
+    return max(1, min(at_most, budget_bytes // (int(plan.unit_rows.max(initial=1)) * row_bytes)))
 
 
 def row_bytes(plan: Plan) -> int:
     """About how much a delivered row takes; at least 1. Where widths vary, how much is read of a row says more."""
-    kinds = [field.type for field in delivered_schema(plan)]
-    widths = [_width_bytes(kind) for kind in kinds]
+    widths = _widths(plan)
     known = sum(VARIABLE_BYTES if width is None else width for width in widths)
     if None in widths and plan.num_units:
         known = max(known, GROWTH * int(plan.unit_bytes.sum()) // max(1, int(plan.unit_total_rows.sum())))
     return max(1, known)
+
+
+def _widths(plan: Plan) -> list[int | None]:
+    return [_width_bytes(field.type) for field in delivered_schema(plan)]
+
+
+def _varies(plan: Plan) -> bool:
+    """Whether types leave open how wide rows are."""
+    return None in _widths(plan)
+
+
+def _some_rows(recipe: Recipe) -> Iterator[tuple[int, pa.Table, int]]:
+    """The first rows of a few units all over the plan, before the transform; and how many rows each unit has.
+
+    Of a small unit where the first rows cannot be had alone. What cannot be read is met again when it is delivered.
+    """
+    plan = recipe.plan
+    plain = replace(recipe, transform=None)
+    spread = np.unique(np.linspace(0, plan.num_units - 1, NUM_MEASURED).astype(np.int64)).tolist()
+    heads = [number for number in spread if has_head(plain, number)]
+    numbers = heads or [min(spread, key=lambda number: int(plan.unit_bytes[number]))]
+    decoder = ThreadDecoder(plain, WorkerRecorder(0))
+    try:
+        for number in numbers:
+            unit_rows = int(plan.unit_rows[number])
+            with contextlib.suppress(DataError, StorageError):
+                if heads:
+                    yield number, decoder.decode_head(number, min(MEASURED_ROWS, unit_rows)), unit_rows
+                else:
+                    yield number, decoder.decode(number), unit_rows
+    finally:
+        decoder.close()
+
+
+def _as_chunk(table: pa.Table) -> Chunk:
+    """Without policies, which a transform must show first."""
+    return Chunk({name: ArrowColumn(table[name].combine_chunks()) for name in table.column_names}, table.num_rows)
+
+
+def _bytes_per_row(chunk: Chunk, unit_rows: int) -> float:
+    """In a unit of so many rows: it has a dictionary once."""
+    total = 0.0
+    for column in chunk.unpack().columns.values():
+        kind = column.array.type if isinstance(column, ArrowColumn) else None
+        if isinstance(column, ArrowColumn) and pa.types.is_dictionary(kind):
+            total += column.array.indices.nbytes / chunk.num_rows + column.array.dictionary.nbytes / unit_rows
+        else:
+            total += column.nbytes / chunk.num_rows
+    return total
 
 
 def _null_counts(plan: Plan) -> Mapping[str, int]:
@@ -221,6 +303,8 @@ def _width_bytes(kind: pa.DataType) -> int | None:
     """Of one value; None if they are not all of one width."""
     if isinstance(kind, pa.BaseExtensionType):
         return _width_bytes(kind.storage_type)
+    if pa.types.is_dictionary(kind):  # as wide as its values, once these are put in the place of its codes
+        return _width_bytes(kind.value_type)
     if pa.types.is_fixed_size_list(kind):
         each = _width_bytes(kind.value_type)
         return None if each is None else kind.list_size * each

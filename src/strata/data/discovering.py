@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from strata.data.files import DataFile
 from strata.data.filesystems import open_source, path_of, store_of
-from strata.data.partitions import hive_partition
+from strata.data.partitions import hive_keys, hive_partition
 from strata.data.searching import GONE, Place, Search, Seen, common_directory, relative, search_all
 from strata.data.source import without_secrets
 from strata.errors import DataFileMissing, InvalidArgument, NoData
@@ -48,6 +48,8 @@ class Found:
     source: Source
     files: tuple[DataFile, ...]
     """At least one; sorted by name."""
+    missing: tuple[tuple[str, str], ...] = ()
+    """With on_error="skip": the names of links that lead nowhere, and the reason."""
     passed_over: Mapping[str, int] = field(default_factory=dict)
     """How many files were not taken, by suffix ("" for none); under `HIDDEN`, how many files and directories are so."""
 
@@ -59,12 +61,14 @@ def discover(
     filesystem: Any = None,
     storage_options: Mapping[str, Any] | None = None,
     partitioning: Literal["hive"] | None = "hive",
+    on_error: Literal["raise", "skip"] = "raise",
 ) -> Found:
     """The files at `path`.
 
     Args:
         suffixes: What names end with, in any case, see `SUFFIXES`; compressed ones of text are to be named too. None:
             all that are known, or if there is none of these, every file.
+        on_error: "skip" leaves out links that lead nowhere, and lists them in `Found.missing`.
 
     Raises:
         NoData: Nothing is there, or no file is taken; the message says what was found instead.
@@ -83,7 +87,11 @@ def discover(
         raise _nothing_taken(searches, suffixes, passed_over)
     files = _data_files(taken, partitioning)
     _check_once(files)
-    return Found(source, tuple(files), passed_over)
+    missing = [file for file in files if file.size_bytes == GONE]
+    reasons = tuple((file.name, str(_leads_nowhere(file))) for file in missing)
+    if missing and (on_error == "raise" or len(missing) == len(files)):
+        raise _leads_nowhere(missing[0])
+    return Found(source, tuple(file for file in files if file.size_bytes != GONE), reasons, passed_over)
 
 
 def format_of(name: str) -> str | None:
@@ -188,6 +196,7 @@ def _fits(searches: Sequence[Search], suffixes: Sequence[str] | None) -> Callabl
 def _data_files(taken: Sequence[tuple[Search, list[Seen]]], partitioning: str | None) -> list[DataFile]:
     """Sorted by their names below what all searches have in common."""
     root = common_directory([search.base for search, _ in taken])
+    above = _keys_above([search for search, _ in taken])
     partitions: dict[str, tuple[tuple[str, str | None], ...]] = {}
     files = []
     for search, seen in taken:
@@ -195,16 +204,30 @@ def _data_files(taken: Sequence[tuple[Search, list[Seen]]], partitioning: str | 
         prefix = "" if base == root else f"{relative(base, root)}/"
         for one in seen:
             name = prefix + one.name
-            if one.size_bytes == GONE:
-                raise DataFileMissing(f"{name} is a link to something that is not there; remove the link, or mend it")
             if not name.isprintable():
                 _check_utf8(name)
             directory = name.rpartition("/")[0]
             if directory not in partitions:
-                partitions[directory] = hive_partition(name) if partitioning == "hive" else ()
+                partitions[directory] = hive_partition(name, above) if partitioning == "hive" else ()
             files.append(DataFile(one.path, name, one.size_bytes, one.mtime_ns, partitions[directory]))
     files.sort(key=operator.attrgetter("name"))
     return files
+
+
+def _keys_above(searches: Sequence[Search]) -> dict[str, str | None]:
+    """Hive keys in the paths that were written, above what they name: `split=train/data.parquet` has a split.
+
+    As in pyarrow, a directory is the root of its partitions: keys in the path that leads to it are no columns. So it is
+    for several paths that do not agree on such a key.
+    """
+    if any(search.is_directory for search in searches):
+        return {}
+    first, *others = [hive_keys(search.written) for search in searches]
+    return {key: value for key, value in first.items() if all(key in keys and keys[key] == value for keys in others)}
+
+
+def _leads_nowhere(file: DataFile) -> DataFileMissing:
+    return DataFileMissing(f"{file.name} is a link to something that is not there; remove the link, or mend it")
 
 
 def _check_utf8(name: str) -> None:

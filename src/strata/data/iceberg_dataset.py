@@ -13,6 +13,7 @@ from strata.data.decoding import Recipe
 from strata.data.iceberg import plan_table, table_state
 from strata.data.progress import SurveyProgress
 from strata.data.ranks import share
+from strata.data.settings import check_on_empty
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from strata.data.loaders import PlainLoader
     from strata.data.ranks import Ranks
-    from strata.data.settings import OnError, OutputFormat, WorkerType
+    from strata.data.settings import OnEmpty, OnError, OutputFormat, WorkerType
     from strata.data.steps import Tail
     from strata.data.strategies import Strategy
     from strata.data.torch_loader import Loader
@@ -36,13 +37,14 @@ class IcebergDataset(Dataset):
         catalog_config: Mapping[str, Any] | None = None,
         *,
         scan_filter: Any = None,
+        filters: Any = None,
         snapshot_id: int | None = None,
         as_of: dt.datetime | str | int | None = None,
         columns: Sequence[str] | None = None,
         batch_size: int = 1024,
         shuffle: bool = False,
         shuffle_seed: int = 0,
-        shuffle_buffer_size: int = 100_000,
+        shuffle_buffer_size: int | None = 100_000,
         split_bytes: int | str = "128MiB",
         split_rows: int | None = None,
         split_strategy: str | Strategy | None = None,
@@ -63,6 +65,7 @@ class IcebergDataset(Dataset):
         show_progress: bool = False,
         tail: Tail = "uneven",
         on_error: OnError = "raise",
+        on_empty: OnEmpty = "raise",
         lanes: int | None = None,
         prefetch_bytes: int | str | None = None,
         pin_memory: bool = False,
@@ -75,6 +78,7 @@ class IcebergDataset(Dataset):
             table: Its name in the catalog (`db.clicks`), the path of its `….metadata.json`, or a table of pyiceberg.
             catalog_config: What `pyiceberg.catalog.load_catalog` takes, and `name`; left out, pyiceberg's own.
             scan_filter: Rows to keep, as text or as pyiceberg has it.
+            filters: Rows to keep, as for `StructuredDataset`; with both, rows must pass both.
             snapshot_id: Read this state of the table, with the schema that it had.
             as_of: Or the one that was current then.
 
@@ -82,6 +86,8 @@ class IcebergDataset(Dataset):
             NoData: There are no rows.
             DataError, StorageError, InvalidArgument: Something else is wrong; the message says what, and the cure.
         """
+
+        check_on_empty(on_empty)
 
         def look() -> bytes:
             found = table_state(table, catalog_config, snapshot_id=snapshot_id, as_of=as_of)
@@ -96,11 +102,13 @@ class IcebergDataset(Dataset):
                     catalog_config,
                     columns=columns,
                     scan_filter=scan_filter,
+                    filters=filters,
                     snapshot_id=snapshot,
                     schema_id=schema,
                     split_bytes=split_bytes,
                     split_rows=split_rows,
                     on_error=on_error,
+                    on_empty=on_empty,
                     cache=survey_cache.default() if cache else None,
                     progress=progress,
                 )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import threading
 from typing import TYPE_CHECKING, Any, Self
 
 from strata.errors import StrataError, TransformFailed
-from strata.lifecycle import Home, finalize
+from strata.lifecycle import Home, finalize, renewed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +28,10 @@ CLOSED = (
 
 
 class Pass:
-    """An iterator over batches. Leaving the loop, by its end or in any other way, ends the threads."""
+    """An iterator over batches. Leaving the loop, by its end or in any other way, ends the threads.
+
+    Several threads may call `next`: they take turns, and each batch goes to one of them.
+    """
 
     def __init__(
         self,
@@ -57,6 +61,7 @@ class Pass:
         self.is_exhausted = False
         self._is_closed = False
         self._home = Home()
+        self._turn = renewed(threading.RLock())  # collate_fn may ask for a batch, too
         if pipeline is not None:
             # However the caller forgets this iterator, its threads end.
             self._finalizer = finalize(self, pipeline.close)
@@ -79,6 +84,10 @@ class Pass:
         return stop - start
 
     def __next__(self) -> Any:
+        with self._turn:
+            return self._next()
+
+    def _next(self) -> Any:
         if self.is_exhausted or (self._is_closed and self.is_last):
             raise StopIteration
         if self._is_closed:

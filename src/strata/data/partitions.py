@@ -14,34 +14,46 @@ import pyarrow as pa
 from strata.errors import SchemaMismatch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from strata.data.files import DataFile
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}", re.ASCII)
 _LEAST, _MOST = -(2**63), 2**63 - 1
+_WILDCARD = re.compile(r"[*?\[]")
+_NONE: Mapping[str, str | None] = {}
 
 
-def hive_partition(name: str) -> tuple[tuple[str, str | None], ...]:
+def hive_partition(name: str, above: Mapping[str, str | None] = _NONE) -> tuple[tuple[str, str | None], ...]:
     """Keys and values from a name relative to the dataset's root, percent-decoded; the null partition is None.
+
+    `above`: keys that the path to the root has. Those in the name win over them.
 
     Raises:
         SchemaMismatch: A key stands twice in the name.
     """
     found: dict[str, str | None] = {}
-    for part in name.split("/")[:-1]:
-        key, separator, value = part.partition("=")
-        if not separator or not key:
-            continue
-        key = unquote(key)
+    for key, value in _pairs(name):
         if key in found:
             raise SchemaMismatch(
                 f"{name} names the partition {key!r} twice; rename one of its directories, "
                 "or pass partitioning=None to read the files' own columns only"
             )
-        found[key] = None if value == NULL else unquote(value)
-    return tuple(found.items())
+        found[key] = value
+    return (*((key, value) for key, value in above.items() if key not in found), *found.items())
+
+
+def hive_keys(written: str) -> dict[str, str | None]:
+    """Of the directories in a path or pattern up to its first wildcard; of a key that stands twice, the last."""
+    return dict(_pairs(_WILDCARD.split(written, maxsplit=1)[0]))
+
+
+def _pairs(name: str) -> Iterator[tuple[str, str | None]]:
+    for part in name.split("/")[:-1]:
+        key, separator, value = part.partition("=")
+        if separator and key:
+            yield unquote(key), None if value == NULL else unquote(value)
 
 
 def partition_fields(files: Sequence[DataFile]) -> list[pa.Field]:

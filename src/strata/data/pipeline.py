@@ -1,8 +1,15 @@
 """Threads that decode ahead, and the caller who takes batches, around one lock.
 
-A worker does whatever is due first: assemble a block whose units are all there, else decode the unit that is needed
+A worker does whatever is due first: assemble a block whose units are all decoded, else decode the unit that is needed
 soonest. Two bounds hold it back: what is decoded, assembled or in the caller's hands, in bytes, and the blocks that are
 assembled. What the block that the caller takes next needs is always allowed, so neither bound can stop the work.
+
+A window that is too large for one block needs all of its units for the first block, and would hold them until the
+last. So the rows of a unit are *dealt* to the blocks of the window as soon as it is decoded, and the unit is freed.
+Each block that is delivered then frees its rows, and the units of the next window take their place.
+
+A plan may have a hundred thousand units, all of which one block needs: what is done under the lock for a unit must not
+depend on how many others there are.
 """
 
 from __future__ import annotations
@@ -17,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strata.clock import SystemClock
-from strata.data.assembling import assemble
+from strata.data.assembling import assemble, cut
 from strata.data.columns import gather
 from strata.data.decoding import HeadDecoder
 from strata.data.metrics import State
@@ -33,15 +40,13 @@ if TYPE_CHECKING:
     from strata.data.fetching import Fetcher
     from strata.data.metrics import LoaderRecorder, WorkerRecorder
     from strata.data.plan import Plan
-    from strata.data.schedule import Outline, Schedule
+    from strata.data.schedule import Block, Outline, Schedule
     from strata.data.strategies import Strategy
 
-MAX_BLOCKS_AHEAD = 256
+MAX_BLOCKS_AHEAD = 1024
 """How far the schedule is worked out. Blocks are small; their units are what takes memory."""
 MAX_BLOCKS_ASSEMBLED = 3
 """One that the caller takes from, and one more for each of two workers."""
-FIRST_GUESS = 3
-"""How much larger a unit is decoded than read, until one has been."""
 HEAD_BYTES = 4 << 20
 """Of a unit that is so large (as it is read) the first rows are decoded apart, if the first block needs no others."""
 HEAD_SHARE = 0.25
@@ -57,24 +62,52 @@ class _Unit:
     number: int
     head_rows: int = 0
     """Only so many of its rows, the first; 0: all of them."""
-    num_users: int = 0
+    users: set[_Pending] = field(default_factory=set)
     """Blocks that are not yet assembled and need it."""
     is_started: bool = False
     is_done: bool = False
+    is_dealt: bool = False
+    """Its users have their rows of it."""
     chunk: Chunk | None = None
-    """None when done: it could not be read and is skipped."""
+    """None when done and not dealt: it could not be read and is skipped."""
     error: BaseException | None = None
     num_bytes: int = 0
     """Decoded; an estimate until it is done."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pieces:
+    """Of a block, and which of them are of which unit."""
+
+    block: Block
+    places: dict[int, list[int]]
+
+    @classmethod
+    def of(cls, block: Block) -> _Pieces:
+        places: dict[int, list[int]] = {}
+        for place, piece in enumerate(block.pieces):
+            places.setdefault(piece.unit, []).append(place)
+        return cls(block, places)
+
+
 @dataclass(slots=True, eq=False)
 class _Pending:
     outline: Outline
-    units: list[_Unit]
+    units: list[_Unit] = field(default_factory=list)
+    num_missing: int = 0
+    """Units that are not decoded."""
+    next_unit: int = 0
+    """All units before this one are started."""
     is_head: bool = False
     """Of a unit that is not decoded as a whole: nothing else is decoded until this is there."""
     is_claimed: bool = False
+    pieces: _Pieces | None = None
+    """Worked out when the first unit is dealt out."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while `pieces` are worked out."""
+    dealt: dict[int, Chunk] = field(default_factory=dict)
+    """Rows of units that are freed, by the place of the piece in the block."""
+    dealt_bytes: int = 0
     num_bytes: int = 0
     """Of its batches; an estimate from when it is claimed until they are there."""
     batches: Batches | None = None
@@ -82,7 +115,12 @@ class _Pending:
 
     @property
     def is_ready(self) -> bool:
-        return all(unit.is_done for unit in self.units)
+        return not self.num_missing
+
+    def first_unstarted(self) -> _Unit | None:
+        while self.next_unit < len(self.units) and self.units[self.next_unit].is_started:
+            self.next_unit += 1
+        return self.units[self.next_unit] if self.next_unit < len(self.units) else None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -123,6 +161,9 @@ class Pipeline:
         self._pending: deque[_Pending] = deque()
         self._units: dict[int, _Unit] = {}
         self._queues: list[deque[_Unit]] = [deque() for _ in work.decoders]
+        """Units to decode. One that another worker took out of turn stays until it is the first, and is passed over."""
+        self._num_queued = 0
+        """Units in the queues that are not started."""
         self._outlines = work.schedule.outlines(most_rows=None if work.block_bytes is None else self._most_rows)
         self._has_more = True
         self._held_bytes = 0
@@ -224,7 +265,7 @@ class Pipeline:
                 job = self._block_to_assemble() or self._unit_to_decode(worker)
                 if job is not None:
                     return job
-                is_held_back = any(self._queues) or any(not p.is_claimed and p.is_ready for p in self._pending)
+                is_held_back = self._num_queued > 0 or any(not p.is_claimed and p.is_ready for p in self._pending)
                 recorder.enter(State.BLOCKED if is_held_back else State.IDLE)
                 if not self._has_more and not self._pending:
                     return None
@@ -232,34 +273,43 @@ class Pipeline:
         return None
 
     def _look_ahead(self) -> None:
-        """Works out blocks until there is a unit to decode for every worker, and some more."""
+        """Works out blocks until there is a unit to decode for every worker, and some more; all of a window."""
         fresh: list[_Unit] = []
         while (
             self._has_more
             and len(self._pending) < MAX_BLOCKS_AHEAD
-            and sum(map(len, self._queues)) + len(fresh) < 2 * len(self._queues)
+            and (self._is_in_window() or self._num_queued + len(fresh) < 2 * len(self._queues))
         ):
             outline = next(self._outlines, None)
             if outline is None:
                 self._has_more = False
                 self._changed.notify_all()
                 break
-            pending = _Pending(outline, [])
+            pending = _Pending(outline)
             self._pending.append(pending)
             if not outline.first_batch and (head := self._head_of(outline)) is not None:
-                pending.units.append(head)
                 pending.is_head = True
+                self._use(pending, head)
                 self._queues[0].append(head)
+                self._num_queued += 1
                 continue
             for number in outline.units:
                 unit = self._units.get(number)
                 if unit is None:
                     unit = self._units[number] = _Unit(number)
                     fresh.append(unit)
-                unit.num_users += 1
-                pending.units.append(unit)
+                self._use(pending, unit)
         if fresh:
             self._deal(fresh)
+
+    def _is_in_window(self) -> bool:
+        """Whether more blocks of the last one's window follow: a unit is dealt only if all that need it are known."""
+        return bool(self._pending) and not self._pending[-1].outline.ends_window
+
+    def _use(self, pending: _Pending, unit: _Unit) -> None:
+        pending.units.append(unit)
+        unit.users.add(pending)
+        pending.num_missing += not unit.is_done
 
     def _head_of(self, outline: Outline) -> _Unit | None:
         """If the first block is a small part of a large unit: that part, which is there sooner than the whole."""
@@ -270,13 +320,14 @@ class Pipeline:
         num_rows = max(piece.last for piece in pieces)
         if num_rows > HEAD_SHARE * plan.unit_rows[number]:
             return None
-        return _Unit(number, head_rows=num_rows, num_users=1)
+        return _Unit(number, head_rows=num_rows)
 
     def _deal(self, fresh: list[_Unit]) -> None:
         plan = self._work.plan
         tasks = [Task(u.number, int(plan.unit_bytes[u.number]), int(plan.unit_rows[u.number])) for u in fresh]
         for queue, numbers in zip(self._queues, self._work.strategy(tasks, len(self._queues)), strict=True):
             queue.extend(self._units[number] for number in numbers)
+        self._num_queued += len(fresh)
         if self._work.fetcher is not None:
             for unit in fresh:
                 self._work.fetcher.ahead(unit.number)
@@ -298,23 +349,30 @@ class Pipeline:
         return pending.outline.num_batches * self._work.schedule.steps.batch_size
 
     def _unit_to_decode(self, worker: int) -> _Unit | None:
-        queue = self._queues[worker] or max(self._queues, key=len)
-        if not queue or self._is_beginning():
+        if not self._num_queued or self._is_beginning():
             return None
         urgent = next((pending for pending in self._pending if not pending.is_claimed), None)
-        wanted = [] if urgent is None else [unit for unit in urgent.units if not unit.is_started]
-        unit = queue[0]
-        if wanted and unit not in wanted:  # whoever's it is: the caller waits for it
-            unit = wanted[0]
-            queue = next(queue for queue in self._queues if unit in queue)
-        is_needed = bool(wanted) and urgent is self._pending[0]
+        wanted = None if urgent is None else urgent.first_unstarted()
+        unit = self._first_queued(worker)
+        if wanted is not None and urgent not in unit.users:  # whoever's it is: the caller waits for it
+            unit = wanted
+        is_needed = wanted is not None and urgent is self._pending[0]
         if not is_needed and not self._fits(self._estimate(unit)):
             return None
-        queue.remove(unit)
+        self._num_queued -= 1
         unit.is_started = True
         unit.num_bytes = self._estimate(unit)
         self._hold(unit.num_bytes)
         return unit
+
+    def _first_queued(self, worker: int) -> _Unit:
+        """Of the worker's own queue, or of the longest one."""
+        own = self._queues[worker]
+        while True:
+            queue = own or max(self._queues, key=len)
+            if not queue[0].is_started:
+                return queue[0]
+            queue.popleft()
 
     def _is_beginning(self) -> bool:
         """Whether a head is being made: whoever takes fresh memory for something else meanwhile holds it up."""
@@ -333,8 +391,9 @@ class Pipeline:
         return whole * unit.head_rows // int(plan.unit_rows[unit.number]) if unit.head_rows else whole
 
     def _estimate(self, unit: _Unit) -> int:
-        ratio = self._bytes_decoded / self._bytes_planned if self._bytes_planned else FIRST_GUESS
-        return int(self._planned_bytes(unit) * ratio)
+        if not self._bytes_planned:
+            return self._work.row_bytes * (unit.head_rows or int(self._work.plan.unit_rows[unit.number]))
+        return int(self._planned_bytes(unit) * self._bytes_decoded / self._bytes_planned)
 
     def _row_bytes(self) -> float:
         return self._bytes_decoded / self._rows_decoded if self._rows_decoded else self._work.row_bytes
@@ -361,15 +420,59 @@ class Pipeline:
                 self._work.on_skip(unit.number, found)
             else:
                 error = _told(found)
+        num_bytes = 0 if chunk is None else chunk.nbytes
         with self._changed:
-            num_bytes = 0 if chunk is None else chunk.nbytes
             self._hold(num_bytes - unit.num_bytes)
-            unit.chunk, unit.error, unit.num_bytes, unit.is_done = chunk, error, num_bytes, True
+            unit.error, unit.num_bytes = error, num_bytes
             if chunk is not None:
                 self._bytes_planned += max(1, self._planned_bytes(unit))
                 self._bytes_decoded += num_bytes
                 self._rows_decoded += chunk.num_rows
+            # Whoever is added from here on, while rows are dealt out, needs the unit itself.
+            users = tuple(unit.users)
+        dealt: list[tuple[_Pending, dict[int, Chunk]]] = []
+        if chunk is not None and len(users) > 1:
+            try:
+                dealt = self._dealt(unit.number, chunk, users)
+            except Exception as found:  # noqa: BLE001 - told to whoever waits for the unit
+                unit.error = _told(found)
+        with self._changed:
+            if self._is_closed:
+                return
+            if dealt and len(unit.users) == len(users):
+                self._give(unit, dealt)
+            else:
+                unit.chunk = chunk
+            unit.is_done = True
+            for user in unit.users:
+                user.num_missing -= 1
             self._changed.notify_all()
+
+    def _dealt(self, number: int, chunk: Chunk, users: Sequence[_Pending]) -> list[tuple[_Pending, dict[int, Chunk]]]:
+        """The unit's rows by the blocks that they belong to; nothing if blocks that are not known yet need some."""
+        shares = []
+        for user in users:
+            with user.lock:
+                if user.pieces is None:
+                    user.pieces = _Pieces.of(self._work.schedule.block(user.outline))
+            pieces = {place: user.pieces.block.pieces[place] for place in user.pieces.places.get(number, ())}
+            if any(piece.rows is None for piece in pieces.values()):
+                return []
+            shares.append((user, pieces))
+        if sum(piece.num_rows for _, pieces in shares for piece in pieces.values()) != chunk.num_rows:
+            return []
+        return [(user, {place: cut(piece, chunk) for place, piece in pieces.items()}) for user, pieces in shares]
+
+    def _give(self, unit: _Unit, dealt: list[tuple[_Pending, dict[int, Chunk]]]) -> None:
+        """Instead of the unit, its users hold what they need of it."""
+        for user, pieces in dealt:
+            num_bytes = sum(piece.nbytes for piece in pieces.values())
+            user.dealt |= pieces
+            user.dealt_bytes += num_bytes
+            self._hold(num_bytes)
+        self._hold(-unit.num_bytes)
+        unit.num_bytes, unit.is_dealt = 0, True
+        del self._units[unit.number]
 
     def _assemble(self, pending: _Pending, decoder: Decoder, recorder: WorkerRecorder) -> None:
         recorder.enter(State.ASSEMBLE)
@@ -377,9 +480,11 @@ class Pipeline:
         error = next((unit.error for unit in pending.units if unit.error is not None), None)
         if error is None:
             try:
-                block = self._work.schedule.block(pending.outline)
-                chunks = {unit.number: unit.chunk for unit in pending.units}
-                batches = assemble(block, chunks, self._work.present, lambda: self._find_spare(decoder))
+                block = pending.pieces.block if pending.pieces else self._work.schedule.block(pending.outline)
+                chunks = {unit.number: unit.chunk for unit in pending.units if not unit.is_dealt}
+                batches = assemble(
+                    block, chunks, self._work.present, lambda: self._find_spare(decoder), dealt=pending.dealt
+                )
                 recorder.assembled(block.num_batches)
             except Exception as found:  # noqa: BLE001 - told to whoever waits for the block
                 error = _told(found)
@@ -389,12 +494,13 @@ class Pipeline:
             self._hold(num_bytes - pending.num_bytes)
             pending.num_bytes = num_bytes
             for unit in pending.units:
-                unit.num_users -= 1
-                if not unit.num_users:
+                unit.users.discard(pending)
+                if not unit.users and not unit.is_dealt:
                     if not unit.head_rows:
                         del self._units[unit.number]
                     self._hold(-unit.num_bytes)
-            pending.units = []
+            self._hold(-pending.dealt_bytes)
+            pending.units, pending.dealt, pending.dealt_bytes, pending.pieces = [], {}, 0, None
             self._changed.notify_all()
 
     def _find_spare(self, decoder: Decoder) -> Chunk | None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from strata.data.filters import Condition
     from strata.data.schemas import SchemaMode, Unified
+    from strata.data.settings import OnEmpty
     from strata.data.survey import Survey, SurveyedFile
 
 _FINGERPRINT_VERSION = 1
@@ -55,8 +56,11 @@ def build(
     split_rows: int | None = None,
     schema_mode: SchemaMode = "unify",
     schema: pa.Schema | None = None,
+    on_empty: OnEmpty = "raise",
 ) -> Plan:
     """The plan for what was found; `columns`, `condition` and `schema` as they were when it was looked for.
+
+    `on_empty="empty"`: where files were read and no row is left, a plan without rows.
 
     Raises:
         NoData: There are no rows, or none that pass.
@@ -70,7 +74,7 @@ def build(
         )
     files = sorted(survey.files, key=lambda file: (file.name, file.version, file.path))
     units = _units(files)
-    if not (units.rows > 0).any():
+    if not (units.rows > 0).any() and (on_empty == "raise" or not files):
         raise _no_data(survey, num_rows=int(units.total_rows.sum()))
     schemas = [schema_of(data) for data in survey.schemas]
     partition_fields = list(schema_of(survey.partition_schema))
@@ -258,7 +262,8 @@ def _no_data(survey: Survey, *, num_rows: int) -> NoData:
         before = f"{num_rows} rows in {len(survey.files)} files" if survey.files else f"{survey.num_files} files"
         return NoData(
             f"no row passes the filter {survey.condition_text}: there were {before} before it "
-            f"({survey.num_files_pruned} files were left out by their partition).{skipped} Widen the filter"
+            f"({survey.num_files_pruned} files were left out by their partition).{skipped} Widen the "
+            "filter, or take an empty loader with on_empty='empty'"
         )
     if not survey.num_files:
         return NoData("there are no files; check the path")

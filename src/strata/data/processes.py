@@ -83,7 +83,9 @@ class ProcessDecoder:
         except (EOFError, OSError) as error:
             if isinstance(error, StrataError):
                 raise
-            raise DataWorkerDied(self._epitaph()) from error
+            epitaph = self._epitaph()
+            self.shutdown()  # the next unit, or the next loop, gets a fresh process
+            raise DataWorkerDied(epitaph) from error
         finally:
             self._is_busy = False
         counts = done.counts
@@ -96,8 +98,11 @@ class ProcessDecoder:
         """The process stays for the next pass; `shutdown` ends it."""
 
     def ready(self) -> None:
-        """Before a pass."""
+        """Before a pass: a process that died since the last one is replaced."""
         self._is_aborted = False
+        process = self._process
+        if process is not None and not process.is_alive():
+            self.shutdown()
 
     def abort(self) -> None:
         """Ends a process that is at work, whatever it does: nobody waits for its answer any more."""

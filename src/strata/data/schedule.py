@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
     Ints = npt.NDArray[np.int64]
 
-SPARSE = 0.25
-"""Below this share of a window, the rows that are needed are picked out before anything is copied."""
+SPARSE = 0.75
+"""Below this share of a window, a block takes the rows that it needs out of each unit, which then need not be held."""
+SORTED = 1 / 16
+"""Below this share of a window, it is quicker to sort the rows that are needed than to mark them in the window."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,6 +52,8 @@ class Outline:
     num_batches: int
     units: tuple[int, ...]
     """All that the block needs, each once, in the order of their rows."""
+    ends_window: bool = True
+    """Whether the next block needs no rows of this one's window."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,7 +139,13 @@ class Schedule:
                     last = min(-(-last // window) * window, starts[lane + 1] - starts[lane])
                 found = self.order.locate(starts[lane] + first, starts[lane] + last)
                 units |= dict.fromkeys(unit for unit, _, _ in found)
-        return Outline(batch, end - batch, tuple(units))
+        return Outline(batch, end - batch, tuple(units), self._window_of(end) != self._window_of(end - 1))
+
+    def _window_of(self, batch: int) -> int:
+        """The window in which a batch ends, by its number; without windows, each batch has its own."""
+        if not self.order.window_rows or batch == self.steps.num_batches:
+            return -1 - batch
+        return -(-self.steps.bounds(batch)[1] // (self.order.window_rows * self.order.num_lanes))
 
     def _end_of_block(self, batch: int, most_rows: int) -> int:
         """One past the last batch: all that end in the window in which the first one ends, or an even share of them."""
@@ -268,9 +278,14 @@ class Schedule:
         first = int(starts[lane]) + begin
         if len(needed) >= SPARSE * size:
             return self._whole(first, first + size), needed, size
+        if len(needed) < SORTED * size:
+            order = np.argsort(needed)
+            places: Ints = np.empty_like(order)
+            places[order] = np.arange(len(order))
+            return self._picked(first, needed[order]), places, len(needed)
         is_needed = np.zeros(size, dtype=bool)
         is_needed[needed] = True
-        places: Ints = np.cumsum(is_needed)[needed] - 1
+        places = np.cumsum(is_needed)[needed] - 1
         picked = np.flatnonzero(is_needed)
         return self._picked(first, picked), places, len(picked)
 

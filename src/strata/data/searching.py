@@ -78,6 +78,8 @@ class Search:
     seen: list[Seen] = field(default_factory=list)
     num_hidden: int = 0
     """Files and directories that were passed over; what a hidden directory holds is not counted."""
+    is_directory: bool = False
+    """What was written names a directory: not a file, and not a pattern."""
 
 
 def search_all(source: Source, places: Sequence[Place]) -> list[Search]:
@@ -193,7 +195,7 @@ def _search(source: Source, place: Place) -> Search:
 
 
 def _search_directory(source: Source, place: Place) -> Search:
-    search = Search(place.written, place.path)
+    search = Search(place.written, place.path, is_directory=True)
 
     def may_enter(directory: str) -> bool:
         """The directories above it may be."""

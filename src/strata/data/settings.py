@@ -16,9 +16,20 @@ if TYPE_CHECKING:
 OutputFormat: TypeAlias = Literal["torch", "numpy", "arrow", "pandas", "dict"]
 WorkerType: TypeAlias = Literal["thread", "process"]
 OnError: TypeAlias = Literal["raise", "skip"]
+OnEmpty: TypeAlias = Literal["raise", "empty"]
 
+DEFAULT_BUFFER_ROWS = 100_000
 MAX_BATCH_ROWS = 1 << 31
 MAX_WORKERS = 256
+
+
+def check_on_empty(on_empty: object) -> None:
+    """
+    Raises:
+        InvalidArgument: There is no such choice.
+    """
+    if on_empty not in get_args(OnEmpty):
+        raise InvalidArgument(f"on_empty={on_empty!r}; use one of {', '.join(get_args(OnEmpty))}", field="on_empty")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

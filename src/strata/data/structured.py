@@ -22,6 +22,7 @@ from strata.data.partitions import partition_fields
 from strata.data.planning import build
 from strata.data.progress import SurveyProgress
 from strata.data.ranks import share
+from strata.data.settings import check_on_empty
 from strata.data.source import without_secrets
 from strata.data.surveying import survey
 from strata.errors import InvalidArgument
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from strata.data.formats.base import Format
     from strata.data.loaders import PlainLoader
     from strata.data.ranks import Ranks
-    from strata.data.settings import OnError, OutputFormat, WorkerType
+    from strata.data.settings import OnEmpty, OnError, OutputFormat, WorkerType
     from strata.data.steps import Tail
     from strata.data.strategies import Strategy
     from strata.data.torch_loader import Loader
@@ -55,6 +56,7 @@ class Where:
     split_bytes: int | str = "128MiB"
     split_rows: int | None = None
     on_error: OnError = "raise"
+    on_empty: OnEmpty = "raise"
     cache: bool = True
     show_progress: bool = False
 
@@ -65,6 +67,7 @@ class Where:
                 f"schema is a {type(self.schema).__name__}; give a pyarrow schema: pa.schema({{'x': pa.int32()}})",
                 field="schema",
             )
+        check_on_empty(self.on_empty)
         if isinstance(self.columns, str):
             raise InvalidArgument(f"columns={self.columns!r}; give a list: [{self.columns!r}]", field="columns")
         if self.columns is not None:
@@ -89,6 +92,7 @@ def plan_files(where: Where, ranks: Ranks) -> Recipe:
             filesystem=where.filesystem,
             storage_options=where.storage_options,
             partitioning=where.partitioning,
+            on_error=where.on_error,
         )
         name = where.format or guess_format(found.source, found.files)
         with SurveyProgress(is_shown=where.show_progress) as progress:
@@ -101,6 +105,8 @@ def plan_files(where: Where, ranks: Ranks) -> Recipe:
                 partition_fields=partition_fields(found.files),
                 split_bytes=split_bytes,
                 on_error=where.on_error,
+                missing=found.missing,
+                keeps_one=where.on_empty == "empty",
                 cache=survey_cache.default() if where.cache else None,
                 roots=roots_of(where.path),
                 schema=where.schema,
@@ -119,6 +125,7 @@ def plan_files(where: Where, ranks: Ranks) -> Recipe:
         split_rows=where.split_rows,
         schema_mode=where.schema_mode,
         schema=where.schema,
+        on_empty=where.on_empty,
     )
     source, _ = open_source(roots_of(where.path)[0], filesystem=where.filesystem, storage_options=where.storage_options)
     return Recipe(source, plan, {looked.format: _format(where, looked.format)})
@@ -147,7 +154,7 @@ class StructuredDataset(Dataset):
         partitioning: Literal["hive"] | None = "hive",
         shuffle: bool = False,
         shuffle_seed: int = 0,
-        shuffle_buffer_size: int = 100_000,
+        shuffle_buffer_size: int | None = 100_000,
         split_bytes: int | str = "128MiB",
         split_rows: int | None = None,
         split_strategy: str | Strategy | None = None,
@@ -173,6 +180,7 @@ class StructuredDataset(Dataset):
         show_progress: bool = False,
         tail: Tail = "uneven",
         on_error: OnError = "raise",
+        on_empty: OnEmpty = "raise",
         lanes: int | None = None,
         prefetch_bytes: int | str | None = None,
         pin_memory: bool = False,
@@ -187,7 +195,7 @@ class StructuredDataset(Dataset):
             batch_size: Rows of a batch, on each rank.
             columns: What is delivered; left out, everything.
             filters: Rows to keep: a pyarrow expression, tuples as pyarrow.parquet takes them, or text: `x > 3`.
-            shuffle_buffer_size: Rows that are shuffled among themselves, of all ranks together.
+            shuffle_buffer_size: Rows that are shuffled among themselves, of all ranks together; None is the default.
             split_bytes: How large the pieces are, in bytes of the columns that are read, that a shuffle permutes.
             split_strategy: Who decodes what: lpt, round_robin, size_balanced, or a function.
             num_workers: Threads that decode, or processes with worker_type="process"; left out, one per core, up to 8.
@@ -200,6 +208,7 @@ class StructuredDataset(Dataset):
             nulls: What becomes of nulls: error, fill, mask, keep, or a value, for all or by column.
             tail: What becomes of rows that do not fill a batch on every rank: uneven, pad or drop.
             on_error: "skip" leaves out what is damaged or missing, and counts it.
+            on_empty: "empty" gives a loader without batches where no row passes the filter, instead of NoData.
             lanes: Fixes the order for any number of ranks; left out, it is chosen by the ranks at an epoch's start.
             prefetch_bytes: How much may be decoded and not yet taken; left out, half of split_bytes for each worker and
                 as much again.
@@ -224,6 +233,7 @@ class StructuredDataset(Dataset):
             split_bytes=split_bytes,
             split_rows=split_rows,
             on_error=on_error,
+            on_empty=on_empty,
             cache=cache,
             show_progress=show_progress,
         )

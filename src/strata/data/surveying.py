@@ -59,6 +59,8 @@ def survey(
     split_bytes: int = 128 << 20,
     num_threads: int | None = None,
     on_error: OnError = "raise",
+    missing: Sequence[tuple[str, str]] = (),
+    keeps_one: bool = False,
     cache: SurveyCache | None = None,
     roots: Sequence[str] = (),
     schema: pa.Schema | None = None,
@@ -70,6 +72,8 @@ def survey(
         columns: What will be delivered; None: all.
         num_threads: Left out: one per core, from 4 to 16; 16 where files are far away.
         on_error: "skip" leaves out what is damaged or missing, and says so in `Survey.skipped`.
+        missing: Names of files that are not there, and why; with "skip" they are counted as skipped.
+        keeps_one: Whether to look into one file even if partitions rule out all: for the columns of an empty dataset.
         roots: The paths that the user gave: what a cache knows the dataset by. Left out: where the files are.
         schema: Types that the user has decided on.
 
@@ -101,8 +105,9 @@ def survey(
         unit_bytes=looking.unit_bytes,
     )
     known = cache.load(key) if cache else None
-    opened = _not_pruned(looking, files)
+    opened = _not_pruned(looking, files) or list(files[:keeps_one])
     schemas, found, skipped = _inspect(looking, opened, known)
+    skipped = [*missing, *skipped]
     counted_as, num_files_skipped, num_units_skipped = b"", len(skipped), 0
     partition_schema = schema_bytes(pa.schema(looking.partition_fields))
     if condition is not None and found:
@@ -120,7 +125,7 @@ def survey(
         schemas=tuple(map(schema_bytes, schemas)),
         partition_schema=partition_schema,
         files=tuple(found),
-        num_files=len(files),
+        num_files=len(files) + len(missing),
         num_files_pruned=len(files) - len(opened),
         condition_text=condition.text if condition else "",
         condition_schema=counted_as,

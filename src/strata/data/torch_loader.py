@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import TYPE_CHECKING, Any
+import threading
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch.utils._pytree import tree_map_only
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from strata.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Generator, Iterator, Mapping
 
     from strata.data.dataset import Dataset
     from strata.data.iterating import Pass
@@ -79,7 +80,7 @@ class Loader(DataLoader[Any]):
         batches = self.dataset.begin()
         if not self._is_prepared and not self._pins:
             return batches
-        return self._placed(batches)
+        return _InTurns(self._placed(batches))
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -98,7 +99,7 @@ class Loader(DataLoader[Any]):
     def load_state_dict(self, state: Mapping[str, Any], *, on_change: str = "refuse") -> None:
         self.dataset.load_state_dict(state, on_change=on_change)
 
-    def _placed(self, batches: Pass) -> Iterator[Any]:
+    def _placed(self, batches: Pass) -> Generator[Any, None, None]:
         """On the accelerator's device, and with it told when the end comes."""
         device, gradients = self._device(), self._gradient_state()
         self.end_of_dataloader, self.remainder = False, -1
@@ -130,6 +131,25 @@ class Loader(DataLoader[Any]):
         if not self._is_prepared or "accelerate" not in sys.modules:
             return None
         return sys.modules["accelerate"].state.GradientState()
+
+
+class _InTurns:
+    """A generator that several threads may use; on its own it raises for all but the first."""
+
+    def __init__(self, batches: Generator[Any, None, None]) -> None:
+        self._batches = batches
+        self._turn = threading.RLock()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        with self._turn:
+            return next(self._batches)
+
+    def close(self) -> None:
+        with self._turn:
+            self._batches.close()
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -49,11 +49,21 @@ class CsvFormat(TextFormat):
     def records(self) -> CsvRecords:
         return CsvRecords(self.delimiter, self.quote)
 
-    @property
-    def cure(self) -> str:
+    def cure(self, error: Exception) -> str:
+        told = str(error)
+        if "invalid UTF8" in told:
+            return (
+                "the text is not in UTF-8: save the file as UTF-8, or read the column as bytes with "
+                "schema=pa.schema([(…, pa.binary())])"
+            )
+        if "Expected" in told and "columns, got" in told:
+            return (
+                "every record needs as many fields as the first one: mend the record, put fields that hold the "
+                "delimiter in quotes, or name the right one with format_options={'delimiter': …}"
+            )
         return (
-            "mend the record, name what stands for null in null_values, or give the column another type "
-            "with schema=…; strings take anything"
+            "mend the record, name what stands for null in null_values, or give the column another type with schema=…; "
+            "pa.string() takes any text in UTF-8, pa.binary() any bytes"
         )
 
     def guess(self, header: bytes, sample: bytes) -> pa.Schema:

@@ -7,6 +7,7 @@ only column of one row, `{"rows": […]}`, whose elements then are the rows.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,6 +31,8 @@ _PEEK_BYTES: Final = 1 << 12
 _PIECE_BYTES: Final = 16 << 20
 _BLANKS: Final = b" \t\r\n" + BOM
 _ROWS: Final = "rows"
+_MIXED: Final = re.compile(r"changed from \w+ to \w+")
+"""What pyarrow says of a column whose values are of several types."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +46,16 @@ class JsonlFormat(TextFormat):
     def records(self) -> JsonRecords:
         return JsonRecords()
 
-    @property
-    def cure(self) -> str:
+    def cure(self, error: Exception) -> str:
+        if not self.can_retype(error):
+            return (
+                "values of one key must be of one type in all records, and schema= cannot make text of numbers: write "
+                "them alike, for example all as strings"
+            )
         return "mend the record, or give the column another type with schema=…"
+
+    def can_retype(self, error: Exception) -> bool:
+        return _MIXED.search(str(error)) is None
 
     def guess(self, header: bytes, sample: bytes) -> pa.Schema:
         assert not header
@@ -117,7 +127,7 @@ class JsonFormat(JsonlFormat):
             table = _parse_array(data, None)
         except (pa.ArrowException, ValueError) as error:
             raise DataFileInvalid(
-                f"{file.name} is no JSON array of objects: {shortened(error)}; {self.cure}"
+                f"{file.name} is no JSON array of objects: {shortened(error)}; {self.cure(error)}"
             ) from error
         unit = Unit(index=0, num_rows=table.num_rows, first_row=0, offset=0, num_bytes=file.size_bytes)
         return FileFacts(schema=table.schema, units=(unit,) if table.num_rows else (), version=text.version)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 import pyarrow as pa
+import pyarrow.fs as pafs
 import xxhash
 
 from strata.data.formats.base import FileFacts, Presence, Unit
@@ -86,10 +87,13 @@ class TextFormat(abc.ABC):
         """Whether the first record names the columns."""
         return False
 
-    @property
     @abc.abstractmethod
-    def cure(self) -> str:
-        """What to do about values that do not parse."""
+    def cure(self, error: Exception) -> str:
+        """What to do about what pyarrow says of records that do not parse."""
+
+    def can_retype(self, error: Exception) -> bool:  # noqa: ARG002
+        """Whether another type of the column would mend it."""
+        return True
 
     @abc.abstractmethod
     def guess(self, header: bytes, sample: bytes) -> pa.Schema:
@@ -120,10 +124,11 @@ class TextFormat(abc.ABC):
                 self.parse(data, schema, [name])
             except (pa.ArrowException, ValueError) as error:
                 if name not in self.decided:
+                    advice = f"say what it is: schema=pa.schema([({name!r}, …)]). Otherwise "
                     return (
                         f"column {name!r} was taken for {schema.field(name).type}, by the first {SAMPLE_BYTES:,} bytes "
-                        f"of each file, and is something else here ({shortened(error)}); say what it is: "
-                        f"schema=pa.schema([({name!r}, …)]). Otherwise {self.cure}"
+                        f"of each file, and is something else here ({shortened(error)}); "
+                        f"{advice if self.can_retype(error) else ''}{self.cure(error)}"
                     )
         return None
 
@@ -165,7 +170,7 @@ class TextFormat(abc.ABC):
             _check_names(schema.names)
             found = self.parse(memoryview(sample), schema, schema.names).num_rows if num_rows else 0
         except (pa.ArrowException, ValueError) as error:
-            raise DataFileInvalid(f"{where} are not {self.name}: {shortened(error)}; {self.cure}") from error
+            raise DataFileInvalid(f"{where} are not {self.name}: {shortened(error)}; {self.cure(error)}") from error
         if schema.names and found != num_rows:
             raise DataFileInvalid(
                 f"{where} are {num_rows} lines with {found} records; as {self.name}, every record has a line of its own"
@@ -263,6 +268,13 @@ class Text:
             filled += taken
         return filled
 
+    def hash_all(self) -> str:
+        """The version of all of it, as storage gives it."""
+        piece = memoryview(bytearray(PIECE_BYTES))
+        while self._raw.readinto(piece):
+            pass
+        return self.version
+
     def stretches(self, records: Records, piece_bytes: int) -> Iterator[Stretch]:
         """All of it, in whole lines.
 
@@ -338,6 +350,8 @@ class TextReader:
         self._schema = schema
         self._version = version
         self._opened: pa.NativeFile | None = None
+        self._unchanged = (file.size_bytes, file.mtime_ns)
+        """Size and time of the file when it was last known to be as planned."""
 
     def read(self, unit: Unit, columns: Sequence[str]) -> pa.Table:
         strangers = [name for name in columns if name not in self._schema.names]
@@ -345,7 +359,13 @@ class TextReader:
             raise SchemaMismatch(f"{self._file.name} has no column {strangers[0]!r}; it has {self._schema.names}")
         if not columns:
             return rows_only(unit.num_rows)
-        table = self._read(unit, columns)
+        try:
+            table = self._read(unit, columns)
+        except (DataFileInvalid, SchemaMismatch):
+            self._check_unchanged()
+            raise
+        if self._source.is_local or table.num_rows != unit.num_rows:
+            self._check_unchanged()
         if table.num_rows != unit.num_rows:
             raise DataFileInvalid(f"{self._place(unit)}: {table.num_rows} records where {unit.num_rows} were planned")
         return table
@@ -372,6 +392,34 @@ class TextReader:
             self._opened = opened
         return self._opened
 
+    def _check_unchanged(self) -> None:
+        """That what was read is of the file that was planned, also if it was written to since it was opened.
+
+        A file whose time is another one is compared as a whole, once: it may have been touched, or copied back.
+
+        Raises:
+            DataFileChanged: It was rewritten.
+        """
+        info = self._source.info(self._file.path, self._file.name)
+        found = (info.size, info.mtime_ns)
+        is_same_size = info.size == self._file.size_bytes
+        tells_no_time = not info.mtime_ns or not self._file.mtime_ns
+        # Where it is gone, what was read is of the file that is still open.
+        if found == self._unchanged or info.type == pafs.FileType.NotFound or (is_same_size and tells_no_time):
+            return
+        if is_same_size:
+            with Text(self._source, self._file) as text:
+                if text.hash_all() == self._version:
+                    self._unchanged = found
+                    return
+        raise self._rewritten()
+
+    def _rewritten(self) -> DataFileChanged:
+        return DataFileChanged(
+            f"{self._file.name} is not the file that was planned: it was rewritten since; make the dataset anew, and "
+            "write new data to new files"
+        )
+
     def _read_compressed(self, unit: Unit, columns: Sequence[str]) -> pa.Table:
         tables = []
         is_header = self._form.has_header
@@ -390,7 +438,7 @@ class TextReader:
         """After a file was read as a whole: is it the one that was planned?"""
         self.bytes_read += text.bytes_read
         if text.version != self._version:
-            raise DataFileChanged(f"{self._file.name} is not the file that was planned; plan again, or bring it back")
+            raise self._rewritten()
 
     def _parse(self, unit: Unit, data: pa.Buffer | memoryview, columns: Sequence[str]) -> pa.Table:
         return self._parsed(
@@ -408,7 +456,7 @@ class TextReader:
             if (told := wrong_guess()) is not None:
                 raise SchemaMismatch(f"{self._place(unit)}: {told}", field="schema") from error
             raise DataFileInvalid(
-                f"{self._place(unit)}: {shortened(error)} (rows counted from there); {self._form.cure}"
+                f"{self._place(unit)}: {shortened(error)} (rows counted from there); {self._form.cure(error)}"
             ) from error
 
     def _place(self, unit: Unit) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from strata.data.iceberg.snapshots import TableState
     from strata.data.plan import Plan
-    from strata.data.settings import OnError
+    from strata.data.settings import OnEmpty, OnError
     from strata.data.source import Source
     from strata.data.survey_cache import SurveyCache
     from strata.data.surveying import Progress
@@ -56,12 +56,14 @@ def plan_table(
     *,
     columns: Sequence[str] | None = None,
     scan_filter: str | BooleanExpression | None = None,
+    filters: Any = None,
     snapshot_id: int | None = None,
     as_of: dt.datetime | str | int | None = None,
     schema_id: int | None = None,
     split_bytes: int | str = "128MiB",
     split_rows: int | None = None,
     on_error: OnError = "raise",
+    on_empty: OnEmpty = "raise",
     num_threads: int = DEFAULT_THREADS,
     cache: SurveyCache | None = None,
     progress: Progress | None = None,
@@ -73,12 +75,14 @@ def plan_table(
         catalog_config: What `pyiceberg.catalog.load_catalog` takes, and `name`; None: as pyiceberg is configured.
         columns: What to deliver, in this order; None: all.
         scan_filter: Which rows to deliver, as text (`x > 3 and y in ('a', 'b')`) or as pyiceberg has it.
+        filters: The same as for files: text (`x > 3`), tuples, or a pyarrow expression. With both, rows pass both.
         snapshot_id: Read this state of the table, with the schema it had, not the current one.
         as_of: Or the one that was current then: a datetime with a zone, ISO text, or milliseconds since 1970.
         schema_id: Which of the table's schemas; None: today's, or with the two before, the one the snapshot had.
         split_bytes: About how much a split reads.
         split_rows: At most how many rows a split delivers.
         on_error: "skip" leaves out data files that are damaged or missing, and tells which in `Plan.pruning`.
+        on_empty: "empty" gives a plan without rows where none is left, instead of NoData.
         num_threads: How many files are looked into at once.
         cache: Where to keep what was found in files.
         progress: Told what is being done, how many files are done, and of how many.
@@ -95,12 +99,14 @@ def plan_table(
         catalog_config,
         columns=columns,
         scan_filter=scan_filter,
+        filters=filters,
         snapshot_id=snapshot_id,
         as_of=as_of,
         schema_id=schema_id,
         split_bytes=split_bytes,
         split_rows=split_rows,
         on_error=on_error,
+        on_empty=on_empty,
         num_threads=num_threads,
         cache=cache,
         progress=progress,

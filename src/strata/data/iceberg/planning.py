@@ -10,10 +10,10 @@ import pyarrow as pa
 
 from strata.data import filters as row_filters
 from strata.data import formats
-from strata.data.iceberg import filters
 from strata.data.iceberg.catalogs import opened
 from strata.data.iceberg.counting import digest_of
 from strata.data.iceberg.deletes import read_positions
+from strata.data.iceberg.filters import parse as parse_filters
 from strata.data.iceberg.fitting import IcebergFit
 from strata.data.iceberg.locating import Locator
 from strata.data.iceberg.looking import Request
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from strata.data.iceberg.scanning import Scan
     from strata.data.iceberg.snapshots import TableState
     from strata.data.iceberg.surveying import Survey
-    from strata.data.settings import OnError
+    from strata.data.settings import OnEmpty, OnError
     from strata.data.source import Source
     from strata.data.survey_cache import SurveyCache
     from strata.data.surveying import Progress
@@ -72,12 +72,14 @@ def plan(
     *,
     columns: Sequence[str] | None,
     scan_filter: str | BooleanExpression | None,
+    filters: Any,
     snapshot_id: int | None,
     as_of: dt.datetime | str | int | None,
     schema_id: int | None,
     split_bytes: int | str,
     split_rows: int | None,
     on_error: OnError,
+    on_empty: OnEmpty,
     num_threads: int,
     cache: SurveyCache | None,
     progress: Progress | None,
@@ -91,7 +93,7 @@ def plan(
         travels = snapshot_id is not None or as_of is not None
         schema = find_schema(found, snapshot, schema_id=schema_id, travels=travels)
         delivered = choose(schema, columns)
-        row_filter = filters.parse(scan_filter, schema)
+        row_filter = parse_filters(scan_filter, filters, schema)
         scanned = scan(
             found, snapshot, schema, row_filter.expression if row_filter is not None else None, num_threads=num_threads
         )
@@ -108,6 +110,7 @@ def plan(
             columns=tuple(each.name for each in delivered),
             split_bytes=num_split_bytes,
             split_rows=num_split_rows,
+            on_empty=on_empty,
         )
         return source, made
 
@@ -183,10 +186,12 @@ def _assemble(
     columns: tuple[str, ...],
     split_bytes: int,
     split_rows: int | None,
+    on_empty: OnEmpty,
 ) -> Plan:
     schema = _arrow_schema(request.fields, wide=seen.wide)
     units = _units(seen.files)
-    if not units.rows.any():
+    is_lost = bool(seen.skipped) and not seen.files
+    if not units.rows.any() and (on_empty == "raise" or is_lost):
         raise NoData(_why_nothing(name, seen, found, request.condition))
     made = assemble(
         files=[_planned(each) for each in seen.files],
@@ -235,7 +240,8 @@ def _why_nothing(name: str, seen: Survey, found: Scan, condition: Condition | No
     if condition is not None and (found.files or found.num_pruned):
         return (
             f"{name}: no row passes the filter {condition.text} ({found.num_pruned} files were left out by "
-            f"their metadata, {len(found.files)} were looked into); check its values"
+            f"their metadata, {len(found.files)} were looked into); check its values, or take an empty loader with "
+            "on_empty='empty'"
         )
     return f"{name} has no rows; read another snapshot with snapshot_id= or as_of="
 
