@@ -11,15 +11,17 @@ import itertools
 import logging
 import secrets
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from strata.coordinator import limits, wire
+from strata.coordinator.intake import SMALL_BYTES, check_repeated, check_wire
 from strata.coordinator.metrics import Metrics
-from strata.errors import LimitExceeded, StrataError
-from strata.transport.tokens import Role
+from strata.errors import InvalidArgument, LimitExceeded, StrataError
+from strata.transport.tokens import Role, require
 from strata.v1 import calls_pb2 as pb
 from strata.v1 import types_pb2
 
@@ -57,13 +59,17 @@ class Method:
     role: Role = Role.WORKER
     """The least that may call it."""
     role_for: Callable[[Any], Role] | None = None
-    """The least that may ask just this, where it is less than `role`."""
+    """The least that may ask just this, where some requests need more than `role`."""
+    repeated: tuple[str, ...] = field(init=False)
+    """The fields of a request that hold any number of elements."""
     field: str = field(init=False)
     """Its name in session frames: the same in snake_case."""
 
     def __post_init__(self) -> None:
         snake = "".join(f"_{c.lower()}" if c.isupper() else c for c in self.name).lstrip("_")
         object.__setattr__(self, "field", snake)
+        repeated = tuple(one.name for one in self.request.DESCRIPTOR.fields if one.is_repeated)
+        object.__setattr__(self, "repeated", repeated)
 
     def needed(self, request: Any) -> Role:
         return self.role if self.role_for is None else self.role_for(request)
@@ -423,7 +429,6 @@ METHODS = (
         pb.SendCommandResponse,
         _send_command,
         _sent,
-        role=Role.ADMIN,
         role_for=_role_to_send,
     ),
     Method(
@@ -454,10 +459,21 @@ METHODS = (
 def unary_handler(
     method: Method, backend: Backend, door: Door, metrics: Metrics | None = None
 ) -> grpc.RpcMethodHandler[Any, Any]:
+    """Serves a unary call as a stream of one request: it is refused, where it is, before its body is read."""
     metrics = metrics or Metrics()
-    now_s, stats = metrics.now_s, metrics.stats_of(method.name)
+    now_s, stats, limits_ = metrics.now_s, metrics.stats_of(method.name), backend.limits
 
-    async def handle(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+    def decode(body: bytes) -> Any:
+        check_wire(body, levels=1, limits=limits_)
+        try:
+            request = method.request.FromString(body)
+        except DecodeError:
+            raise InvalidArgument(f"the message is not a {method.request.DESCRIPTOR.full_name}") from None
+        if len(body) > SMALL_BYTES:
+            check_repeated(method.repeated, request, limits_)
+        return request
+
+    async def handle(_requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         came_s = now_s()
         answered: asyncio.Future[Message | StrataError] = asyncio.get_running_loop().create_future()
 
@@ -465,23 +481,29 @@ def unary_handler(
             if not answered.done():  # the caller may have hung up
                 answered.set_result(answer)
 
-        try:
-            door.admit_call(context, method, request)
+        def begin(role: Role, body: bytes) -> None:
+            request = decode(body)
+            require(role, method.needed(request), method.name)
             backend.submit(method, request, done)
-            answer = await answered
+
+        try:
+            with door.call(context, method) as role:
+                body = await door.bodies(role).receive(context)
+                door.check_size(role, len(body))
+                if len(body) <= SMALL_BYTES:
+                    begin(role, body)
+                else:
+                    await door.lane.run(partial(begin, role, body))
+                answer = await answered
         except StrataError as error:
-            answer = error
+            answer = error.with_traceback(None)  # which holds this frame, and with it all that was sent
         if isinstance(answer, StrataError):
             stats.refused(wire.status_of(answer).name, now_s() - came_s)
             await abort(context, answer)
         stats.answered(now_s() - came_s)
         return answer
 
-    return grpc.unary_unary_rpc_method_handler(
-        handle,
-        request_deserializer=method.request.FromString,
-        response_serializer=method.response.SerializeToString,
-    )
+    return grpc.stream_unary_rpc_method_handler(handle, response_serializer=method.response.SerializeToString)
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: StrataError) -> None:

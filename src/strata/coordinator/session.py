@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 
 from strata._version import __version__
 from strata.coordinator import limits, wire
+from strata.coordinator.intake import SMALL_BYTES, check_repeated, check_wire, receivable_bytes
 from strata.coordinator.job import DEFAULT_JOB, CommandQueued, GenerationChanged
 from strata.coordinator.metrics import Metrics
 from strata.errors import CoordinatorUnavailable, InvalidArgument, LimitExceeded, PermissionRefused, StrataError
@@ -25,7 +26,7 @@ from strata.transport.tokens import refused
 from strata.v1 import session_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from google.protobuf.message import Message
 
@@ -46,6 +47,12 @@ MAX_SESSION_ID = 128
 HELLO_WITHIN_S = 10.0
 """Whoever connects and says nothing is not waited for."""
 NO_FRAME = "a frame is not a strata.v1.ClientFrame"
+SLICE = 256
+"""Calls of a frame that are carried out in one turn of the event loop …"""
+SLICE_S = 0.005
+"""… or, of a large frame, as many as go into this time."""
+_LEVELS = 3
+"""Of a frame, on which there are elements: its calls, what each says, and the shards or members in that."""
 
 
 class Link:
@@ -59,9 +66,11 @@ class Link:
         bucket: Bucket,
         max_backlog: int,
         max_frame_bytes: int,
+        max_request_bytes: int,
         on_news: Callable[[], None],
+        on_idle: Callable[[], None],
     ) -> None:
-        """`on_news` is called when there is something to send, or to end."""
+        """`on_news` is called when there is something to send, or to end; `on_idle` when it is not busy any more."""
         self.session_id = session_id
         self.role = role
         self.bucket = bucket
@@ -69,6 +78,13 @@ class Link:
         """(job, worker) → fence, of those that registered or beat through it."""
         self.given_up: tuple[grpc.StatusCode, str] | None = None
         """Why it is ended from our side."""
+        self.max_request_bytes = max_request_bytes
+        """Of one frame from the client."""
+        self.is_busy = False
+        """A large frame of its waits in the lane, or is under way there. Until it is done, no other may be heard."""
+        self.large = b""
+        """That frame, while it waits."""
+        self.on_idle = on_idle
         self._answers: list[Answer] = []
         self._notices: list[pb.Notice] = []
         self._num_unanswered = 0
@@ -100,6 +116,7 @@ class Link:
 
     def give_up(self, code: grpc.StatusCode, why: str) -> None:
         self.given_up = self.given_up or (code, why)
+        self.large = b""
         self._on_news()
 
     @property
@@ -188,8 +205,16 @@ class SessionHub:
 
     # -- for those who carry frames --------------------------------------------------------------------------------
 
-    def begin(self, hello: pb.Hello, role: Role, on_news: Callable[[], None]) -> Link:
-        """A session for whoever says hello.
+    def begin(
+        self,
+        hello: pb.Hello,
+        role: Role,
+        *,
+        carrier_bytes: int,
+        on_news: Callable[[], None],
+        on_idle: Callable[[], None],
+    ) -> Link:
+        """A session for whoever says hello; its connection carries frames of up to `carrier_bytes` to us.
 
         Raises:
             StrataError: Why there is none at present.
@@ -212,16 +237,18 @@ class SessionHub:
             bucket=before.bucket if before else self._door.bucket(),
             max_backlog=limits_.max_session_backlog,
             max_frame_bytes=limits_.max_message_bytes,
+            max_request_bytes=receivable_bytes(role, carrier_bytes),
             on_news=on_news,
+            on_idle=on_idle,
         )
         self._open(link)
         return link
 
-    def welcome(self) -> pb.ServerFrame:
+    def welcome(self, link: Link) -> pb.ServerFrame:
         return pb.ServerFrame(
             welcome=pb.Welcome(
                 server=f"strata {__version__}",
-                max_message_bytes=self._backend.limits.max_message_bytes,
+                max_message_bytes=link.max_request_bytes,
                 frames=self.frames,
                 instance=self._instance,
             )
@@ -243,8 +270,55 @@ class SessionHub:
     def role_of(self, token: str) -> Role:
         return self._door.role_of(token)
 
+    def hear(self, link: Link, message: bytes) -> None:
+        """A frame. A small one is carried out now; a large one makes the link busy."""
+        assert not link.is_busy, "frames of a session are carried out one after the other"
+        if len(message) > SMALL_BYTES:
+            link.large = message
+            self._occupy(link, self._hear_large(link))
+        elif (frame := self.decode(message)) is None:
+            link.give_up(grpc.StatusCode.INVALID_ARGUMENT, NO_FRAME)
+        else:
+            self.take_in(link, frame.requests)
+
     def take_in(self, link: Link, requests: Sequence[pb.Request]) -> None:
-        """A frame's calls. Rate and clock are looked at once for all of them; an empty frame counts as one call."""
+        """The calls of a small frame."""
+        work = self._carry_out(link, requests)
+        if len(requests) <= SLICE:
+            for _ in work:
+                pass
+        else:
+            self._occupy(link, work)
+
+    def _occupy(self, link: Link, work: Iterator[None]) -> None:
+        def until_idle() -> Iterator[None]:
+            try:
+                yield from work
+            finally:
+                link.is_busy = False
+                link.on_idle()
+
+        link.is_busy = True
+        self._door.lane.add(until_idle())
+
+    def _hear_large(self, link: Link) -> Iterator[None]:
+        message, link.large = link.large, b""
+        if link.given_up:
+            return
+        try:
+            check_wire(message, levels=_LEVELS, limits=self._backend.limits)
+        except StrataError as error:
+            link.give_up(wire.status_of(error), error.message)
+            return
+        frame = self.decode(message)
+        if frame is None:
+            link.give_up(grpc.StatusCode.INVALID_ARGUMENT, NO_FRAME)
+            return
+        yield
+        yield from self._carry_out(link, frame.requests, is_large=True)
+
+    def _carry_out(self, link: Link, requests: Sequence[pb.Request], *, is_large: bool = False) -> Iterator[None]:
+        """A frame's calls, in slices. Rate and clock are looked at once for all of them; an empty frame is one call."""
         came_s = self.metrics.now_s()
         num_allowed = self._backend.limits.max_session_backlog
         if link.num_unanswered + len(requests) > num_allowed:
@@ -256,13 +330,17 @@ class SessionHub:
             link.give_up(grpc.StatusCode.RESOURCE_EXHAUSTED, self._door.too_fast().message)
             return
         link.asked(len(requests))
+        slice_end, slice_end_s = SLICE, came_s + SLICE_S
         for number, request in enumerate(requests):
             if link.given_up:
                 return
             if number < num_paced:
-                self._call(link, request, came_s)
+                self._call(link, request, came_s, is_large=is_large)
             else:
                 self._refuse(link, request, self._door.too_fast(), came_s)
+            if number >= slice_end or (is_large and self.metrics.now_s() > slice_end_s):
+                yield
+                slice_end, slice_end_s = number + SLICE, self.metrics.now_s() + SLICE_S
 
     def _refuse(self, link: Link, request: pb.Request, error: StrataError, came_s: float) -> None:
         stats = self._stats.get(request.WhichOneof("call") or "")
@@ -270,7 +348,7 @@ class SessionHub:
             stats.refused(wire.status_of(error).name, self.metrics.now_s() - came_s)
         link.answer(request.id, "error", wire.encode_error(error))
 
-    def _call(self, link: Link, request: pb.Request, came_s: float) -> None:
+    def _call(self, link: Link, request: pb.Request, came_s: float, *, is_large: bool) -> None:
         field: str | None = request.WhichOneof("call")
         if field is None:
             unknown = InvalidArgument("this call is not known to this coordinator; it may be older than the client")
@@ -282,6 +360,12 @@ class SessionHub:
         if link.role < needed:
             self._refuse(link, request, refused(link.role, needed, method.name), came_s)
             return
+        if is_large:
+            try:
+                check_repeated(method.repeated, body, self._backend.limits)
+            except LimitExceeded as error:
+                self._refuse(link, request, error.with_traceback(None), came_s)
+                return
         follow, stats, now_s = self._following.get(field), self._stats[field], self.metrics.now_s
 
         def done(answer: Message | StrataError) -> None:
