@@ -86,5 +86,5 @@ def is_free(path: str) -> bool:
 
 
 def test_a_lock_that_cannot_be_made_says_why(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be locked with .*No such file"):
+    with pytest.raises(ConfigError, match=r"cannot be locked with .*No such file"):
         sockets.SocketLock(str(tmp_path / "missing" / "s.sock"), field="listen")

@@ -189,6 +189,8 @@ class SecurityConfig:
     """Authority of client certificates, a PEM file; when given, every client must show one."""
     tokens: str = ""
     """File with a line of ROLE TOKEN for each token; read again when it changes."""
+    hosts: tuple[str, ...] = ()
+    """Without tokens, HTTP answers to this machine's own names and addresses alone; further names to answer to."""
     insecure: bool = False
     """Serve any address without tokens and TLS. For networks in which everybody may do everything."""
 
