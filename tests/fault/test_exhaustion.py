@@ -34,6 +34,7 @@ MB = 1024 * 1024
 READER, WORKER = "reader-token-0123456789", "worker-token-0123456789"
 LEASE_S = 5.0
 METADATA = {READER: (("authorization", f"Bearer {READER}"),), WORKER: (("authorization", f"Bearer {WORKER}"),), "": ()}
+NUM_LISTS = 100
 EMPTY_SHARD = b"\x2a\x00"
 """Of a RegisterDatasetRequest: two bytes that become sixty."""
 
@@ -267,6 +268,48 @@ def exactly(link: socket.socket, num: int) -> bytes:
             raise ConnectionResetError
         data += piece
     return data
+
+
+def test_silent_connections_make_room_for_those_that_say_hello(attacked: Attacked) -> None:
+    host, _, port = attacked.process.settings["frames"].rpartition(":")
+    with attacked.within(grown_mb=60), contextlib.ExitStack() as stack:
+        for number in range(1_100):
+            link = stack.enter_context(socket.create_connection((host, int(port)), timeout=DEADLINE_S))
+            with contextlib.suppress(ConnectionError):
+                link.sendall(PREFACE[: number % 10])
+        stack.enter_context(bare(attacked, READER))
+
+
+def test_unread_answers_are_bounded_for_all_sessions_together(attacked: Attacked) -> None:
+    declaring = [
+        calls.RegisterDatasetRequest(dataset_id=f"{n:0128}", total_samples=1, shard_size=1) for n in range(999)
+    ]
+    asking = [pb.Request(id=n + 1, list_datasets=calls.ListDatasetsRequest()) for n in range(NUM_LISTS)]
+    with contextlib.ExitStack() as stack:
+        owner = stack.enter_context(bare(attacked, WORKER))
+        requests = [pb.Request(id=n + 1, register_dataset=one) for n, one in enumerate(declaring)]
+        owner.sendall(packed(pb.ClientFrame(requests=requests).SerializeToString()))
+        num_answered = 0
+        while num_answered < len(requests):
+            num_answered += len(answered(owner).responses)
+        with attacked.within(grown_mb=1_200):
+            links = [stack.enter_context(bare(attacked, READER, number)) for number in range(1, 41)]
+            for link in links:
+                link.sendall(packed(pb.ClientFrame(requests=asking).SerializeToString()))
+            told = [last_words(link) for link in links]
+    assert any("max_unread_bytes=268435456 wait for their readers" in words for words in told), told
+
+
+def last_words(link: socket.socket) -> str:
+    """Of a session that is read at last: how it was ended, or nothing once every call of its is answered."""
+    num_answered = 0
+    with contextlib.suppress(ConnectionError):
+        while num_answered < NUM_LISTS:
+            frame = answered(link)
+            if frame.HasField("goodbye"):
+                return frame.goodbye.message
+            num_answered += len(frame.responses)
+    return ""
 
 
 def all_but_the_end(link: socket.socket, announced: int) -> None:

@@ -48,7 +48,7 @@ def door(clock: ManualClock) -> Door:
 
 def admit(door: Door, call: Call, method: Method, request: object = None) -> None:
     """As `unary_handler` does, before and after the body is read."""
-    with door.call(call, method) as role:
+    with door.call(call, method) as (role, _):
         if request is not None:
             require(role, method.needed(request), method.name)
 

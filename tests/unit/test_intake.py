@@ -13,7 +13,16 @@ from hypothesis import given
 from strata.clock import ManualClock
 from strata.coordinator import intake
 from strata.coordinator.config import Limits
-from strata.coordinator.intake import Bodies, Buffers, Lane, check_repeated, check_wire, num_fields, receivable_bytes
+from strata.coordinator.intake import (
+    Account,
+    Bodies,
+    Buffers,
+    Lane,
+    check_repeated,
+    check_wire,
+    num_fields,
+    receivable_bytes,
+)
 from strata.errors import ConfigError, InvalidArgument, LimitExceeded
 from strata.transport.tokens import Role
 from strata.v1 import calls_pb2 as calls
@@ -171,11 +180,13 @@ def test_a_call_that_waits_for_a_place_hurries_the_oldest_body(monkeypatch: pyte
 
 def test_large_work_takes_turns_piece_by_piece_with_others_of_its_kind_and_with_the_loop() -> None:
     async def play() -> None:
-        lane, done = Lane(), []
+        clock = ManualClock()
+        lane, done = Lane(now_s=clock.monotonic_s), []
 
         def work(name: str, num: int) -> Iterator[None]:
             for number in range(num):
                 done.append(f"{name}{number}")
+                clock.advance(0.01)
                 yield
 
         def small(number: int) -> None:
@@ -183,13 +194,34 @@ def test_large_work_takes_turns_piece_by_piece_with_others_of_its_kind_and_with_
             if number < 3:
                 asyncio.get_running_loop().call_soon(small, number + 1)
 
-        lane.add(work("a", 3))
-        lane.add(work("b", 2))
+        lane.add(work("a", 3), Account())
+        lane.add(work("b", 2), Account())
         asyncio.get_running_loop().call_soon(small, 0)
-        assert await lane.run(lambda: len(done)) > 0
         await until(lambda: "a2" in done)
         assert [name for name in done if name[0] in "ab"] == ["a0", "b0", "a1", "b1", "a2"]
         assert done.index("small1") < done.index("a1")
+
+    run(play())
+
+
+def test_whoever_has_used_the_lane_least_comes_first() -> None:
+    async def play() -> None:
+        clock = ManualClock()
+        lane, done = Lane(now_s=clock.monotonic_s), []
+
+        def work(name: str, num: int) -> Iterator[None]:
+            for _ in range(num):
+                done.append(name)
+                clock.advance(0.01)
+                yield
+
+        for _ in range(20):
+            lane.add(work("heavy", 10), Account())
+        await until(lambda: len(done) > 40)
+        num_before = len(done)
+        lane.add(work("light", 1), Account())
+        await until(lambda: "light" in done)
+        assert done.index("light") - num_before <= 20, "no more than one piece of each of the others"
 
     run(play())
 
@@ -202,10 +234,10 @@ def test_a_piece_that_fails_is_heard_by_its_caller_and_the_lane_goes_on(caplog: 
             yield
             raise RuntimeError("of its own")
 
-        lane.add(broken())
+        lane.add(broken(), Account())
         with pytest.raises(LimitExceeded, match="too much"):
-            await lane.run(_too_much)
-        assert await lane.run(lambda: 7) == 7
+            await lane.run(_too_much, Account())
+        assert await lane.run(lambda: 7, Account()) == 7
 
     run(play())
     assert "of its own" in caplog.text
@@ -227,8 +259,8 @@ def test_a_long_piece_is_followed_by_a_pause_as_long_as_itself() -> None:
                 clock.advance(0.1)
                 yield
 
-        lane.add(work())
-        await lane.run(lambda: None)
+        lane.add(work(), Account())
+        await lane.run(lambda: None, Account())
         await until(lambda: len(began_s) == 2)
         assert began_s[1] - began_s[0] >= 0.1
 

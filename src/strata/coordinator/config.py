@@ -133,6 +133,8 @@ class Limits:
     """Of the repeated fields of one request, or of one frame: shards of a list, members of a barrier."""
     max_receive_bytes: int = 128 * 1024 * 1024
     """Frames on bare connections that have not been carried out yet, together; beyond this the oldest are dropped."""
+    max_unread_bytes: int = 256 * 1024 * 1024
+    """Answers that wait for their readers, of all sessions; beyond this the session with most of them is dropped."""
     max_calls_per_s: int = 100_000
     """Calls per second from one session or one peer's unary calls; beyond this they are refused."""
     max_unary_calls: int = 10_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from strata.coordinator.intake import NUM_BODIES, NUM_READERS_BODIES, Bodies, Lane, receivable_bytes
+from strata.coordinator.intake import NUM_BODIES, NUM_READERS_BODIES, Account, Bodies, Lane, receivable_bytes
 from strata.errors import LimitExceeded
 from strata.transport.tokens import METADATA_KEY, Guard, Role, bearer, require
 
@@ -27,9 +27,11 @@ MAX_PEERS = 10_000
 class Bucket:
     """So many calls a second, and at most one second's worth at once."""
 
-    __slots__ = ("_per_s", "_room", "_seen_s")
+    __slots__ = ("_per_s", "_room", "_seen_s", "account")
 
     def __init__(self, per_s: float, now_s: float) -> None:
+        self.account = Account()
+        """Of the same caller."""
         self._per_s = per_s
         self._room = per_s
         self._seen_s = now_s
@@ -69,8 +71,8 @@ class Door:
         return self._guard.role_of(bearer(token) if token else "")
 
     @contextlib.contextmanager
-    def call(self, context: Context, method: Method) -> Iterator[Role]:
-        """A unary call, from its headers to its answer. Its body has not been read yet.
+    def call(self, context: Context, method: Method) -> Iterator[tuple[Role, Account]]:
+        """A unary call, from its headers to its answer: who makes it. Its body has not been read yet.
 
         Raises:
             StrataError: Why it is refused.
@@ -78,18 +80,18 @@ class Door:
         role = self.role(context)
         require(role, method.role, method.name)
         peer = str(context.peer()).rpartition(":")[0]  # without the port: one machine is one peer
-        self._admit(peer)
+        account = self._admit(peer)
         self._calls[peer] = self._calls.get(peer, 0) + 1
         self._num_calls += 1
         try:
-            yield role
+            yield role, account
         finally:
             self._num_calls -= 1
             self._calls[peer] -= 1
             if not self._calls[peer]:
                 del self._calls[peer]
 
-    def _admit(self, peer: str) -> None:
+    def _admit(self, peer: str) -> Account:
         bucket = self._buckets.pop(peer, None) or self.bucket()
         self._buckets[peer] = bucket
         if len(self._buckets) > MAX_PEERS:
@@ -102,6 +104,7 @@ class Door:
                 f"limits.max_unary_calls={most} are under way, or half of them from this machine; wait for some, or "
                 "use a session"
             )
+        return bucket.account
 
     def bodies(self, role: Role) -> Bodies:
         """Where the bodies of a role's unary calls are received."""

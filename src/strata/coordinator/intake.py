@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
+import itertools
 import logging
 import math
 import time
-from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from strata.errors import InvalidArgument, LimitExceeded
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+_OVER = object()
 
 SMALL_BYTES = 64 * 1024
 """A request or frame up to this size is carried out at once, and needs no look at its elements. Readers, and whoever
@@ -239,22 +241,41 @@ class Bodies:
 # -- turns of the loop -----------------------------------------------------------------------------------------------
 
 
+class Account:
+    """How much of the lane a caller has used, so that those who use little come first."""
+
+    __slots__ = ("used_s",)
+
+    def __init__(self) -> None:
+        self.used_s = 0.0
+        """On the lane's clock, which moves with its work and stands still without."""
+
+
 class Lane:
-    """Large work, cut into pieces: one piece in a turn of the event loop, its owners taking turns."""
+    """Large work, cut into pieces: one piece in a turn of the event loop.
+
+    Whoever has used it least comes first (start-time fair queueing): a caller waits for the piece under way and for
+    those who use it as little, not for all that others have put there.
+    """
 
     def __init__(self, *, now_s: Callable[[], float] = time.perf_counter) -> None:
         self._now_s = now_s
-        self._queue: deque[Iterator[None]] = deque()
+        self._queue: list[tuple[float, int, Iterator[None], Account]] = []
+        """A heap, by what its caller had used before."""
+        self._numbers = itertools.count()
+        self._used_s = 0.0
+        """By whoever comes next: what a caller is taken to have used who has not been here for a while."""
         self._scheduled = False
 
-    def add(self, work: Iterator[None]) -> None:
+    def add(self, work: Iterator[None], account: Account) -> None:
         """Carries out `work` to its end, up to its next `yield` at a time."""
-        self._queue.append(work)
+        account.used_s = max(account.used_s, self._used_s)
+        heapq.heappush(self._queue, (account.used_s, next(self._numbers), work, account))
         if not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._step)
 
-    async def run(self, piece: Callable[[], T]) -> T:
+    async def run(self, piece: Callable[[], T], account: Account) -> T:
         """What `piece` returns or raises, when it is its turn."""
         answered: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
@@ -266,21 +287,22 @@ class Lane:
                     answered.set_exception(error)
             yield from ()
 
-        self.add(work())
+        self.add(work(), account)
         return await answered
 
     def _step(self) -> None:
         began_s = self._now_s()
-        work = self._queue.popleft()
+        self._used_s, _, work, account = heapq.heappop(self._queue)
+        is_over = True
         try:
-            next(work)
-            self._queue.append(work)
-        except StopIteration:
-            pass
+            is_over = next(work, _OVER) is _OVER
         except Exception:
             # The edge of the process: others wait in this lane.
             log.exception("a frame failed in a way that was not foreseen")
         took_s = self._now_s() - began_s
+        account.used_s += took_s
+        if not is_over:
+            heapq.heappush(self._queue, (account.used_s, next(self._numbers), work, account))
         self._scheduled = bool(self._queue)
         if self._scheduled:
             pause_s = min(took_s, LONGEST_PAUSE_S) if took_s > PAUSE_AFTER_S else 0.0

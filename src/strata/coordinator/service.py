@@ -56,6 +56,8 @@ class Method:
     encode: Callable[[Any, CoordinatorConfig], Message]
     volatile: bool = False
     """Answered at once: touches nothing durable."""
+    is_heavy: bool = False
+    """Takes as long as there are workers, shards or jobs: one such call is carried out in a turn of the event loop."""
     role: Role = Role.WORKER
     """The least that may call it."""
     role_for: Callable[[Any], Role] | None = None
@@ -396,6 +398,7 @@ METHODS = (
         pb.RegisterDatasetResponse,
         _register_dataset,
         _dataset_registered,
+        is_heavy=True,
     ),
     Method(
         "GetAssignedShards",
@@ -403,6 +406,7 @@ METHODS = (
         pb.GetAssignedShardsResponse,
         _get_assigned_shards,
         _shard_page,
+        is_heavy=True,
     ),
     Method("AckShards", pb.AckShardsRequest, pb.AckShardsResponse, _ack_shards, _acked),
     Method("AdvanceEpoch", pb.AdvanceEpochRequest, pb.AdvanceEpochResponse, _advance_epoch, _advanced),
@@ -421,8 +425,16 @@ METHODS = (
         _get_latest_checkpoint,
         _latest_checkpoint,
         role=Role.READER,
+        is_heavy=True,
     ),
-    Method("RequestRecovery", pb.RequestRecoveryRequest, pb.RecoveryResponse, _request_recovery, _recovery),
+    Method(
+        "RequestRecovery",
+        pb.RequestRecoveryRequest,
+        pb.RecoveryResponse,
+        _request_recovery,
+        _recovery,
+        is_heavy=True,
+    ),
     Method(
         "SendCommand",
         pb.SendCommandRequest,
@@ -430,6 +442,7 @@ METHODS = (
         _send_command,
         _sent,
         role_for=_role_to_send,
+        is_heavy=True,
     ),
     Method(
         "ReportSuspicion",
@@ -440,8 +453,24 @@ METHODS = (
         volatile=True,
     ),
     Method("DropJob", pb.DropJobRequest, pb.DropJobResponse, _drop_job, _dropped, role=Role.ADMIN),
-    Method("ListJobs", pb.ListJobsRequest, pb.ListJobsResponse, _list_jobs, _as_it_is, role=Role.READER),
-    Method("ListWorkers", pb.ListWorkersRequest, pb.ListWorkersResponse, _list_workers, _as_it_is, role=Role.READER),
+    Method(
+        "ListJobs",
+        pb.ListJobsRequest,
+        pb.ListJobsResponse,
+        _list_jobs,
+        _as_it_is,
+        role=Role.READER,
+        is_heavy=True,
+    ),
+    Method(
+        "ListWorkers",
+        pb.ListWorkersRequest,
+        pb.ListWorkersResponse,
+        _list_workers,
+        _as_it_is,
+        role=Role.READER,
+        is_heavy=True,
+    ),
     Method(
         "GetMembership",
         pb.GetMembershipRequest,
@@ -451,7 +480,13 @@ METHODS = (
         role=Role.READER,
     ),
     Method(
-        "ListDatasets", pb.ListDatasetsRequest, pb.ListDatasetsResponse, _list_datasets, _as_it_is, role=Role.READER
+        "ListDatasets",
+        pb.ListDatasetsRequest,
+        pb.ListDatasetsResponse,
+        _list_datasets,
+        _as_it_is,
+        role=Role.READER,
+        is_heavy=True,
     ),
 )
 
@@ -487,13 +522,13 @@ def unary_handler(
             backend.submit(method, request, done)
 
         try:
-            with door.call(context, method) as role:
+            with door.call(context, method) as (role, account):
                 body = await door.bodies(role).receive(context)
                 door.check_size(role, len(body))
-                if len(body) <= SMALL_BYTES:
-                    begin(role, body)
+                if method.is_heavy or len(body) > SMALL_BYTES:
+                    await door.lane.run(partial(begin, role, body), account)
                 else:
-                    await door.lane.run(partial(begin, role, body))
+                    begin(role, body)
                 answer = await answered
         except StrataError as error:
             answer = error.with_traceback(None)  # which holds this frame, and with it all that was sent

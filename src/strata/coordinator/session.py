@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Answer = tuple[int, str, "Message"]
-"""The request's id, the name of the field of `Response`, and what goes into it."""
+Answer = tuple[int, str, "Message", int]
+"""The request's id, the name of the field of `Response`, what goes into it, and how many bytes that takes."""
 WorkerKey = tuple[str, str]
 """Job and worker."""
 NO_HELLO = "the first frame of a session carries hello.session_id"
@@ -47,12 +47,31 @@ MAX_SESSION_ID = 128
 HELLO_WITHIN_S = 10.0
 """Whoever connects and says nothing is not waited for."""
 NO_FRAME = "a frame is not a strata.v1.ClientFrame"
-SLICE = 256
-"""Calls of a frame that are carried out in one turn of the event loop …"""
 SLICE_S = 0.005
-"""… or, of a large frame, as many as go into this time."""
+"""How long the calls of one frame may take in one turn of the event loop."""
+_DONE = object()
 _LEVELS = 3
 """Of a frame, on which there are elements: its calls, what each says, and the shards or members in that."""
+
+
+class Unread:
+    """Answers of all sessions that their clients have not taken yet, in bytes.
+
+    Beyond the limit the session with most of them is dropped.
+    """
+
+    def __init__(self, most_bytes: int, links: Callable[[], Iterable[Link]]) -> None:
+        """`links` gives all there are."""
+        self._most_bytes = most_bytes
+        self._links = links
+        self.num_bytes = 0
+
+    def add(self, num_bytes: int) -> None:
+        """Of one session, which has counted them."""
+        self.num_bytes += num_bytes
+        if self.num_bytes > self._most_bytes:
+            link = max(self._links(), key=lambda link: link.num_unread_bytes)
+            link.drop(f"limits.max_unread_bytes={self._most_bytes} wait for their readers")
 
 
 class Link:
@@ -64,6 +83,7 @@ class Link:
         *,
         role: Role,
         bucket: Bucket,
+        unread: Unread,
         max_backlog: int,
         max_frame_bytes: int,
         max_request_bytes: int,
@@ -85,6 +105,9 @@ class Link:
         self.large = b""
         """That frame, while it waits."""
         self.on_idle = on_idle
+        self.num_unread_bytes = 0
+        """Of its answers, here or in what its connection could not send yet."""
+        self._unread = unread
         self._answers: list[Answer] = []
         self._notices: list[pb.Notice] = []
         self._num_unanswered = 0
@@ -102,8 +125,16 @@ class Link:
 
     def answer(self, request_id: int, result: str, message: Message) -> None:
         self._num_unanswered -= 1
-        self._answers.append((request_id, result, message))
+        num_bytes = message.ByteSize()
+        self._answers.append((request_id, result, message, num_bytes))
+        self.count_unread(num_bytes)
         self._wake()
+
+    def count_unread(self, num_bytes: int) -> None:
+        """So many bytes more wait for the client, or fewer. Of a session that was given up they count no more."""
+        if not self.given_up:
+            self.num_unread_bytes += num_bytes
+            self._unread.add(num_bytes)
 
     def notify(self, notice: pb.Notice) -> None:
         self._notices.append(notice)
@@ -117,7 +148,18 @@ class Link:
     def give_up(self, code: grpc.StatusCode, why: str) -> None:
         self.given_up = self.given_up or (code, why)
         self.large = b""
+        self._clear()
         self._on_news()
+
+    def drop(self, why: str) -> None:
+        """Its client does not read its answers."""
+        log.warning("session %.8s… does not read its answers; dropped", self.session_id)
+        self.give_up(grpc.StatusCode.RESOURCE_EXHAUSTED, f"too many unread answers: {why}")
+
+    def _clear(self) -> None:
+        self._answers, self._notices = [], []
+        num_bytes, self.num_unread_bytes = self.num_unread_bytes, 0
+        self._unread.add(-num_bytes)
 
     @property
     def is_over(self) -> bool:
@@ -128,12 +170,9 @@ class Link:
 
     def _wake(self) -> None:
         if self.given_up:
-            self._answers.clear()
-            self._notices.clear()
+            self._clear()
         elif len(self._answers) + len(self._notices) > self._max_backlog:
-            log.warning("session %.8s… does not read its answers; dropped", self.session_id)
-            why = "too many unread answers; read them, or send fewer calls at once"
-            self.give_up(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
+            self.drop("read them, or send fewer calls at once")
         else:
             self._on_news()
 
@@ -142,13 +181,14 @@ class Link:
         answers, notices = self._answers, self._notices
         if self.given_up or not (answers or notices):
             return None
-        num_answers = wire.num_fitting([message for *_, message in answers], self._max_frame_bytes)
+        num_answers, num_bytes = wire.num_sizes_fitting((size for *_, size in answers), self._max_frame_bytes)
         num_notices = wire.num_fitting(notices, self._max_frame_bytes) if num_answers == len(answers) else 0
         frame = _frame(answers[:num_answers], notices[:num_notices])
         if num_notices and num_answers and frame.ByteSize() > self._max_frame_bytes:
             num_notices = 0
             frame = _frame(answers[:num_answers], ())
         self._answers, self._notices = answers[num_answers:], notices[num_notices:]
+        self.count_unread(-num_bytes)
         return frame
 
 
@@ -156,7 +196,7 @@ def _frame(answers: Iterable[Answer], notices: Iterable[pb.Notice]) -> pb.Server
     """Each answer is copied once, to where it is sent from."""
     frame = pb.ServerFrame(notices=notices)
     add = frame.responses.add
-    for request_id, result, message in answers:
+    for request_id, result, message, _ in answers:
         body: dict[str, Any] = {result: message}
         add(id=request_id, **body)
     return frame
@@ -170,6 +210,7 @@ class SessionHub:
         self._door = door
         self.metrics = metrics or Metrics()
         self._methods = {method.field: method for method in methods}
+        self._heavy = {method.field for method in self._methods.values() if method.is_heavy}
         self._stats = {field: self.metrics.stats_of(method.name) for field, method in self._methods.items()}
         self._following: dict[str, Callable[[Link, Any, Any], None]] = {
             "register_worker": self._registered,
@@ -178,6 +219,7 @@ class SessionHub:
         }
         """Calls that tell through which stream a worker is heard."""
         self._links: dict[str, Link] = {}
+        self._unread = Unread(backend.limits.max_unread_bytes, self._links.values)
         self._speakers: dict[WorkerKey, Link] = {}
         """Through which stream a worker was last heard."""
         self.refusal: Callable[[], StrataError | None] = lambda: None
@@ -235,6 +277,7 @@ class SessionHub:
             hello.session_id,
             role=role,
             bucket=before.bucket if before else self._door.bucket(),
+            unread=self._unread,
             max_backlog=limits_.max_session_backlog,
             max_frame_bytes=limits_.max_message_bytes,
             max_request_bytes=receivable_bytes(role, carrier_bytes),
@@ -282,12 +325,9 @@ class SessionHub:
             self.take_in(link, frame.requests)
 
     def take_in(self, link: Link, requests: Sequence[pb.Request]) -> None:
-        """The calls of a small frame."""
+        """The calls of a small frame: as many of them as one turn allows are carried out now."""
         work = self._carry_out(link, requests)
-        if len(requests) <= SLICE:
-            for _ in work:
-                pass
-        else:
+        if next(work, _DONE) is not _DONE:
             self._occupy(link, work)
 
     def _occupy(self, link: Link, work: Iterator[None]) -> None:
@@ -299,7 +339,7 @@ class SessionHub:
                 link.on_idle()
 
         link.is_busy = True
-        self._door.lane.add(until_idle())
+        self._door.lane.add(until_idle(), link.bucket.account)
 
     def _hear_large(self, link: Link) -> Iterator[None]:
         message, link.large = link.large, b""
@@ -330,17 +370,18 @@ class SessionHub:
             link.give_up(grpc.StatusCode.RESOURCE_EXHAUSTED, self._door.too_fast().message)
             return
         link.asked(len(requests))
-        slice_end, slice_end_s = SLICE, came_s + SLICE_S
+        now_s, heavy, until_s = self.metrics.now_s, self._heavy, came_s + SLICE_S
         for number, request in enumerate(requests):
+            field = request.WhichOneof("call")
+            if field in heavy or (number and now_s() > until_s):
+                yield
+                until_s = now_s() + SLICE_S
             if link.given_up:
                 return
             if number < num_paced:
-                self._call(link, request, came_s, is_large=is_large)
+                self._call(link, request, field, came_s, is_large=is_large)
             else:
                 self._refuse(link, request, self._door.too_fast(), came_s)
-            if number >= slice_end or (is_large and self.metrics.now_s() > slice_end_s):
-                yield
-                slice_end, slice_end_s = number + SLICE, self.metrics.now_s() + SLICE_S
 
     def _refuse(self, link: Link, request: pb.Request, error: StrataError, came_s: float) -> None:
         stats = self._stats.get(request.WhichOneof("call") or "")
@@ -348,8 +389,7 @@ class SessionHub:
             stats.refused(wire.status_of(error).name, self.metrics.now_s() - came_s)
         link.answer(request.id, "error", wire.encode_error(error))
 
-    def _call(self, link: Link, request: pb.Request, came_s: float, *, is_large: bool) -> None:
-        field: str | None = request.WhichOneof("call")
+    def _call(self, link: Link, request: pb.Request, field: str | None, came_s: float, *, is_large: bool) -> None:
         if field is None:
             unknown = InvalidArgument("this call is not known to this coordinator; it may be older than the client")
             self._refuse(link, request, unknown, came_s)

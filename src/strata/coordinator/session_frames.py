@@ -71,6 +71,8 @@ class FramedSession(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._flush_scheduled = False
         self._is_paused = False
+        self._num_unsent = 0
+        """Bytes of answers that the peer does not take, while writing is paused."""
         self._is_holding = False
         """Some of the company's buffers."""
         self.gone = asyncio.Event()
@@ -117,6 +119,7 @@ class FramedSession(asyncio.Protocol):
         self.gone.set()
         if self._timer is not None:
             self._timer.cancel()
+        self._count_unsent(0)
         link, self._link = self._link, None
         if link is not None:
             self._hub.closed(link)
@@ -125,9 +128,12 @@ class FramedSession(asyncio.Protocol):
         """Whoever does not take the answers is not heard either."""
         self._is_paused = True
         self._pace()
+        if self._transport is not None:
+            self._count_unsent(self._transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         self._is_paused = False
+        self._count_unsent(0)
         self._pace()
         self._flush()
 
@@ -140,6 +146,11 @@ class FramedSession(asyncio.Protocol):
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()
+
+    def _count_unsent(self, num_bytes: int) -> None:
+        more, self._num_unsent = num_bytes - self._num_unsent, num_bytes
+        if more and self._link is not None:
+            self._link.count_unread(more)
 
     def _idle(self) -> None:
         """Its large frame has been carried out; more may have come behind it."""
@@ -192,16 +203,15 @@ class FramedSession(asyncio.Protocol):
         frame = self._hub.decode(message)
         if frame is None:
             self._end(grpc.StatusCode.INVALID_ARGUMENT, NO_FRAME)
-        elif self._greet(frame):
-            assert self._link is not None
-            self._hub.take_in(self._link, frame.requests)
+        elif link := self._greet(frame):
+            self._hub.take_in(link, frame.requests)
 
-    def _greet(self, frame: pb.ClientFrame) -> bool:
+    def _greet(self, frame: pb.ClientFrame) -> Link | None:
         if self._timer is not None:
             self._timer.cancel()
         if not frame.HasField("hello"):
             self._end(grpc.StatusCode.INVALID_ARGUMENT, NO_HELLO)
-            return False
+            return None
         try:
             link = self._hub.begin(
                 frame.hello,
@@ -213,12 +223,12 @@ class FramedSession(asyncio.Protocol):
         except StrataError as error:
             words, details = wire.encode_error_briefly(error)
             self._say_goodbye(pb.Goodbye(code=details.code, message=words, error=details))
-            return False
+            return None
         self._link = link
         self._company.strangers.pop(self, None)
         self._splitter.max_bytes = link.max_request_bytes
         self._write(self._hub.welcome(link))
-        return True
+        return link
 
     def _no_hello(self) -> None:
         self._end(grpc.StatusCode.DEADLINE_EXCEEDED, f"no frame within {HELLO_WITHIN_S:g} s")

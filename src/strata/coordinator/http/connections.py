@@ -125,4 +125,5 @@ class GuardedProtocol(H11Protocol):
 
     @property
     def _is_serving(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
+        cycle = self.cycle  # None before the first request, whatever its type says
+        return bool(cycle) and not cycle.response_complete
