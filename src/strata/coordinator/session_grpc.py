@@ -76,14 +76,15 @@ async def _serve(hub: SessionHub, context: Context, role: Role, max_bytes: int) 
     writer = asyncio.create_task(_write(hub, link, context, news))
     try:
         hub.take_in(link, first.requests)
-        while not link.given_up:
+        while True:
             if link.is_busy:
                 idle.clear()
                 await idle.wait()
-                continue
             frame = await context.read()
             if not isinstance(frame, bytes):
                 break
+            if link.given_up:
+                continue  # it must be let go of, or a client that still writes would never hear why
             if len(frame) > link.max_request_bytes:
                 why = f"a frame of {len(frame)} bytes, more than the {link.max_request_bytes} allowed here"
                 link.give_up(grpc.StatusCode.INVALID_ARGUMENT, why)
