@@ -7,7 +7,6 @@ sender likes. Everything here is shared by all callers of a process; docs/design
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import heapq
 import itertools
 import logging
@@ -19,7 +18,7 @@ from strata.errors import InvalidArgument, LimitExceeded
 from strata.transport.tokens import Role
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import grpc
     from google.protobuf.message import Message
@@ -204,32 +203,22 @@ class Bodies:
         Raises:
             StrataError: It did not come, or not in time.
         """
+        places, loop = self._places, asyncio.get_running_loop()
+        if places.locked():
+            self._hurry()
         try:
-            async with self._place():
-                body = await context.read()
+            async with asyncio.timeout(BODY_WITHIN_S) as limit:
+                async with places:
+                    self._arriving[limit] = loop.time()
+                    try:
+                        body = await context.read()
+                    finally:
+                        self._arriving.pop(limit, None)
         except TimeoutError:
             raise LimitExceeded("the body of the call did not arrive in time; send it again") from None
         if not isinstance(body, bytes):
             raise InvalidArgument("the call ended without a message; send one")
         return body
-
-    @contextlib.asynccontextmanager
-    async def _place(self) -> AsyncIterator[None]:
-        if self._places.locked():
-            self._hurry()
-            async with asyncio.timeout(BODY_WITHIN_S):
-                await self._places.acquire()
-        else:
-            await self._places.acquire()
-        try:
-            async with asyncio.timeout(BODY_WITHIN_S) as limit:
-                self._arriving[limit] = asyncio.get_running_loop().time()
-                try:
-                    yield
-                finally:
-                    self._arriving.pop(limit, None)
-        finally:
-            self._places.release()
 
     def _hurry(self) -> None:
         for limit, since_s in self._arriving.items():

@@ -49,6 +49,8 @@ HELLO_WITHIN_S = 10.0
 NO_FRAME = "a frame is not a strata.v1.ClientFrame"
 SLICE_S = 0.005
 """How long the calls of one frame may take in one turn of the event loop."""
+LOOK_EVERY = 16
+"""Calls between two looks at the clock."""
 _DONE = object()
 _LEVELS = 3
 """Of a frame, on which there are elements: its calls, what each says, and the shards or members in that."""
@@ -62,16 +64,13 @@ class Unread:
 
     def __init__(self, most_bytes: int, links: Callable[[], Iterable[Link]]) -> None:
         """`links` gives all there are."""
-        self._most_bytes = most_bytes
-        self._links = links
+        self.most_bytes = most_bytes
         self.num_bytes = 0
+        self._links = links
 
-    def add(self, num_bytes: int) -> None:
-        """Of one session, which has counted them."""
-        self.num_bytes += num_bytes
-        if self.num_bytes > self._most_bytes:
-            link = max(self._links(), key=lambda link: link.num_unread_bytes)
-            link.drop(f"limits.max_unread_bytes={self._most_bytes} wait for their readers")
+    def shed(self) -> None:
+        link = max(self._links(), key=lambda link: link.num_unread_bytes)
+        link.drop(f"limits.max_unread_bytes={self.most_bytes} wait for their readers")
 
 
 class Link:
@@ -132,9 +131,13 @@ class Link:
 
     def count_unread(self, num_bytes: int) -> None:
         """So many bytes more wait for the client, or fewer. Of a session that was given up they count no more."""
-        if not self.given_up:
-            self.num_unread_bytes += num_bytes
-            self._unread.add(num_bytes)
+        if self.given_up:
+            return
+        unread = self._unread
+        unread.num_bytes += num_bytes
+        self.num_unread_bytes += num_bytes
+        if unread.num_bytes > unread.most_bytes:
+            unread.shed()
 
     def notify(self, notice: pb.Notice) -> None:
         self._notices.append(notice)
@@ -158,8 +161,8 @@ class Link:
 
     def _clear(self) -> None:
         self._answers, self._notices = [], []
-        num_bytes, self.num_unread_bytes = self.num_unread_bytes, 0
-        self._unread.add(-num_bytes)
+        self._unread.num_bytes -= self.num_unread_bytes
+        self.num_unread_bytes = 0
 
     @property
     def is_over(self) -> bool:
@@ -324,9 +327,23 @@ class SessionHub:
         else:
             self.take_in(link, frame.requests)
 
+    def rest(self, link: Link, since_s: float) -> None:
+        """A link whose frames have been carried out since then: it is busy for a turn if that is long enough."""
+        if not link.is_busy and self.metrics.now_s() > since_s + SLICE_S:
+            self._occupy(link, iter(()))
+
     def take_in(self, link: Link, requests: Sequence[pb.Request]) -> None:
         """The calls of a small frame: as many of them as one turn allows are carried out now."""
-        work = self._carry_out(link, requests)
+        came_s = self.metrics.now_s()
+        if len(requests) == 1:  # most frames: they need no slices
+            request = requests[0]
+            field = request.WhichOneof("call")
+            if field not in self._heavy:
+                num_paced = self._admit(link, 1, came_s)
+                if num_paced is not None:
+                    self._carry_out_one(link, request, field, came_s, is_paced=bool(num_paced))
+                return
+        work = self._carry_out(link, requests, came_s)
         if next(work, _DONE) is not _DONE:
             self._occupy(link, work)
 
@@ -355,33 +372,53 @@ class SessionHub:
             link.give_up(grpc.StatusCode.INVALID_ARGUMENT, NO_FRAME)
             return
         yield
-        yield from self._carry_out(link, frame.requests, is_large=True)
+        yield from self._carry_out(link, frame.requests, self.metrics.now_s(), is_large=True)
 
-    def _carry_out(self, link: Link, requests: Sequence[pb.Request], *, is_large: bool = False) -> Iterator[None]:
-        """A frame's calls, in slices. Rate and clock are looked at once for all of them; an empty frame is one call."""
-        came_s = self.metrics.now_s()
-        num_allowed = self._backend.limits.max_session_backlog
-        if link.num_unanswered + len(requests) > num_allowed:
-            why = f"more than limits.max_session_backlog={num_allowed} calls without an answer; wait for some first"
-            link.give_up(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
+    def _carry_out(
+        self, link: Link, requests: Sequence[pb.Request], came_s: float, *, is_large: bool = False
+    ) -> Iterator[None]:
+        """A frame's calls, in slices. Rate and backlog are looked at once for all of them."""
+        num_paced = self._admit(link, len(requests), came_s)
+        if num_paced is None:
             return
-        num_paced = link.bucket.take(max(len(requests), 1), came_s)
-        if not num_paced and not requests:
-            link.give_up(grpc.StatusCode.RESOURCE_EXHAUSTED, self._door.too_fast().message)
-            return
-        link.asked(len(requests))
         now_s, heavy, until_s = self.metrics.now_s, self._heavy, came_s + SLICE_S
         for number, request in enumerate(requests):
             field = request.WhichOneof("call")
-            if field in heavy or (number and now_s() > until_s):
+            if field in heavy or (number and not number % LOOK_EVERY and now_s() > until_s):
                 yield
                 until_s = now_s() + SLICE_S
             if link.given_up:
                 return
-            if number < num_paced:
-                self._call(link, request, field, came_s, is_large=is_large)
-            else:
-                self._refuse(link, request, self._door.too_fast(), came_s)
+            self._carry_out_one(link, request, field, came_s, is_paced=number < num_paced, is_large=is_large)
+
+    def _admit(self, link: Link, num: int, came_s: float) -> int | None:
+        """How many of a frame's calls its rate allows; an empty frame counts as one. None: the session is ended."""
+        num_allowed = self._backend.limits.max_session_backlog
+        if link.num_unanswered + num > num_allowed:
+            why = f"more than limits.max_session_backlog={num_allowed} calls without an answer; wait for some first"
+            link.give_up(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
+            return None
+        num_paced = link.bucket.take(max(num, 1), came_s)
+        if not num_paced and not num:
+            link.give_up(grpc.StatusCode.RESOURCE_EXHAUSTED, self._door.too_fast().message)
+            return None
+        link.asked(num)
+        return num_paced
+
+    def _carry_out_one(
+        self,
+        link: Link,
+        request: pb.Request,
+        field: str | None,
+        came_s: float,
+        *,
+        is_paced: bool,
+        is_large: bool = False,
+    ) -> None:
+        if is_paced:
+            self._call(link, request, field, came_s, is_large=is_large)
+        else:
+            self._refuse(link, request, self._door.too_fast(), came_s)
 
     def _refuse(self, link: Link, request: pb.Request, error: StrataError, came_s: float) -> None:
         stats = self._stats.get(request.WhichOneof("call") or "")

@@ -13,7 +13,7 @@ import grpc
 
 from strata.coordinator import wire
 from strata.coordinator.intake import SMALL_BYTES, Buffers
-from strata.coordinator.session import HELLO_WITHIN_S, NO_FRAME, NO_HELLO
+from strata.coordinator.session import HELLO_WITHIN_S, LOOK_EVERY, NO_FRAME, NO_HELLO
 from strata.errors import ConfigError, StrataError
 from strata.transport import frames
 from strata.transport.addresses import parse_address
@@ -88,20 +88,26 @@ class FramedSession(asyncio.Protocol):
         self._timer = asyncio.get_running_loop().call_later(HELLO_WITHIN_S, self._no_hello)
 
     def data_received(self, data: bytes) -> None:
-        self._splitter.push(data)
-        if not self._is_busy:
+        splitter, link = self._splitter, self._link
+        splitter.push(data)
+        if link is None or not link.is_busy:
             self._listen()
-        if self._splitter.num_held or self._is_busy:
+        if splitter.num_held or (link is not None and link.large):
             self._hold()
 
     def _listen(self) -> None:
-        """To every frame that has arrived, up to one that takes longer."""
+        """To every frame that has arrived, for as long as one turn of the event loop allows."""
+        since_s, num_heard = self._hub.metrics.now_s(), 0
         try:
-            while not self._is_over and (message := self._splitter.next()) is not None:
+            while (message := self._splitter.next()) is not None and not self._is_over:
                 if self._is_holding:
                     self._let_go()  # the time of the next one counts from now
                 self._hear(message)
-                if self._is_busy:
+                num_heard += 1
+                link = self._link
+                if link is not None and num_heard % LOOK_EVERY == 0:
+                    self._hub.rest(link, since_s)
+                if link is not None and link.is_busy:
                     self._pace()
                     return
         except frames.Malformed as error:
@@ -166,8 +172,7 @@ class FramedSession(asyncio.Protocol):
 
     def _hold(self) -> None:
         self._is_holding = True
-        large = self._link.large if self._link is not None else b""
-        num_bytes = self._splitter.num_held + len(large)
+        num_bytes = self._splitter.num_held + (len(self._link.large) if self._link is not None else 0)
         self._company.buffers.hold(self, num_bytes, is_arriving=not self._is_busy)
 
     def _let_go(self) -> None:

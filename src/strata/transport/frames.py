@@ -43,7 +43,8 @@ class Splitter:
         self.max_bytes = max_bytes
         """May be raised between two messages."""
         self._preface = preface
-        self._buffer = bytearray()
+        self._buffer: bytes | bytearray = b""
+        """As it came while that is one piece, which is nearly always: then a message is cut out without a copy more."""
         self._start = 0
         """Where the next message begins; what lies before it has been taken."""
 
@@ -54,10 +55,15 @@ class Splitter:
 
     def clear(self) -> None:
         """Lets go of what it holds."""
-        self._buffer = bytearray()
+        self._buffer = b""
         self._start = 0
 
     def push(self, data: bytes) -> None:
+        if not self._buffer:
+            self._buffer = data
+            return
+        if not isinstance(self._buffer, bytearray):
+            self._buffer = bytearray(self._buffer)
         self._buffer += data
 
     def next(self) -> bytes | None:
@@ -80,13 +86,12 @@ class Splitter:
             if len(buffer) >= end:
                 message = bytes(buffer[body:end])
                 if len(buffer) == end:
-                    self.clear()
+                    self._buffer, self._start = b"", 0
                 else:
                     self._start = end
                 return message
         if start:
-            del buffer[:start]
-            self._start = 0
+            self._buffer, self._start = buffer[start:], 0
         return None
 
     def feed(self, data: bytes) -> Iterator[bytes]:
