@@ -226,6 +226,25 @@ def test_whoever_has_used_the_lane_least_comes_first() -> None:
     run(play())
 
 
+def test_a_caller_with_much_work_in_the_lane_does_not_hold_up_another() -> None:
+    async def play() -> None:
+        clock = ManualClock()
+        lane, done, busy = Lane(now_s=clock.monotonic_s), [], Account()
+
+        def work(name: str) -> Iterator[None]:
+            done.append(name)
+            clock.advance(0.01)
+            yield from ()
+
+        for _ in range(50):
+            lane.add(work("busy"), busy)
+        lane.add(work("other"), Account())
+        await until(lambda: len(done) == 51)
+        assert done.index("other") <= 1
+
+    run(play())
+
+
 def test_a_piece_that_fails_is_heard_by_its_caller_and_the_lane_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     async def play() -> None:
         lane = Lane()

@@ -281,7 +281,10 @@ class Lane:
 
     def _step(self) -> None:
         began_s = self._now_s()
-        self._used_s, _, work, account = heapq.heappop(self._queue)
+        self._used_s, number, work, account = heapq.heappop(self._queue)
+        while self._used_s < account.used_s:  # by other work of the same caller, since this was put here
+            item = (account.used_s, number, work, account)
+            self._used_s, number, work, account = heapq.heappushpop(self._queue, item)
         is_over = True
         try:
             is_over = next(work, _OVER) is _OVER
