@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from strata import config as configs
@@ -10,6 +12,7 @@ from strata.coordinator.client import ClientConfig, CoordinatorClient
 from strata.coordinator.config import CoordinatorConfig
 from strata.coordinator.server import run
 from strata.errors import StrataError
+from strata.transport.credentials import ClientSecurity
 
 if TYPE_CHECKING:
     from nursery import Lifeline
@@ -35,3 +38,32 @@ def workers(lifeline: Lifeline, *, address: str, worker_ids: list[str]) -> None:
                 lifeline.say(kind=type(error).__name__, message=error.message, lost=repr(worker.lost))
             else:
                 lifeline.say(kind="", generation=worker.generation, lost=repr(worker.lost))
+
+
+def bystander(lifeline: Lifeline, *, address: str, token: str, name: str) -> None:
+    """A worker that calls all the time, and says on request how long its slowest call took since the last request."""
+    security, slowest_s, num_calls, failures = ClientSecurity(token=token), 0.0, 0, []
+    stop = threading.Event()
+
+    def call() -> None:
+        nonlocal slowest_s, num_calls
+        while not stop.wait(0.01):
+            for one in (worker.heartbeat, client.list_jobs):
+                began_s = time.monotonic()
+                try:
+                    one()
+                except StrataError as error:
+                    failures.append(repr(error))
+                slowest_s = max(slowest_s, time.monotonic() - began_s)
+                num_calls += 1
+
+    with CoordinatorClient(address, security=security) as client:
+        worker = client.register_worker(name)
+        calling = threading.Thread(target=call, daemon=True)
+        calling.start()
+        lifeline.say(ready=True)
+        while lifeline.hear() is not None:
+            lifeline.say(slowest_s=slowest_s, num_calls=num_calls, failures=failures[:3], lost=repr(worker.lost))
+            slowest_s, num_calls = 0.0, 0
+        stop.set()
+        calling.join()

@@ -332,6 +332,35 @@ def test_a_unix_socket_left_by_a_dead_coordinator_is_taken_over(nursery: Nursery
     assert not (tmp_path / "c.sock").exists()
 
 
+def test_a_second_coordinator_or_relay_on_a_served_socket_is_refused_with_the_pid_of_the_first(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    listen = f"unix:{tmp_path}/c.sock"
+    first = CoordinatorProcess(nursery, tmp_path, listen=listen)
+    first.start()
+    with CoordinatorClient(first.address) as client:
+        worker = client.register_worker("w0")
+        sockets = {path.name: path.stat().st_ino for path in tmp_path.glob("c.sock*")}
+        assert set(sockets) == {"c.sock", "c.sock.lock", "c.sock.frames", "c.sock.frames.lock"}
+        (tmp_path / "frames.yaml").write_text(f"frames: {listen}.frames\n")
+        another = ("--http", "off", "--state", "memory", "--config", "frames.yaml", "--listen")
+        for command, flags, what in (
+            ("coordinator", (*another, listen), "listen"),
+            ("coordinator", (*another, "127.0.0.1:0"), "frames"),
+            ("relay", ("--upstream", "127.0.0.1:1", "--listen", listen), "listen"),
+        ):
+            with command_line(tmp_path, *flags, command=command) as second:
+                code, words = second.ended()
+            assert (code, f"is served by process {first.child.pid}; stop it" in words) == (2, True), words
+            assert f"{what}='unix:" in words
+        worker.heartbeat()
+        assert {path.name: path.stat().st_ino for path in tmp_path.glob("c.sock*")} == sockets
+    with CoordinatorClient(first.address) as client:  # whoever comes now finds the same one
+        assert [one.worker_id for one in client.list_workers().workers] == ["w0"]
+    assert first.child.terminate() == 0
+    assert list(tmp_path.glob("c.sock*")) == []
+
+
 def test_a_hundred_restarts_in_a_row_would_find_the_port_free(coordinator: CoordinatorProcess) -> None:
     """Three will do: connections of the dead linger on the port."""
     with CoordinatorClient(coordinator.address) as client:

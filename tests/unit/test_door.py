@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from strata.clock import ManualClock
 from strata.coordinator.config import Limits
 from strata.coordinator.door import MAX_PEERS, Bucket, Door
-from strata.coordinator.service import METHODS
+from strata.coordinator.intake import SMALL_BYTES
+from strata.coordinator.service import METHODS, Method
 from strata.errors import LimitExceeded, PermissionRefused, Unauthenticated
-from strata.transport.tokens import Guard, Role, parse_grants
+from strata.transport.tokens import Guard, Role, parse_grants, require
 from strata.v1 import calls_pb2, coordinator_pb2, types_pb2
 
 BY_NAME = {method.name: method for method in METHODS}
 TOKENS = {role: role.name[0].lower() * 32 for role in Role}
 READING = {"GetLatestCheckpoint", "GetMembership", "ListJobs", "ListWorkers", "ListDatasets"}
-COMMANDING = {"SendCommand", "DropJob"}
+COMMANDING = {"DropJob"}
 
 
 class Call:
@@ -43,6 +46,13 @@ def door(clock: ManualClock) -> Door:
     return Door(Guard(lambda: grants), Limits(max_calls_per_s=10), clock)
 
 
+def admit(door: Door, call: Call, method: Method, request: object = None) -> None:
+    """As `unary_handler` does, before and after the body is read."""
+    with door.call(call, method) as (role, _):
+        if request is not None:
+            require(role, method.needed(request), method.name)
+
+
 def test_a_bucket_gives_one_seconds_worth_at_once_and_fills_with_time() -> None:
     bucket = Bucket(10, 0.0)
     assert [bucket.take(1, 0.0) for _ in range(11)] == [1] * 10 + [0]
@@ -60,24 +70,24 @@ def test_a_bucket_lets_the_first_calls_of_a_frame_through_and_not_the_rest() -> 
 def test_a_machine_that_asks_too_often_waits_and_others_do_not(door: Door, clock: ManualClock) -> None:
     method = BY_NAME["ListJobs"]
     for port in range(10):
-        door.admit_call(Call(Role.READER, f"ipv4:10.0.0.1:{port}"), method, None)
+        admit(door, Call(Role.READER, f"ipv4:10.0.0.1:{port}"), method)
     with pytest.raises(LimitExceeded, match="max_calls_per_s=10"):
-        door.admit_call(Call(Role.READER, "ipv4:10.0.0.1:99"), method, None)
-    door.admit_call(Call(Role.READER, "ipv4:10.0.0.2:1"), method, None)
+        admit(door, Call(Role.READER, "ipv4:10.0.0.1:99"), method)
+    admit(door, Call(Role.READER, "ipv4:10.0.0.2:1"), method)
     clock.advance(0.2)
-    door.admit_call(Call(Role.READER, "ipv4:10.0.0.1:99"), method, None)
+    admit(door, Call(Role.READER, "ipv4:10.0.0.1:99"), method)
 
 
 def test_strangers_use_up_nobodys_rate(door: Door) -> None:
     for _ in range(20):
         with pytest.raises(Unauthenticated):
-            door.admit_call(Call(None), BY_NAME["ListJobs"], None)
-    door.admit_call(Call(Role.READER), BY_NAME["ListJobs"], None)
+            admit(door, Call(None), BY_NAME["ListJobs"])
+    admit(door, Call(Role.READER), BY_NAME["ListJobs"])
 
 
 def test_only_so_many_peers_are_remembered(door: Door) -> None:
     for number in range(MAX_PEERS + 5):
-        door.admit_call(Call(Role.READER, f"ipv4:{number}:1"), BY_NAME["ListJobs"], None)
+        admit(door, Call(Role.READER, f"ipv4:{number}:1"), BY_NAME["ListJobs"])
     assert len(door._buckets) == MAX_PEERS
 
 
@@ -94,19 +104,42 @@ def test_each_role_may_call_what_it_may(door: Door, role: Role, method: object) 
     name = method.name  # type: ignore[attr-defined]
     needed = Role.READER if name in READING else Role.ADMIN if name in COMMANDING else Role.WORKER
     if role >= needed:
-        door.admit_call(Call(role), BY_NAME[name], BY_NAME[name].request())
+        admit(door, Call(role), BY_NAME[name])
     else:
         with pytest.raises(PermissionRefused, match=f"{name} needs the role {needed.name.lower()}"):
-            door.admit_call(Call(role), BY_NAME[name], BY_NAME[name].request())
+            admit(door, Call(role), BY_NAME[name])
 
 
 @pytest.mark.parametrize("kind", types_pb2.CommandKind.values())
 def test_workers_may_send_what_ranks_agree_on_and_no_other_command(door: Door, kind: int) -> None:
     request = calls_pb2.SendCommandRequest(kind=kind)
     if types_pb2.CommandKind.Name(kind) in ("COMMAND_KIND_STOP", "COMMAND_KIND_CHECKPOINT_NOW"):
-        door.admit_call(Call(Role.WORKER), BY_NAME["SendCommand"], request)
+        admit(door, Call(Role.WORKER), BY_NAME["SendCommand"], request)
     else:
         with pytest.raises(PermissionRefused, match="SendCommand needs the role admin"):
-            door.admit_call(Call(Role.WORKER), BY_NAME["SendCommand"], request)
+            admit(door, Call(Role.WORKER), BY_NAME["SendCommand"], request)
     with pytest.raises(PermissionRefused, match="SendCommand needs the role"):
-        door.admit_call(Call(Role.READER), BY_NAME["SendCommand"], request)
+        admit(door, Call(Role.READER), BY_NAME["SendCommand"], request)
+
+
+def test_only_so_many_unary_calls_are_under_way_and_one_machine_has_half_of_them(clock: ManualClock) -> None:
+    door = Door(Guard(), Limits(max_unary_calls=4), clock)
+    method = BY_NAME["ListJobs"]
+    with contextlib.ExitStack() as stack:
+        for port in range(2):
+            stack.enter_context(door.call(Call(None, f"ipv4:10.0.0.1:{port}"), method))
+        with pytest.raises(LimitExceeded, match="max_unary_calls=4"):
+            stack.enter_context(door.call(Call(None, "ipv4:10.0.0.1:9"), method))
+        for host in (2, 3):
+            stack.enter_context(door.call(Call(None, f"ipv4:10.0.0.{host}:1"), method))
+        with pytest.raises(LimitExceeded, match="max_unary_calls=4"):
+            stack.enter_context(door.call(Call(None, "ipv4:10.0.0.4:1"), method))
+    with door.call(Call(None), method):
+        assert (door._num_calls, len(door._calls)) == (1, 1)
+
+
+def test_a_reader_may_send_no_large_request(door: Door) -> None:
+    door.check_size(Role.WORKER, 1 << 20)
+    door.check_size(Role.READER, SMALL_BYTES)
+    with pytest.raises(LimitExceeded, match="the role reader may send 65536"):
+        door.check_size(Role.READER, SMALL_BYTES + 1)

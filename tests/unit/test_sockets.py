@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from strata.errors import ConfigError
 from strata.transport import sockets
 
 
@@ -37,3 +41,50 @@ def test_it_is_where_temporary_files_are_as_long_as_it_fits_there(monkeypatch: p
             assert len(bytes(longest)) <= sockets.MAX_PATH
             would_fit = length + len(bytes(longest)) - len(bytes(place.path.parent)) <= sockets.MAX_PATH
             assert (place.path.parent == root) == would_fit
+
+
+def test_a_socket_is_served_by_one_process_at_a_time_and_the_refusal_names_it(tmp_path: Path) -> None:
+    path = str(tmp_path / "s.sock")
+    lock = sockets.SocketLock(path, field="listen")
+    with pytest.raises(ConfigError, match=rf"listen='unix:.*s\.sock' is served by process {os.getpid()}; stop it"):
+        sockets.SocketLock(path, field="listen")
+    lock.release()
+    sockets.SocketLock(path, field="listen").release()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_forked_child_does_not_keep_its_parents_lock(tmp_path: Path) -> None:
+    path = str(tmp_path / "s.sock")
+    lock = sockets.SocketLock(path, field="listen")
+    asleep, wake = os.pipe()
+    child = os.fork()
+    if not child:
+        os.read(asleep, 1)
+        os._exit(0)
+    try:
+        os.close(lock._fd)  # as the kernel does when the parent is killed: the file stays
+        lock._fd = -1
+        until(lambda: is_free(path), "the child has let go")
+    finally:
+        os.write(wake, b"x")
+        os.waitpid(child, 0)
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    end_s = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end_s, what
+        time.sleep(0.005)
+
+
+def is_free(path: str) -> bool:
+    try:
+        sockets.SocketLock(path, field="listen").release()
+    except ConfigError:
+        return False
+    return True
+
+
+def test_a_lock_that_cannot_be_made_says_why(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be locked with .*No such file"):
+        sockets.SocketLock(str(tmp_path / "missing" / "s.sock"), field="listen")

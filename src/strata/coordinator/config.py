@@ -126,11 +126,24 @@ class Limits:
     max_checkpoint_bytes: int = 4 * 1024 * 1024
     """Hashes and metadata of one checkpoint, all ranks together."""
     max_message_bytes: int = 16 * 1024 * 1024
+    """Of an answer, or of a frame on a bare connection. Readers may send 64 KiB."""
+    max_grpc_message_bytes: int = 1024 * 1024
+    """Of a request through gRPC, which holds as much of every session and of 64 unary calls while they arrive."""
+    max_message_elements: int = 250_000
+    """Of the repeated fields of one request, or of one frame: shards of a list, members of a barrier."""
+    max_receive_bytes: int = 128 * 1024 * 1024
+    """Frames on bare connections that have not been carried out yet, together; beyond this the oldest are dropped."""
+    max_unread_bytes: int = 256 * 1024 * 1024
+    """Answers that wait for their readers, of all sessions; beyond this the session with most of them is dropped."""
     max_calls_per_s: int = 100_000
     """Calls per second from one session or one peer's unary calls; beyond this they are refused."""
+    max_unary_calls: int = 10_000
+    """Under way at once, those that wait at a barrier included; one machine may have half of them."""
     max_http_requests_per_s: int = 200
     """Per second from one machine; beyond this they are refused with 429. Health is not counted."""
     max_sessions: int = 10_000
+    max_grpc_sessions: int = 1_000
+    """Of these, through gRPC; readers may have 64."""
     max_session_backlog: int = 65_536
     """Answers waiting for a session that does not read; beyond this it is dropped."""
 
@@ -138,6 +151,12 @@ class Limits:
         for name in self.__slots__:
             if getattr(self, name) < 1:
                 raise ConfigError(f"limits.{name}={getattr(self, name)} must be at least 1", field=f"limits.{name}")
+        if self.max_receive_bytes < self.max_message_bytes:
+            raise ConfigError(
+                f"limits.max_receive_bytes={self.max_receive_bytes} is below limits.max_message_bytes="
+                f"{self.max_message_bytes}, so the largest frame would never arrive; raise it",
+                field="limits.max_receive_bytes",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +191,8 @@ class SecurityConfig:
     """Authority of client certificates, a PEM file; when given, every client must show one."""
     tokens: str = ""
     """File with a line of ROLE TOKEN for each token; read again when it changes."""
+    hosts: tuple[str, ...] = ()
+    """Without tokens, HTTP answers to this machine's own names and addresses alone; further names to answer to."""
     insecure: bool = False
     """Serve any address without tokens and TLS. For networks in which everybody may do everything."""
 

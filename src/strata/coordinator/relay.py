@@ -25,6 +25,7 @@ from strata.coordinator.job import DEFAULT_JOB, CommandQueued, GenerationChanged
 from strata.coordinator.relay_folds import BarrierKey, Gathering, Pulses, arriving, barrier_key, combined
 from strata.coordinator.server import (
     GRACE_S,
+    lock_socket,
     make_grpc_server,
     require_safe,
     start_frames,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from strata.coordinator.backend import Done, Listener
     from strata.coordinator.service import Method
     from strata.coordinator.session_frames import FramesServer
+    from strata.transport.sockets import SocketLock
 
 log = logging.getLogger(__name__)
 
@@ -365,6 +367,7 @@ class RelayServer:
         self._backend = RelayBackend(config, security or ClientSecurity(), self._clock)
         self._hub: SessionHub | None = None
         self._grpc: grpc.aio.Server | None = None
+        self._lock: SocketLock | None = None
         self._frames: FramesServer | None = None
         self._health = health.aio.HealthServicer()
         self._health_task: asyncio.Task[None] | None = None
@@ -375,6 +378,7 @@ class RelayServer:
         guard = Guard(grants_from(config.security.tokens))
         require_safe(listen, config.security, guard, field="listen")
         try:
+            self._lock = lock_socket(listen)
             await self._backend.open()
             door = Door(guard, config.limits, self._clock)
             self._hub = SessionHub(self._backend, METHODS, door)
@@ -418,6 +422,9 @@ class RelayServer:
             await self._health.enter_graceful_shutdown()
             await self._grpc.stop(GRACE_S)
             self._grpc = None
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
         await self._backend.close()
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from strata.clock import SystemClock
@@ -19,17 +20,19 @@ from strata.coordinator import wire
 from strata.coordinator.backend import EngineBackend
 from strata.coordinator.door import Door
 from strata.coordinator.engine import Engine
+from strata.coordinator.intake import Bodies
 from strata.coordinator.journal import MemoryJournal, describe, open_journal, open_leadership
 from strata.coordinator.leading import STARTING, Candidate, LeaseKeeper
 from strata.coordinator.service import METHODS, abort, unary_handler
 from strata.coordinator.session import SessionHub
 from strata.coordinator.session_frames import FramesServer
-from strata.coordinator.session_grpc import session_handler
-from strata.errors import ConfigError, NotLeader, StrataError
+from strata.coordinator.session_grpc import Places, session_handler
+from strata.errors import ConfigError, InvalidArgument, LimitExceeded, NotLeader, StrataError
 from strata.transport import forks
 from strata.transport.addresses import Address, parse_address
 from strata.transport.channels import server_options
 from strata.transport.credentials import server_credentials
+from strata.transport.sockets import SocketLock
 from strata.transport.tokens import Guard, grants_from
 
 if TYPE_CHECKING:
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 A_co = TypeVar("A_co", covariant=True)
+Context = grpc.aio.ServicerContext[Any, Any]
 
 GRACE_S = 2.0
 """How long calls under way have to end when the coordinator leaves."""
@@ -73,6 +77,7 @@ class CoordinatorServer:
         self._engine: Engine | None = None
         self._hub: SessionHub | None = None
         self._grpc: grpc.aio.Server | None = None
+        self._lock: SocketLock | None = None
         self._health = health.aio.HealthServicer()
         self._frames: FramesServer | None = None
         self._http: uvicorn.Server | None = None
@@ -105,6 +110,7 @@ class CoordinatorServer:
             server = make_grpc_server(backend, hub, door, self._health)
             hub.refusal = self._engine.not_leader
             await self._tell_health(serving=False)
+            self._lock = lock_socket(listen)
             grpc_address = await start_grpc_server(server, str(listen), config.security)
             self._grpc = server
             self._frames = await start_frames(hub, config.frames, grpc_address, config.limits, config.security, guard)
@@ -133,6 +139,9 @@ class CoordinatorServer:
             await self._health.enter_graceful_shutdown()
             await self._grpc.stop(GRACE_S)
             self._grpc = None
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
         if self._http is not None and self._http_task is not None:
             self._http.should_exit = True
             await self._http_task
@@ -255,36 +264,97 @@ class CoordinatorServer:
         return f"{'https' if self._config.security.certificate else 'http'}://{Address(host, port)}"
 
 
+HEALTH_BODIES = 8
+"""Health checks, for which nobody needs a token, whose requests are received at once."""
+MAX_WATCHES = 256
+"""Callers that are told when the health changes."""
+
+
+def health_handlers(servicer: health.aio.HealthServicer) -> grpc.GenericRpcHandler:
+    """Health for everybody, bounded: a request is read as unary calls are, and held as little."""
+    bodies = Bodies(HEALTH_BODIES)
+    num_watches = 0
+
+    async def request(context: Context) -> Any:
+        body = await bodies.receive(context)
+        try:
+            return health_pb2.HealthCheckRequest.FromString(body)
+        except DecodeError:
+            raise InvalidArgument("the message is not a grpc.health.v1.HealthCheckRequest") from None
+
+    async def check(_requests: Any, context: Context) -> Any:
+        try:
+            asked = await request(context)
+        except StrataError as error:
+            await abort(context, error.with_traceback(None))
+        return await servicer.Check(asked, context)
+
+    async def watch(_requests: Any, context: Context) -> None:
+        nonlocal num_watches
+        num_watches += 1
+        try:
+            if num_watches > MAX_WATCHES:
+                raise LimitExceeded(f"{MAX_WATCHES} callers watch the health already; call Check instead")
+            await servicer.Watch(await request(context), context)
+        except StrataError as error:
+            await abort(context, error.with_traceback(None))
+        finally:
+            num_watches -= 1
+
+    serialize = health_pb2.HealthCheckResponse.SerializeToString
+    return grpc.method_handlers_generic_handler(
+        health.SERVICE_NAME,
+        {
+            "Check": grpc.stream_unary_rpc_method_handler(check, response_serializer=serialize),
+            "Watch": grpc.stream_stream_rpc_method_handler(watch, response_serializer=serialize),
+        },
+    )
+
+
 class GuardedReflection(reflection.aio.ReflectionServicer):  # type: ignore[misc]  # its package has no types
     """What the service looks like, for those who may at least read."""
 
-    def __init__(self, names: tuple[str, ...], door: Door) -> None:
+    def __init__(self, names: tuple[str, ...], door: Door, places: Places) -> None:
         super().__init__(names)
         self._door = door
+        self._places = places
 
     async def ServerReflectionInfo(  # noqa: N802 - gRPC's name
-        self, requests: Any, context: grpc.aio.ServicerContext[Any, Any]
+        self, requests: Any, context: Context
     ) -> AsyncIterator[Any]:
         try:
-            self._door.role(context)
+            with self._places.one(self._door.role(context)):
+                async for answer in super().ServerReflectionInfo(requests, context):
+                    yield answer
         except StrataError as error:
-            await abort(context, error)
-        async for answer in super().ServerReflectionInfo(requests, context):
-            yield answer
+            await abort(context, error.with_traceback(None))
 
 
 def make_grpc_server(
     backend: Backend, hub: SessionHub, door: Door, health_servicer: health.aio.HealthServicer
 ) -> grpc.aio.Server:
     """The service, unary and framed, with health and reflection; in a coordinator and in a relay alike."""
-    server = grpc.aio.server(options=server_options(max_message_bytes=backend.limits.max_message_bytes))
+    places = Places(backend.limits)
+    options = server_options(
+        max_message_bytes=backend.limits.max_message_bytes, max_request_bytes=places.max_message_bytes
+    )
+    server = grpc.aio.server(options=options)
     handlers = {method.name: unary_handler(method, backend, door, hub.metrics) for method in METHODS}
-    handlers["Session"] = session_handler(hub, door)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(wire.SERVICE, handlers),))
-    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+    handlers["Session"] = session_handler(hub, door, places)
+    service = grpc.method_handlers_generic_handler(wire.SERVICE, handlers)
+    server.add_generic_rpc_handlers((service, health_handlers(health_servicer)))
     names = (wire.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
-    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(GuardedReflection(names, door), server)
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(GuardedReflection(names, door, places), server)
     return server
+
+
+def lock_socket(address: Address) -> SocketLock | None:
+    """So that no other coordinator or relay serves there; None: it is a port, which has no need of it.
+
+    Raises:
+        ConfigError: Another one does.
+    """
+    return SocketLock(address.path, field="listen") if address.path else None
 
 
 async def start_grpc_server(server: grpc.aio.Server, address: str, security: SecurityConfig) -> str:
@@ -308,7 +378,7 @@ async def start_frames(
         return None
     if wanted != "auto":
         require_safe(parse_address(wanted, field="frames"), security, guard, field="frames")
-    server = FramesServer(hub, max_message_bytes=limits.max_message_bytes)
+    server = FramesServer(hub, limits)
     await server.start(wanted, grpc_address, security)
     return server
 

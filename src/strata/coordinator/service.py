@@ -11,15 +11,17 @@ import itertools
 import logging
 import secrets
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from strata.coordinator import limits, wire
+from strata.coordinator.intake import SMALL_BYTES, check_repeated, check_wire
 from strata.coordinator.metrics import Metrics
-from strata.errors import LimitExceeded, StrataError
-from strata.transport.tokens import Role
+from strata.errors import InvalidArgument, LimitExceeded, StrataError
+from strata.transport.tokens import Role, require
 from strata.v1 import calls_pb2 as pb
 from strata.v1 import types_pb2
 
@@ -54,16 +56,22 @@ class Method:
     encode: Callable[[Any, CoordinatorConfig], Message]
     volatile: bool = False
     """Answered at once: touches nothing durable."""
+    is_heavy: bool = False
+    """Takes as long as there are workers, shards or jobs: one such call is carried out in a turn of the event loop."""
     role: Role = Role.WORKER
     """The least that may call it."""
     role_for: Callable[[Any], Role] | None = None
-    """The least that may ask just this, where it is less than `role`."""
+    """The least that may ask just this, where some requests need more than `role`."""
+    repeated: tuple[str, ...] = field(init=False)
+    """The fields of a request that hold any number of elements."""
     field: str = field(init=False)
     """Its name in session frames: the same in snake_case."""
 
     def __post_init__(self) -> None:
         snake = "".join(f"_{c.lower()}" if c.isupper() else c for c in self.name).lstrip("_")
         object.__setattr__(self, "field", snake)
+        repeated = tuple(one.name for one in self.request.DESCRIPTOR.fields if one.is_repeated)
+        object.__setattr__(self, "repeated", repeated)
 
     def needed(self, request: Any) -> Role:
         return self.role if self.role_for is None else self.role_for(request)
@@ -390,6 +398,7 @@ METHODS = (
         pb.RegisterDatasetResponse,
         _register_dataset,
         _dataset_registered,
+        is_heavy=True,
     ),
     Method(
         "GetAssignedShards",
@@ -397,6 +406,7 @@ METHODS = (
         pb.GetAssignedShardsResponse,
         _get_assigned_shards,
         _shard_page,
+        is_heavy=True,
     ),
     Method("AckShards", pb.AckShardsRequest, pb.AckShardsResponse, _ack_shards, _acked),
     Method("AdvanceEpoch", pb.AdvanceEpochRequest, pb.AdvanceEpochResponse, _advance_epoch, _advanced),
@@ -415,16 +425,24 @@ METHODS = (
         _get_latest_checkpoint,
         _latest_checkpoint,
         role=Role.READER,
+        is_heavy=True,
     ),
-    Method("RequestRecovery", pb.RequestRecoveryRequest, pb.RecoveryResponse, _request_recovery, _recovery),
+    Method(
+        "RequestRecovery",
+        pb.RequestRecoveryRequest,
+        pb.RecoveryResponse,
+        _request_recovery,
+        _recovery,
+        is_heavy=True,
+    ),
     Method(
         "SendCommand",
         pb.SendCommandRequest,
         pb.SendCommandResponse,
         _send_command,
         _sent,
-        role=Role.ADMIN,
         role_for=_role_to_send,
+        is_heavy=True,
     ),
     Method(
         "ReportSuspicion",
@@ -435,8 +453,24 @@ METHODS = (
         volatile=True,
     ),
     Method("DropJob", pb.DropJobRequest, pb.DropJobResponse, _drop_job, _dropped, role=Role.ADMIN),
-    Method("ListJobs", pb.ListJobsRequest, pb.ListJobsResponse, _list_jobs, _as_it_is, role=Role.READER),
-    Method("ListWorkers", pb.ListWorkersRequest, pb.ListWorkersResponse, _list_workers, _as_it_is, role=Role.READER),
+    Method(
+        "ListJobs",
+        pb.ListJobsRequest,
+        pb.ListJobsResponse,
+        _list_jobs,
+        _as_it_is,
+        role=Role.READER,
+        is_heavy=True,
+    ),
+    Method(
+        "ListWorkers",
+        pb.ListWorkersRequest,
+        pb.ListWorkersResponse,
+        _list_workers,
+        _as_it_is,
+        role=Role.READER,
+        is_heavy=True,
+    ),
     Method(
         "GetMembership",
         pb.GetMembershipRequest,
@@ -446,7 +480,13 @@ METHODS = (
         role=Role.READER,
     ),
     Method(
-        "ListDatasets", pb.ListDatasetsRequest, pb.ListDatasetsResponse, _list_datasets, _as_it_is, role=Role.READER
+        "ListDatasets",
+        pb.ListDatasetsRequest,
+        pb.ListDatasetsResponse,
+        _list_datasets,
+        _as_it_is,
+        role=Role.READER,
+        is_heavy=True,
     ),
 )
 
@@ -454,10 +494,21 @@ METHODS = (
 def unary_handler(
     method: Method, backend: Backend, door: Door, metrics: Metrics | None = None
 ) -> grpc.RpcMethodHandler[Any, Any]:
+    """Serves a unary call as a stream of one request: it is refused, where it is, before its body is read."""
     metrics = metrics or Metrics()
-    now_s, stats = metrics.now_s, metrics.stats_of(method.name)
+    now_s, stats, limits_ = metrics.now_s, metrics.stats_of(method.name), backend.limits
 
-    async def handle(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+    def decode(body: bytes) -> Any:
+        check_wire(body, levels=1, limits=limits_)
+        try:
+            request = method.request.FromString(body)
+        except DecodeError:
+            raise InvalidArgument(f"the message is not a {method.request.DESCRIPTOR.full_name}") from None
+        if len(body) > SMALL_BYTES:
+            check_repeated(method.repeated, request, limits_)
+        return request
+
+    async def handle(_requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         came_s = now_s()
         answered: asyncio.Future[Message | StrataError] = asyncio.get_running_loop().create_future()
 
@@ -465,23 +516,29 @@ def unary_handler(
             if not answered.done():  # the caller may have hung up
                 answered.set_result(answer)
 
-        try:
-            door.admit_call(context, method, request)
+        def begin(role: Role, body: bytes) -> None:
+            request = decode(body)
+            require(role, method.needed(request), method.name)
             backend.submit(method, request, done)
-            answer = await answered
+
+        try:
+            with door.call(context, method) as (role, account):
+                body = await door.bodies(role).receive(context)
+                door.check_size(role, len(body))
+                if method.is_heavy or len(body) > SMALL_BYTES:
+                    await door.lane.run(partial(begin, role, body), account)
+                else:
+                    begin(role, body)
+                answer = await answered
         except StrataError as error:
-            answer = error
+            answer = error.with_traceback(None)  # which holds this frame, and with it all that was sent
         if isinstance(answer, StrataError):
             stats.refused(wire.status_of(answer).name, now_s() - came_s)
             await abort(context, answer)
         stats.answered(now_s() - came_s)
         return answer
 
-    return grpc.unary_unary_rpc_method_handler(
-        handle,
-        request_deserializer=method.request.FromString,
-        response_serializer=method.response.SerializeToString,
-    )
+    return grpc.stream_unary_rpc_method_handler(handle, response_serializer=method.response.SerializeToString)
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: StrataError) -> None:

@@ -86,12 +86,19 @@ def decode_error(error: types_pb2.Error) -> errors.StrataError:
 
 def num_fitting(messages: Sequence[Message], max_bytes: int) -> int:
     """How many of them, from the first on, go into one frame; always one at least."""
-    room = max_bytes - FRAME_MARGIN_BYTES
-    for num, message in enumerate(messages):
-        room -= message.ByteSize() + _ENTRY_BYTES
-        if room < 0:
-            return max(num, 1)
-    return len(messages)
+    return num_sizes_fitting((message.ByteSize() for message in messages), max_bytes)[0]
+
+
+def num_sizes_fitting(sizes: Iterable[int], max_bytes: int) -> tuple[int, int]:
+    """The same of messages of these sizes, and how many bytes they have together."""
+    room, num, total = max_bytes - FRAME_MARGIN_BYTES, 0, 0
+    for size in sizes:
+        room -= size + _ENTRY_BYTES
+        if room < 0 and num:
+            break
+        num += 1
+        total += size
+    return num, total
 
 
 # -- enums ---------------------------------------------------------------------------------------------------------

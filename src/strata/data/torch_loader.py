@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from strata.errors import InvalidArgument
+from strata.lifecycle import renewed
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping
@@ -138,7 +139,7 @@ class _InTurns:
 
     def __init__(self, batches: Generator[Any, None, None]) -> None:
         self._batches = batches
-        self._turn = threading.RLock()
+        self._turn = renewed(threading.RLock())
 
     def __iter__(self) -> Self:
         return self

@@ -43,33 +43,62 @@ class Splitter:
         self.max_bytes = max_bytes
         """May be raised between two messages."""
         self._preface = preface
-        self._buffer = bytearray()
+        self._buffer: bytes | bytearray = b""
+        """As it came while that is one piece, which is nearly always: then a message is cut out without a copy more."""
+        self._start = 0
+        """Where the next message begins; what lies before it has been taken."""
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """
+    @property
+    def num_held(self) -> int:
+        """Bytes of messages that are not complete, or not taken yet."""
+        return len(self._buffer) - self._start
+
+    def clear(self) -> None:
+        """Lets go of what it holds."""
+        self._buffer = b""
+        self._start = 0
+
+    def push(self, data: bytes) -> None:
+        if not self._buffer:
+            self._buffer = data
+            return
+        if not isinstance(self._buffer, bytearray):
+            self._buffer = bytearray(self._buffer)
+        self._buffer += data
+
+    def next(self) -> bytes | None:
+        """The next message that is complete.
+
         Raises:
             Malformed: It does not begin as it should, or a message is too long.
         """
-        buffer = self._buffer
-        buffer += data
-        start = 0
-        try:
-            if self._preface:
-                if not self._took_preface():
-                    return
-                start = len(PREFACE)
-            while len(buffer) - start >= LENGTH_BYTES:
-                length = int.from_bytes(buffer[start : start + LENGTH_BYTES], "big")
-                if length > self.max_bytes:
-                    raise Malformed(f"a message of {length} bytes, more than the {self.max_bytes} allowed here")
-                end = start + LENGTH_BYTES + length
-                if len(buffer) < end:
-                    break
-                message = bytes(buffer[start + LENGTH_BYTES : end])
-                start = end
-                yield message
-        finally:
-            del buffer[:start]
+        buffer, start = self._buffer, self._start
+        if self._preface:
+            if not self._took_preface():
+                return None
+            start = self._start = len(PREFACE)
+        body = start + LENGTH_BYTES
+        if len(buffer) >= body:
+            length = int.from_bytes(buffer[start:body], "big")
+            if length > self.max_bytes:
+                raise Malformed(f"a message of {length} bytes, more than the {self.max_bytes} allowed here")
+            end = body + length
+            if len(buffer) >= end:
+                message = bytes(buffer[body:end])
+                if len(buffer) == end:
+                    self._buffer, self._start = b"", 0
+                else:
+                    self._start = end
+                return message
+        if start:
+            self._buffer, self._start = buffer[start:], 0
+        return None
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """`push`, and every message that is complete then."""
+        self.push(data)
+        while (message := self.next()) is not None:
+            yield message
 
     def _took_preface(self) -> bool:
         """Whether all of it is there."""

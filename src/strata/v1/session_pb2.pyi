@@ -247,7 +247,7 @@ class Welcome(_message.Message):
     server: _builtins.str
     """For the client's log: "strata 0.1.0"."""
     max_message_bytes: _builtins.int
-    """The largest frame that is taken here (limits.max_message_bytes); a larger one ends the stream. 0: not told."""
+    """The largest frame that is taken here, from this role; a larger one ends the stream. 0: not told."""
     frames: _builtins.str
     """Where the same session is served without HTTP/2, at a fraction of the cost: ":PORT" of the same host, or "unix:PATH".
     Empty: nowhere.

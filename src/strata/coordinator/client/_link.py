@@ -260,6 +260,7 @@ class SessionLink:
             welcome = await self._greet(stream, began_s)
             bare = await self._try_frames(address, Place(welcome.frames, welcome.instance))
             if bare is None:
+                self._heed(welcome)  # another may have greeted us meanwhile
                 return stream
         except BaseException:
             await stream.close()
@@ -339,9 +340,12 @@ class SessionLink:
         except TimeoutError:
             raise _moved(f"no greeting within {self._config.silence_s:g} s") from None
         self._greeted_in_s, self._num_failed = asyncio.get_running_loop().time() - began_s, 0
-        theirs = frame.welcome.max_message_bytes
-        self._max_message_bytes = min(self._config.max_message_bytes, theirs or self._config.max_message_bytes)
+        self._heed(frame.welcome)
         return frame.welcome
+
+    def _heed(self, welcome: pb.Welcome) -> None:
+        ours = self._config.max_message_bytes
+        self._max_message_bytes = min(ours, welcome.max_message_bytes or ours)
 
     def _begin(self) -> None:
         """Everything without an answer is sent again."""

@@ -22,6 +22,7 @@ from strata.coordinator.events import CheckpointKind  # noqa: TC001 - read at ru
 from strata.coordinator.http import exposition, reading
 from strata.coordinator.http import models as m
 from strata.coordinator.http.asking import ask
+from strata.coordinator.http.hosts import HostCheck, own_names
 from strata.coordinator.http.pacing import Pace
 from strata.coordinator.membership import WorkerStateName  # noqa: TC001 - read at run time
 from strata.transport.tokens import METADATA_KEY, Role, require
@@ -106,6 +107,8 @@ def make_app(engine: Engine, hub: SessionHub, guard: Guard) -> FastAPI:
     app.add_exception_handler(errors.StrataError, _refuse)
     app.add_exception_handler(RequestValidationError, _refuse_parameter)
     app.add_exception_handler(HTTPException, _refuse_request)
+    if guard.is_open:
+        app.add_middleware(HostCheck, names=own_names(engine.config), refuse=_refuse_host)
     return app
 
 
@@ -334,6 +337,14 @@ async def _refuse_parameter(_request: Request, error: Exception) -> Response:
     first = error.errors()[0]
     field = str(first["loc"][-1])
     return _told(422, "InvalidArgument", f"{field}: {first['msg']}; see /openapi.json for what is allowed", field)
+
+
+def _refuse_host(host: str) -> JSONResponse:
+    words = (
+        f"Host: {host[:100]!r} is not a name of this machine, so a page of another site may be asking; if it is one, "
+        "add it to security.hosts in coordinator.yaml"
+    )
+    return _told(421, "RequestRefused", words, "Host")
 
 
 async def _refuse_request(_request: Request, error: Exception) -> Response:

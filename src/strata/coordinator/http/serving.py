@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import ssl
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
+from strata.coordinator.http.connections import Connections, GuardedProtocol
 from strata.errors import ConfigError
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from strata.coordinator.config import SecurityConfig
-
-MAX_CONNECTIONS = 1_000
 
 
 class Server(uvicorn.Server):
@@ -30,7 +30,7 @@ def make_server(app: FastAPI, security: SecurityConfig) -> uvicorn.Server:
         app,
         log_level="warning",
         access_log=False,
-        limit_concurrency=MAX_CONNECTIONS,
+        http=partial(GuardedProtocol, Connections()),  # type: ignore[arg-type]  # any factory will do
         ssl_certfile=security.certificate or None,
         ssl_keyfile=security.key or None,
         ssl_ca_certs=security.client_ca or None,

@@ -1,0 +1,67 @@
+"""Which names a coordinator without tokens answers to.
+
+A page of another site can make a browser ask a server on loopback: it lets its own name resolve to 127.0.0.1 (DNS
+rebinding), and then reads the answer as its own. The browser still sends that name in `Host`, so a request is answered
+only if it names this machine. An address in numbers cannot be rebound. Where there are tokens such a page has none.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from typing import TYPE_CHECKING
+
+from strata.transport.addresses import parse_address
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from strata.coordinator.config import CoordinatorConfig
+
+LOOPBACK = "localhost"
+
+
+def own_names(config: CoordinatorConfig) -> frozenset[str]:
+    """Of this machine, and those that the config adds."""
+    bound = parse_address(config.http, field="http").host
+    return frozenset(_plain(name) for name in (LOOPBACK, bound, socket.gethostname(), *config.security.hosts))
+
+
+def is_own(host: str, names: frozenset[str]) -> bool:
+    """Whether a `Host` header names this machine."""
+    name = _plain(host[: host.rindex("]") + 1] if host.startswith("[") and "]" in host else host.partition(":")[0])
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return name in names or name.endswith(f".{LOOPBACK}")
+    return True
+
+
+def _plain(name: str) -> str:
+    return name.lower().rstrip(".")
+
+
+class HostCheck:
+    """Turns away requests for another host."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        names: frozenset[str],
+        refuse: Callable[[str], Callable[[Scope, Receive, Send], Awaitable[None]]],
+    ) -> None:
+        self._app = app
+        self._names = names
+        self._refuse = refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            hosts = [value.decode("latin-1") for key, value in scope["headers"] if key == b"host"]
+            foreign = next((host for host in hosts if not is_own(host, self._names)), None)
+            if foreign is not None:
+                await self._refuse(foreign)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)

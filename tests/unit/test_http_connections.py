@@ -1,0 +1,114 @@
+"""Connections to the HTTP port that owe us a request, and the names that a coordinator answers to."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from strata.clock import ManualClock
+from strata.coordinator.config import CoordinatorConfig, SecurityConfig
+from strata.coordinator.http import connections as module
+from strata.coordinator.http.connections import MAX_CONNECTIONS, MAX_CONNECTIONS_PER_PEER, Connections
+from strata.coordinator.http.hosts import is_own, own_names
+
+
+class Peer:
+    def __init__(self, peer: str) -> None:
+        self.peer = peer
+        self.is_gone = False
+
+    def abort(self) -> None:
+        self.is_gone = True
+
+
+def test_a_new_connection_of_a_machine_displaces_its_longest_waiting_one_and_no_other_machines() -> None:
+    async def play() -> None:
+        all_ = Connections()
+        other = Peer("b")
+        assert all_.join(other)
+        peers = [Peer("a") for _ in range(MAX_CONNECTIONS_PER_PEER)]
+        assert all(all_.join(peer) for peer in peers)
+        all_.serves(peers[0])
+        assert all_.join(Peer("a"))
+        assert [peer.is_gone for peer in (other, *peers[:3])] == [False, False, True, False]
+        all_.leave(peers[1])
+        all_.waits(peers[0])  # it has been answered: now it is the youngest
+        assert all_.join(Peer("a"))
+        assert [peer.is_gone for peer in (peers[0], peers[2])] == [False, True]
+
+    asyncio.run(play())
+
+
+def test_a_machine_whose_requests_are_all_under_way_is_refused_another_connection() -> None:
+    async def play() -> None:
+        all_ = Connections()
+        for _ in range(MAX_CONNECTIONS_PER_PEER):
+            peer = Peer("a")
+            assert all_.join(peer)
+            all_.serves(peer)
+        assert not all_.join(Peer("a"))
+        assert all_.join(Peer("b"))
+
+    asyncio.run(play())
+
+
+def test_with_all_connections_taken_the_longest_waiting_of_all_goes() -> None:
+    async def play() -> None:
+        all_ = Connections()
+        peers = [Peer(f"machine-{number}") for number in range(MAX_CONNECTIONS)]
+        assert all(all_.join(peer) for peer in peers)
+        assert all_.join(Peer("late"))
+        assert [peer.is_gone for peer in peers[:2]] == [True, False]
+        all_.leave(peers[0])
+        assert len(all_) == MAX_CONNECTIONS
+
+    asyncio.run(play())
+
+
+def test_a_connection_without_a_request_is_closed_in_time_however_much_of_one_has_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "REQUEST_WITHIN_S", 0.01)
+
+    async def play() -> None:
+        clock = ManualClock()
+        all_ = Connections(now_s=clock.monotonic_s)
+        slow, served, later = Peer("a"), Peer("a"), Peer("a")
+        all_.join(slow)
+        all_.join(served)
+        all_.serves(served)
+        clock.advance(0.009)
+        all_.join(later)
+        clock.advance(0.001)
+        async with asyncio.timeout(30):
+            while not slow.is_gone:  # noqa: ASYNC110 - by a timer of its own
+                await asyncio.sleep(0.001)
+        assert [peer.is_gone for peer in (served, later)] == [False, False]
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    ("host", "is_ours"),
+    [
+        ("localhost:51051", True),
+        ("LocalHost.", True),
+        ("grafana.localhost", True),
+        ("127.0.0.1", True),
+        ("10.1.2.3:51051", True),
+        ("[::1]:51051", True),
+        ("bound.example:51051", True),
+        ("Added.Example", True),
+        ("evil.example", False),
+        ("evil.example:51051", False),
+        ("localhost.evil.example", False),
+        ("127.0.0.1.evil.example", False),
+        ("notlocalhost", False),
+        ("[evil.example]", False),
+        ("", False),
+    ],
+)
+def test_a_host_is_ours_if_it_is_a_number_or_one_of_our_names(host: str, is_ours: bool) -> None:
+    config = CoordinatorConfig(http="bound.example:51051", security=SecurityConfig(hosts=("added.example",)))
+    assert is_own(host, own_names(config)) is is_ours
