@@ -51,6 +51,8 @@ class Loader(DataLoader[Any]):
     """
 
     dataset: Dataset  # type: ignore[assignment]
+    has_global_state = True
+    """The same on all ranks, of any number of them."""
     use_stateful_dataloader = True
     """Accelerate's `save_state` then keeps our position, and `load_state` brings it back."""
     end_of_dataloader = False
@@ -81,6 +83,10 @@ class Loader(DataLoader[Any]):
 
     def __len__(self) -> int:
         return len(self.dataset)
+
+    @property
+    def num_batches_left(self) -> int:
+        return self.dataset.num_batches_left
 
     def set_epoch(self, epoch: int) -> None:
         self.dataset.set_epoch(epoch)
