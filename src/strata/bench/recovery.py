@@ -8,8 +8,8 @@ BENCHMARK = Benchmark(
     name="recovery",
     title="Recovery",
     contenders=(
-        Contender(name="strata", module="strata.bench.contenders.recovery_strata", timeout_s=120.0, usual_s=10.0),
-        Contender(name="torchrun", module="strata.bench.contenders.recovery_torchrun", timeout_s=210.0, usual_s=30.0),
+        Contender(name="strata", module="strata.bench.contenders.recovery_strata", timeout_s=120.0, usual_s=15.0),
+        Contender(name="torchrun", module="strata.bench.contenders.recovery_torchrun", timeout_s=210.0, usual_s=40.0),
         Contender(name="Ray Train", module="strata.bench.contenders.recovery_ray", timeout_s=120.0, usual_s=45.0),
     ),
     figures=(

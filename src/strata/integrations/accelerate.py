@@ -47,12 +47,12 @@ class StrataLoop:
         if accelerator.num_processes != self.ctx.world_size:
             raise InvalidArgument(
                 f"the accelerator has {accelerator.num_processes} processes and the run {self.ctx.world_size}; make it "
-                "in the script that `strata run` starts",
+                "in the script that `strata run` starts, with cpu=True where there is no GPU",
                 field="accelerator",
             )
 
     def restore(self) -> Progress:
-        """Puts the last committed checkpoint into everything that was prepared or registered, and says where it goes on.
+        """Puts the last committed checkpoint into everything that was prepared or registered; returns where it stands.
 
         Raises:
             InvalidArgument: A prepared loader keeps no state, so that after a failure rows would be repeated.

@@ -106,7 +106,7 @@ class StrataCallback(TrainerCallback):
         if trainer.args.world_size != self.ctx.world_size:
             raise InvalidArgument(
                 f"the Trainer has {trainer.args.world_size} ranks and the run {self.ctx.world_size}; make its "
-                "TrainingArguments in the script that `strata run` starts",
+                "TrainingArguments in the script that `strata run` starts, with use_cpu=True where there is no GPU",
                 field="args",
             )
         if self._loader is None and not trainer.args.accelerator_config.use_seedable_sampler:
