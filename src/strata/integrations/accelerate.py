@@ -17,7 +17,7 @@ from strata.errors import InvalidArgument
 from strata.integrations import resuming
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator
+    from accelerate import Accelerator  # type: ignore[import-untyped]
 
     from strata.train.context import Context, Progress
 
@@ -76,7 +76,8 @@ class StrataLoop:
         if not self.accelerator.sync_gradients:
             return
         step = self.ctx.step + 1
-        self.ctx.report(step=step, **{name: float(value) for name, value in metrics.items()})
+        numbers: dict[str, Any] = {name: float(value) for name, value in metrics.items()}
+        self.ctx.report(step=step, **numbers)
         self.ctx.maybe_checkpoint(self._parts(), step=step)
 
     def _parts(self) -> dict[str, Any]:

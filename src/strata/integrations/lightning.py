@@ -32,7 +32,7 @@ _NOT_STATE = ("hyper_parameters", "hparams_name", "hparams_type", "datamodule_hy
 """Arguments of constructors, which may be any objects. A script that is started again has them."""
 
 
-class StrataCallback(Checkpoint):  # type: ignore[misc]  # Lightning runs callbacks of this base last
+class StrataCallback(Checkpoint):  # Lightning runs callbacks of this base last
     """Reports steps, saves and restores through the run's checkpoints, and stops between two steps when asked to.
 
     Args:
@@ -95,7 +95,8 @@ class StrataCallback(Checkpoint):  # type: ignore[misc]  # Lightning runs callba
         # Lightning's own handler calls a collective from inside the signal, and never saves.
         signal.signal(signal.SIGTERM, self._on_sigterm)
         self._step = trainer.global_step
-        loaders = trainer.fit_loop._combined_loader.flattened
+        fit_loop: Any = trainer.fit_loop
+        loaders = fit_loop._combined_loader.flattened
         for loader in loaders:
             if not hasattr(loader, "load_state_dict"):
                 raise InvalidArgument(
@@ -111,8 +112,7 @@ class StrataCallback(Checkpoint):  # type: ignore[misc]  # Lightning runs callba
             self._resume_data(trainer, loaders, is_elastic=is_elastic)
 
     def _resume_data(self, trainer: pl.Trainer, loaders: list[Any], *, is_elastic: bool) -> None:
-        fit_loop = trainer.fit_loop
-        progress = fit_loop.epoch_loop.batch_progress
+        fit_loop: Any = trainer.fit_loop
         if not fit_loop.restarted_mid_epoch:  # the next epoch begins
             generators.put(self._generators)
             for loader in loaders:
@@ -129,7 +129,7 @@ class StrataCallback(Checkpoint):  # type: ignore[misc]  # Lightning runs callba
             iter(fit_loop._data_fetcher)
         elif self._saved_world_size != self.ctx.world_size:
             done = resuming.batches_done(loaders[0], accumulate=trainer.accumulate_grad_batches)
-            now = progress.current
+            now = fit_loop.epoch_loop.batch_progress.current
             now.ready = now.started = now.processed = done
             now.completed = done - 1  # as it was when the checkpoint was saved, in the hook at the end of a batch
         generators.put(self._generators)
@@ -138,7 +138,7 @@ class StrataCallback(Checkpoint):  # type: ignore[misc]  # Lightning runs callba
 
     def on_train_batch_end(
         self,
-        trainer: pl.Trainer,
+        trainer: Any,  # with the attributes that its constructor sets elsewhere
         pl_module: pl.LightningModule,  # noqa: ARG002
         outputs: Any,
         batch: Any,  # noqa: ARG002
@@ -168,6 +168,7 @@ class StrataCallback(Checkpoint):  # type: ignore[misc]  # Lightning runs callba
 
 
 def _set_epoch(loader: Any, epoch: int) -> None:
-    for sampler in (getattr(loader, "sampler", None), getattr(getattr(loader, "batch_sampler", None), "sampler", None)):
-        if hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(epoch)
+    for owner in (loader, getattr(loader, "batch_sampler", None)):
+        set_epoch = getattr(getattr(owner, "sampler", None), "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(epoch)

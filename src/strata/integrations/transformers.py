@@ -82,8 +82,9 @@ class StrataCallback(TrainerCallback):
         self._trainer = trainer
         if self not in trainer.callback_handler.callbacks:
             trainer.add_callback(self)
-        if self._loader is not None:
-            trainer.get_train_dataloader = lambda: self._loader  # type: ignore[method-assign]
+        loader = self._loader
+        if loader is not None:
+            trainer.get_train_dataloader = lambda: loader  # type: ignore[method-assign]
         trainer._load_from_checkpoint = _load_no_weights  # type: ignore[method-assign]
         try:
             with Scratch(_SCRATCH) as scratch:
@@ -109,7 +110,7 @@ class StrataCallback(TrainerCallback):
                 "TrainingArguments in the script that `strata run` starts, with use_cpu=True where there is no GPU",
                 field="args",
             )
-        if self._loader is None and not trainer.args.accelerator_config.use_seedable_sampler:
+        if self._loader is None and not getattr(trainer.args.accelerator_config, "use_seedable_sampler", True):
             raise InvalidArgument(
                 "without use_seedable_sampler the Trainer resumes an epoch in another order, so that rows would be "
                 f"repeated; leave it on, or {resuming.CURE}: StrataCallback(ctx, loader=loader)",
@@ -196,15 +197,16 @@ class StrataCallback(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:  # noqa: ARG002
         numbers = {name: value for name, value in (logs or {}).items() if isinstance(value, int | float)}
-        metrics = {name: float(value) for name, value in numbers.items() if name not in ("step", "epoch")}
+        metrics: dict[str, Any] = {name: value for name, value in numbers.items() if name not in ("step", "epoch")}
         if state.global_step:
             self.ctx.report(step=state.global_step + self._offset, **metrics)
 
     def _state(self, state: Any, prepared: Mapping[str, Any]) -> dict[str, Any]:
         assert self._trainer is not None
         epoch, done = divmod(state.global_step, self._steps_per_epoch)
-        stateful = [*self._trainer.callback_handler.callbacks, self._trainer.control]
-        named = TrainerState(stateful_callbacks=[each for each in stateful if isinstance(each, ExportableState)])
+        everyone = [*self._trainer.callback_handler.callbacks, self._trainer.control]
+        stateful: list[Any] = [each for each in everyone if isinstance(each, ExportableState)]
+        named = TrainerState(stateful_callbacks=stateful)
         counters = {**dataclasses.asdict(state), "stateful_callbacks": named.stateful_callbacks}
         ours = {"state": json.dumps(counters), "world_size": self.ctx.world_size, "epoch": epoch, "is_mid": done > 0}
         return {**self._parts(prepared), "trainer": ours}
