@@ -117,8 +117,12 @@ class StrataCallback(Checkpoint):  # Lightning runs callbacks of this base last
             generators.put(self._generators)
             for loader in loaders:
                 if resuming.has_global_state(loader):
-                    loader.set_epoch(trainer.current_epoch)
-            iter(fit_loop._data_fetcher)
+                    # With max_steps, Lightning counts the epoch that has ended as the current one until later.
+                    loader.set_epoch(fit_loop.epoch_progress.current.processed)
+            if (
+                not fit_loop.restarted_on_epoch_end
+            ):  # else Lightning ends that epoch once more, and then begins the pass
+                iter(fit_loop._data_fetcher)
             return
         if not is_elastic:
             # Lightning has begun the pass before it told samplers the epoch.
@@ -152,18 +156,21 @@ class StrataCallback(Checkpoint):  # Lightning runs callbacks of this base last
             metrics["loss"] = float(outputs["loss"])  # not after every step: it waits for the accelerator
         self.ctx.report(step=self._step, epoch=trainer.current_epoch, **metrics)
         if not trainer.fit_loop.epoch_loop._is_training_done:
-            self._save_if_due(trainer)
+            self._save_if_due(trainer, is_mid_epoch=True)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
-        self._save_if_due(trainer)
+        self._save_if_due(trainer, is_mid_epoch=False)
 
-    def _save_if_due(self, trainer: pl.Trainer) -> None:
-        self.ctx.maybe_checkpoint(resuming.LazyState(lambda: self._state(trainer)), step=self._step)
+    def _save_if_due(self, trainer: pl.Trainer, *, is_mid_epoch: bool) -> None:
+        state = resuming.LazyState(lambda: self._state(trainer, is_mid_epoch=is_mid_epoch))
+        self.ctx.maybe_checkpoint(state, step=self._step)
 
-    def _state(self, trainer: pl.Trainer) -> dict[str, Any]:
+    def _state(self, trainer: pl.Trainer, *, is_mid_epoch: bool) -> dict[str, Any]:
         dumped = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
         parts = {part: dumped.pop(name) for part, name in _LIGHTNINGS_NAMES.items()}
         kept = {name: value for name, value in dumped.items() if name not in _NOT_STATE}
+        if not is_mid_epoch:  # a loader that has reached the end begins anew, without a state
+            kept["loops"]["fit_loop"]["state_dict"].pop("combined_loader", None)
         return {**parts, REST: {"world_size": self.ctx.world_size, "checkpoint": kept}}
 
 

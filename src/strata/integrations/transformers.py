@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
     from strata.train.context import Context
 
+MAX_DEFERRED = 3
+"""Where nearly every step is followed by something, a save cannot wait for one that is not."""
 _SCRATCH = "strata-resume-"
 _STATE_FILE = "trainer_state.json"
 """Where the Trainer keeps its counters, in a directory that it resumes from."""
@@ -69,7 +71,8 @@ class StrataCallback(TrainerCallback):
         """The part of the checkpoint that is resumed from that is ours; empty on a fresh start."""
         self._generators: dict[str, Any] = {}
         """To be put back when the loader has begun."""
-        self._was_deferred = False
+        self._num_deferred = 0
+        """Steps in a row after which it was no time to save."""
 
     def train(self, trainer: Trainer, **arguments: Any) -> Any:
         """`trainer.train()`, from the run's last checkpoint if it has one.
@@ -188,11 +191,11 @@ class StrataCallback(TrainerCallback):
         step = state.global_step + self._offset
         epoch, done = divmod(state.global_step, self._steps_per_epoch)
         self.ctx.report(step=step, epoch=epoch)
-        # What follows in the same step would be left out after a resume. Twice in a row is the exception: there may be
-        # no other steps.
+        # What follows in the same step would be left out after a resume.
         is_followed = (control.should_evaluate or not done) and not control.should_training_stop
-        self._was_deferred = is_followed and not self._was_deferred
-        if not self._was_deferred:
+        self._num_deferred = self._num_deferred + 1 if is_followed else 0
+        if self._num_deferred in (0, MAX_DEFERRED):
+            self._num_deferred = 0
             self.ctx.maybe_checkpoint(resuming.LazyState(lambda: self._state(state, prepared)), step=step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:  # noqa: ARG002
