@@ -121,7 +121,7 @@ class StrataCallback(Checkpoint):  # Lightning runs callbacks of this base last
                     loader.set_epoch(fit_loop.epoch_progress.current.processed)
             if (
                 not fit_loop.restarted_on_epoch_end
-            ):  # else Lightning ends that epoch once more, and then begins the pass
+            ):  # else Lightning ends that epoch once more, then begins
                 iter(fit_loop._data_fetcher)
             return
         if not is_elastic:
