@@ -101,15 +101,16 @@ def test_workers_start_cold_when_the_warm_process_dies_of_its_imports(
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2  # then it is not tried any more
 
 
-def test_workers_start_cold_when_a_preloaded_module_starts_threads(
+def test_a_preloaded_module_that_starts_threads_is_left_out_and_the_others_are_not(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     waits = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
-    stage = Preloading(tmp_path, preloaded_one=waits)
+    stage = Preloading(tmp_path, threaded_one=waits, preloaded_one="", threaded_two=waits)
 
     assert stage.run(stage.order(LOOKS)) == {0: 0}
-    assert not stage.look()[1]
-    assert "preloaded_one starts threads" in caplog.text
+    assert stage.look()[1]
+    assert "threaded_one starts threads" in caplog.text
+    assert "threaded_two starts threads" in caplog.text
 
 
 def test_a_worker_that_cannot_be_forked_ends_with_a_code_of_its_own_and_the_reason_in_its_log(tmp_path: Path) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from servers import until
 
-from strata.bench.frame import Benchmark, Contender, Figure
+from strata.bench.contenders import recovery_torchrun, recovery_watch
+from strata.bench.frame import MAX_LOST, Benchmark, Contender, Figure
 from strata.bench.run import PEERS_VENV_VARIABLE, find_peers_python, run_benchmark, run_with_progress
 
 FIGURES = (Figure(key="one_ms", title="one", unit="ms"), Figure(key="two_ms", title="two", unit="ms"))
@@ -76,20 +80,66 @@ def test_a_contender_that_prints_no_figures_fails_with_what_it_said(modules: Pat
     assert outcome.failures[0].stderr_tail == "sorry"
 
 
-def test_a_contender_that_hangs_is_killed_at_its_deadline_with_all_it_started(modules: Path) -> None:
+LEAVES_ONE = """
+import os, pathlib, subprocess, sys, time
+child = "import os, time; os.setsid(); print(os.getpid(), flush=True); time.sleep(600)"
+parent = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {child!r}])"
+with pathlib.Path(sys.argv[0]).with_suffix(".pids").open("a") as pids:
+    print(os.getpid(), file=pids, flush=True)
+    subprocess.run([sys.executable, "-c", parent], stdout=pids)
+time.sleep(600)
+"""
+"""Starts a process that leaves its session and its parent, as those of torchrun and Ray do, and hangs."""
+
+
+def pids_in(path: Path, number: int) -> list[int]:
+    until(lambda: path.exists() and len(path.read_text().splitlines()) >= number, f"{number} processes have begun")
+    return [int(line) for line in path.read_text().splitlines()]
+
+
+def test_a_contender_that_hangs_is_counted_as_lost_and_the_benchmark_goes_on(modules: Path) -> None:
+    (modules / "tiny_hang.py").write_text(LEAVES_ONE)
+    (modules / "tiny_good.py").write_text('print(\'{"figures": {"one_ms": 1}}\')\n')
+    hang = Contender(name="hang", module="tiny_hang", timeout_s=4.0, usual_s=1.0)
+    outcome = run_benchmark(benchmark(hang, Contender(name="good", module="tiny_good")))
+    assert [(each.round, each.reason) for each in outcome.failures] == [
+        (number, "lost: did not finish within 4 s and was killed") for number in range(MAX_LOST)
+    ]
+    assert [sample.contender for sample in outcome.samples] == ["good"] * 3
+    assert all(map(gone, pids_in(modules / "tiny_hang.pids", 2 * MAX_LOST)))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_benchmark_that_is_stopped_takes_its_contenders_with_it(modules: Path, number: signal.Signals) -> None:
     (modules / "tiny_hang.py").write_text(
-        "import pathlib, subprocess, sys, time\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
-        f"pathlib.Path({str(modules / 'child')!r}).write_text(str(child.pid))\n"
-        "time.sleep(60)\n"
+        f"{LEAVES_ONE}\nprint(__import__('os').getpid(), file=pids.open('a'))\ntime.sleep(600)\n"
     )
-    outcome = run_benchmark(benchmark(Contender(name="hang", module="tiny_hang", timeout_s=4.0)))
-    assert outcome.failures[0].reason == "did not finish within 4 s and was killed"
-    child = int((modules / "child").read_text())
-    deadline = time.monotonic() + 5
-    while not gone(child) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert gone(child)
+    (modules / "tiny_driver.py").write_text(
+        "from strata.bench.frame import *\nfrom strata.bench.run import run_with_progress\n"
+        "hang = Contender(name='hang', module='tiny_hang')\n"
+        "run_with_progress(Benchmark(name='tiny', title='Tiny', contenders=(hang,), figures=()))\n"
+    )
+    with subprocess.Popen([sys.executable, "-m", "tiny_driver"], stderr=subprocess.PIPE, text=True) as driver:
+        try:
+            started = pids_in(modules / "tiny_hang.pids", 2)
+            driver.send_signal(number)
+            said = driver.communicate(timeout=30)[1]
+        finally:
+            driver.kill()
+    assert driver.returncode == (-number if number == signal.SIGINT else 128 + number), said
+    assert said.startswith("tiny: 5 rounds of 1 contender, about 2 min; every contender has a deadline")
+    assert all(map(gone, started))
+
+
+def test_a_peers_job_that_does_not_come_back_is_counted_and_nothing_of_it_stays(
+    modules: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (modules / "tiny_job.py").write_text(LEAVES_ONE)
+    monkeypatch.setattr(recovery_watch, "TIMEOUT_S", 3.0)
+    monkeypatch.setattr(recovery_torchrun, "command", lambda _: [sys.executable, str(modules / "tiny_job.py")])
+    recovery_torchrun.main()
+    assert json.loads(capfd.readouterr().out) == {"figures": {"torchrun_lost_jobs": recovery_torchrun.MAX_JOBS}}
+    assert all(map(gone, pids_in(modules / "tiny_job.pids", 2 * recovery_torchrun.MAX_JOBS)))
 
 
 def test_a_contender_that_is_killed_says_by_which_signal(modules: Path) -> None:

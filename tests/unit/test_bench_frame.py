@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -24,6 +25,7 @@ from strata.bench.frame import (
     Spread,
     aggregate,
     interleave,
+    is_left_out,
     quotients,
     ratios,
     read_answer,
@@ -60,6 +62,22 @@ def printed(table: object) -> str:
 def test_rounds_are_interleaved_so_that_nobody_runs_twice_in_a_row() -> None:
     order = [(number, contender.name) for number, contender in interleave((A, B, C), 2)]
     assert order == [(0, "a"), (0, "b"), (0, "c"), (1, "a"), (1, "b"), (1, "c")]
+
+
+def test_a_benchmark_states_how_long_it_takes_and_when_it_ends_at_the_latest() -> None:
+    two = replace(TINY, contenders=(replace(A, usual_s=20.0, timeout_s=60.0), replace(B, usual_s=5.0, timeout_s=100.0)))
+    promise = "every contender has a deadline, so at most"
+    assert two.estimate(3, quick=False) == f"tiny: 3 rounds of 2 contenders, about 2 min; {promise} 8 min"
+    assert two.estimate(1, quick=True) == f"tiny: 1 round of 2 contenders, about 20 s; {promise} 3 min"
+    assert two.estimate(100, quick=False).endswith(f"about 42 min; {promise} 4 h 27 min")
+    with pytest.raises(ConfigError, match="within its deadline"):
+        replace(A, usual_s=20.0, timeout_s=10.0)
+
+
+@pytest.mark.parametrize(("lost", "left_out"), [([], False), ([True], False), ([True, True], True), ([False], True)])
+def test_a_lost_contender_gets_another_chance_and_a_failed_one_does_not(lost: list[bool], left_out: bool) -> None:
+    failures = [Failure("a", number, "no answer", is_lost=each) for number, each in enumerate(lost)]
+    assert is_left_out(failures) is left_out
 
 
 def test_three_rounds_become_a_median_a_least_and_a_most() -> None:

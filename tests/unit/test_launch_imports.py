@@ -12,7 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.launch.imports import AT_FIRST_USE, BEHIND, BEHIND_WITH_TORCH, SAFE, preloads, safe_imports
+from strata.launch.imports import (
+    AT_FIRST_USE,
+    BEHIND,
+    BEHIND_WITH_TORCH,
+    FRAMEWORKS,
+    SAFE,
+    preloads,
+    safe_imports,
+)
 from strata.launch.local import SINGLE_THREADED
 
 OURS = tuple(module for modules in BEHIND.values() for module in modules)
@@ -89,6 +97,37 @@ def test_what_torch_imports_when_an_optimizer_is_made_is_imported_before(use: st
     assert safe_imports("import torch\ntorch.ones(1)") == ("torch",)
 
 
+FOR_OPTIMIZERS = ("torch", "torch._dynamo")
+
+
+@pytest.mark.parametrize(
+    ("text", "modules"),
+    [
+        ("import lightning as L", ("lightning.pytorch",)),
+        ("from lightning.pytorch import Trainer", ("lightning.pytorch",)),
+        ("from accelerate import Accelerator", ("accelerate",)),
+        ("import transformers\ntransformers.Trainer", ("transformers", "transformers:Trainer")),
+        ("from transformers import *", ("transformers",)),
+        (
+            "from transformers import Trainer, GPT2Model\nfrom transformers.trainer import TRAINER_STATE_NAME",
+            ("transformers", "transformers:GPT2Model", "transformers:Trainer", "transformers:trainer"),
+        ),
+        (
+            "import accelerate\nfrom strata.integrations.accelerate import StrataLoop",
+            ("accelerate", "strata.integrations.accelerate"),
+        ),
+    ],
+)
+def test_a_framework_is_imported_before_with_torch_and_the_names_that_it_would_import_late(
+    text: str, modules: tuple[str, ...]
+) -> None:
+    assert safe_imports(text) == (*FOR_OPTIMIZERS, *modules)
+
+
+def test_a_framework_that_a_script_does_not_import_is_not_imported_for_it() -> None:
+    assert not any("integrations" in name for name in safe_imports("import strata"))
+
+
 def test_a_script_that_cannot_be_read_has_no_imports(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for module in ("nowhere", "sys", "empty", "script.part", ""):
@@ -106,12 +145,15 @@ def test_everything_on_the_list_can_be_forked_for_it_starts_no_threads() -> None
         *OURS,
         *(module for more in BEHIND_WITH_TORCH.values() for module in more),
         *AT_FIRST_USE.values(),
+        *(module for both in FRAMEWORKS.values() for module in both),
     ]
     program = """
         import importlib, os, sys
         for name in sys.argv[1:]:
             try:
-                importlib.import_module(name)
+                module = importlib.import_module(name)
+                if name == "transformers":
+                    module.Trainer, module.AutoModelForCausalLM, module.GPT2LMHeadModel, module.pipeline
             except ImportError as error:
                 print("passed over", name, error, file=sys.stderr)
             threads = os.listdir("/proc/self/task")

@@ -20,6 +20,7 @@ SOURCE = Path(__file__).parents[2] / "src"
 LAYERS = (
     {"cli"},
     {"dashboard", "operator", "tune", "demo", "bench", "doctor"},
+    {"integrations"},
     {"train"},
     {"launch"},
     {"coordinator", "checkpoint", "data"},

@@ -9,12 +9,18 @@ TIMEOUT_S = 1_200.0
 
 
 def contender(name: str, module: str) -> Contender:
-    return Contender(name=name, module=f"strata.bench.contenders.checkpoint_{module}", timeout_s=TIMEOUT_S)
+    return Contender(
+        name=name, module=f"strata.bench.contenders.checkpoint_{module}", timeout_s=TIMEOUT_S, usual_s=50.0
+    )
 
 
 def peer(name: str, module: str) -> Contender:
     return Contender(
-        name=name, module=f"strata.bench.contenders.checkpoint_{module}", venv="peers", timeout_s=TIMEOUT_S
+        name=name,
+        module=f"strata.bench.contenders.checkpoint_{module}",
+        venv="peers",
+        timeout_s=TIMEOUT_S,
+        usual_s=50.0,
     )
 
 

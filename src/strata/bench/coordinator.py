@@ -8,20 +8,24 @@ BENCHMARK = Benchmark(
     name="coordinator",
     title="Coordinator",
     contenders=(
-        Contender(name="strata", module="strata.bench.contenders.coordinator_strata"),
-        Contender(name="grpc.aio echo", module="strata.bench.contenders.coordinator_echo"),
-        Contender(name="TLS and token", module="strata.bench.contenders.coordinator_tls"),
-        Contender(name="durable acks", module="strata.bench.contenders.coordinator_acks"),
-        Contender(name="etcd", module="strata.bench.contenders.coordinator_etcd"),
-        Contender(name="Redis", module="strata.bench.contenders.coordinator_redis"),
-        Contender(name="barriers", module="strata.bench.contenders.coordinator_barrier"),
-        Contender(name="TCPStore", module="strata.bench.contenders.coordinator_tcpstore", venv="peers"),
-        Contender(name="barriers of 1,000", module="strata.bench.contenders.coordinator_barrier_1000"),
-        Contender(name="1,000 idle workers", module="strata.bench.contenders.coordinator_idle", timeout_s=900.0),
-        Contender(name="1,000 idle workers on relays", module="strata.bench.contenders.coordinator_idle_relayed"),
-        Contender(name="detection", module="strata.bench.contenders.coordinator_detect"),
-        Contender(name="takeover", module="strata.bench.contenders.coordinator_takeover"),
-        Contender(name="pure machines", module="strata.bench.contenders.coordinator_scale"),
+        Contender(name="strata", module="strata.bench.contenders.coordinator_strata", usual_s=15.0),
+        Contender(name="grpc.aio echo", module="strata.bench.contenders.coordinator_echo", usual_s=10.0),
+        Contender(name="TLS and token", module="strata.bench.contenders.coordinator_tls", usual_s=15.0),
+        Contender(name="durable acks", module="strata.bench.contenders.coordinator_acks", usual_s=10.0),
+        Contender(name="etcd", module="strata.bench.contenders.coordinator_etcd", usual_s=20.0),
+        Contender(name="Redis", module="strata.bench.contenders.coordinator_redis", usual_s=20.0),
+        Contender(name="barriers", module="strata.bench.contenders.coordinator_barrier", usual_s=45.0),
+        Contender(name="TCPStore", module="strata.bench.contenders.coordinator_tcpstore", venv="peers", usual_s=20.0),
+        Contender(name="barriers of 1,000", module="strata.bench.contenders.coordinator_barrier_1000", usual_s=15.0),
+        Contender(
+            name="1,000 idle workers", module="strata.bench.contenders.coordinator_idle", timeout_s=900.0, usual_s=30.0
+        ),
+        Contender(
+            name="1,000 idle workers on relays", module="strata.bench.contenders.coordinator_idle_relayed", usual_s=30.0
+        ),
+        Contender(name="detection", module="strata.bench.contenders.coordinator_detect", usual_s=15.0),
+        Contender(name="takeover", module="strata.bench.contenders.coordinator_takeover", usual_s=30.0),
+        Contender(name="pure machines", module="strata.bench.contenders.coordinator_scale", usual_s=5.0),
     ),
     figures=(
         Figure(

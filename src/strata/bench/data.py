@@ -11,7 +11,9 @@ TIMEOUT_S = 900.0
 
 
 def contender(name: str, module: str, *, venv: Literal["ours", "peers"] = "ours") -> Contender:
-    return Contender(name=name, module=f"strata.bench.contenders.data_{module}", venv=venv, timeout_s=TIMEOUT_S)
+    return Contender(
+        name=name, module=f"strata.bench.contenders.data_{module}", venv=venv, timeout_s=TIMEOUT_S, usual_s=40.0
+    )
 
 
 def over(key: str, title: str, *theirs: str, ours: str = "rows_per_s") -> Figure:

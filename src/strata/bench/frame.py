@@ -24,6 +24,17 @@ if TYPE_CHECKING:
 PROCESS_TIMEOUT_S = 300.0
 """How long one round of one contender may take when it does not say."""
 
+USUAL_S = 15.0
+"""How long one round of a contender usually takes, on two cores, when it does not say."""
+
+QUICK_SHARE = 0.5
+"""Of that time, with `--quick`: starting processes takes as long as ever."""
+
+MINUTE_S = 60.0
+
+MAX_LOST = 2
+"""Rounds that a contender may lose to its deadline before it is left out of the others."""
+
 MAX_ROUNDS = 1_000
 
 
@@ -50,10 +61,15 @@ class Contender:
     venv: Literal["ours", "peers"] = "ours"
     """Whose interpreter runs it. One that runs in the peers' cannot import strata."""
     timeout_s: float = PROCESS_TIMEOUT_S
+    usual_s: float = USUAL_S
+    """What a round takes, for the estimate that is printed at the start."""
 
     def __post_init__(self) -> None:
-        if not self.timeout_s > 0:
-            raise ConfigError(f"timeout_s={self.timeout_s} of contender {self.name!r} must be above 0")
+        if not 0 < self.usual_s <= self.timeout_s:
+            raise ConfigError(
+                f"contender {self.name!r} usually takes usual_s={self.usual_s}, which must be above 0 and within its "
+                f"deadline, timeout_s={self.timeout_s}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +164,16 @@ class Benchmark:
             raise InvalidArgument(f"rounds={rounds} must be from 1 to {MAX_ROUNDS}", field="rounds")
         return rounds
 
+    def estimate(self, rounds: int | None, *, quick: bool) -> str:
+        """How long it will take, and when it ends at the latest, in words."""
+        num_rounds = self.num_rounds(rounds, quick=quick)
+        usual_s = num_rounds * sum(each.usual_s for each in self.contenders) * (QUICK_SHARE if quick else 1.0)
+        deadline_s = num_rounds * sum(each.timeout_s for each in self.contenders)
+        return (
+            f"{self.name}: {_counted(num_rounds, 'round')} of {_counted(len(self.contenders), 'contender')}, "
+            f"about {_duration(usual_s)}; every contender has a deadline, so at most {_duration(deadline_s)}"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Spread:
@@ -184,6 +210,8 @@ class Failure:
     round: int
     reason: str
     stderr_tail: str = ""
+    is_lost: bool = False
+    """It missed its deadline; the next round may go better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +234,11 @@ class Outcome:
 def interleave(contenders: Sequence[Contender], rounds: int) -> list[tuple[int, Contender]]:
     """Who runs when: A B C, A B C, …; never A A A, B B B, where a machine that slows down would slow down only C."""
     return [(number, contender) for number in range(rounds) for contender in contenders]
+
+
+def is_left_out(failures: Sequence[Failure]) -> bool:
+    """Whether a contender with these failures is not run again: it has failed, or missed its deadline too often."""
+    return len(failures) >= MAX_LOST or any(not failure.is_lost for failure in failures)
 
 
 def read_answer(stdout: str, *, contender: str, round_: int, known: frozenset[str]) -> Sample | Absent | Failure:
@@ -281,6 +314,18 @@ def ratios(figure: Figure, peer: str, samples: Sequence[Sample]) -> Spread | Non
 
 def spread(values: Sequence[float]) -> Spread:
     return Spread(statistics.median(values), min(values), max(values))
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _duration(seconds: float) -> str:
+    """Rounded up to what somebody who waits wants to know: 40 s, 3 min, 1 h 20 min."""
+    if seconds <= MINUTE_S:
+        return f"{math.ceil(seconds / 10) * 10} s"
+    hours, minutes = divmod(math.ceil(seconds / MINUTE_S), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
 def _is_number(value: object) -> bool:

@@ -8,9 +8,9 @@ BENCHMARK = Benchmark(
     name="overhead",
     title="Overhead",
     contenders=(
-        Contender(name="strata", module="strata.bench.contenders.overhead_strata"),
-        Contender(name="strata start", module="strata.bench.contenders.overhead_start"),
-        Contender(name="torchrun start", module="strata.bench.contenders.overhead_start_torchrun"),
+        Contender(name="strata", module="strata.bench.contenders.overhead_strata", usual_s=70.0),
+        Contender(name="strata start", module="strata.bench.contenders.overhead_start", usual_s=10.0),
+        Contender(name="torchrun start", module="strata.bench.contenders.overhead_start_torchrun", usual_s=15.0),
     ),
     figures=(
         Figure(key="overhead_fraction", title="time of a step with the runtime, over that of the bare loop, less 1"),

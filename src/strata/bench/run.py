@@ -1,12 +1,12 @@
 """Running contenders: one fresh process for each round of each.
 
-A contender that is not installed or that fails is not run again; the others go on. Every process has its own session
-and a deadline, and whatever it started is killed with it.
+A contender that is not installed or that fails is not run again; one that misses its deadline is counted as lost and
+gets another chance. The others go on. Whatever a contender started is killed with it, also when the benchmark itself is
+ended.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import signal
@@ -24,9 +24,11 @@ from strata.bench.frame import (
     Outcome,
     Sample,
     interleave,
+    is_left_out,
     quotients,
     read_answer,
 )
+from strata.bench.processes import ended_by_signals, killed_with_descendants
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -52,37 +54,43 @@ def run_benchmark(
     known = frozenset(figure.key for figure in benchmark.figures)
     peers_python = find_peers_python()
     samples: list[Sample] = []
-    dropped: dict[str, Absent | Failure] = {}
-    for number, contender in interleave(benchmark.contenders, benchmark.num_rounds(rounds, quick=quick)):
-        if on_start:
-            on_start(number, contender)
-        if contender.name in dropped:
-            continue
-        answer = _run_once(
-            contender,
-            number,
-            peers_python=peers_python,
-            quick=quick,
-            known=known,
-            environment=benchmark.environment,
-        )
-        if isinstance(answer, Sample):
-            samples.append(answer)
-        else:
-            dropped[contender.name] = answer
+    absent: dict[str, Absent] = {}
+    failures: dict[str, list[Failure]] = {contender.name: [] for contender in benchmark.contenders}
+    with ended_by_signals():
+        for number, contender in interleave(benchmark.contenders, benchmark.num_rounds(rounds, quick=quick)):
+            if on_start:
+                on_start(number, contender)
+            if contender.name in absent or is_left_out(failures[contender.name]):
+                continue
+            answer = _run_once(
+                contender,
+                number,
+                peers_python=peers_python,
+                quick=quick,
+                known=known,
+                environment=benchmark.environment,
+            )
+            match answer:
+                case Sample():
+                    samples.append(answer)
+                case Absent():
+                    absent[contender.name] = answer
+                case Failure():
+                    failures[contender.name].append(answer)
     return Outcome(
         samples=(*samples, *quotients(benchmark.figures, samples)),
-        absent=tuple(answer for answer in dropped.values() if isinstance(answer, Absent)),
-        failures=tuple(answer for answer in dropped.values() if isinstance(answer, Failure)),
+        absent=tuple(absent.values()),
+        failures=tuple(failure for each in failures.values() for failure in each),
     )
 
 
 def run_with_progress(benchmark: Benchmark, *, rounds: int | None = None, quick: bool = False) -> Outcome:
-    """`run_benchmark`, with a bar on stderr if that is a terminal."""
+    """`run_benchmark`, with an estimate of the time it takes on stderr, and a bar if that is a terminal."""
     from rich.console import Console  # noqa: PLC0415
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
 
     console = Console(stderr=True)
+    console.print(benchmark.estimate(rounds, quick=quick), style="dim", highlight=False, soft_wrap=True)
     total = benchmark.num_rounds(rounds, quick=quick) * len(benchmark.contenders)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -126,13 +134,13 @@ def _run_once(
                 return answer
             reason = answer.reason
         elif code is None:
-            reason = f"did not finish within {contender.timeout_s:g} s and was killed"
+            reason = f"lost: did not finish within {contender.timeout_s:g} s and was killed"
         elif code < 0:
             reason = f"was killed by {signal.Signals(-code).name}"
         else:
             reason = f"ended with exit code {code}"
         words = "\n".join(_tail(stderr).strip().splitlines()[-STDERR_LINES:])
-        return Failure(contender.name, number, reason, words)
+        return Failure(contender.name, number, reason, words, is_lost=code is None)
 
 
 def _command(contender: Contender, peers_python: Path | None) -> list[str]:
@@ -154,22 +162,23 @@ def _wait(
     environment: Mapping[str, str],
 ) -> int | None:
     """The exit code, or None if the deadline passed. Nothing that was started is left behind."""
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=stdout,
-        stderr=stderr,
-        start_new_session=True,
-        env={**os.environ, **environment},
-    )
-    try:
-        return process.wait(timeout_s)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    with (
+        killed_with_descendants(),
+        subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+            env={**os.environ, **environment},
+        ) as process,
+    ):
+        try:
+            return process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            process.kill()
 
 
 def _tail(file: IO[bytes]) -> str:

@@ -8,9 +8,9 @@ BENCHMARK = Benchmark(
     name="shards",
     title="Shard assignment",
     contenders=(
-        Contender(name="strata", module="strata.bench.contenders.shards_strata"),
-        Contender(name="plain ring", module="strata.bench.contenders.shards_plain_ring"),
-        Contender(name="uhashring", module="strata.bench.contenders.shards_uhashring", venv="peers"),
+        Contender(name="strata", module="strata.bench.contenders.shards_strata", usual_s=8.0),
+        Contender(name="plain ring", module="strata.bench.contenders.shards_plain_ring", usual_s=2.0),
+        Contender(name="uhashring", module="strata.bench.contenders.shards_uhashring", venv="peers", usual_s=5.0),
     ),
     figures=(
         Figure(

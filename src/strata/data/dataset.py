@@ -138,6 +138,11 @@ class Dataset:
         """Batches of a whole epoch, the same on every rank."""
         return self._steps(first=0).num_batches
 
+    @property
+    def num_batches_left(self) -> int:
+        """Batches from the position to the end of the epoch, the same on every rank."""
+        return self._steps(first=self._cursor.position).num_batches
+
     def __iter__(self) -> Iterator[Any]:
         return self.begin()
 

@@ -91,6 +91,10 @@ class Loader(DataLoader[Any]):
         """Whether the batch that was delivered last is the last one of its epoch."""
         return self.dataset.position == self.dataset.plan.num_rows
 
+    @property
+    def num_batches_left(self) -> int:
+        return self.dataset.num_batches_left
+
     def set_epoch(self, epoch: int) -> None:
         self.dataset.set_epoch(epoch)
 

@@ -21,6 +21,16 @@ MAX_SOURCE_BYTES = 8 << 20
 SAFE = ("numpy", "torch", "pyarrow", "pandas", "msgspec", "xxhash", "safetensors")
 """Imported as a whole, whichever part of it a script names. A test counts the threads after them and all of ours."""
 
+FRAMEWORKS = {
+    "accelerate": ("accelerate", "strata.integrations.accelerate"),
+    "lightning": ("lightning.pytorch", "strata.integrations.lightning"),
+    "transformers": ("transformers", "strata.integrations.transformers"),
+}
+"""As safe, and slow: they take longer than torch, which they import. Our module, where the script names it."""
+
+LAZY = ("transformers",)
+"""Of these a name is imported when it is first looked up, so what a script imports from them is looked up, too."""
+
 BEHIND = {
     "strata.train": ("strata.train.context", "strata.train.joining"),
     "strata.checkpoint": ("strata.checkpoint.manager",),
@@ -53,11 +63,16 @@ def safe_imports(source: str | bytes) -> tuple[str, ...]:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
         return ()
-    names = set(_imported(tree.body))
+    names, words = set(_imported(tree.body)), _words(tree)
+    frameworks = [name for name in FRAMEWORKS if any(_is_within(each, name) for each in names)]
+    if frameworks:  # they import torch, and make optimizers
+        names.add("torch")
+        words.add("optim")
     found = [name for name in SAFE if any(_is_within(each, name) for each in names)]
     if "torch" in found:
-        words = _words(tree)
         found += sorted({module for name, module in AT_FIRST_USE.items() if name in words})
+    for name in frameworks:
+        found += _of_framework(name, names, words)
     for package, modules in BEHIND.items():
         # `import strata` may mean all of it; `from strata.data import …` gives `strata.data` and names in it
         if any(_is_within(each, package) or each == "strata" for each in names):
@@ -65,6 +80,17 @@ def safe_imports(source: str | bytes) -> tuple[str, ...]:
             if "torch" in found:
                 found += BEHIND_WITH_TORCH.get(package, ())
     return tuple(found)
+
+
+def _of_framework(framework: str, names: set[str], words: set[str]) -> Iterator[str]:
+    module, ours = FRAMEWORKS[framework]
+    yield module
+    if framework in LAZY:
+        used = {each.split(".")[1] for each in names if each.startswith(f"{framework}.")} - {"*"}
+        used |= {word.removeprefix(f"{framework}.") for word in words if word.startswith(f"{framework}.")}
+        yield from sorted(f"{framework}:{name}" for name in used)
+    if any(_is_within(each, ours) for each in names):
+        yield ours
 
 
 def _imported(body: Sequence[ast.stmt]) -> Iterator[str]:
@@ -85,10 +111,12 @@ def _imported(body: Sequence[ast.stmt]) -> Iterator[str]:
 
 
 def _words(tree: ast.AST) -> set[str]:
-    """Every name that stands somewhere in a script: of variables, attributes and imports."""
+    """Every name that stands somewhere in a script: of variables, attributes (also as `owner.name`) and imports."""
     found: set[str] = set()
     for node in ast.walk(tree):
         match node:
+            case ast.Attribute(value=ast.Name(id=owner), attr=word):
+                found.update((word, f"{owner}.{word}"))
             case ast.Name(id=word) | ast.Attribute(attr=word):
                 found.add(word)
             case ast.Import(names=aliases):

@@ -187,13 +187,14 @@ class LocalWorkers:
         self._num_failed_warmings = 0
         if ready.threads_of:
             log.warning(
-                "workers start cold: %s starts threads when it is imported, which no fork takes along; "
-                "leave it out of what is preloaded",
+                "%s starts threads when it is imported, which no fork takes along; every worker imports it itself",
                 ready.threads_of,
             )
-            self._is_warm = False
             await host.close()
-            return None
+            num_before = len(self._preload)
+            self._preload = tuple(name for name in self._preload if name != ready.threads_of)
+            self._is_warm = len(self._preload) < num_before
+            return await self._warm_host() if self._is_warm else None
         return host
 
     def _warm_up(self) -> _Host | None:

@@ -164,12 +164,20 @@ def _preload(names: Iterable[str]) -> Ready:
     threads_of = ""
     for name in names:
         try:
-            importlib.import_module(name)
+            _import(name)
         except Exception as error:  # noqa: BLE001 - whatever it is, the script meets it too, and says it better
             passed_over.append(f"{name}: {type(error).__name__}: {error}"[:_MAX_REASON])
         if not threads_of and len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208 - of threads, not of files
             threads_of = name[:_MAX_REASON]
     return Ready(passed_over[:_MAX_PASSED_OVER], threads_of)
+
+
+def _import(name: str) -> None:
+    """A module; or `module:name`, of a module that imports what stands behind a name when it is looked up."""
+    module, _, attribute = name.partition(":")
+    imported = importlib.import_module(module)
+    if attribute:
+        getattr(imported, attribute)
 
 
 def die_with_parent(number: signal.Signals) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strata.bench.contenders import recovery_watch
-from strata.bench.contenders.recovery_watch import NUM_STEPS, kill_one
+from strata.bench.contenders.recovery_watch import NUM_STEPS, JobLost, kill_one
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,8 +26,14 @@ def main() -> None:
     if util.find_spec("ray") is None:
         print(json.dumps({"not_installed": "ray"}))
         return
-    measured = kill_one(command, {"RAY_USAGE_STATS_ENABLED": "0"})
-    figures = {"ray_train_recovery_s": measured.recovery_s, "ray_train_start_s": measured.start_s}
+    figures: dict[str, float] = {"ray_train_lost_jobs": 0}
+    try:
+        measured = kill_one(command, {"RAY_USAGE_STATS_ENABLED": "0"})
+    except JobLost as error:
+        figures["ray_train_lost_jobs"] = 1
+        print(error, file=sys.stderr)
+    else:
+        figures |= {"ray_train_recovery_s": measured.recovery_s, "ray_train_start_s": measured.start_s}
     print(json.dumps({"figures": figures, "versions": {"ray": metadata.version("ray")}}))
 
 

@@ -1,0 +1,179 @@
+"""Lightning under `strata run`: `Trainer(callbacks=[StrataCallback()])`.
+
+Lightning dumps its whole state (model, optimizers, schedulers, loops, callbacks, precision plugin) into one dict, and
+restores from one. We keep that dict in the run's checkpoints, and hand it back where Lightning has just loaded a file
+of its own. So whatever Lightning resumes is resumed, and nothing is listed here.
+
+A step boundary is the end of a batch in which an optimizer has stepped. The last batch of an epoch is none, because
+validation and the hooks at the end of an epoch follow: there the boundary is the end of the epoch.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+
+from strata.errors import InvalidArgument
+from strata.integrations import resuming
+from strata.train import generators
+
+if TYPE_CHECKING:
+    import lightning.pytorch as pl
+
+    from strata.train.context import Context
+
+MODEL, OPTIMIZERS, REST = "model", "optimizers", "lightning"
+"""Parts of a checkpoint."""
+_LIGHTNINGS_NAMES = {MODEL: "state_dict", OPTIMIZERS: "optimizer_states"}
+_NOT_STATE = ("hyper_parameters", "hparams_name", "hparams_type", "datamodule_hyper_parameters")
+"""Arguments of constructors, which may be any objects. A script that is started again has them."""
+
+
+class StrataCallback(Checkpoint):  # Lightning runs callbacks of this base last
+    """Reports steps, saves and restores through the run's checkpoints, and stops between two steps when asked to.
+
+    Args:
+        ctx: Of `strata.init()`; left out, it is made, with the other arguments.
+    """
+
+    def __init__(self, ctx: Context | None = None, **arguments: Any) -> None:
+        super().__init__()
+        self.ctx = resuming.context_of(ctx, arguments)
+        self._step = 0
+        """Optimizer steps after the last batch."""
+        self._saved_world_size = 0
+        """Of the checkpoint that is resumed from; 0: of none."""
+        self._generators: dict[str, Any] = {}
+        self._on_sigterm: Any = None
+
+    # -- restoring -------------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
+        """
+        Raises:
+            InvalidArgument: The strategy shards its state, or the trainer has other ranks than the run.
+        """
+        self._on_sigterm = signal.getsignal(signal.SIGTERM)
+        if not isinstance(trainer.strategy, DDPStrategy | SingleDeviceStrategy):
+            raise InvalidArgument(
+                f"the strategy {type(trainer.strategy).__name__} keeps parts of the state on each rank, which this "
+                'callback cannot save yet; use strategy="ddp", or save with ctx.checkpoint yourself',
+                field="strategy",
+            )
+        if trainer.world_size != self.ctx.world_size:
+            raise InvalidArgument(
+                f"the trainer has {trainer.world_size} ranks and the run {self.ctx.world_size}; give it "
+                'devices=ctx.place.local_world_size, num_nodes=ctx.place.num_nodes and strategy="ddp"',
+                field="devices",
+            )
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
+        """Where Lightning is about to restore the state of training; here it gets ours."""
+        parts = {name: resuming.Part() for name in (MODEL, OPTIMIZERS, REST)}
+        if self.ctx.restore(parts).is_fresh:
+            return
+        self._generators = generators.take()
+        self._saved_world_size = parts[REST].state["world_size"]
+        connector = trainer._checkpoint_connector
+        connector._loaded_checkpoint = {
+            **parts[REST].state["checkpoint"],
+            **{name: parts[part].state for part, name in _LIGHTNINGS_NAMES.items()},
+        }
+        connector.restore_datamodule()
+        connector.restore_model()
+        connector.restore_callbacks()
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
+        """The loaders are known and their first pass has begun, but no batch was taken.
+
+        Raises:
+            InvalidArgument: A loader keeps no state, so that after a failure rows would be repeated.
+        """
+        # Lightning's own handler calls a collective from inside the signal, and never saves.
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        self._step = trainer.global_step
+        fit_loop: Any = trainer.fit_loop
+        loaders = fit_loop._combined_loader.flattened
+        for loader in loaders:
+            if not hasattr(loader, "load_state_dict"):
+                raise InvalidArgument(
+                    f"a {type(loader).__name__} keeps no state, so that a resume in the middle of an epoch would "
+                    f"repeat rows; {resuming.CURE}, or, with a fixed number of workers, on torchdata's "
+                    "StatefulDataLoader",
+                    field="train_dataloaders",
+                )
+        is_elastic = all(map(resuming.has_global_state, loaders))
+        if not is_elastic:
+            self.ctx.attach(resuming.FixedWorldSize(self.ctx.world_size), name="lightning")
+        if self._saved_world_size:
+            self._resume_data(trainer, loaders, is_elastic=is_elastic)
+
+    def _resume_data(self, trainer: pl.Trainer, loaders: list[Any], *, is_elastic: bool) -> None:
+        fit_loop: Any = trainer.fit_loop
+        if not fit_loop.restarted_mid_epoch:  # the next epoch begins
+            generators.put(self._generators)
+            for loader in loaders:
+                if resuming.has_global_state(loader):
+                    # With max_steps, Lightning counts the epoch that has ended as the current one until later.
+                    loader.set_epoch(fit_loop.epoch_progress.current.processed)
+            if not fit_loop.restarted_on_epoch_end:  # else Lightning ends that epoch once more, then begins
+                iter(fit_loop._data_fetcher)
+            return
+        if not is_elastic:
+            # Lightning has begun the pass before it told samplers the epoch.
+            states = fit_loop._combined_loader._state_dicts()
+            for loader in loaders:
+                _set_epoch(loader, trainer.current_epoch)
+            fit_loop._combined_loader._load_state_dicts(states)
+            iter(fit_loop._data_fetcher)
+        elif self._saved_world_size != self.ctx.world_size:
+            done = resuming.batches_done(loaders[0], accumulate=trainer.accumulate_grad_batches)
+            now = fit_loop.epoch_loop.batch_progress.current
+            now.ready = now.started = now.processed = done
+            now.completed = done - 1  # as it was when the checkpoint was saved, in the hook at the end of a batch
+        generators.put(self._generators)
+
+    # -- after steps -----------------------------------------------------------------------------------------------
+
+    def on_train_batch_end(
+        self,
+        trainer: Any,  # with the attributes that its constructor sets elsewhere
+        pl_module: pl.LightningModule,  # noqa: ARG002
+        outputs: Any,
+        batch: Any,  # noqa: ARG002
+        batch_idx: int,  # noqa: ARG002
+    ) -> None:
+        if trainer.global_step == self._step:
+            return  # gradients are being accumulated
+        self._step = trainer.global_step
+        metrics = {}
+        if self._step % trainer.log_every_n_steps == 0 and isinstance(outputs, dict) and "loss" in outputs:
+            metrics["loss"] = float(outputs["loss"])  # not after every step: it waits for the accelerator
+        self.ctx.report(step=self._step, epoch=trainer.current_epoch, **metrics)
+        if not trainer.fit_loop.epoch_loop._is_training_done:
+            self._save_if_due(trainer, is_mid_epoch=True)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
+        self._save_if_due(trainer, is_mid_epoch=False)
+
+    def _save_if_due(self, trainer: pl.Trainer, *, is_mid_epoch: bool) -> None:
+        state = resuming.LazyState(lambda: self._state(trainer, is_mid_epoch=is_mid_epoch))
+        self.ctx.maybe_checkpoint(state, step=self._step)
+
+    def _state(self, trainer: pl.Trainer, *, is_mid_epoch: bool) -> dict[str, Any]:
+        dumped = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        parts = {part: dumped.pop(name) for part, name in _LIGHTNINGS_NAMES.items()}
+        kept = {name: value for name, value in dumped.items() if name not in _NOT_STATE}
+        if not is_mid_epoch:  # a loader that has reached the end begins anew, without a state
+            kept["loops"]["fit_loop"]["state_dict"].pop("combined_loader", None)
+        return {**parts, REST: {"world_size": self.ctx.world_size, "checkpoint": kept}}
+
+
+def _set_epoch(loader: Any, epoch: int) -> None:
+    for owner in (loader, getattr(loader, "batch_sampler", None)):
+        set_epoch = getattr(getattr(owner, "sampler", None), "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(epoch)
