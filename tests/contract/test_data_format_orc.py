@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.orc as paorc
 import pytest
-from data_format_contract import ALL_COLUMNS, LOCAL, Faulty, FormatContract, data_file, remote, same, sample
+from data_format_contract import ALL_COLUMNS, LOCAL, Faulty, FormatContract, bound, data_file, remote, same, sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,7 +57,9 @@ def stripes(path: Path, *tables: pa.Table) -> Path:
 
 
 def presences(path: Path, condition: pc.Expression, *columns: str) -> list[str]:
-    return [each.name for each in FORMAT.presence(LOCAL, data_file(path), facts_of(path), condition, columns)]
+    facts = facts_of(path)
+    asked = bound(condition, facts.schema, columns)
+    return [each.name for each in FORMAT.presence(LOCAL, data_file(path), facts, *asked)]
 
 
 @pytest.mark.parametrize("compression", ["uncompressed", "zlib", "snappy", "lz4", "zstd"])
@@ -194,7 +196,7 @@ def test_a_tail_with_wrong_bytes_is_refused_or_read_but_nothing_else(
     path.write_bytes(contents)
     with contextlib.suppress(DataFileInvalid, SchemaMismatch), contextlib.ExitStack() as stack:
         facts = facts_of(path)
-        answers = FORMAT.presence(LOCAL, data_file(path), facts, pc.field("id") > 3, ["id"])
+        answers = FORMAT.presence(LOCAL, data_file(path), facts, *bound(pc.field("id") > 3, facts.schema, ["id"]))
         assert len(answers) == len(facts.units)
         reader = stack.enter_context(
             contextlib.closing(FORMAT.open(LOCAL, data_file(path), facts.schema, facts.version))

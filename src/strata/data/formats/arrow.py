@@ -43,8 +43,7 @@ from strata.errors import DataFileChanged, DataFileInvalid
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    import pyarrow.compute as pc
-
+    from strata.data.expressions import Node
     from strata.data.files import DataFile
     from strata.data.formats.base import UnitRanges
     from strata.data.source import Source
@@ -113,8 +112,8 @@ class ArrowFormat:
         source: Source,  # noqa: ARG002
         file: DataFile,  # noqa: ARG002
         facts: FileFacts,
-        condition: pc.Expression,  # noqa: ARG002
-        columns: Sequence[str],  # noqa: ARG002
+        condition: Node,  # noqa: ARG002
+        schema: pa.Schema,  # noqa: ARG002
     ) -> list[Presence]:
         """There are no statistics."""
         return [Presence.SOME] * len(facts.units)

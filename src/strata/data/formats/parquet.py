@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import pyarrow as pa
 from pyarrow.parquet.core import ParquetReader as NativeReader
 
+from strata.data import pruning
 from strata.data.formats import parquet_many, parquet_pages, parquet_statistics
 from strata.data.formats.base import FileFacts, Presence, Saving, Unit
 from strata.data.formats.damage import attempt
@@ -22,9 +23,9 @@ from strata.data.ranges import HOLE_BYTES, Range
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
+    from strata.data.expressions import Node
     from strata.data.files import DataFile
     from strata.data.formats.base import Judged, Reader, Rows, UnitRanges
     from strata.data.source import Source
@@ -67,17 +68,21 @@ class ParquetFormat:
         return parquet_many.inspect_all(source, files, columns=columns, with_nulls=with_nulls)
 
     def presence(
-        self, source: Source, file: DataFile, facts: FileFacts, condition: pc.Expression, columns: Sequence[str]
+        self, source: Source, file: DataFile, facts: FileFacts, condition: Node, schema: pa.Schema
     ) -> list[Presence]:
-        if not parquet_statistics.can_tell(facts.schema, columns):
+        if not parquet_statistics.can_tell(facts.schema, schema.names):
             return [Presence.SOME] * len(facts.units)
         with source.open(file) as opened:
             tail = read_tail(source, file, opened, version=facts.version)
         footer = Footer(file, tail)
-        leaves = {footer.names[column]: leaf for leaf, column in footer.leaves_of(columns)}
-        stated = parquet_statistics.Stated(tail.data, footer.metadata, footer.schema, leaves)
-        answers = parquet_statistics.presence(stated, condition)
-        return [answers[unit.index] for unit in facts.units]
+        groups = [unit.index for unit in facts.units]
+        bounds = {
+            footer.names[column]: parquet_statistics.of_groups(
+                footer.metadata, groups, leaf, schema.field(footer.names[column]).type
+            )
+            for leaf, column in footer.leaves_of(schema.names)
+        }
+        return pruning.presence(condition, bounds, len(groups))
 
     def open(self, source: Source, file: DataFile, schema: pa.Schema, version: str) -> ParquetReader:  # noqa: ARG002
         return ParquetReader(source, file, version)
@@ -184,12 +189,12 @@ class ParquetReader:
         fields = [field for table in found for field in table.schema]
         return pa.table([column for table in found for column in table.columns], pa.schema(fields))
 
-    def judge(self, units: Sequence[Unit], condition: pc.Expression, columns: Sequence[str]) -> Mapping[int, Judged]:
-        if self._tail is None or not parquet_statistics.can_tell(self._footer.schema, columns):
+    def judge(self, units: Sequence[Unit], condition: Node, schema: pa.Schema) -> Mapping[int, Judged]:
+        if self._tail is None or not parquet_statistics.can_tell(self._footer.schema, schema.names):
             return {}
         large = [unit.index for unit in units if _is_large(self._footer.metadata.row_group(unit.index))]
         try:
-            return self._paged().judge(large, condition, columns) if large else {}
+            return self._paged().judge(large, condition, schema) if large else {}
         except pa.ArrowMemoryError:
             raise
         except _NO_PAGES:
