@@ -12,13 +12,14 @@ from pyarrow.parquet.core import ParquetReader as NativeReader
 from strata.data import pruning
 from strata.data.formats import parquet_many, parquet_pages, parquet_statistics
 from strata.data.formats.base import FileFacts, Presence, Saving, Unit
-from strata.data.formats.damage import attempt
+from strata.data.formats.damage import CURE, attempt
 from strata.data.formats.messages import has_dictionaries
 from strata.data.formats.parquet_footer import Footer, has_pages, null_counts, read_index, read_tail, units_of
 from strata.data.formats.parquet_index import IndexDamaged, range_of
 from strata.data.formats.parquet_pages import PagedFile, read_ranges
 from strata.data.memory import pool
 from strata.data.ranges import HOLE_BYTES, Range
+from strata.errors import DataFileInvalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -157,7 +158,16 @@ class ParquetReader:
             what=_named(unit),
         )
         self._add(sum(num_bytes for _, num_bytes in ranges))
-        return _only(table, columns)
+        return self._only(table, columns)
+
+    def _only(self, table: pa.Table, columns: Sequence[str]) -> pa.Table:
+        if table.column_names != list(columns):
+            if missing := set(columns) - set(table.column_names):
+                raise DataFileInvalid(
+                    f"{self._file.name}: its parquet footer has two schemas ({missing} differ); {CURE}"
+                )
+            table = table.select(list(columns))
+        return table.replace_schema_metadata(None)
 
     def _where(self, unit: Unit, columns: Sequence[str]) -> tuple[list[int], list[tuple[int, int]]]:
         """The leaves of the columns, and where each lies."""
@@ -185,7 +195,7 @@ class ParquetReader:
                 ranges=ranges,
                 what=_named(unit),
             )
-            found.append(_only(table, some))
+            found.append(self._only(table, some))
         fields = [field for table in found for field in table.schema]
         return pa.table([column for table in found for column in table.columns], pa.schema(fields))
 
@@ -328,11 +338,6 @@ def _cut(table: pa.Table, rows: Sequence[Rows]) -> pa.Table:
 
 def _named(unit: Unit) -> str:
     return f"row group {unit.index}, which begins with row {unit.first_row},"
-
-
-def _only(table: pa.Table, columns: Sequence[str]) -> pa.Table:
-    table = table.select(list(columns)) if table.column_names != list(columns) else table
-    return table.replace_schema_metadata(None)
 
 
 def _rows_only(num_rows: int) -> pa.Table:
