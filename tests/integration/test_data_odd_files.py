@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.orc as paorc
 import pyarrow.parquet as pq
 import pytest
 
@@ -156,3 +157,27 @@ def test_no_damaged_parquet_footer_ends_the_process(tmp_path: Path) -> None:
         write_page_index=True,
     )
     assert in_child(MUTATE, tmp_path / "a.parquet", 2500) == "all read or refused\n"
+
+
+def test_an_intact_file_that_pyarrow_cannot_decode_is_not_called_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"x": [1, 2, 3]}), path, compression="none", use_dictionary=False)
+    names_codec = b"\x19\x18\x01x\x15"  # the path of the column, and then which codec its pages have
+    path.write_bytes(path.read_bytes().replace(names_codec + b"\x00", names_codec + b"\x06"))
+    loader, _ = StructuredDataset.create_dataloader(str(path), output_format="arrow", cache=False)
+    with pytest.raises(DataFileInvalid, match=r"intact.*LZO compression.*zstd") as caught:
+        list(loader)
+    assert "damaged" not in str(caught.value)
+    assert "row group 0" in str(caught.value)
+
+
+def test_an_orc_file_with_a_codec_that_is_not_known_is_not_called_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "a.orc"
+    paorc.write_table(pa.table({"x": [1, 2, 3]}), path, compression="zlib")
+    data = bytearray(path.read_bytes())
+    postscript = len(data) - 1 - data[-1]
+    at = data.index(b"\x10\x01", postscript)  # field 2, compression: zlib
+    data[at + 1] = 6
+    path.write_bytes(data)
+    with pytest.raises(DataFileInvalid, match=r"intact.*brotli.*zstd"):
+        StructuredDataset.create_dataloader(str(path), format="orc", cache=False)

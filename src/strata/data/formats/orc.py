@@ -20,17 +20,18 @@ import pyarrow.orc as paorc
 
 from strata.data import pruning
 from strata.data.formats.base import FileFacts, Unit
-from strata.data.formats.damage import CURE, NUM_HEAD_BYTES, kind_of
+from strata.data.formats.damage import CURE, NUM_HEAD_BYTES, kind_of, undecodable
 from strata.data.formats.orc_tail import (
     POSTSCRIPT_BYTES_MAX,
     Statistics,
     Tail,
     TailDamaged,
+    TailUnsupported,
     parse_postscript,
     parse_stripe_footer,
     parse_tail,
 )
-from strata.data.formats.text import rows_only, shortened
+from strata.data.formats.text import rows_only
 from strata.data.pruning import Bounds, compared_as
 from strata.data.ranges import Range, coalesced
 from strata.data.source import reaching
@@ -169,7 +170,7 @@ class OrcReader:
         except (TailDamaged, pa.ArrowException, OSError, ValueError) as error:
             if parts.failure is not None:
                 raise parts.failure from error
-            raise DataFileInvalid(f"{place} is damaged ({shortened(error)}); {CURE}") from error
+            raise undecodable(place, error) from error
         finally:
             parts.forget()
             self._count(parts)
@@ -329,7 +330,7 @@ def _open_native(file: DataFile, parts: _Parts) -> tuple[paorc.ORCFile, pa.Schem
     except (pa.ArrowException, OSError, ValueError) as error:
         if parts.failure is not None:
             raise parts.failure from error
-        raise DataFileInvalid(f"{file.name}: its orc footer is damaged ({shortened(error)}); {CURE}") from error
+        raise undecodable(f"{file.name}: its orc footer", error) from error
 
 
 def _changed(file: DataFile, num_bytes: int) -> DataFileChanged:
@@ -340,6 +341,8 @@ def _changed(file: DataFile, num_bytes: int) -> DataFileChanged:
 
 
 def _not_orc(file: DataFile, parts: _Parts, error: TailDamaged) -> DataFileInvalid:
+    if isinstance(error, TailUnsupported):
+        return undecodable(file.name, error)
     head = bytes(parts.fetch(0, min(NUM_HEAD_BYTES, parts.num_bytes)))
     if kind_of(head) == "orc":
         return DataFileInvalid(

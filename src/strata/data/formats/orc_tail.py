@@ -47,6 +47,10 @@ class TailDamaged(ValueError):
     """The bytes are not what the specification says."""
 
 
+class TailUnsupported(TailDamaged):
+    """They may well be, but are not understood here."""
+
+
 @dataclass(frozen=True, slots=True)
 class Postscript:
     footer_bytes: int
@@ -268,7 +272,7 @@ def _inflate(chunk: memoryview, postscript: Postscript) -> bytes:
             case "lz4":
                 size, codec = _lz4_size(chunk), "lz4_raw"
             case other:
-                raise TailDamaged(f"compressed with {other}, which is not supported: write it with zstd or zlib")
+                raise TailUnsupported(f"its compression, {other}, is not supported")
         if size > limit:
             raise TailDamaged(f"a chunk of {size} bytes where {limit} are allowed")
         inflated: bytes = pa.Codec(codec).decompress(chunk, decompressed_size=size, asbytes=True)
@@ -347,7 +351,7 @@ def parse_tail(data: memoryview, postscript: Postscript, file_bytes: int) -> Tai
         if number == 6 and isinstance(value, int):
             num_rows = value
         elif number == 10:
-            raise TailDamaged("it is encrypted; decrypt it first")
+            raise TailUnsupported("its encryption is not supported")
         elif number in (3, 4, 7) and isinstance(value, memoryview):
             if number == 3:
                 stripes.append(_parse_stripe(value, file_bytes - len(data)))

@@ -260,7 +260,7 @@ class _Writer:
         return self._struct({3: lambda: self._struct(metadata)})
 
     def _struct(self, known: Mapping[int, Callable[[], bytes]]) -> bytes:
-        made = []
+        made: list[bytes] = []
         number = 0
         while True:
             start = self._scan.at

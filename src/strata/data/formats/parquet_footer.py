@@ -15,7 +15,7 @@ from pyarrow.parquet.core import ParquetReader as NativeReader
 
 from strata.data.formats import parquet_statistics
 from strata.data.formats.base import Unit
-from strata.data.formats.damage import CURE, NUM_HEAD_BYTES, kind_of
+from strata.data.formats.damage import CURE, NUM_HEAD_BYTES, UNDECODED, kind_of, undecodable
 from strata.data.formats.parquet_chunks import FooterDamaged, hidden_leaves
 from strata.data.formats.parquet_index import MAX_CHUNKS, range_of
 from strata.data.formats.parquet_pages import read_ranges
@@ -173,8 +173,8 @@ class Footer:
             self.schema: pa.Schema = shape.schema
             self.names: list[str] = shape.names
             self.flat = shape.flat
-        except (OSError, pa.ArrowException, UnicodeDecodeError, FooterDamaged) as error:
-            raise DataFileInvalid(f"{file.name}: its parquet footer is damaged ({error}); {CURE}") from error
+        except (*UNDECODED, FooterDamaged) as error:
+            raise undecodable(f"{file.name}: its parquet footer", error) from error
         self._file = file
 
     @property
