@@ -36,6 +36,8 @@ HEAD_COLUMNS = 4
 """Decoded at a time where it is the first rows alone. With 41 columns of pages of 1 MB, a fifth of the pages of fresh
 memory, each of which costs up to 90 µs on a virtual machine.
 """
+PARTS = (4, 32, 256)
+"""Into which a row group is cut that cannot be decoded whole."""
 _NEAR_HOLE_BYTES = 64 << 10
 """Between pages that are read at once from a disk."""
 _NO_PAGES = (ValueError, OSError, pa.ArrowException)
@@ -292,12 +294,29 @@ class ParquetReader:
         return native
 
     def _decode(self, unit: Unit, leaves: list[int]) -> pa.Table:
-        table = self._native.read_row_group(unit.index, column_indices=leaves, use_threads=False)
+        try:
+            table = self._native.read_row_group(unit.index, column_indices=leaves, use_threads=False)
+        except pa.ArrowNotImplementedError:
+            table = self._decode_in_parts(unit, leaves)
         if table.num_rows != unit.num_rows:
             raise pa.ArrowInvalid(f"{table.num_rows} rows instead of {unit.num_rows}")
         for column in table.columns:
             _check_codes(column)
         return table
+
+    def _decode_in_parts(self, unit: Unit, leaves: list[int]) -> pa.Table:
+        """For lists and structs with more than 2 GiB of strings, which do not fit into one array of their type."""
+        error: pa.ArrowNotImplementedError | None = None
+        for num_parts in PARTS:
+            native = self._open_native()
+            num_rows = -(-unit.num_rows // num_parts)
+            try:
+                parts = native.iter_batches(num_rows, [unit.index], column_indices=leaves, use_threads=False)
+                return pa.Table.from_batches(list(parts))
+            except pa.ArrowNotImplementedError as still:
+                error = still
+        assert error is not None
+        raise error
 
     def _decode_head(self, unit: Unit, leaves: list[int], num_rows: int) -> pa.Table:
         native = self._open_native()  # one that is stopped midway keeps what it has begun
