@@ -20,6 +20,8 @@ import pyarrow as pa
 import xxhash
 import zstandard
 
+from strata.data.formats import lzo
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -267,6 +269,8 @@ def _inflate(chunk: memoryview, postscript: Postscript) -> bytes:
                 return zlib.decompressobj(-zlib.MAX_WBITS).decompress(chunk, limit)
             case "zstd":
                 return zstandard.ZstdDecompressor(max_window_size=_BLOCK_BYTES_MAX).stream_reader(chunk).read(limit)
+            case "lzo":
+                return lzo.decompress(chunk, limit)
             case "snappy":
                 size, codec = _varint(chunk, 0)[0], "snappy"
             case "lz4":
@@ -276,7 +280,7 @@ def _inflate(chunk: memoryview, postscript: Postscript) -> bytes:
         if size > limit:
             raise TailDamaged(f"a chunk of {size} bytes where {limit} are allowed")
         inflated: bytes = pa.Codec(codec).decompress(chunk, decompressed_size=size, asbytes=True)
-    except (zlib.error, zstandard.ZstdError, OSError, pa.ArrowException) as error:
+    except (zlib.error, zstandard.ZstdError, lzo.LzoDamaged, OSError, pa.ArrowException) as error:
         raise TailDamaged(f"a chunk is no {postscript.codec}: {error}") from error
     return inflated
 
