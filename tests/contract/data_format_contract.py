@@ -26,6 +26,7 @@ from fsspec.implementations.local import LocalFileSystem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from strata.data import expressions, literals
 from strata.data.files import DataFile
 from strata.data.formats.base import FileFacts, Format, Presence, Reader, Unit
 from strata.data.source import Source
@@ -148,6 +149,12 @@ def same(found: pa.Table, expected: pa.Table) -> bool:
         if repr(one.to_pylist()) != repr(other.to_pylist()):
             return False
     return True
+
+
+def bound(condition: pc.Expression, schema: pa.Schema, columns: Sequence[str]) -> tuple[expressions.Node, pa.Schema]:
+    """A filter as a dataset asks a file about it, where both have the same types."""
+    used = pa.schema([schema.field(name) for name in columns])
+    return literals.fitted(expressions.decode(condition), used), used
 
 
 class FormatContract:
@@ -431,7 +438,7 @@ class FormatContract:
             return  # the types of a text of few rows may be guessed otherwise, and the condition not apply
         for _ in range(4):
             condition, used = data.draw(conditions(names))
-            presences = self.format.presence(LOCAL, file, facts, condition, sorted(used))
+            presences = self.format.presence(LOCAL, file, facts, *bound(condition, facts.schema, sorted(used)))
             assert len(presences) == len(units)
             for presence, rows in zip(presences, units, strict=True):
                 num_passed = rows.filter(condition).num_rows

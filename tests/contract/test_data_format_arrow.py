@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 pytest.register_assert_rewrite("data_format_contract")
 
-from data_format_contract import LOCAL, Faulty, FormatContract, data_file, remote, same, sample  # noqa: E402
+from data_format_contract import LOCAL, Faulty, FormatContract, bound, data_file, remote, same, sample  # noqa: E402
 
 from strata.data.files import DataFile  # noqa: E402
 from strata.data.formats.arrow import SAMPLE_BYTES, ArrowFormat  # noqa: E402
@@ -48,7 +48,10 @@ class ArrowContract(FormatContract):
         """There are none."""
         file = self.plant(tmp_path)
         facts = self.inspect(file)
-        assert self.format.presence(LOCAL, file, facts, pc.field("id") < 0, ["id"]) == [Presence.SOME] * 4
+        assert (
+            self.format.presence(LOCAL, file, facts, *bound(pc.field("id") < 0, facts.schema, ["id"]))
+            == [Presence.SOME] * 4
+        )
 
 
 class TestArrowFile(ArrowContract):

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import orc_files
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.orc as paorc
 import pytest
-from data_format_contract import ALL_COLUMNS, LOCAL, Faulty, FormatContract, data_file, remote, same, sample
+from data_format_contract import ALL_COLUMNS, LOCAL, Faulty, FormatContract, bound, data_file, remote, same, sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,7 +59,9 @@ def stripes(path: Path, *tables: pa.Table) -> Path:
 
 
 def presences(path: Path, condition: pc.Expression, *columns: str) -> list[str]:
-    return [each.name for each in FORMAT.presence(LOCAL, data_file(path), facts_of(path), condition, columns)]
+    facts = facts_of(path)
+    asked = bound(condition, facts.schema, columns)
+    return [each.name for each in FORMAT.presence(LOCAL, data_file(path), facts, *asked)]
 
 
 @pytest.mark.parametrize("compression", ["uncompressed", "zlib", "snappy", "lz4", "zstd"])
@@ -194,10 +198,29 @@ def test_a_tail_with_wrong_bytes_is_refused_or_read_but_nothing_else(
     path.write_bytes(contents)
     with contextlib.suppress(DataFileInvalid, SchemaMismatch), contextlib.ExitStack() as stack:
         facts = facts_of(path)
-        answers = FORMAT.presence(LOCAL, data_file(path), facts, pc.field("id") > 3, ["id"])
+        answers = FORMAT.presence(LOCAL, data_file(path), facts, *bound(pc.field("id") > 3, facts.schema, ["id"]))
         assert len(answers) == len(facts.units)
         reader = stack.enter_context(
             contextlib.closing(FORMAT.open(LOCAL, data_file(path), facts.schema, facts.version))
         )
         for unit in facts.units:
             assert reader.read(unit, ["id", "word", "tags"]).num_rows == unit.num_rows
+
+
+@pytest.mark.parametrize("compressed", [orc_files.stored, orc_files.lzo])
+def test_files_compressed_with_lzo_are_read_as_pyarrow_reads_them(
+    tmp_path: Path, compressed: Callable[[bytes], bytes]
+) -> None:
+    table = pa.table(
+        {"a_column_name": range(1000), "another_column_name": [f"row {number % 7}" for number in range(1000)]}
+    )
+    path = tmp_path / "a.orc"
+    paorc.write_table(table, path, compression="uncompressed")
+    orc_files.recompress(path, compressed)
+    assert paorc.read_table(path).equals(table)
+    facts = facts_of(path)
+    (unit,) = facts.units
+    reader = FORMAT.open(LOCAL, data_file(path), facts.schema, facts.version)
+    assert reader.read(unit, table.column_names).equals(table)
+    reader.close()
+    assert presences(path, pc.field("a_column_name") > 5000, "a_column_name") == ["NONE"]

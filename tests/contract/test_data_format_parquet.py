@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 pytest.register_assert_rewrite("data_format_contract")
 
-from data_format_contract import LOCAL, Faulty, FormatContract, data_file, remote, same, sample  # noqa: E402
+from data_format_contract import LOCAL, Faulty, FormatContract, bound, data_file, remote, same, sample  # noqa: E402
 
 from strata.data.formats.base import Presence  # noqa: E402
 from strata.data.formats.parquet import ParquetFormat  # noqa: E402
@@ -36,7 +36,8 @@ class TestParquetFormat(FormatContract):
     def asked(self, folder: Path, table: pa.Table, condition: pc.Expression, columns: list[str]) -> list[Presence]:
         """What statistics say, with row groups of 4 rows."""
         file = self.plant(folder, table, 4)
-        return self.format.presence(LOCAL, file, self.inspect(file), condition, columns)
+        facts = self.inspect(file)
+        return self.format.presence(LOCAL, file, facts, *bound(condition, facts.schema, columns))
 
     # -- footers -----------------------------------------------------------------------------------------------------
 
@@ -233,7 +234,7 @@ class TestParquetFormat(FormatContract):
             ([1.0, 2.0, None, 4.0], pc.field("x") != 7, SOME),
             ([1, 2, None, 4], pc.field("x") < 7, SOME),
             ([1, 2, None, 4], pc.field("x").is_valid(), SOME),
-            ([None, None, None, None], pc.field("x").is_null(), SOME),
+            ([None, None, None, None], pc.field("x").is_null(), ALL),
             (["a", "b", "c", "d"], pc.field("x") < "b" * 100, SOME),
             (["a", "b", "c", "d"], pc.field("x") < "e", ALL),
             ([[1], [2], [3], [4]], pc.list_value_length(pc.field("x")) == 1, SOME),
@@ -259,11 +260,13 @@ class TestParquetFormat(FormatContract):
         path = tmp_path / "part-0.parquet"
         pq.write_table(pa.table({"n": range(8)}), path, row_group_size=4, write_statistics=False)
         file = data_file(path)
-        assert self.format.presence(LOCAL, file, self.inspect(file), pc.field("n") < 4, ["n"]) == [SOME, SOME]
+        facts = self.inspect(file)
+        asked = bound(pc.field("n") < 4, facts.schema, ["n"])
+        assert self.format.presence(LOCAL, file, facts, *asked) == [SOME, SOME]
 
     def test_statistics_of_another_file_are_not_used(self, tmp_path: Path) -> None:
         file = self.plant(tmp_path, pa.table({"n": range(8)}))
         facts = self.inspect(file)
         self.plant(tmp_path, pa.table({"n": range(1, 9)}))
         with pytest.raises(DataFileChanged, match="part-0"):
-            self.format.presence(LOCAL, file, facts, pc.field("n") < 4, ["n"])
+            self.format.presence(LOCAL, file, facts, *bound(pc.field("n") < 4, facts.schema, ["n"]))

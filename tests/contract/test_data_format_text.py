@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pytest
 import zstandard
-from data_format_contract import LOCAL, PLAIN, FormatContract, data_file
+from data_format_contract import LOCAL, PLAIN, FormatContract, bound, data_file
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -140,7 +140,7 @@ def test_jsonl_in_parts_is_what_was_written(
 
 def test_text_has_no_statistics(tmp_path: Path) -> None:
     found = ReadFile(CsvFormat(), planted(tmp_path, "part.csv", b"a\n1\n2\n"), unit_bytes=1)
-    answers = CsvFormat().presence(LOCAL, found.file, found.facts, pc.field("a") > 5, ["a"])
+    answers = CsvFormat().presence(LOCAL, found.file, found.facts, *bound(pc.field("a") > 5, found.facts.schema, ["a"]))
     assert answers == [Presence.SOME, Presence.SOME]
 
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 pytest.register_assert_rewrite("data_format_contract")
 
-from data_format_contract import LOCAL, Faulty, data_file, remote, sample  # noqa: E402
+from data_format_contract import LOCAL, Faulty, bound, data_file, remote, sample  # noqa: E402
 
 from strata.data import expressions  # noqa: E402
 from strata.data.formats import parquet_pages  # noqa: E402
@@ -148,7 +148,7 @@ def test_what_pages_say_holds_for_every_row(
     for unit in facts.units:
         own = table.slice(unit.first_row, unit.num_rows)
         true = np.array([value is True for value in expressions.mask(own, expression).to_pylist()])
-        judged = reader.judge([unit], expression, columns).get(unit.index)
+        judged = reader.judge([unit], *bound(expression, facts.schema, columns)).get(unit.index)
         if judged is None:
             continue
         passing, open_ = (places(rows, unit.num_rows) for rows in (judged.passing, judged.open))
@@ -160,20 +160,24 @@ def test_what_pages_say_holds_for_every_row(
 def test_pages_of_a_sorted_column_are_told_apart(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", pa.table({"x": range(200), "y": [0] * 200}))
     reader, facts = opened(tmp_path / "a.parquet")
-    judged = reader.judge(facts.units, (pc.field("x") >= 35) & (pc.field("x") < 160), ["x"])
+    judged = reader.judge(facts.units, *bound((pc.field("x") >= 35) & (pc.field("x") < 160), facts.schema, ["x"]))
     assert judged == {0: Judged(((40, 60),), ((30, 10),)), 1: Judged(((0, 60),), ())}
-    assert reader.judge(facts.units, pc.field("y") == 0, ["y"]) == {
+    assert reader.judge(facts.units, *bound(pc.field("y") == 0, facts.schema, ["y"])) == {
         0: Judged(((0, 100),), ()),
         1: Judged(((0, 100),), ()),
     }
-    assert reader.judge(facts.units, (pc.field("x") == 55) | (pc.field("x") == -1), ["x"])[0] == Judged((), ((50, 10),))
+    assert reader.judge(facts.units, *bound((pc.field("x") == 55) | (pc.field("x") == -1), facts.schema, ["x"]))[
+        0
+    ] == Judged((), ((50, 10),))
 
 
 def test_pages_of_several_columns_are_cut_where_any_begins(tmp_path: Path) -> None:
     table = pa.table({"x": range(100), "wide": [f"{row:0200}" for row in range(100)]})
     write(tmp_path / "a.parquet", table, page_rows=100, data_page_size=1000, use_dictionary=False)
     reader, facts = opened(tmp_path / "a.parquet")
-    judged = reader.judge(facts.units, (pc.field("x") >= 50) & (pc.field("wide") < f"{20:0200}"), ["wide", "x"])
+    judged = reader.judge(
+        facts.units, *bound((pc.field("x") >= 50) & (pc.field("wide") < f"{20:0200}"), facts.schema, ["wide", "x"])
+    )
     ((first, num_rows),) = judged[0].open
     assert first == 0
     assert 20 <= num_rows < 40
@@ -182,7 +186,7 @@ def test_pages_of_several_columns_are_cut_where_any_begins(tmp_path: Path) -> No
 def test_where_every_row_is_open_nothing_is_said(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", pa.table({"x": [0, 1] * 50}))
     reader, facts = opened(tmp_path / "a.parquet")
-    assert reader.judge(facts.units, pc.field("x") == 0, ["x"]) == {}
+    assert reader.judge(facts.units, *bound(pc.field("x") == 0, facts.schema, ["x"])) == {}
 
 
 @pytest.mark.parametrize(
@@ -199,14 +203,14 @@ def test_where_pages_say_nothing_there_is_nothing(tmp_path: Path, table: pa.Tabl
     write(tmp_path / "a.parquet", table, **options)
     reader, facts = opened(tmp_path / "a.parquet")
     condition = pc.field("x").is_valid() if pa.types.is_nested(table["x"].type) else pc.field("x") == table["x"][3]
-    assert reader.judge(facts.units, condition, ["x"]) == {}
+    assert reader.judge(facts.units, *bound(condition, facts.schema, ["x"])) == {}
 
 
 def test_stretches_beyond_a_bound_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet_pages, "MAX_OPEN", 2)
     write(tmp_path / "a.parquet", pa.table({"x": [value for page in range(10) for value in [page % 2] * 9 + [0]]}))
     reader, facts = opened(tmp_path / "a.parquet")
-    judged = reader.judge(facts.units, pc.field("x") == 1, ["x"])[0]
+    judged = reader.judge(facts.units, *bound(pc.field("x") == 1, facts.schema, ["x"]))[0]
     assert not judged.passing
     assert len(judged.open) == 2
     assert {row for row in range(100) if row // 10 % 2 and row % 10 < 9} <= set(places(judged.open, 100).nonzero()[0])
@@ -316,7 +320,7 @@ def test_a_few_bytes_are_not_worth_it(tmp_path: Path, monkeypatch: pytest.Monkey
     write(tmp_path / "a.parquet", pa.table({"x": range(1000)}), page_rows=100, group_rows=1000, use_dictionary=False)
     reader, facts = opened(tmp_path / "a.parquet")
     assert reader.saving(facts.units[0], ["x"], [(0, 10)]).num_pages_skipped == 0
-    assert reader.judge(facts.units, pc.field("x") == 3, ["x"]) == {}
+    assert reader.judge(facts.units, *bound(pc.field("x") == 3, facts.schema, ["x"])) == {}
 
 
 def test_far_away_pages_that_are_near_come_in_one_read(tmp_path: Path) -> None:
@@ -388,7 +392,7 @@ def test_a_damaged_index_never_gives_other_rows(
     rows = [(10, 30), (61, 2)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parquet_pages, "MIN_SAVED", 0.0)
-        reader.judge(facts.units, pc.field("id") == 17, ["id"])
+        reader.judge(facts.units, *bound(pc.field("id") == 17, facts.schema, ["id"]))
         for unit in facts.units:
             found = reader.read_rows(unit, names, rows)
             assert same(found.cast(table.schema), cut(table.slice(unit.first_row, unit.num_rows), rows))
@@ -409,8 +413,8 @@ def test_a_bound_that_is_no_value_of_its_column_is_not_asked(tmp_path: Path) -> 
     data[place.offset + eight : place.offset + eight + len(moved)] = moved
     path.write_bytes(data)
     reader, facts = opened(path)
-    assert reader.judge(facts.units, pc.field("x") == 3, ["x"]) == {}
-    assert reader.judge(facts.units, pc.field("y") == 3, ["y"])[0] == Judged((), ((0, 10),))
+    assert reader.judge(facts.units, *bound(pc.field("x") == 3, facts.schema, ["x"])) == {}
+    assert reader.judge(facts.units, *bound(pc.field("y") == 3, facts.schema, ["y"]))[0] == Judged((), ((0, 10),))
     assert reader.read_rows(facts.units[0], ["x"], [(3, 2)]).to_pydict() == {"x": [3, 4]}
 
 
@@ -423,7 +427,7 @@ def test_an_index_that_leads_out_of_the_file_is_not_followed(tmp_path: Path) -> 
     object.__setattr__(
         reader._paged()._footer, "groups", ((chunk._replace(column_index=type(chunk.offset_index)(1 << 60, 9)),),)
     )
-    assert reader.judge(facts.units, pc.field("x") == 3, ["x"]) == {}
+    assert reader.judge(facts.units, *bound(pc.field("x") == 3, facts.schema, ["x"])) == {}
     assert reader.read_rows(facts.units[0], ["x"], [(3, 2)]).to_pydict() == {"x": [3, 4]}
 
 

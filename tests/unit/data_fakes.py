@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import xxhash
 
+from strata.data import expressions
 from strata.data.files import DataFile
 from strata.data.formats.base import FileFacts, Presence, Unit
 from strata.data.partitions import hive_partition
@@ -61,15 +61,15 @@ class FakeFormat:
         return FileFacts(table.schema, tuple(units), version_of(table), nulls)
 
     def presence(
-        self, source: Source, file: DataFile, facts: FileFacts, condition: pc.Expression, columns: Any
+        self, source: Source, file: DataFile, facts: FileFacts, condition: expressions.Node, schema: pa.Schema
     ) -> list[Presence]:
         """Exact where a unit has one row: as good as statistics can be."""
         self._note("presence", file)
-        assert set(columns) <= set(facts.schema.names), "only columns of the file may be asked for"
+        assert set(schema.names) <= set(facts.schema.names), "only columns of the file may be asked for"
         found = []
         for unit in facts.units:
             part = self._part(file, unit)
-            passing = part.filter(condition).num_rows
+            passing = part.filter(expressions.encode(condition)).num_rows
             clear = part.num_rows == 1
             found.append(Presence.SOME if not clear else Presence.ALL if passing else Presence.NONE)
         return found

@@ -10,14 +10,18 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata.data import dense
+from strata.data.arrow_types import enlarged
 from strata.data.arrowed import ArrowColumn
 from strata.data.columns import Chunk, Column, gather
 from strata.data.dense import Dense
+from strata.data.outputs import Presenter
+from strata.data.policies import decide
 from strata.data.ragged import Ragged
 from strata.errors import LimitExceeded
 
@@ -169,9 +173,44 @@ def test_threads_gather_at_once_without_mixing_their_rows() -> None:
     assert not wrong
 
 
-def test_strings_that_do_not_fit_one_array_are_refused_with_the_cure() -> None:
-    # Pages that nobody touches, so that no such memory is needed.
-    offsets = pa.py_buffer(np.array([0, 2**30], np.int32))
-    huge = pa.StringArray.from_buffers(1, offsets, pa.py_buffer(mmap.mmap(-1, 2**30)))
-    with pytest.raises(LimitExceeded, match=r"2 rows of a string column .* lower shuffle_buffer_size .* large_string"):
-        ArrowColumn.gather([ArrowColumn(huge), ArrowColumn(huge)], None)
+HUGE = pa.py_buffer(np.array([0, 2**30], np.int32))
+"""Offsets of one row with as many values as half of what 32 bits can address."""
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_rows_whose_offsets_do_not_fit_32_bits_are_joined_with_larger_ones(is_packed: bool) -> None:
+    # Nulls need no memory; strings and lists have the same offsets.
+    nulls = pa.Array.from_buffers(pa.list_(pa.null()), 1, [None, HUGE], children=[pa.nulls(2**30)])
+    columns: dict[str, Column] = {"s": ArrowColumn(nulls)}
+    if is_packed:
+        columns["n"] = Dense(np.zeros(1))
+    chunk = Chunk(columns, 1).pack()
+    assert (chunk.packed is not None) is is_packed
+    joined = gather([chunk, chunk, chunk], None)
+    for made in (joined, gather([joined, chunk], None)):
+        column = made.unpack().columns["s"]
+        assert isinstance(column, ArrowColumn)
+        assert column.array.type == pa.large_list(pa.null())
+        assert pc.list_value_length(column.array).to_pylist() == [2**30] * made.num_rows
+
+
+def test_what_was_joined_as_large_is_delivered_in_the_planned_type() -> None:
+    kinds = (pa.string(), pa.list_(pa.binary()), pa.struct([("s", pa.string())]))
+    values: list[list[Any]] = [["a", None, "b"], [[b"a"], None, []], [{"s": "a"}, None, {"s": None}]]
+    policies = decide(pa.schema([(f"c{place}", kind) for place, kind in enumerate(kinds)]), {}, output_format="arrow")
+    large = {
+        f"c{place}": ArrowColumn(pa.array(column, enlarged(kind)))
+        for place, (kind, column) in enumerate(zip(kinds, values, strict=True))
+    }
+    batches = Presenter("arrow", policies).present(Chunk(dict(large), 3), [1, 2])
+    assert [batch.schema.types for batch in batches] == [list(kinds)] * 2
+    assert [column.to_pylist() for column in pa.Table.from_batches(batches).columns] == values
+
+
+def test_what_no_type_can_hold_together_is_refused_with_the_cure() -> None:
+    numbers = pa.Array.from_buffers(pa.int8(), 2**30, [None, pa.py_buffer(mmap.mmap(-1, 2**30))])
+    entries = pa.StructArray.from_arrays([numbers, numbers], ["key", "value"])
+    kind = pa.map_(pa.int8(), pa.int8())
+    maps = ArrowColumn(pa.Array.from_buffers(kind, 1, [None, HUGE], children=[entries]))
+    with pytest.raises(LimitExceeded, match=r"2 rows of a map<.* lower shuffle_buffer_size or batch_size"):
+        ArrowColumn.gather([maps, maps], None)

@@ -186,7 +186,7 @@ def test_a_long_chain_of_conditions_written_as_text_or_tuples_is_read() -> None:
 )
 def test_a_filter_that_does_not_fit_the_columns_is_refused(text: str, told: str) -> None:
     with pytest.raises(SchemaMismatch) as caught:
-        filters.check(filters.parse(text), TABLE.schema)
+        filters.bind(filters.parse(text), TABLE.schema)
     assert told in str(caught.value)
 
 
@@ -229,8 +229,8 @@ def test_what_is_left_where_a_column_is_known_passes_the_same_rows(text: str) ->
         rows = PAIRS.slice(4 * number, 4)
         expected = expressions.count(rows, condition.expression)
         if left.presence is Presence.SOME:
-            assert left.expression is not None
-            assert expressions.count(rows, left.expression) == expected
+            assert left.node is not None
+            assert expressions.count(rows, expressions.encode(left.node)) == expected
         else:
             assert expected == (0 if left.presence is Presence.NONE else 4)
         assert "a < b" in text or "a" not in left.columns

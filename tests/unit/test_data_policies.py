@@ -225,11 +225,18 @@ def test_an_option_that_means_nothing_is_refused(options: dict[str, Any], field:
 
 @pytest.mark.parametrize("output_format", ["arrow", "pandas", "dict"])
 def test_other_formats_take_every_type_as_it_is(output_format: str) -> None:
-    schema = pa.schema([(f"c{number}", kind) for number, kind in enumerate([*UNSUPPORTED, pa.uint64(), pa.string()])])
-    policies = decide(schema, {"c6": 4}, output_format=output_format)
+    kinds = [kind for kind in UNSUPPORTED if output_format != "pandas" or not pa.types.is_union(kind)]
+    schema = pa.schema([(f"c{number}", kind) for number, kind in enumerate([*kinds, pa.uint64(), pa.string()])])
+    policies = decide(schema, {"c5": 4}, output_format=output_format)
     assert {policy.kind for policy in policies} == {Kind.ARROW}
     assert {policy.nulls for policy in policies} == {Nulls.KEEP}
     assert policy_of(pa.int64(), output_format=output_format, nulls="mask").mask == "x_mask"
+
+
+def test_a_union_is_refused_for_pandas_before_anything_is_read() -> None:
+    kind = pa.list_(pa.dense_union([pa.field("a", pa.int64())]))
+    with pytest.raises(SchemaMismatch, match=r"'x' is of type list<.*pandas cannot hold.*columns="):
+        decide(pa.schema([("x", kind)]), {}, output_format="pandas")
 
 
 def test_the_policies_can_be_read_as_a_table() -> None:

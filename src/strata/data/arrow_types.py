@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pat
 
 if TYPE_CHECKING:
@@ -28,8 +29,134 @@ def plain(kind: pa.DataType) -> pa.DataType:
 
 
 def gatherable(kind: pa.DataType) -> pa.DataType:
-    """The type itself, or for those whose rows Arrow cannot take in another order, that of what is encoded."""
-    return plain(kind) if pat.is_run_end_encoded(kind) or pat.is_string_view(kind) or pat.is_binary_view(kind) else kind
+    """The type in which rows can be joined and taken in another order, at any depth: the type itself, if possible.
+
+    Arrow cannot take views and runs; they become what they encode. Codes of dictionaries have 32 bits at least, because
+    the dictionaries of several files together have more values than each.
+    """
+    if isinstance(kind, pa.BaseExtensionType):
+        storage = gatherable(kind.storage_type)
+        return kind if storage == kind.storage_type else storage
+    if pat.is_run_end_encoded(kind) or pat.is_string_view(kind) or pat.is_binary_view(kind):
+        return plain(gatherable(plain(kind)))
+    if pat.is_dictionary(kind):
+        index = pa.int32() if kind.index_type.bit_width < 32 or kind.index_type == pa.int32() else pa.int64()
+        return pa.dictionary(index, gatherable(kind.value_type), kind.ordered)
+    return with_children(kind, gatherable)
+
+
+def for_pandas(kind: pa.DataType, *, is_in_list: bool = False) -> pa.DataType:
+    """The type that pandas is given instead: pyarrow refuses some values of some types on the way there.
+
+    A time of day in nanoseconds becomes the time since midnight, since Python's has microseconds; fixed-size binaries
+    and extensions in lists become what they are stored as.
+    """
+    if kind == pa.time64("ns"):
+        return pa.duration("ns")
+    if is_in_list and isinstance(kind, pa.BaseExtensionType):
+        return for_pandas(kind.storage_type, is_in_list=True)
+    if is_in_list and pat.is_fixed_size_binary(kind):
+        return pa.binary()
+    if pat.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, for_pandas(kind.value_type), kind.ordered)
+    is_list_too = is_list(kind) or pat.is_fixed_size_list(kind)
+    return with_children(kind, lambda child: for_pandas(child, is_in_list=is_list_too))
+
+
+def enlarged(kind: pa.DataType) -> pa.DataType:
+    """The type whose values may have more than 2 GiB together; itself if there is none."""
+    if pat.is_string(kind):
+        return pa.large_string()
+    if pat.is_binary(kind):
+        return pa.large_binary()
+    if pat.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, enlarged(kind.value_type), kind.ordered)
+    if pat.is_list(kind):
+        return pa.large_list(kind.value_field.with_type(enlarged(kind.value_type)))
+    return with_children(kind, enlarged)
+
+
+def with_children(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """The same with other types in it; a type without any is itself."""
+    if pat.is_struct(kind):
+        made = pa.struct([field.with_type(change(field.type)) for field in kind])
+    elif pat.is_map(kind):
+        key, item = (field.with_type(change(field.type)) for field in (kind.key_field, kind.item_field))
+        made = pa.map_(key, item, kind.keys_sorted)
+    elif pat.is_fixed_size_list(kind):
+        made = pa.list_(kind.value_field.with_type(change(kind.value_type)), kind.list_size)
+    elif is_list(kind):
+        values = kind.value_field.with_type(change(kind.value_type))
+        is_large = pat.is_large_list(kind) or pat.is_large_list_view(kind)
+        made = pa.large_list(values) if is_large else pa.list_(values)
+        if values == kind.value_field:
+            return kind
+    else:
+        return kind
+    return kind if made == kind else made
+
+
+def recast(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The same values in another type, at any depth; what Arrow has no cast for is taken apart.
+
+    Lists are, in any case: Arrow's cast of a slice of lists of lists of nulls gives other rows, or ends the process.
+
+    Raises:
+        pa.ArrowInvalid, pa.ArrowNotImplementedError: A value does not fit, or the types have nothing in common.
+    """
+    own = array.type
+    if own == kind:
+        return array
+    if pat.is_null(own):
+        return pa.nulls(len(array), kind)
+    if isinstance(own, pa.BaseExtensionType):
+        return recast(array.storage, kind)
+    if pat.is_run_end_encoded(own):
+        return recast(pc.run_end_decode(array), kind)
+    if pat.is_dictionary(own):
+        if pat.is_dictionary(kind):
+            values = recast(array.dictionary, kind.value_type)
+            return pa.DictionaryArray.from_arrays(array.indices.cast(kind.index_type), values, ordered=kind.ordered)
+        return recast(recast(array.dictionary, gatherable(own.value_type)).take(array.indices), kind)
+    if own == pa.time64("ns") and kind == pa.duration("ns"):
+        return array.view(kind)
+    return _recast_nested(array, kind)
+
+
+def _recast_nested(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    own = array.type
+    nulls = array.is_null() if array.null_count else None
+    if pat.is_struct(own) and pat.is_struct(kind) and own.names == kind.names:
+        children = [recast(array.field(place), field.type) for place, field in enumerate(kind)]
+        return pa.StructArray.from_arrays(children, fields=list(kind), mask=nulls)
+    if pat.is_fixed_size_list(own) and pat.is_fixed_size_list(kind) and own.list_size == kind.list_size:
+        values = array.values.slice(array.offset * own.list_size, len(array) * own.list_size)
+        return pa.FixedSizeListArray.from_arrays(recast(values, kind.value_type), type=kind, mask=nulls)
+    if pat.is_map(own) and pat.is_map(kind):
+        offsets, first, last = _offsets(array, np.int32)
+        keys, items = (each.slice(first, last - first) for each in (array.keys, array.items))
+        keys, items = recast(keys, kind.key_type), recast(items, kind.item_type)
+        return pa.MapArray.from_arrays(offsets, keys, items, type=kind, mask=nulls)
+    if (is_list(own) or pat.is_fixed_size_list(own)) and (pat.is_list(kind) or pat.is_large_list(kind)):
+        if pat.is_list(own) or pat.is_large_list(own):
+            offsets, first, last = _offsets(array, np.int32 if pat.is_list(own) else np.int64)
+            values = array.values.slice(first, last - first)
+        else:
+            lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
+            offsets, values = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), array.flatten()
+        made, width = (pa.ListArray, pa.int32()) if pat.is_list(kind) else (pa.LargeListArray, pa.int64())
+        places = of_numbers(offsets, pa.int64()).cast(width) if offsets.dtype == np.int64 else pa.array(offsets, width)
+        return made.from_arrays(places, recast(values, kind.value_type), type=kind, mask=nulls)
+    return array.cast(kind)
+
+
+def _offsets(array: pa.Array, dtype: type[np.signedinteger[Any]]) -> tuple[npt.NDArray[Any], int, int]:
+    """Of lists: from 0 on, and from where to where they lie in the values."""
+    if not len(array):
+        return np.zeros(1, dtype), 0, 0
+    size = np.dtype(dtype).itemsize
+    offsets = np.frombuffer(array.buffers()[1], dtype, len(array) + 1, array.offset * size)
+    return offsets - offsets[0], int(offsets[0]), int(offsets[-1])
 
 
 def is_stringlike(kind: pa.DataType) -> bool:

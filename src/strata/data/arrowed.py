@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from strata.data.arrow_types import of_numbers
+from strata.data.arrow_types import enlarged, of_numbers, recast
 from strata.errors import LimitExceeded
 
 if TYPE_CHECKING:
@@ -38,17 +38,21 @@ class ArrowColumn:
 
 
 def joined(arrays: Sequence[pa.Array]) -> pa.Array:
-    """One array of them all.
+    """One array of them all. Strings of more than 2 GiB become large ones, and so do lists.
 
     Raises:
         LimitExceeded: Together they hold more than their type can address.
     """
     if len(arrays) == 1:
         return arrays[0]
+    wide = enlarged(arrays[0].type)
     try:
-        return pa.concat_arrays(arrays)
-    except pa.ArrowInvalid as error:
-        raise LimitExceeded(
-            f"{sum(map(len, arrays))} rows of a {arrays[0].type} column do not fit into one array: {error}; "
-            f"lower shuffle_buffer_size or batch_size, or store the column as large_{arrays[0].type}"
-        ) from error
+        if all(array.type == arrays[0].type for array in arrays):
+            return pa.concat_arrays(arrays)
+    except (pa.ArrowInvalid, pa.ArrowCapacityError) as error:
+        if wide == arrays[0].type:
+            raise LimitExceeded(
+                f"{sum(map(len, arrays)):,} rows of a {arrays[0].type} column do not fit into one array: {error}; "
+                "lower shuffle_buffer_size or batch_size"
+            ) from error
+    return pa.concat_arrays([recast(array, wide) for array in arrays])

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from strata.data.arrow_types import physical, plain
+from strata.data.arrow_types import physical, plain, recast
 from strata.data.arrowed import ArrowColumn
 from strata.data.columns import Chunk
 from strata.data.dense import Dense
@@ -139,7 +139,10 @@ class _Maker:
         if len(policy.path) > 1:
             array = _descend(policy, array)
         # First of all: what is encoded may have nulls that the encoding does not tell of.
-        array = _unwrapped(array) if _is_nested(policy) else _decoded(array, policy.value_type)
+        if policy.kind in (Kind.ARROW, Kind.PYTHON):
+            array = recast(array, policy.value_type)
+        else:
+            array = _unwrapped(array) if _is_nested(policy) else _decoded(array, policy.value_type)
         if policy.nulls is Nulls.ERROR:
             _refuse_nulls(policy, array, where)
         try:

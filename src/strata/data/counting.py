@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from strata.data.expressions import Resolved
+    from strata.data.filters import Condition
     from strata.data.formats.base import Judged, Reader, Rows, Unit
     from strata.data.looking import Looking
     from strata.data.survey import Partition
@@ -39,8 +40,11 @@ MAX_PARTS = 64
 """Of a unit; where there would be more, some rows between them are read as well."""
 
 
-def condition_schema(looking: Looking, schemas: Sequence[pa.Schema], files: Sequence[SurveyedFile]) -> pa.Schema:
-    """The filter's columns, as all files agree on them. What is delivered is checked too, before the work of counting.
+def bound_condition(
+    looking: Looking, schemas: Sequence[pa.Schema], files: Sequence[SurveyedFile]
+) -> tuple[Condition, pa.Schema]:
+    """The filter, and its columns as all files agree on them. What is delivered is checked too, before the work of
+    counting.
 
     Raises:
         SchemaMismatch: The filter does not fit the files, or files disagree on what is used of them.
@@ -60,8 +64,7 @@ def condition_schema(looking: Looking, schemas: Sequence[pa.Schema], files: Sequ
         schema=looking.schema,
     )
     used = pa.schema([unified.schema.field(name) for name in looking.condition.columns])
-    filters.check(looking.condition, used)
-    return used
+    return filters.bind(looking.condition, used), used
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +215,7 @@ def _resolve(
         if fields:
             resolved[number] = expressions.resolve(tree, known_values(fields, known))
         else:
-            left = expressions.Resolved(Presence.SOME, looking.condition.expression, looking.condition.columns)
+            left = expressions.Resolved(Presence.SOME, tree, looking.condition.columns)
             resolved[number] = [left] * len(known)
     places = (groups[file.schema, file.partition] for file in files)
     return [resolved[number][place] for number, place in places]
@@ -224,7 +227,12 @@ def _presence(
     facts = file.facts(schema)
     if not _can_be_asked(looking, schema, dataset, left):
         return [Presence.SOME] * len(facts.units)
-    return looking.format.presence(looking.source, file.data_file(), facts, left.expression, left.columns)
+    assert left.node is not None
+    return looking.format.presence(looking.source, file.data_file(), facts, left.node, _compared(dataset, left.columns))
+
+
+def _compared(dataset: pa.Schema, columns: Sequence[str]) -> pa.Schema:
+    return pa.schema([dataset.field(name) for name in columns])
 
 
 def _can_be_asked(looking: Looking, schema: pa.Schema, dataset: pa.Schema, left: Resolved) -> bool:
@@ -259,10 +267,10 @@ def _count_units(
         judged: Mapping[int, Judged] = {}
         if (
             isinstance(reader, PagedReader)
-            and task.left.expression is not None
+            and task.left.node is not None
             and _can_be_asked(looking, schema, dataset, task.left)
         ):
-            judged = reader.judge(task.units, task.left.expression, task.left.columns)
+            judged = reader.judge(task.units, task.left.node, _compared(dataset, task.left.columns))
         for unit in task.units:
             try:
                 counts.append(_count_unit(looking, reader, fit, unit, judged.get(unit.index)))
@@ -282,7 +290,8 @@ def _count_unit(looking: Looking, reader: Reader, fit: PlainFit, unit: Unit, jud
 
     def num_passing(table: pa.Table) -> int:
         assert looking.condition is not None
-        return expressions.count(fit.apply(table, unit, names), looking.condition.expression)
+        place = f"{fit.name}, {looking.format.unit_name} {unit.index}"
+        return filters.count(looking.condition, fit.apply(table, unit, names), place)
 
     if judged is None or not isinstance(reader, PagedReader):
         return _Counted(num_passing(reader.read(unit, columns)), is_decoded=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
+from strata.data.arrowed import joined
 from strata.data.fitting import PlainFit
 from strata.data.formats.base import Headed, PagedReader
 from strata.data.metrics import State
@@ -221,7 +222,9 @@ def _one_batch(table: pa.Table) -> pa.RecordBatch:
     batches = table.combine_chunks().to_batches()
     if len(batches) == 1:
         return batches[0]
-    return pa.RecordBatch.from_arrays([pa.concat_arrays(c.chunks) for c in table.columns], schema=table.schema)
+    return pa.RecordBatch.from_arrays(
+        [joined(column.chunks or [pa.array([], column.type)]) for column in table.columns], table.column_names
+    )
 
 
 def _as_table(made: Any) -> pa.Table | None:

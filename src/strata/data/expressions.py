@@ -14,7 +14,7 @@ import decimal
 import json
 import keyword
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -60,7 +60,7 @@ class Resolved:
     """What is left of a filter where some columns are known."""
 
     presence: Presence
-    expression: pc.Expression | None
+    node: Node | None
     """With SOME: what remains to be asked."""
     columns: tuple[str, ...]
 
@@ -142,10 +142,21 @@ def count(table: pa.Table, expression: pc.Expression) -> int:
     return int(pc.sum(mask(table, expression)).as_py() or 0)
 
 
+FLIPPED = {
+    "less": "greater",
+    "less_equal": "greater_equal",
+    "greater": "less",
+    "greater_equal": "less_equal",
+    "equal": "equal",
+    "not_equal": "not_equal",
+}
+"""Comparisons, and what each is with its sides exchanged."""
+
 # --- folding ---
 
-_TRUE, _FALSE, _NULL, _ANY = 1, 2, 4, 7
-_LOGIC = {"and_kleene", "or_kleene", "invert"}
+TRUE, FALSE, NULL, ANY = 1, 2, 4, 7
+"""What a filter can be of a row: bits, of which several may be set."""
+LOGIC = frozenset({"and_kleene", "or_kleene", "invert"})
 
 
 def resolve(node: Node, known: pa.Table) -> list[Resolved]:
@@ -156,7 +167,7 @@ def resolve(node: Node, known: pa.Table) -> list[Resolved]:
     """
     names = set(known.column_names)
     leaves = [leaf for leaf in _leaves(node) if set(columns(leaf)) <= names]
-    codes = np.full((known.num_rows, len(leaves)), _NULL, np.int8)
+    codes = np.full((known.num_rows, len(leaves)), NULL, np.int8)
     for number, leaf in enumerate(leaves):
         codes[:, number] = _codes(leaf, known)
     distinct, places = np.unique(codes, axis=0, return_inverse=True)
@@ -166,38 +177,59 @@ def resolve(node: Node, known: pa.Table) -> list[Resolved]:
 
 def _resolved(node: Node, known: dict[int, int]) -> Resolved:
     left, outcomes = _fold(node, known)
-    if not outcomes & _TRUE:
+    if not outcomes & TRUE:
         return Resolved(Presence.NONE, None, ())
-    if outcomes == _TRUE:
+    if outcomes == TRUE:
         return Resolved(Presence.ALL, None, ())
-    return Resolved(Presence.SOME, encode(left), columns(left))
+    return Resolved(Presence.SOME, left, columns(left))
 
 
 def _fold(node: Node, known: dict[int, int]) -> tuple[Node, int]:
     """The node with what is known put in, and which of true, false and null it can be."""
     if id(node) in known:
         code = known[id(node)]
-        return Literal(pa.array([{_TRUE: True, _FALSE: False}.get(code)], pa.bool_())), code
-    if not isinstance(node, Call) or node.function not in _LOGIC:
-        return node, _ANY
+        return Literal(pa.array([{TRUE: True, FALSE: False}.get(code)], pa.bool_())), code
+    if not isinstance(node, Call) or node.function not in LOGIC:
+        return node, ANY
     folded = [_fold(argument, known) for argument in node.arguments]
+    outcomes = combined(node.function, [outcome for _, outcome in folded])
     if node.function == "invert":
-        inner, outcomes = folded[0]
-        return Call("invert", (inner,)), (outcomes & _NULL) | (outcomes & _TRUE) << 1 | (outcomes & _FALSE) >> 1
+        return Call("invert", (folded[0][0],)), outcomes
     (left, a), (right, b) = folded
-    neutral, decisive = (_TRUE, _FALSE) if node.function == "and_kleene" else (_FALSE, _TRUE)
+    neutral, decisive = (TRUE, FALSE) if node.function == "and_kleene" else (FALSE, TRUE)
     if a == neutral or b == decisive:
         return right, b
     if b == neutral or a == decisive:
         return left, a
-    outcomes = (a & b & neutral) | ((a | b) & decisive)
-    if (a & _NULL and b & (_NULL | neutral)) or (b & _NULL and a & (_NULL | neutral)):
-        outcomes |= _NULL
     return Call(node.function, (left, right)), outcomes
 
 
+T = TypeVar("T", int, "np.ndarray[Any, np.dtype[np.int8]]")
+
+
+def combined(function: str, outcomes: Sequence[T]) -> T:
+    """What `and`, `or` and `not` can be, where each argument can be some of true, false and null: Kleene's logic.
+
+    For one filter, or with arrays for as many as there are units.
+    """
+    if function == "invert":
+        (inner,) = outcomes
+        return (inner & NULL) | (inner & TRUE) << 1 | (inner & FALSE) >> 1
+    a, b = outcomes
+    is_and = function == "and_kleene"
+    # In bits: true is 1, false is 2, null is 4. Null is what two nulls give, or null and the neutral value.
+    if is_and:
+        decided = (a & b & TRUE) | ((a | b) & FALSE)
+        a_neutral, b_neutral = a & TRUE, b & TRUE
+    else:
+        decided = (a & b & FALSE) | ((a | b) & TRUE)
+        a_neutral, b_neutral = (a & FALSE) >> 1, (b & FALSE) >> 1
+    a_null, b_null = (a & NULL) >> 2, (b & NULL) >> 2
+    return decided | ((a_null & (b_null | b_neutral)) | (b_null & a_neutral)) << 2
+
+
 def _leaves(node: Node) -> Iterator[Node]:
-    if isinstance(node, Call) and node.function in _LOGIC:
+    if isinstance(node, Call) and node.function in LOGIC:
         for argument in node.arguments:
             yield from _leaves(argument)
     else:
@@ -206,8 +238,8 @@ def _leaves(node: Node) -> Iterator[Node]:
 
 def _codes(leaf: Node, known: pa.Table) -> np.ndarray[Any, np.dtype[np.int8]]:
     values = mask(known, encode(leaf)).cast(pa.bool_())
-    codes = pc.if_else(values, pa.scalar(_TRUE, pa.int8()), pa.scalar(_FALSE, pa.int8()))
-    found: np.ndarray[Any, np.dtype[np.int8]] = pc.fill_null(codes, pa.scalar(_NULL, pa.int8())).to_numpy()
+    codes = pc.if_else(values, pa.scalar(TRUE, pa.int8()), pa.scalar(FALSE, pa.int8()))
+    found: np.ndarray[Any, np.dtype[np.int8]] = pc.fill_null(codes, pa.scalar(NULL, pa.int8())).to_numpy()
     return found
 
 
@@ -272,7 +304,7 @@ def _call(node: Call) -> str:
 def _operand(node: Node) -> str:
     """A side of a comparison."""
     simple = not isinstance(node, Call) or (node.function not in _INFIX and not _membership(node, "in", "is"))
-    return _text(node) if simple and not (isinstance(node, Call) and node.function in _LOGIC) else f"({_text(node)})"
+    return _text(node) if simple and not (isinstance(node, Call) and node.function in LOGIC) else f"({_text(node)})"
 
 
 def _inner(node: Node) -> str:

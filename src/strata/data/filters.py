@@ -17,13 +17,13 @@ import difflib
 import io
 import re
 import tokenize
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strata.data import expressions
+from strata.data import expressions, literals
 from strata.errors import InvalidArgument, SchemaMismatch
 
 if TYPE_CHECKING:
@@ -66,16 +66,17 @@ def parse(filters: pc.Expression | str | Sequence[Any]) -> Condition:
     return Condition(expression, columns, expressions.text(tree))
 
 
-def check(condition: Condition, schema: pa.Schema) -> None:
-    """That the filter can be asked of columns of these types.
+def bind(condition: Condition, schema: pa.Schema) -> Condition:
+    """The same filter, with its literals in the types of these columns (`literals.py`).
 
     Raises:
         SchemaMismatch: A column is not there, or cannot be compared so.
     """
     check_names(condition, schema.names)
     used = pa.schema([schema.field(name) for name in condition.columns])
+    fitted = expressions.encode(literals.fitted(expressions.decode(condition.expression), used))
     try:
-        found = expressions.mask(used.empty_table(), condition.expression)
+        found = expressions.mask(used.empty_table(), fitted)
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid, pa.ArrowTypeError) as error:
         types = ", ".join(f"{field.name} is {field.type}" for field in used)
         raise SchemaMismatch(
@@ -89,6 +90,24 @@ def check(condition: Condition, schema: pa.Schema) -> None:
             f"the filter {condition.text} gives {found.type}, not true or false; compare it with something",
             field="filters",
         )
+    return replace(condition, expression=fitted)
+
+
+def count(condition: Condition, table: pa.Table, where: str) -> int:
+    """How many rows pass. `where`: what they were read from.
+
+    Raises:
+        SchemaMismatch: The filter cannot be evaluated on a value: it casts, or divides by zero.
+    """
+    try:
+        return expressions.count(table, condition.expression)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        types = ", ".join(f"{field.name} is {field.type}" for field in table.schema)
+        raise SchemaMismatch(
+            f"{where}: the filter {condition.text} fails on a row: {str(error).splitlines()[0]}; {types}. Compare "
+            "columns of one type, or change the filter so that it holds for every value",
+            field="filters",
+        ) from error
 
 
 def check_names(condition: Condition, names: Sequence[str]) -> None:

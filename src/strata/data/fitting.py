@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from strata.data.arrow_types import recast
 from strata.errors import SchemaMismatch
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class PlainFit:
         if values.type == kind:
             return values
         try:
-            return values.cast(kind)
+            return pa.chunked_array([recast(chunk, kind) for chunk in values.chunks], kind)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
             raise SchemaMismatch(
                 f"{self.name}: column {column!r}, {values.type}, rows from {unit.first_row}: does not fit into the "

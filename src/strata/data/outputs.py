@@ -21,11 +21,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
+from strata.data.arrow_types import of_numbers, recast
 from strata.data.arrowed import ArrowColumn
 from strata.data.dense import Dense
 from strata.data.policies import OUTPUT_FORMATS, Kind
 from strata.data.ragged import Ragged
-from strata.errors import ConfigError, InvalidArgument
+from strata.errors import ConfigError, InvalidArgument, LimitExceeded, SchemaMismatch, StrataError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,18 +67,46 @@ class Presenter:
         if output_format not in OUTPUT_FORMATS:
             known = ", ".join(OUTPUT_FORMATS)
             raise InvalidArgument(f"output_format={output_format!r} is none of {known}", field="output_format")
+        self._output_format = output_format
         self._as_torch = output_format == "torch"
         self._widths = {policy.name: policy.width for policy in policies if policy.kind is Kind.BYTES}
         self._cut_array: Callable[[npt.NDArray[Any], Sequence[int]], Sequence[Any]]
         self._cut_array = _torch_cutter() if self._as_torch else _cut
-        self._present = {"arrow": _record_batches, "pandas": _frames, "dict": _dicts}.get(output_format, self._arrays)
+        self._types = {policy.name: policy.value_type for policy in policies if policy.kind is Kind.ARROW}
+        self._present = {"arrow": self._record_batches, "pandas": _frames, "dict": _dicts}.get(
+            output_format, self._arrays
+        )
         if output_format == "pandas":
             _require_pandas()
 
     def present(self, chunk: Chunk, sizes: Sequence[int]) -> list[Any]:
         """One batch for every size; together they have all rows of the chunk."""
         assert sum(sizes) == chunk.num_rows, "batches must take all rows"
-        return self._present(chunk.unpack(), list(sizes)) if len(sizes) else []
+        try:
+            return self._present(chunk.unpack(), list(sizes)) if len(sizes) else []
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OverflowError, ValueError) as error:
+            if isinstance(error, StrataError):
+                raise
+            raise SchemaMismatch(
+                f"a column holds what {self._output_format!r} batches cannot ({_shown(chunk)}): {error}; leave it out "
+                'with columns=, or use output_format="arrow"'
+            ) from error
+
+    def _record_batches(self, chunk: Chunk, sizes: Sequence[int]) -> list[Any]:
+        """With the planned types: what had to be joined in a larger one becomes small again, batch by batch."""
+        batches = _record_batches(chunk, sizes)
+        if not batches or all(self._types.get(field.name, field.type) == field.type for field in batches[0].schema):
+            return batches
+        return [
+            pa.RecordBatch.from_arrays(
+                [
+                    narrowed(array, self._types.get(field.name, field.type))
+                    for field, array in zip(batch.schema, batch.columns, strict=True)
+                ],
+                batch.schema.names,
+            )
+            for batch in batches
+        ]
 
     def _arrays(self, chunk: Chunk, sizes: Sequence[int]) -> list[Any]:
         names = tuple(chunk.columns)
@@ -212,6 +241,28 @@ def _dicts(chunk: Chunk, sizes: Sequence[int]) -> list[Any]:
         assert isinstance(column, ArrowColumn)
         columns[name] = _cut(objects(column.array), sizes)
     return [{name: pieces[number] for name, pieces in columns.items()} for number in range(len(sizes))]
+
+
+def narrowed(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """
+    Raises:
+        LimitExceeded: The type cannot hold so much.
+    """
+    if array.type == kind:
+        return array
+    try:
+        return recast(array.take(of_numbers(np.arange(len(array)), pa.int64())), kind)  # a copy, with offsets from 0
+    except pa.ArrowInvalid as error:
+        raise LimitExceeded(
+            f"{len(array):,} rows of a {kind} column do not fit into one batch: {error}; lower batch_size"
+        ) from error
+
+
+def _shown(chunk: Chunk) -> str:
+    kinds = (
+        f"{name} is {each.array.type}" for name, each in chunk.unpack().columns.items() if isinstance(each, ArrowColumn)
+    )
+    return ", ".join(kinds)
 
 
 def _require_pandas() -> None:

@@ -8,6 +8,7 @@ To Arrow a number of n bytes is an unsigned integer of n bytes: it only moves th
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strata.data.arrow_types import of_numbers
+from strata.data.arrow_types import enlarged, of_numbers, recast
 from strata.data.arrowed import ArrowColumn
 from strata.data.dense import Dense
 from strata.data.memory import pool
@@ -52,23 +53,18 @@ class Packed:
         Raises:
             LimitExceeded: Together the pieces hold more than the type of a column can address.
         """
-        table = pa.Table.from_batches([piece.batch for piece in pieces])
+        batches = [piece.batch for piece in pieces]
+        if all(batch.schema == batches[0].schema for batch in batches):
+            with contextlib.suppress(pa.ArrowInvalid, pa.ArrowCapacityError):
+                if (made := _gathered(batches, index)) is not None:
+                    return cls(made, pieces[0].dtypes)
         try:
-            if index is not None:
-                # Half as wide, so that more of it stays in the cache; checked by who calls.
-                is_small = table.num_rows < 1 << 32
-                rows = of_numbers(index.astype(np.uint32), pa.uint32()) if is_small else of_numbers(index, pa.int64())
-                table = pc.take(table, rows, boundscheck=False, memory_pool=pool())
-            batches = table.combine_chunks(pool()).to_batches()
+            made = _gathered([_enlarged(batch) for batch in batches], index)
         except (pa.ArrowInvalid, pa.ArrowCapacityError) as error:
-            raise LimitExceeded(
-                f"{table.num_rows} rows of a column do not fit into one array: {error}; lower shuffle_buffer_size or "
-                "batch_size, or store the column with a large type"
-            ) from error
-        if len(batches) != 1:  # Arrow has no batch for no rows
-            assert not table.num_rows
-            return pieces[0].slice(0, 0)
-        return cls(batches[0], pieces[0].dtypes)
+            raise _too_large(batches, str(error)) from error
+        if made is None:
+            raise _too_large(batches, "a column has more than its type can address")
+        return cls(made, pieces[0].dtypes)
 
     def columns(self) -> dict[str, Column]:
         """As they were, by name."""
@@ -76,6 +72,36 @@ class Packed:
             name: ArrowColumn(array) if dtype is None else Dense(_numbers(array, dtype))
             for name, array, dtype in zip(self.batch.schema.names, self.batch.columns, self.dtypes, strict=True)
         }
+
+
+def _gathered(batches: Sequence[pa.RecordBatch], index: npt.NDArray[np.int64] | None) -> pa.RecordBatch | None:
+    """The rows that `index` names, of all batches; None if they do not fit into one.
+
+    Raises:
+        pa.ArrowInvalid, pa.ArrowCapacityError: Likewise.
+    """
+    table = pa.Table.from_batches(batches)
+    if index is not None:
+        # Half as wide, so that more of it stays in the cache; checked by who calls.
+        is_small = table.num_rows < 1 << 32
+        rows = of_numbers(index.astype(np.uint32), pa.uint32()) if is_small else of_numbers(index, pa.int64())
+        table = pc.take(table, rows, boundscheck=False, memory_pool=pool())
+    if not table.num_rows:  # Arrow has no batch for no rows
+        return batches[0].slice(0, 0)
+    made = table.combine_chunks(pool()).to_batches()
+    return made[0] if len(made) == 1 else None
+
+
+def _enlarged(batch: pa.RecordBatch) -> pa.RecordBatch:
+    arrays = [recast(array, enlarged(array.type)) for array in batch.columns]
+    return pa.RecordBatch.from_arrays(arrays, batch.schema.names)
+
+
+def _too_large(batches: Sequence[pa.RecordBatch], reason: str) -> LimitExceeded:
+    return LimitExceeded(
+        f"{sum(batch.num_rows for batch in batches):,} rows of a column do not fit into one array: {reason}; lower "
+        "shuffle_buffer_size or batch_size"
+    )
 
 
 def pack(columns: Mapping[str, Column]) -> tuple[Packed | None, dict[str, Column]]:

@@ -10,6 +10,7 @@ import numpy as np
 import xxhash
 
 from strata.data import packing
+from strata.data.filters import bind
 from strata.data.fitting import PlainFit
 from strata.data.partitions import partition_values
 from strata.data.plan import Plan, PlannedFile, Pruning
@@ -94,7 +95,7 @@ def build(
         units=units,
         schema=unified.schema,
         columns=unified.columns,
-        condition=condition,
+        condition=bind(condition, unified.schema) if condition else None,
         null_counts=_null_counts(files, schemas, unified, partition_fields, is_keyed=survey.is_keyed),
         split_bytes=packing.parse_bytes(split_bytes),
         split_rows=packing.parse_rows(split_rows),

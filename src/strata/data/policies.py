@@ -24,8 +24,10 @@ With `output_format` "torch" or "numpy":
 | dictionary, run-end encoded, extension | as the type of its values | as the type of its values |
 | map, union, interval, null, list of list or struct | refused; objects with `strings={"column": "python"}` | None |
 
-The unit of times is in the policy (`unit`). With "arrow", "pandas" and "dict" every type is delivered as it is (run-end
-encoded columns and string views as plain ones), and nulls stay nulls.
+The unit of times is in the policy (`unit`). With "arrow", "pandas" and "dict" every type is delivered as it is, and
+nulls stay nulls. Rows of several files are joined, so run-end encoded columns and views are delivered as plain ones,
+and codes of dictionaries have 32 bits at least, in lists and structs, too. pandas gets a time64[ns] as the timedelta
+since midnight, and fixed-size binaries in lists as binaries; a union is refused.
 
 `strings="bytes"` makes the matrix as wide as the longest value of a batch, or `string_width` wide; longer values are
 then cut, and `lengths` tells how long they were. `nulls=` is one of the following words, or a mapping from columns to
@@ -56,6 +58,7 @@ import pyarrow.types as pat
 
 from strata.data.arrow_types import (
     TORCH_DTYPES,
+    for_pandas,
     gatherable,
     is_list,
     is_stringlike,
@@ -145,7 +148,7 @@ class Policy:
             case Kind.PYTHON:
                 return "Python objects"
             case Kind.ARROW:
-                return str(self.type)
+                return str(self.value_type)
 
     @property
     def nulls_text(self) -> str:
@@ -299,7 +302,7 @@ class _Deciding:
         value_type = plain(kind)
         policy = Policy(name=name, path=path, type=kind, value_type=value_type, kind=Kind.PYTHON)
         if self._as_is:
-            return replace(policy, kind=Kind.ARROW, value_type=gatherable(kind))
+            return self._whole(replace(policy, kind=Kind.ARROW, value_type=gatherable(kind)))
         if is_python:
             return replace(policy, value_type=gatherable(kind))
         if is_list(value_type):
@@ -310,6 +313,21 @@ class _Deciding:
         else:
             policy = replace(policy, kind=Kind.DENSE)
         return self._valued(policy)
+
+    def _whole(self, policy: Policy) -> Policy | None:
+        """A column that is delivered as it is, if the format can hold it."""
+        if self._output_format != "pandas":
+            return policy
+        policy = replace(policy, value_type=for_pandas(policy.value_type))
+        try:
+            pa.nulls(0, policy.value_type).to_pandas()
+        except pa.ArrowNotImplementedError as error:
+            self._refused.append(
+                f"column {policy.name!r} is of type {policy.type}, which pandas cannot hold ({error}): leave it out "
+                'with columns=, or use output_format="arrow"'
+            )
+            return None
+        return policy
 
     def _valued(self, policy: Policy) -> Policy | None:
         """The same, knowing what its values become."""
@@ -327,7 +345,8 @@ class _Deciding:
                 )
             if how == "bytes" and not is_nested:
                 return replace(policy, kind=Kind.BYTES, dtype=np.dtype(np.uint8), width=self._string_width)
-            return replace(policy, kind=Kind.PYTHON, value_type=policy.type if is_nested else value_type, width=None)
+            whole = gatherable(policy.type) if is_nested else value_type
+            return replace(policy, kind=Kind.PYTHON, value_type=whole, width=None)
         if pat.is_decimal(value_type):
             return self._decimal(policy)
         if (dtype := physical(value_type)) is None:
@@ -347,7 +366,7 @@ class _Deciding:
             case "int64":
                 return replace(policy, dtype=np.dtype(np.int64), unit=f"10^{-policy.value_type.scale}")
             case "python":
-                return replace(policy, kind=Kind.PYTHON, value_type=policy.type, width=None)
+                return replace(policy, kind=Kind.PYTHON, value_type=gatherable(policy.type), width=None)
         self._refused.append(
             f'column {policy.name!r} is of type {policy.type} and decimals="error": '
             'choose "float64", "int64" or "python", or leave it out with columns='

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import pyarrow as pa
 import pyarrow.types as pat
 
+from strata.data import arrow_types
 from strata.data.filters import nearest
 from strata.errors import InvalidArgument, SchemaMismatch
 
@@ -98,12 +99,12 @@ def widen(a: pa.DataType, b: pa.DataType, *, is_typed: bool = True) -> pa.DataTy
         return a
     for one, other in ((a, b), (b, a)):
         if pat.is_null(one):
-            return other
-        if pat.is_dictionary(one) and not pat.is_dictionary(other):
+            return other.value_type if pat.is_run_end_encoded(other) else other
+        if pat.is_run_end_encoded(one) or (pat.is_dictionary(one) and not pat.is_dictionary(other)):
             return widen(one.value_type, other, is_typed=is_typed)
         if not is_typed and pat.is_integer(one) and pat.is_floating(other):
             return pa.float64()
-    for widen_kind in (_dictionaries, _integers, _floats, _texts, _times, _decimals, _lists, _structs):
+    for widen_kind in (_dictionaries, _integers, _floats, _texts, _times, _decimals, _lists, _maps, _structs):
         found = widen_kind(a, b, is_typed)
         if found is not None:
             return found
@@ -289,7 +290,7 @@ def _decimals(a: pa.DataType, b: pa.DataType, _: bool) -> pa.DataType | None:
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    return bool(pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind))
+    return arrow_types.is_list(kind) or bool(pat.is_fixed_size_list(kind))
 
 
 def _lists(a: pa.DataType, b: pa.DataType, is_typed: bool) -> pa.DataType | None:
@@ -300,7 +301,16 @@ def _lists(a: pa.DataType, b: pa.DataType, is_typed: bool) -> pa.DataType | None
         return None
     if pat.is_fixed_size_list(a) and pat.is_fixed_size_list(b) and a.list_size == b.list_size:
         return pa.list_(values, a.list_size)
-    return pa.large_list(values) if pat.is_large_list(a) or pat.is_large_list(b) else pa.list_(values)
+    is_large = any(pat.is_large_list(kind) or pat.is_large_list_view(kind) for kind in (a, b))
+    return pa.large_list(values) if is_large else pa.list_(values)
+
+
+def _maps(a: pa.DataType, b: pa.DataType, is_typed: bool) -> pa.DataType | None:
+    if not (pat.is_map(a) and pat.is_map(b)):
+        return None
+    keys = widen(a.key_type, b.key_type, is_typed=is_typed)
+    items = widen(a.item_type, b.item_type, is_typed=is_typed)
+    return pa.map_(keys, items) if keys is not None and items is not None else None
 
 
 def _structs(a: pa.DataType, b: pa.DataType, is_typed: bool) -> pa.DataType | None:

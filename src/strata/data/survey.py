@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-VERSION = 3
+VERSION = 4
 MAX_BYTES = 1 << 30
 """Of a survey before compression: some ten million units."""
 MAX_NUMBER = 1 << 50

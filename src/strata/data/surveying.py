@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import pyarrow as pa
 
-from strata.data import expressions, survey_cache
-from strata.data.counting import condition_schema, count_passing
+from strata.data import expressions, literals, survey_cache
+from strata.data.counting import bound_condition, count_passing
 from strata.data.formats.base import Presence, Together, is_keyed
 from strata.data.looking import Looking, Progress, attempts_together, known_values, tell_skipped
 from strata.data.partitions import partition_values
@@ -111,7 +111,8 @@ def survey(
     counted_as, num_files_skipped, num_units_skipped = b"", len(skipped), 0
     partition_schema = schema_bytes(pa.schema(looking.partition_fields))
     if condition is not None and found:
-        dataset = condition_schema(looking, schemas, found)
+        condition, dataset = bound_condition(looking, schemas, found)
+        looking = dataclasses.replace(looking, condition=condition)
         counted_as = schema_bytes(dataset)
         if known is None or (known.condition_schema, known.partition_schema) != (counted_as, partition_schema):
             found = [msgspec.structs.replace(file, passing=None, num_counted=0) for file in found]
@@ -185,8 +186,9 @@ def _not_pruned(looking: Looking, files: Sequence[DataFile]) -> list[DataFile]:
             places[file.partition] = len(rows)
             rows.append(partition_values(file, looking.partition_fields))
     try:
-        resolved = expressions.resolve(expressions.decode(looking.condition.expression), known_values(fields, rows))
-    except pa.ArrowException:  # compared with something of another type: `filters.check` will say so
+        tree = literals.fitted(expressions.decode(looking.condition.expression), pa.schema(fields))
+        resolved = expressions.resolve(tree, known_values(fields, rows))
+    except pa.ArrowException:  # compared with something of another type: `filters.bind` will say so
         return list(files)
     return [file for file in files if resolved[places[file.partition]].presence is not Presence.NONE]
 

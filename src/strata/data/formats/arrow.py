@@ -21,7 +21,7 @@ import pyarrow as pa
 import xxhash
 
 from strata.data.formats.base import FileFacts, Presence, Unit
-from strata.data.formats.damage import CURE, NUM_HEAD_BYTES, kind_of
+from strata.data.formats.damage import CURE, NUM_HEAD_BYTES, kind_of, undecodable
 from strata.data.formats.messages import (
     CONTINUATION,
     DICTIONARY,
@@ -43,8 +43,7 @@ from strata.errors import DataFileChanged, DataFileInvalid
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    import pyarrow.compute as pc
-
+    from strata.data.expressions import Node
     from strata.data.files import DataFile
     from strata.data.formats.base import UnitRanges
     from strata.data.source import Source
@@ -113,8 +112,8 @@ class ArrowFormat:
         source: Source,  # noqa: ARG002
         file: DataFile,  # noqa: ARG002
         facts: FileFacts,
-        condition: pc.Expression,  # noqa: ARG002
-        columns: Sequence[str],  # noqa: ARG002
+        condition: Node,  # noqa: ARG002
+        schema: pa.Schema,  # noqa: ARG002
     ) -> list[Presence]:
         """There are no statistics."""
         return [Presence.SOME] * len(facts.units)
@@ -185,7 +184,7 @@ class ArrowReader:
         except pa.ArrowMemoryError:
             raise
         except (OSError, pa.ArrowException, StopIteration) as error:
-            raise DataFileInvalid(f"{self._file.name}: {what} is damaged ({str(error)[:300]}); {CURE}") from error
+            raise undecodable(f"{self._file.name}: {what}", error) from error
         return table.select(list(columns)).replace_schema_metadata(None)
 
     def close(self) -> None:
@@ -427,7 +426,7 @@ def _outline(handle: _Handle) -> _Outline:
         schema = pa.ipc.read_schema(pa.py_buffer(place.header))
         _ = schema.names  # are decoded only now
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
-        raise DataFileInvalid(f"{handle.file.name}: its arrow schema is damaged ({error}); {CURE}") from error
+        raise undecodable(f"{handle.file.name}: its arrow schema", error) from error
     digest = xxhash.xxh3_64(handle.size.to_bytes(8, "little"))
     digest.update(place.header)
     digest.update(footer)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     import pyarrow as pa
-    import pyarrow.compute as pc
 
+    from strata.data.expressions import Node
     from strata.data.files import DataFile
     from strata.data.ranges import Range
     from strata.data.source import Source
@@ -134,8 +134,8 @@ class Reader(Protocol):
 class PagedReader(Protocol):
     """A reader that knows of smaller parts than units (a Parquet file's pages), and can leave some out."""
 
-    def judge(self, units: Sequence[Unit], condition: pc.Expression, columns: Sequence[str]) -> Mapping[int, Judged]:
-        """By the index of the unit, for those of which more is known than that rows may pass. `condition` and `columns`
+    def judge(self, units: Sequence[Unit], condition: Node, schema: pa.Schema) -> Mapping[int, Judged]:
+        """By the index of the unit, for those of which more is known than that rows may pass. `condition` and `schema`
         as in `Format.presence`; what cannot be read is not known.
         """
         ...
@@ -260,11 +260,12 @@ class Format(Protocol):
         ...
 
     def presence(
-        self, source: Source, file: DataFile, facts: FileFacts, condition: pc.Expression, columns: Sequence[str]
+        self, source: Source, file: DataFile, facts: FileFacts, condition: Node, schema: pa.Schema
     ) -> list[Presence]:
-        """For every unit, what its statistics say about a filter that uses `columns`. SOME is always true enough.
+        """For every unit, what its statistics say about a filter (`pruning.py`). SOME is always true enough.
 
-        ALL only when no row can be null in those columns: a comparison with null is not true.
+        `schema`: the filter's columns, as the file calls them, with the types in which their rows are compared. These
+        hold every value of the file exactly.
         """
         ...
 

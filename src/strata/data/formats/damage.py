@@ -7,6 +7,7 @@ tried once more; what fails twice on bytes that are there is damage.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
@@ -26,6 +27,10 @@ NUM_HEAD_BYTES = 16
 PROBE_BYTES = 8 << 20
 """At a time, when a unit is looked into that could not be decoded."""
 CURE = "copy it again from where it came from, write it again, or leave it out"
+UNDECODED = (OSError, pa.ArrowException, UnicodeDecodeError)
+"""What pyarrow raises over bytes that it cannot decode."""
+_UNKNOWN = re.compile(r"not (?:yet |currently )?(?:implemented|supported|built)", re.IGNORECASE)
+"""How it reports what is legal and not known to it, where the exception is that of damage."""
 _MARKS = (
     (b"PAR1", "parquet"),
     (b"PARE", "parquet with an encrypted footer"),
@@ -75,14 +80,24 @@ def attempt(
         return decode()
     except pa.ArrowMemoryError:
         raise
-    except (OSError, pa.ArrowException):
+    except UNDECODED:
         _probe(source, file, ranges, what)
     try:
         return again()
     except pa.ArrowMemoryError:
         raise
-    except (OSError, pa.ArrowException) as error:
-        raise DataFileInvalid(f"{file.name}: {what} is damaged ({_first_line(error)}); {CURE}") from error
+    except UNDECODED as error:
+        raise undecodable(f"{file.name}: {what}", error) from error
+
+
+def undecodable(what: str, error: Exception) -> DataFileInvalid:
+    """Of bytes that are all there: they are damaged, or intact and of a kind that pyarrow does not know."""
+    if isinstance(error, pa.ArrowNotImplementedError) or _UNKNOWN.search(str(error)):
+        return DataFileInvalid(
+            f"{what} is intact, but takes what pyarrow {pa.__version__} does not support: {_first_line(error)}; "
+            "leave its column out with columns=, or write the file again without it, for example compressed with zstd"
+        )
+    return DataFileInvalid(f"{what} is damaged ({_first_line(error)}); {CURE}")
 
 
 def _probe(source: Source, file: DataFile, ranges: Iterable[tuple[int, int]], what: str) -> None:

@@ -11,27 +11,28 @@ footer at the end of each stripe; where reads are requests, it is not asked for 
 from __future__ import annotations
 
 import io
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.orc as paorc
 
-from strata.data.formats.base import FileFacts, Presence, Unit
-from strata.data.formats.damage import CURE, NUM_HEAD_BYTES, kind_of
+from strata.data import pruning
+from strata.data.formats.base import FileFacts, Unit
+from strata.data.formats.damage import CURE, NUM_HEAD_BYTES, kind_of, undecodable
 from strata.data.formats.orc_tail import (
-    FLOATS,
     POSTSCRIPT_BYTES_MAX,
     Statistics,
     Tail,
     TailDamaged,
+    TailUnsupported,
     parse_postscript,
     parse_stripe_footer,
     parse_tail,
 )
-from strata.data.formats.text import rows_only, shortened
+from strata.data.formats.text import rows_only
+from strata.data.pruning import Bounds, compared_as
 from strata.data.ranges import Range, coalesced
 from strata.data.source import reaching
 from strata.errors import DataFileChanged, DataFileInvalid, SchemaMismatch, StrataError
@@ -39,8 +40,9 @@ from strata.errors import DataFileChanged, DataFileInvalid, SchemaMismatch, Stra
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from strata.data.expressions import Node
     from strata.data.files import DataFile
-    from strata.data.formats.base import UnitRanges
+    from strata.data.formats.base import Presence, UnitRanges
     from strata.data.formats.orc_tail import Stream, Stripe
     from strata.data.source import Source
 
@@ -50,9 +52,6 @@ GAP_BYTES: Final = 4 << 10
 """Ranges that are no further apart are read as one."""
 GAP_BYTES_REMOTE: Final = 1 << 20
 """The same where every read is a request. A stripe that is no larger is read whole."""
-
-_NAN = re.compile(r"(?<!\w)nan(?!\w)")
-"""A literal, as pyarrow writes expressions."""
 
 
 class OrcFormat:
@@ -90,38 +89,26 @@ class OrcFormat:
         return FileFacts(schema, tuple(units), tail.version, _null_counts(tail, names))
 
     def presence(
-        self, source: Source, file: DataFile, facts: FileFacts, condition: pc.Expression, columns: Sequence[str]
+        self, source: Source, file: DataFile, facts: FileFacts, condition: Node, schema: pa.Schema
     ) -> list[Presence]:
-        if _NAN.search(str(condition)):  # compared with NaN nothing is true, which no bound can tell
-            return [Presence.SOME] * len(facts.units)
         with source.open(file) as opened:
             tail = _read_tail(file, _Parts(file, opened), version=facts.version).tail
-        numbers = {name: tail.column_ids[name][0] for name in columns if name in tail.column_ids}
+        numbers = {name: tail.column_ids[name][0] for name in schema.names if name in tail.column_ids}
         try:
             statistics = tail.stripe_statistics(list(numbers.values()))
         except TailDamaged as error:
             raise DataFileInvalid(
                 f"{file.name}: the statistics of its orc stripes are damaged ({error}); {CURE}"
             ) from error
-        try:
-            known = [
-                _Known(facts.schema, tail, unit, {name: statistics[unit.index].get(numbers[name]) for name in numbers})
-                for unit in facts.units
-            ]
-            guarantees = [each.guarantee for each in known]
-            possible = _may_pass(facts.schema, guarantees, condition)
-            # Not `~condition` alone: a condition can be null of itself, and then neither it nor its inverse is true.
-            doubtful = _may_pass(facts.schema, guarantees, ~condition | condition.is_null())
-        except (pa.ArrowException, TypeError, OverflowError):  # not to be answered so; evaluating it will say why
-            return [Presence.SOME] * len(facts.units)
-        return [
-            Presence.NONE
-            if place not in possible
-            else Presence.ALL
-            if place not in doubtful and each.is_certain(columns)
-            else Presence.SOME
-            for place, each in enumerate(known)
-        ]
+        bounds = {
+            name: _bounds(
+                [(unit.num_rows, statistics[unit.index].get(number)) for unit in facts.units],
+                facts.schema.field(name).type,
+                schema.field(name).type,
+            )
+            for name, number in numbers.items()
+        }
+        return pruning.presence(condition, bounds, len(facts.units))
 
     def open(self, source: Source, file: DataFile, schema: pa.Schema, version: str) -> OrcReader:  # noqa: ARG002
         return OrcReader(source, file, version)
@@ -183,7 +170,7 @@ class OrcReader:
         except (TailDamaged, pa.ArrowException, OSError, ValueError) as error:
             if parts.failure is not None:
                 raise parts.failure from error
-            raise DataFileInvalid(f"{place} is damaged ({shortened(error)}); {CURE}") from error
+            raise undecodable(place, error) from error
         finally:
             parts.forget()
             self._count(parts)
@@ -343,7 +330,7 @@ def _open_native(file: DataFile, parts: _Parts) -> tuple[paorc.ORCFile, pa.Schem
     except (pa.ArrowException, OSError, ValueError) as error:
         if parts.failure is not None:
             raise parts.failure from error
-        raise DataFileInvalid(f"{file.name}: its orc footer is damaged ({shortened(error)}); {CURE}") from error
+        raise undecodable(f"{file.name}: its orc footer", error) from error
 
 
 def _changed(file: DataFile, num_bytes: int) -> DataFileChanged:
@@ -354,6 +341,8 @@ def _changed(file: DataFile, num_bytes: int) -> DataFileChanged:
 
 
 def _not_orc(file: DataFile, parts: _Parts, error: TailDamaged) -> DataFileInvalid:
+    if isinstance(error, TailUnsupported):
+        return undecodable(file.name, error)
     head = bytes(parts.fetch(0, min(NUM_HEAD_BYTES, parts.num_bytes)))
     if kind_of(head) == "orc":
         return DataFileInvalid(
@@ -403,63 +392,25 @@ def _agree(statistics: Statistics, num_rows: int) -> bool:
     return statistics.num_values <= num_rows and (statistics.num_values == num_rows or statistics.has_null)
 
 
-class _Known:
-    """What statistics say of one stripe."""
-
-    def __init__(self, schema: pa.Schema, tail: Tail, unit: Unit, statistics: dict[str, Statistics | None]) -> None:
-        self._tail = tail
-        self._unit = unit
-        self._statistics = {
-            name: each for name, each in statistics.items() if each is not None and _agree(each, unit.num_rows)
-        }
-        self.guarantee = pc.scalar(True)
-        """What holds for every row."""
-        for name, each in self._statistics.items():
-            self.guarantee &= _guarantee(name, schema.field(name).type, each, unit.num_rows)
-
-    def is_certain(self, columns: Sequence[str]) -> bool:
-        """Whether a row that does not fail passes: no nulls, and no floats, whose NaN and two zeros are in no order."""
-        return all(
-            name in self._statistics
-            and self._statistics[name].num_values == self._unit.num_rows
-            and self._tail.kinds[self._tail.column_ids[name][0]] not in FLOATS
-            for name in columns
-        )
-
-
-def _guarantee(name: str, kind: pa.DataType, statistics: Statistics, num_rows: int) -> pc.Expression:
-    column = pc.field(name)
-    if statistics.num_values == 0:
-        return column.is_null()
-    has_nulls = statistics.num_values < num_rows
-    if statistics.low is None or (statistics.low == 0.0 and pa.types.is_floating(kind)):
-        return pc.scalar(True) if has_nulls else column.is_valid()
-    low, high = _scalar(statistics.low, kind), _scalar(statistics.high, kind)
-    if has_nulls:  # pyarrow understands this one, but not one bracket around both bounds
-        return ((column >= low) | column.is_null()) & ((column <= high) | column.is_null())
-    if statistics.low == statistics.high and not pa.types.is_floating(kind):
-        return column == low
-    return (column >= low) & (column <= high)
-
-
-def _scalar(value: bool | float | str | None, kind: pa.DataType) -> pa.Scalar:
-    return pa.scalar(value, pa.timestamp("ns") if pa.types.is_timestamp(kind) else kind)
-
-
-def _may_pass(schema: pa.Schema, guarantees: list[pc.Expression], condition: pc.Expression) -> set[int]:
-    """Where what holds for all rows does not rule out that one passes.
-
-    pyarrow finds out as it does for the directories of a partitioned dataset: to it, each stripe is a file, which is
-    never opened.
+def _bounds(stated: Sequence[tuple[int, Statistics | None]], kind: pa.DataType, compared: pa.DataType) -> Bounds:
+    """Of one column, by its rows and statistics in each stripe. `kind`: as the file has it; `compared`: as its rows are
+    compared.
     """
-    # Imported late: it takes 20 ms, and only filters need it.
-    import pyarrow.dataset as pads  # noqa: PLC0415
-    import pyarrow.fs as pafs  # noqa: PLC0415
+    sound = [each if each is not None and _agree(each, num_rows) else None for num_rows, each in stated]
+    try:
+        lows = _values([None if each is None else each.low for each in sound], kind).cast(compared_as(compared))
+        highs = _values([None if each is None else each.high for each in sound], kind).cast(compared_as(compared))
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        lows = highs = pa.nulls(len(sound), compared_as(compared))
+    has_null = [each is None or each.num_values < num_rows for (num_rows, _), each in zip(stated, sound, strict=True)]
+    has_value = [each is None or each.num_values > 0 for each in sound]
+    return Bounds(lows, highs, np.array(has_null, np.bool_), np.array(has_value, np.bool_))
 
-    form, nowhere = pads.IpcFileFormat(), pafs.LocalFileSystem()
-    fragments = [
-        form.make_fragment(str(place), nowhere, partition_expression=guarantee)
-        for place, guarantee in enumerate(guarantees)
-    ]
-    dataset = pads.FileSystemDataset(fragments, schema, form, nowhere)
-    return {int(fragment.path) for fragment in dataset.get_fragments(filter=condition)}
+
+def _values(values: Sequence[bool | float | str | None], kind: pa.DataType) -> pa.Array:
+    """Text as bytes; times are nanoseconds."""
+    if any(isinstance(value, str) for value in values):
+        return pa.array([value.encode() if isinstance(value, str) else None for value in values], pa.binary())
+    if pa.types.is_timestamp(kind):
+        return pa.array(values, pa.int64()).cast(pa.timestamp("ns", kind.tz)).cast(kind)
+    return pa.array(values, kind)

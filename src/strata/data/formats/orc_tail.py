@@ -20,6 +20,8 @@ import pyarrow as pa
 import xxhash
 import zstandard
 
+from strata.data.formats import lzo
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -45,6 +47,10 @@ FLOATS: Final = frozenset({FLOAT, DOUBLE})
 
 class TailDamaged(ValueError):
     """The bytes are not what the specification says."""
+
+
+class TailUnsupported(TailDamaged):
+    """They may well be, but are not understood here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,16 +269,18 @@ def _inflate(chunk: memoryview, postscript: Postscript) -> bytes:
                 return zlib.decompressobj(-zlib.MAX_WBITS).decompress(chunk, limit)
             case "zstd":
                 return zstandard.ZstdDecompressor(max_window_size=_BLOCK_BYTES_MAX).stream_reader(chunk).read(limit)
+            case "lzo":
+                return lzo.decompress(chunk, limit)
             case "snappy":
                 size, codec = _varint(chunk, 0)[0], "snappy"
             case "lz4":
                 size, codec = _lz4_size(chunk), "lz4_raw"
             case other:
-                raise TailDamaged(f"compressed with {other}, which is not supported: write it with zstd or zlib")
+                raise TailUnsupported(f"its compression, {other}, is not supported")
         if size > limit:
             raise TailDamaged(f"a chunk of {size} bytes where {limit} are allowed")
         inflated: bytes = pa.Codec(codec).decompress(chunk, decompressed_size=size, asbytes=True)
-    except (zlib.error, zstandard.ZstdError, OSError, pa.ArrowException) as error:
+    except (zlib.error, zstandard.ZstdError, lzo.LzoDamaged, OSError, pa.ArrowException) as error:
         raise TailDamaged(f"a chunk is no {postscript.codec}: {error}") from error
     return inflated
 
@@ -347,7 +355,7 @@ def parse_tail(data: memoryview, postscript: Postscript, file_bytes: int) -> Tai
         if number == 6 and isinstance(value, int):
             num_rows = value
         elif number == 10:
-            raise TailDamaged("it is encrypted; decrypt it first")
+            raise TailUnsupported("its encryption is not supported")
         elif number in (3, 4, 7) and isinstance(value, memoryview):
             if number == 3:
                 stripes.append(_parse_stripe(value, file_bytes - len(data)))

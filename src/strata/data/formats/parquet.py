@@ -9,22 +9,24 @@ from typing import TYPE_CHECKING, ClassVar
 import pyarrow as pa
 from pyarrow.parquet.core import ParquetReader as NativeReader
 
+from strata.data import pruning
 from strata.data.formats import parquet_many, parquet_pages, parquet_statistics
 from strata.data.formats.base import FileFacts, Presence, Saving, Unit
-from strata.data.formats.damage import attempt
+from strata.data.formats.damage import CURE, attempt
 from strata.data.formats.messages import has_dictionaries
 from strata.data.formats.parquet_footer import Footer, has_pages, null_counts, read_index, read_tail, units_of
 from strata.data.formats.parquet_index import IndexDamaged, range_of
 from strata.data.formats.parquet_pages import PagedFile, read_ranges
 from strata.data.memory import pool
 from strata.data.ranges import HOLE_BYTES, Range
+from strata.errors import DataFileInvalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
+    from strata.data.expressions import Node
     from strata.data.files import DataFile
     from strata.data.formats.base import Judged, Reader, Rows, UnitRanges
     from strata.data.source import Source
@@ -34,6 +36,8 @@ HEAD_COLUMNS = 4
 """Decoded at a time where it is the first rows alone. With 41 columns of pages of 1 MB, a fifth of the pages of fresh
 memory, each of which costs up to 90 µs on a virtual machine.
 """
+PARTS = (4, 32, 256)
+"""Into which a row group is cut that cannot be decoded whole."""
 _NEAR_HOLE_BYTES = 64 << 10
 """Between pages that are read at once from a disk."""
 _NO_PAGES = (ValueError, OSError, pa.ArrowException)
@@ -67,17 +71,21 @@ class ParquetFormat:
         return parquet_many.inspect_all(source, files, columns=columns, with_nulls=with_nulls)
 
     def presence(
-        self, source: Source, file: DataFile, facts: FileFacts, condition: pc.Expression, columns: Sequence[str]
+        self, source: Source, file: DataFile, facts: FileFacts, condition: Node, schema: pa.Schema
     ) -> list[Presence]:
-        if not parquet_statistics.can_tell(facts.schema, columns):
+        if not parquet_statistics.can_tell(facts.schema, schema.names):
             return [Presence.SOME] * len(facts.units)
         with source.open(file) as opened:
             tail = read_tail(source, file, opened, version=facts.version)
         footer = Footer(file, tail)
-        leaves = {footer.names[column]: leaf for leaf, column in footer.leaves_of(columns)}
-        stated = parquet_statistics.Stated(tail.data, footer.metadata, footer.schema, leaves)
-        answers = parquet_statistics.presence(stated, condition)
-        return [answers[unit.index] for unit in facts.units]
+        groups = [unit.index for unit in facts.units]
+        bounds = {
+            footer.names[column]: parquet_statistics.of_groups(
+                footer.metadata, groups, leaf, schema.field(footer.names[column]).type
+            )
+            for leaf, column in footer.leaves_of(schema.names)
+        }
+        return pruning.presence(condition, bounds, len(groups))
 
     def open(self, source: Source, file: DataFile, schema: pa.Schema, version: str) -> ParquetReader:  # noqa: ARG002
         return ParquetReader(source, file, version)
@@ -152,7 +160,16 @@ class ParquetReader:
             what=_named(unit),
         )
         self._add(sum(num_bytes for _, num_bytes in ranges))
-        return _only(table, columns)
+        return self._only(table, columns)
+
+    def _only(self, table: pa.Table, columns: Sequence[str]) -> pa.Table:
+        if table.column_names != list(columns):
+            if missing := set(columns) - set(table.column_names):
+                raise DataFileInvalid(
+                    f"{self._file.name}: its parquet footer has two schemas ({missing} differ); {CURE}"
+                )
+            table = table.select(list(columns))
+        return table.replace_schema_metadata(None)
 
     def _where(self, unit: Unit, columns: Sequence[str]) -> tuple[list[int], list[tuple[int, int]]]:
         """The leaves of the columns, and where each lies."""
@@ -180,16 +197,16 @@ class ParquetReader:
                 ranges=ranges,
                 what=_named(unit),
             )
-            found.append(_only(table, some))
+            found.append(self._only(table, some))
         fields = [field for table in found for field in table.schema]
         return pa.table([column for table in found for column in table.columns], pa.schema(fields))
 
-    def judge(self, units: Sequence[Unit], condition: pc.Expression, columns: Sequence[str]) -> Mapping[int, Judged]:
-        if self._tail is None or not parquet_statistics.can_tell(self._footer.schema, columns):
+    def judge(self, units: Sequence[Unit], condition: Node, schema: pa.Schema) -> Mapping[int, Judged]:
+        if self._tail is None or not parquet_statistics.can_tell(self._footer.schema, schema.names):
             return {}
         large = [unit.index for unit in units if _is_large(self._footer.metadata.row_group(unit.index))]
         try:
-            return self._paged().judge(large, condition, columns) if large else {}
+            return self._paged().judge(large, condition, schema) if large else {}
         except pa.ArrowMemoryError:
             raise
         except _NO_PAGES:
@@ -277,12 +294,29 @@ class ParquetReader:
         return native
 
     def _decode(self, unit: Unit, leaves: list[int]) -> pa.Table:
-        table = self._native.read_row_group(unit.index, column_indices=leaves, use_threads=False)
+        try:
+            table = self._native.read_row_group(unit.index, column_indices=leaves, use_threads=False)
+        except pa.ArrowNotImplementedError:
+            table = self._decode_in_parts(unit, leaves)
         if table.num_rows != unit.num_rows:
             raise pa.ArrowInvalid(f"{table.num_rows} rows instead of {unit.num_rows}")
         for column in table.columns:
             _check_codes(column)
         return table
+
+    def _decode_in_parts(self, unit: Unit, leaves: list[int]) -> pa.Table:
+        """For lists and structs with more than 2 GiB of strings, which do not fit into one array of their type."""
+        error: pa.ArrowNotImplementedError | None = None
+        for num_parts in PARTS:
+            native = self._open_native()
+            num_rows = -(-unit.num_rows // num_parts)
+            try:
+                parts = native.iter_batches(num_rows, [unit.index], column_indices=leaves, use_threads=False)
+                return pa.Table.from_batches(list(parts))
+            except pa.ArrowNotImplementedError as still:
+                error = still
+        assert error is not None
+        raise error
 
     def _decode_head(self, unit: Unit, leaves: list[int], num_rows: int) -> pa.Table:
         native = self._open_native()  # one that is stopped midway keeps what it has begun
@@ -323,11 +357,6 @@ def _cut(table: pa.Table, rows: Sequence[Rows]) -> pa.Table:
 
 def _named(unit: Unit) -> str:
     return f"row group {unit.index}, which begins with row {unit.first_row},"
-
-
-def _only(table: pa.Table, columns: Sequence[str]) -> pa.Table:
-    table = table.select(list(columns)) if table.column_names != list(columns) else table
-    return table.replace_schema_metadata(None)
 
 
 def _rows_only(num_rows: int) -> pa.Table:

@@ -15,7 +15,8 @@ from pyarrow.parquet.core import ParquetReader as NativeReader
 
 from strata.data.formats import parquet_statistics
 from strata.data.formats.base import Unit
-from strata.data.formats.damage import CURE, NUM_HEAD_BYTES, kind_of
+from strata.data.formats.damage import CURE, NUM_HEAD_BYTES, UNDECODED, kind_of, undecodable
+from strata.data.formats.parquet_chunks import FooterDamaged, hidden_leaves
 from strata.data.formats.parquet_index import MAX_CHUNKS, range_of
 from strata.data.formats.parquet_pages import read_ranges
 from strata.data.ranges import HOLE_BYTES, Range
@@ -157,7 +158,7 @@ def _shape_of(native: NativeReader) -> _Shape:
 class Footer:
     """A parsed footer: the columns that a user sees, and the leaves (column chunks) that they are stored in."""
 
-    __slots__ = ("_file", "flat", "metadata", "names", "schema")
+    __slots__ = ("_file", "flat", "hidden", "metadata", "names", "schema")
 
     def __init__(self, file: DataFile, tail: Tail) -> None:
         # `pq.read_metadata` does the same, and then spends half as much again on the paths of all columns: a plan of
@@ -165,18 +166,27 @@ class Footer:
         native = NativeReader()
         try:
             native.open(pa.BufferReader(tail.data))
+            self.hidden = hidden_leaves(tail.footer, tail.version)
+            """Leaves whose chunks are encrypted, so that pyarrow must not be asked for them."""
             self.metadata: pq.FileMetaData = native.metadata
             shape = _shape_of(native)
             self.schema: pa.Schema = shape.schema
             self.names: list[str] = shape.names
             self.flat = shape.flat
-        except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
-            raise DataFileInvalid(f"{file.name}: its parquet footer is damaged ({error}); {CURE}") from error
+        except (*UNDECODED, FooterDamaged) as error:
+            raise undecodable(f"{file.name}: its parquet footer", error) from error
         self._file = file
 
     @property
     def leaves(self) -> list[tuple[int, int]]:
-        """Of all columns: (leaf, column)."""
+        """Of all columns: (leaf, column).
+
+        Raises:
+            DataFileInvalid: One is encrypted, or there are others than the schema says.
+        """
+        return self._readable(self._leaves())
+
+    def _leaves(self) -> list[tuple[int, int]]:
         schema, num_leaves = self.schema, self.metadata.num_columns
         if len(schema) == num_leaves:  # every column has at least one
             return [(leaf, leaf) for leaf in range(num_leaves)]
@@ -188,8 +198,18 @@ class Footer:
         return list(enumerate(columns))
 
     def leaves_of(self, names: Sequence[str]) -> list[tuple[int, int]]:
+        """The same of some columns."""
         wanted = {self.schema.get_field_index(name) for name in names}
-        return [(leaf, column) for leaf, column in self.leaves if column in wanted]
+        return self._readable([(leaf, column) for leaf, column in self._leaves() if column in wanted])
+
+    def _readable(self, leaves: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        if self.hidden and (encrypted := {column: None for leaf, column in leaves if leaf in self.hidden}):
+            named = ", ".join(repr(self.names[column]) for column in encrypted)
+            raise DataFileInvalid(
+                f"{self._file.name}: encrypted columns ({named}) cannot be read; decrypt the file first, or name the "
+                "columns that are not encrypted with columns="
+            )
+        return leaves
 
     def ranges_of(self, index: int, names: Sequence[str]) -> list[Range]:
         """Which bytes these columns of a row group are in."""
@@ -215,7 +235,8 @@ def units_of(footer: Footer, leaves: Sequence[int] | None) -> tuple[Unit, ...]:
         num_rows = group.num_rows
         if not num_rows:
             continue
-        offset = range_of(group.column(0))[0]
+        first = 0 if not footer.hidden else next((leaf for leaf in leaves or () if leaf not in footer.hidden), None)
+        offset = range_of(group.column(first))[0] if first is not None else 0
         num_bytes = _span(group) if leaves is None else 0
         if num_bytes <= 0:
             chosen = range(metadata.num_columns) if leaves is None else leaves
@@ -254,7 +275,7 @@ def null_counts(footer: Footer, leaves: list[tuple[int, int]]) -> dict[str, int]
 def has_pages(footer: Footer) -> bool:
     """Whether it is worth while to look for a page index: a writer has it for all columns, or for none."""
     metadata = footer.metadata
-    if not metadata.num_row_groups or metadata.num_row_groups * metadata.num_columns > MAX_CHUNKS:
+    if not metadata.num_row_groups or metadata.num_row_groups * metadata.num_columns > MAX_CHUNKS or footer.hidden:
         return False
     group = metadata.row_group(0)
     return any(group.column(leaf).has_offset_index for leaf in range(min(metadata.num_columns, _NUM_ASKED)))

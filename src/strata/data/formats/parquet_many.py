@@ -18,6 +18,7 @@ from pyarrow.parquet.core import ParquetReader as NativeReader
 
 from strata.data.formats.base import FileFacts
 from strata.data.formats.footers import joined, layout_of, row_groups_of
+from strata.data.formats.parquet_chunks import FooterDamaged, hidden_leaves
 from strata.data.formats.parquet_footer import Footer, null_counts, read_tail, units_of
 from strata.data.source import reaching
 from strata.errors import DataError, StorageError
@@ -67,6 +68,7 @@ class _Member(Footer):
         self._file = file
         self.metadata = _OwnGroups(groups, family.num_columns)
         self.schema, self.names, self.flat = family.schema, family.names, family.flat
+        self.hidden = frozenset()
 
 
 class _OwnGroups:
@@ -131,7 +133,11 @@ class _Look:
         """Of all files that are not found yet and belong to the family."""
         parts: dict[int, RowGroups] = {}
         for number, tail in tails.items():
-            if number not in found and (part := row_groups_of(tail.footer, family.layout)) is not None:
+            if (
+                number not in found
+                and (part := row_groups_of(tail.footer, family.layout)) is not None
+                and _is_open(tail)
+            ):
                 parts[number] = part
         made: dict[int, Result] = {}
         for start in range(0, len(parts), NUM_JOINED):
@@ -150,10 +156,18 @@ class _Look:
         return FileFacts(footer.schema, units, tail.version, nulls)
 
 
+def _is_open(tail: Tail) -> bool:
+    """Whether pyarrow may be asked about all its column chunks; opening the file alone will tell why it may not."""
+    try:
+        return not hidden_leaves(tail.footer, tail.version)
+    except FooterDamaged:
+        return False
+
+
 def _learn(footer: Footer, tail: Tail) -> _Family | None:
     global _families  # noqa: PLW0603 - only ever replaced as a whole; a family that gets lost is learned again
     layout = layout_of(tail.footer)
-    if layout is None:
+    if layout is None or footer.hidden:
         return None
     family = _Family(layout, footer.schema, footer.names, footer.flat, footer.metadata.num_columns)
     _families = (family, *_families[: MAX_FAMILIES - 1])

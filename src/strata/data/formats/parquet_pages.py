@@ -1,10 +1,8 @@
 """Pages of a Parquet file: which of them a filter rules out, and reading the others alone.
 
-pyarrow knows nothing smaller than a row group, but it reads any valid file. So both questions are put to it in the form
-of small files that are made for the purpose. To judge a filter, the rows between two page borders are told as a row
-group of a footer without data, with the statistics of their pages: a page is a small row group. To read some pages of a
-column, they are copied as they are, with the column's dictionary, between a new beginning and a new footer: a file of
-one column.
+A filter is judged by the bounds of pages as it is by those of row groups: the rows between two page borders are to
+`pruning.py` what a unit is. To read some pages of a column, which pyarrow cannot, they are copied as they are, with the
+column's dictionary, between a new beginning and a new footer: a file of one column, which it can.
 
 Pages of different columns begin with different rows. What is decoded is therefore cut to the rows that were asked for.
 A page is read only if its header agrees with the index, in its length and its number of rows.
@@ -22,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow.parquet.core import ParquetReader as NativeReader
 
+from strata.data import pruning
 from strata.data.formats import parquet_statistics, thrift
 from strata.data.formats.base import Judged, Presence, Saving, joined
 from strata.data.formats.parquet_index import (
@@ -44,9 +43,9 @@ from strata.data.ranges import Range, coalesced
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
+    from strata.data.expressions import Node
     from strata.data.formats.base import Rows
 
     Read = Callable[[Sequence[Range]], Sequence[bytes]]
@@ -115,26 +114,37 @@ class PagedFile:
 
     # --- judging ---
 
-    def judge(self, groups: Sequence[int], condition: pc.Expression, columns: Sequence[str]) -> dict[int, Judged]:
-        """What pages say about a filter that uses these columns, for row groups of which they say something."""
-        told = [self._footer.columns[number] for number in self._numbers(columns)]
+    def judge(self, groups: Sequence[int], condition: Node, schema: pa.Schema) -> dict[int, Judged]:
+        """What pages say about a filter, for row groups of which they say something. `schema`: as in
+        `Format.presence`.
+        """
+        told = [self._footer.columns[number] for number in self._numbers(schema.names)]
         if any(len(column.elements) != 1 for column in told):
             return {}
-        leaves = [column.leaves.start for column in told]
-        bounds = self._bounds(groups, told)
+        found = self._bounds(groups, told)
         spans: list[tuple[int, int, int]] = []
-        stated: list[bytes] = []
+        places: list[list[tuple[Bounds, int] | None]] = [[] for _ in told]
         for group in groups:
-            own = [bounds.get((group, leaf)) for leaf in leaves]
-            pages = [self._pages.get((group, leaf)) if each else None for each, leaf in zip(own, leaves, strict=True)]
+            own = [found.get((group, column.leaves.start)) for column in told]
+            pages = [
+                self._pages.get((group, column.leaves.start)) if each else None
+                for each, column in zip(own, told, strict=True)
+            ]
             cuts = _cuts(pages, self._metadata.row_group(group).num_rows)
             if not len(cuts) or len(spans) + len(cuts) > MAX_SPANS:
                 continue
             spans += [(group, first, end - first) for first, end in itertools.pairwise(cuts.tolist())]
-            stated += _stated(told, own, pages, cuts)
+            for each, bounds, there in zip(places, own, pages, strict=True):
+                each += _places(bounds, there, cuts)
         if not spans:
             return {}
-        answers = parquet_statistics.presence(self._as_file(columns, told, leaves, spans, stated), condition)
+        stated = {
+            name: parquet_statistics.of_pages(
+                self._metadata.schema.column(column.leaves.start), each, schema.field(name).type
+            )
+            for name, column, each in zip(schema.names, told, places, strict=True)
+        }
+        answers = pruning.presence(condition, stated, len(spans))
         made: dict[int, Judged] = {}
         for group, few in itertools.groupby(zip(spans, answers, strict=True), key=lambda each: each[0][0]):
             judged = _judged([(first, num_rows, answer) for (_, first, num_rows), answer in few])
@@ -145,6 +155,8 @@ class PagedFile:
     def _bounds(self, groups: Sequence[int], columns: Sequence[Column]) -> dict[tuple[int, int], Bounds]:
         """By row group and leaf, where they are told and can be true."""
         widths = {column.leaves.start: column.width for column in columns}
+        if not self._footer.orders:  # by which order bounds were found is not told
+            return {}
         places = [(group, leaf) for group in groups for leaf in widths]
         wanted = {place: self._footer.groups[place[0]][place[1]].column_index for place in places}
         found = self._read_some({place: each for place, each in wanted.items() if each is not None})
@@ -161,32 +173,6 @@ class PagedFile:
                 except IndexDamaged:
                     continue
         return made
-
-    def _as_file(
-        self,
-        names: Sequence[str],
-        columns: Sequence[Column],
-        leaves: Sequence[int],
-        spans: Sequence[tuple[int, int, int]],
-        stated: Sequence[bytes],
-    ) -> parquet_statistics.Stated:
-        groups = [
-            thrift.struct(
-                [
-                    (1, thrift.LIST, chunks),
-                    (2, thrift.I64, thrift.integer(0)),
-                    (3, thrift.I64, thrift.integer(num_rows)),
-                ]
-            )
-            for (_, _, num_rows), chunks in zip(spans, stated, strict=True)
-        ]
-        schema = pa.schema([self._schema.field(name) for name in names])
-        data = self._file([], columns, leaves, groups, sum(num_rows for _, _, num_rows in spans), schema)
-        native = NativeReader()
-        native.open(pa.BufferReader(data))
-        return parquet_statistics.Stated(
-            data, native.metadata, schema, {name: place for place, name in enumerate(names)}
-        )
 
     # --- choosing ---
 
@@ -393,52 +379,14 @@ def _cuts(pages: Sequence[Sequence[Page] | None], num_rows: int) -> np.ndarray[t
     return cuts if len(cuts) > 2 else cuts[:0]
 
 
-def _stated(
-    columns: Sequence[Column],
-    bounds: Sequence[Bounds | None],
-    pages: Sequence[Sequence[Page] | None],
-    cuts: np.ndarray[tuple[int], np.dtype[np.int64]],
-) -> list[bytes]:
-    """The column chunks of row groups from cut to cut, as they stand in a footer."""
-    counts = np.diff(cuts).tolist()
-    made = []
-    for column, own, there in zip(columns, bounds, pages, strict=True):
-        head = [
-            (1, thrift.I32, thrift.integer(column.kind)),
-            (2, thrift.LIST, thrift.listed(thrift.I32, [])),
-            (3, thrift.LIST, thrift.listed(thrift.BINARY, [thrift.binary(column.name)])),
-            (4, thrift.I32, thrift.integer(0)),
-        ]
-        places = [0] * len(counts)
-        if there is not None:
-            starts = np.array([page.first_row for page in there])
-            places = (np.searchsorted(starts, cuts[:-1], "right") - 1).tolist()
-        chunks = []
-        for num_rows, place in zip(counts, places, strict=True):
-            metadata = [
-                *head,
-                (5, thrift.I64, thrift.integer(num_rows)),
-                (6, thrift.I64, thrift.integer(0)),
-                (7, thrift.I64, thrift.integer(0)),
-                (9, thrift.I64, thrift.integer(len(_MARK))),
-            ]
-            if own is not None:
-                metadata.append((12, thrift.STRUCT, _statistics(own, place, num_rows)))
-            fields = [(2, thrift.I64, thrift.integer(0)), (3, thrift.STRUCT, thrift.struct(metadata))]
-            chunks.append(thrift.struct(fields))
-        made.append(chunks)
-    return [thrift.listed(thrift.STRUCT, chunks) for chunks in zip(*made, strict=True)]
-
-
-def _statistics(bounds: Bounds, place: int, num_rows: int) -> bytes:
-    """Of some rows of a page: its bounds are theirs. Of its nulls only none or all can be told."""
-    if bounds.null_pages[place]:
-        return thrift.struct([(3, thrift.I64, thrift.integer(num_rows))])
-    fields = [(5, thrift.BINARY, thrift.binary(bounds.highs[place]))]
-    fields.append((6, thrift.BINARY, thrift.binary(bounds.lows[place])))
-    if bounds.null_counts is not None and bounds.null_counts[place] == 0:
-        fields.insert(0, (3, thrift.I64, thrift.integer(0)))
-    return thrift.struct(fields)
+def _places(
+    bounds: Bounds | None, pages: Sequence[Page] | None, cuts: np.ndarray[tuple[int], np.dtype[np.int64]]
+) -> list[tuple[Bounds, int] | None]:
+    """For the rows from cut to cut: the bounds of the page that they are in, which are theirs too."""
+    if bounds is None or pages is None:
+        return [None] * (len(cuts) - 1)
+    starts = np.array([page.first_row for page in pages])
+    return [(bounds, place) for place in (np.searchsorted(starts, cuts[:-1], "right") - 1).tolist()]
 
 
 def _judged(spans: Sequence[tuple[int, int, Presence]]) -> Judged | None:

@@ -1,39 +1,44 @@
-"""What statistics of row groups say about a filter: pyarrow's own judgement, and what it leaves out.
+"""Bounds of Parquet columns, of row groups and of pages, as values of the types in which rows are compared.
 
-It is asked of a footer: the file's own, or one in which every row group stands for a few rows (`parquet_pages.py`).
+A file states them as its physical types have them. They become Arrow values by what the schema says of the column, and
+are then cast as its rows are. What cannot be cast, or is NaN, is not known.
 """
 
 from __future__ import annotations
 
-import itertools
+import decimal
+import json
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import struct
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from strata.data.formats.base import Presence
+from strata.data.pruning import Bounds, compared_as, unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     import pyarrow.parquet as pq
 
-MAX_FLOAT_COLUMNS = 3
-"""In a filter; each multiplies by four the cases that statistics are asked about."""
+    from strata.data.formats import parquet_index
 
+Raw: TypeAlias = bool | int | float | bytes | None
+"""A physical value; None: not stated."""
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Stated:
-    """Row groups, and what is stated of them."""
-
-    data: bytes
-    """The end of a file, with the whole footer."""
-    metadata: pq.FileMetaData
-    schema: pa.Schema
-    leaves: Mapping[str, int]
-    """Of the filter's columns, none of which is nested."""
+_UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
+_TEXT = frozenset({"String", "JSON", "BSON", "Enum", "UUID", "None"})
+_PLAIN: dict[str, Callable[[bytes], Raw]] = {
+    "BOOLEAN": lambda data: bool(data[0] & 1),
+    "INT32": lambda data: int.from_bytes(data, "little", signed=True),
+    "INT64": lambda data: int.from_bytes(data, "little", signed=True),
+    "FLOAT": lambda data: float(struct.unpack("<f", data)[0]),
+    "DOUBLE": lambda data: float(struct.unpack("<d", data)[0]),
+    "BYTE_ARRAY": lambda data: data,
+    "FIXED_LEN_BYTE_ARRAY": lambda data: data,
+}
+"""From bytes in a page index, by physical type."""
 
 
 def is_nested(kind: pa.DataType) -> bool:
@@ -41,86 +46,109 @@ def is_nested(kind: pa.DataType) -> bool:
 
 
 def can_tell(schema: pa.Schema, columns: Sequence[str]) -> bool:
-    """Whether the least and the greatest value of these columns say all that a filter may ask."""
+    """Whether bounds of these columns are bounds of their rows."""
     kinds = [schema.field(name).type for name in columns]
-    plain = all(
-        not is_nested(kind) and not pa.types.is_dictionary(kind) and not pa.types.is_float16(kind) for kind in kinds
-    )
-    return plain and sum(map(pa.types.is_floating, kinds)) <= MAX_FLOAT_COLUMNS
+    return not any(is_nested(kind) or pa.types.is_dictionary(kind) for kind in kinds)
 
 
-def presence(stated: Stated, condition: pc.Expression) -> list[Presence]:
-    """For every row group. The filter uses the columns that have leaves."""
-    num_groups = stated.metadata.num_row_groups
-    floats = [name for name in stated.leaves if pa.types.is_floating(stated.schema.field(name).type)]
-    try:
-        possible = _groups_that_may_pass(stated, condition, floats)
-        # Not `~condition` alone: a condition can be null of itself, and then neither it nor its inverse is true.
-        doubtful = _groups_that_may_pass(stated, ~condition | condition.is_null(), floats)
-    except (pa.ArrowException, TypeError):  # not to be answered by statistics; evaluating it will say why
-        return [Presence.SOME] * num_groups
-    never_null = _groups_without_nulls(stated)
-    return [
-        Presence.NONE
-        if index not in possible
-        else Presence.ALL
-        if index in never_null and index not in doubtful
-        else Presence.SOME
-        for index in range(num_groups)
-    ]
+def of_groups(metadata: pq.FileMetaData, groups: Sequence[int], leaf: int, compared: pa.DataType) -> Bounds:
+    """What the footer states of a column that is not nested."""
+    lows: list[Raw] = []
+    highs: list[Raw] = []
+    may_be_null, may_be_value = np.ones((2, len(groups)), np.bool_)
+    for place, index in enumerate(groups):
+        group = metadata.row_group(index)
+        stated = group.column(leaf).statistics
+        has_bounds = stated is not None and stated.has_min_max
+        lows.append(stated.min_raw if has_bounds else None)
+        highs.append(stated.max_raw if has_bounds else None)
+        if stated is not None and stated.has_null_count:
+            may_be_null[place] = stated.null_count > 0
+            may_be_value[place] = stated.null_count < group.num_rows
+    return _made(metadata.schema.column(leaf), lows, highs, may_be_null, may_be_value, compared)
 
 
-def _groups_without_nulls(stated: Stated) -> set[int]:
-    found = set()
-    for index in range(stated.metadata.num_row_groups):
-        group = stated.metadata.row_group(index)
-        statistics = [group.column(leaf).statistics for leaf in stated.leaves.values()]
-        if all(each is not None and each.has_null_count and each.null_count == 0 for each in statistics):
-            found.add(index)
-    return found
-
-
-def _groups_that_may_pass(stated: Stated, condition: pc.Expression, floats: Sequence[str]) -> set[int]:
-    """Row groups in which statistics do not rule out that a row passes.
-
-    Statistics of floats do not tell all: they are silent about NaN, which every comparison but `!=` is false for, and
-    they do not tell the two zeros apart, as `is_in` does. So for each way in which a row may have such values in these
-    columns, the question is asked with that known.
-    """
-    # Imported late: it takes 20 ms, and only filters need it.
-    import pyarrow.dataset as pads  # noqa: PLC0415
-
-    everywhere = set(range(stated.metadata.num_row_groups))
-    with_zeros = {name: _groups_with_zeros(stated, name) for name in floats}
-    found: set[int] = set()
-    for case in itertools.product((None, math.nan, 0.0, -0.0), repeat=len(floats)):
-        groups = everywhere
-        known = pc.scalar(True)
-        for name, value in zip(floats, case, strict=True):
-            if value is not None:
-                known &= pc.field(name) == pa.scalar(value, stated.schema.field(name).type)
-            if value == 0:
-                groups = groups & with_zeros[name]
-        if groups <= found:
+def of_pages(
+    column: pq.ColumnSchema, pages: Sequence[tuple[parquet_index.Bounds, int] | None], compared: pa.DataType
+) -> Bounds:
+    """What a page index states of a column that is not nested: of each page, or of some rows of it."""
+    read = _PLAIN.get(column.physical_type)
+    if read is None:
+        return unknown(compared, len(pages))
+    lows: list[Raw] = []
+    highs: list[Raw] = []
+    may_be_null, may_be_value = np.ones((2, len(pages)), np.bool_)
+    for number, page in enumerate(pages):
+        if page is None or page[0].null_pages[page[1]]:
+            may_be_value[number] = page is None
+            lows.append(None)
+            highs.append(None)
             continue
-        fragment = pads.ParquetFileFormat().make_fragment(pa.BufferReader(stated.data), partition_expression=known)
-        found |= groups.intersection(_ids(fragment.split_by_row_group(condition, stated.schema)))
-    return found
+        bounds, place = page
+        lows.append(read(bounds.lows[place]))
+        highs.append(read(bounds.highs[place]))
+        may_be_null[number] = bounds.null_counts is None or bounds.null_counts[place] > 0
+    return _made(column, lows, highs, may_be_null, may_be_value, compared)
 
 
-def _groups_with_zeros(stated: Stated, name: str) -> set[int]:
-    """Where a float column may have a zero."""
-    leaf = stated.leaves[name]
-    found = set()
-    for index in range(stated.metadata.num_row_groups):
-        statistics = stated.metadata.row_group(index).column(leaf).statistics
-        # NaN, which some writers state as least and greatest, says nothing.
-        if statistics is None or not statistics.has_min_max or not (statistics.min > 0 or statistics.max < 0):
-            found.add(index)
-    return found
+def _made(
+    column: pq.ColumnSchema,
+    lows: Sequence[Raw],
+    highs: Sequence[Raw],
+    may_be_null: Any,
+    may_be_value: Any,
+    compared: pa.DataType,
+) -> Bounds:
+    try:
+        low, high = (_arrow(column, values).cast(compared_as(compared)) for values in (lows, highs))
+    except (pa.ArrowException, TypeError, ValueError, OverflowError, decimal.DecimalException):
+        low = high = pa.nulls(len(lows), compared_as(compared))
+    return Bounds(low, high, may_be_null, may_be_value)
 
 
-def _ids(fragments: Sequence[object]) -> Iterator[int]:
-    for fragment in fragments:
-        for group in fragment.row_groups:  # type: ignore[attr-defined]
-            yield group.id
+def _arrow(column: pq.ColumnSchema, values: Sequence[Raw]) -> pa.Array:
+    """
+    Raises:
+        ValueError: The order of such values is not known.
+    """
+    logical = json.loads(column.logical_type.to_json())
+    physical, kind = column.physical_type, logical["Type"]
+    if kind == "Decimal":
+        return _decimals(values, logical["precision"], logical["scale"])
+    if physical in ("INT32", "INT64"):
+        width = 32 if physical == "INT32" else 64
+        if kind == "Int" and not logical["isSigned"]:
+            values = [None if value is None else int(value) % 2**width for value in values]
+            return pa.array(values, pa.uint32() if width == 32 else pa.uint64())
+        integers = pa.array(values, pa.int32() if width == 32 else pa.int64())
+        if kind == "Date":
+            return integers.cast(pa.date32())
+        if kind in ("Time", "Timestamp"):
+            unit = _UNITS[logical["timeUnit"]]
+            if kind == "Timestamp":
+                return integers.cast(pa.timestamp(unit, "UTC" if logical["isAdjustedToUTC"] else None))
+            return integers.cast(pa.time32(unit) if width == 32 else pa.time64(unit))
+        if kind in ("Int", "None"):
+            return integers
+    if physical in ("FLOAT", "DOUBLE"):
+        return pa.array(_ordered(values), pa.float32() if physical == "FLOAT" else pa.float64())
+    if kind == "Float16":
+        halves = [float(np.frombuffer(value, "<f2")[0]) if isinstance(value, bytes) else None for value in values]
+        return pa.array(_ordered(halves), pa.float32())
+    if physical == "BOOLEAN":
+        return pa.array(values, pa.bool_())
+    if physical in ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY") and kind in _TEXT:
+        return pa.array(values, pa.binary())
+    raise ValueError(f"{physical} as {kind}")
+
+
+def _ordered(values: Sequence[Raw]) -> list[Raw]:
+    """NaN, which some writers state as least and greatest, says nothing."""
+    return [None if isinstance(value, float) and math.isnan(value) else value for value in values]
+
+
+def _decimals(values: Sequence[Raw], precision: int, scale: int) -> pa.Array:
+    exact = decimal.Context(prec=decimal.MAX_PREC, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX)
+    digits = [int.from_bytes(value, "big", signed=True) if isinstance(value, bytes) else value for value in values]
+    made = [None if value is None else exact.scaleb(decimal.Decimal(value), -scale) for value in digits]
+    return pa.array(made, pa.decimal128(precision, scale) if precision <= 38 else pa.decimal256(precision, scale))

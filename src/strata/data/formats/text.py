@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     import numpy as np
     import numpy.typing as npt
-    import pyarrow.compute as pc
 
+    from strata.data.expressions import Node
     from strata.data.files import DataFile
     from strata.data.formats.records import Records
     from strata.data.source import Source
@@ -182,8 +182,8 @@ class TextFormat(abc.ABC):
         source: Source,  # noqa: ARG002
         file: DataFile,  # noqa: ARG002
         facts: FileFacts,
-        condition: pc.Expression,  # noqa: ARG002
-        columns: Sequence[str],  # noqa: ARG002
+        condition: Node,  # noqa: ARG002
+        schema: pa.Schema,  # noqa: ARG002
     ) -> list[Presence]:
         """Text has no statistics."""
         return [Presence.SOME] * len(facts.units)

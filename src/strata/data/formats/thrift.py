@@ -79,7 +79,7 @@ class Scanner:
 
     def items(self, *kinds: int) -> int:
         """The head of a list whose items are of one of these types: how many follow."""
-        kind, count = self._list_head()
+        kind, count = self.list_head()
         if count and kind not in kinds:
             raise ThriftDamaged(f"a list has items of type {kind}")
         return count
@@ -109,7 +109,7 @@ class Scanner:
             expected = known.get(number)
             if expected is None:
                 if kind not in (TRUE, FALSE):
-                    self._skip(kind)
+                    self.skip(kind)
             elif kind != expected[0]:
                 raise ThriftDamaged(f"field {number} is of type {kind}, not {expected[0]}")
             else:
@@ -118,7 +118,7 @@ class Scanner:
     def raw(self) -> bytes:
         """A struct as it stands."""
         start = self.at
-        self._skip(STRUCT)
+        self.skip(STRUCT)
         return bytes(self.data[start : self.at])
 
     def raws(self) -> list[bytes]:
@@ -131,7 +131,7 @@ class Scanner:
             raise ThriftDamaged(f"a field has the number {number}")
         return head & 0x0F, number
 
-    def _list_head(self) -> tuple[int, int]:
+    def list_head(self) -> tuple[int, int]:
         head = self.byte()
         count = head >> 4
         if count == 0x0F:
@@ -145,7 +145,7 @@ class Scanner:
             raise ThriftDamaged(f"a value of {num_bytes} bytes is longer than what is there")
         self.at += num_bytes
 
-    def _skip(self, kind: int) -> None:
+    def skip(self, kind: int) -> None:
         try:
             self.at = _after(self.data, self.at, kind, MAX_DEPTH)
         except IndexError:

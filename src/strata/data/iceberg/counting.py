@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from strata.data import expressions
+from strata.data import expressions, filters
 from strata.data.formats.base import Presence
 from strata.data.iceberg.filters import renamed
 from strata.data.iceberg.fitting import IcebergFit
@@ -125,7 +125,8 @@ def _filtered(
             num_counted += 1
             with _Skipping(request, unit, looked, bad):
                 table = reader.read(unit, fit.file_columns(condition.columns))
-                num_left = expressions.count(fit.apply(table, unit, condition.columns), condition.expression)
+                place = f"{looked.file.name}, {looked.format.unit_name} {unit.index}"
+                num_left = filters.count(condition, fit.apply(table, unit, condition.columns), place)
         rows.append(num_left)
     return rows, num_counted
 
@@ -140,15 +141,16 @@ def _presence(request: Request, condition: Condition, looked: Looked, fit: Icebe
     if absent:
         one_row = replace(facts.units[0], num_rows=1)
         left = expressions.resolve(tree, IcebergFit(fit.columns).apply(pa.table({}), one_row, absent))[0]
-        if left.presence != Presence.SOME or left.expression is None:
+        if left.node is None:
             return [left.presence] * len(facts.units)
-        tree = expressions.decode(left.expression)
+        tree = left.node
     names = expressions.columns(tree)
     if not all(_keeps_values(facts.schema, fit, name) for name in names):
         return [Presence.SOME] * len(facts.units)
     sources = {name: str(fit.columns[name].source) for name in names}
-    asked = expressions.encode(renamed(tree, sources))
-    return looked.format.presence(request.source, looked.file, facts, asked, sorted(sources.values()))
+    types = {sources[name]: fit.columns[name].recipe.type for name in names}
+    schema = pa.schema(sorted(types.items()))
+    return looked.format.presence(request.source, looked.file, facts, renamed(tree, sources), schema)
 
 
 def _keeps_values(schema: pa.Schema, fit: IcebergFit, name: str) -> bool:

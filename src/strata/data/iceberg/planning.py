@@ -125,7 +125,7 @@ def _request(
 ) -> tuple[Source, Request]:
     used = [schema.find_field(name) for name in condition.columns] if condition is not None else []
     if condition is not None:
-        row_filters.check(condition, _arrow_schema(used, wide=False))
+        condition = row_filters.bind(condition, _arrow_schema(used, wide=False))
     locator = Locator(table)
     source = locator.source(_locations(scanned))
     request = Request(
