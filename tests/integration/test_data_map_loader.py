@@ -125,7 +125,7 @@ def test_it_is_the_loader_that_torch_and_frameworks_know() -> None:
     (first, *_) = loader
     assert isinstance(first[0], torch.Tensor)
     assert len(loader) == len(iter(loader)) == 3
-    assert [loader.is_last for _ in loader] == [False, False, True]
+    assert [(loader.is_last, loader.num_batches_left) for _ in loader] == [(False, 2), (False, 1), (True, 0)]
 
 
 def test_rows_are_asked_for_together_where_the_dataset_can() -> None:

@@ -108,6 +108,11 @@ def _counting(kind: Any) -> Any:
             return self.map_rows.is_last
 
         @property
+        def num_batches_left(self) -> int:
+            """Batches from the position to the end of the epoch, the same on every rank."""
+            return self.map_rows.steps(self.map_rows.position).num_batches
+
+        @property
         def _index_sampler(self) -> _Shares:
             return _Shares(self.map_rows)
 
