@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
@@ -171,6 +172,32 @@ def test_a_call_that_waits_for_a_place_hurries_the_oldest_body(monkeypatch: pyte
         await asyncio.gather(*reading, return_exceptions=True)
         with pytest.raises(InvalidArgument, match="without a message"):
             await bodies.receive(Call(b"end"))  # type: ignore[arg-type]
+
+    run(play())
+
+
+def test_a_body_whose_time_is_up_in_the_same_turn_is_not_hurried_and_fails_nobody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(intake, "BODY_WITHIN_S", 0.01)
+
+    async def play() -> None:
+        bodies, slow, loop = Bodies(1), Call(), asyncio.get_running_loop()
+        reading = asyncio.create_task(bodies.receive(slow))  # type: ignore[arg-type]
+        await slow.is_read.wait()
+        hurried: asyncio.Future[None] = loop.create_future()
+
+        def hurry() -> None:
+            try:
+                hurried.set_result(bodies._hurry())
+            except RuntimeError as error:
+                hurried.set_exception(error)
+
+        loop.call_later(0.011, hurry)
+        time.sleep(0.03)  # noqa: ASYNC251 - both timers are due in one turn: the deadline first, then whoever waits
+        await hurried
+        with pytest.raises(LimitExceeded, match="did not arrive in time"):
+            await reading
 
     run(play())
 

@@ -222,6 +222,8 @@ class Bodies:
 
     def _hurry(self) -> None:
         for limit, since_s in self._arriving.items():
+            if limit.expired():  # its place is about to be free
+                continue
             limit.reschedule(max(since_s + PATIENCE_S, asyncio.get_running_loop().time()))
             del self._arriving[limit]
             return
