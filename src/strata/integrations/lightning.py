@@ -119,9 +119,7 @@ class StrataCallback(Checkpoint):  # Lightning runs callbacks of this base last
                 if resuming.has_global_state(loader):
                     # With max_steps, Lightning counts the epoch that has ended as the current one until later.
                     loader.set_epoch(fit_loop.epoch_progress.current.processed)
-            if (
-                not fit_loop.restarted_on_epoch_end
-            ):  # else Lightning ends that epoch once more, then begins
+            if not fit_loop.restarted_on_epoch_end:  # else Lightning ends that epoch once more, then begins
                 iter(fit_loop._data_fetcher)
             return
         if not is_elastic:
