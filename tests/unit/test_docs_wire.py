@@ -15,9 +15,14 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "wire-protocol.md"
 ROW = re.compile(r"^\| `(\w+)` \| `([A-Z_]+)` \| (.+) \|$", re.MULTILINE)
 
 # Raised on the caller's own side, or by a coordinator that does not start; CoordinatorError is only their family name.
-NEVER_SENT = {"ConfigError", "CoordinatorError", "CoordinatorUnavailable", "ForkedProcess", "JournalLocked", "RunFailed"} | {
-    kind for kind, error in BY_KIND.items() if issubclass(error, CheckpointError | DataError | StorageError)
-}
+NEVER_SENT = {
+    "ConfigError",
+    "CoordinatorError",
+    "CoordinatorUnavailable",
+    "ForkedProcess",
+    "JournalLocked",
+    "RunFailed",
+} | {kind for kind, error in BY_KIND.items() if issubclass(error, CheckpointError | DataError | StorageError)}
 
 
 @pytest.fixture(scope="module")
