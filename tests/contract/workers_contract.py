@@ -32,14 +32,18 @@ STARTS_A_SAVER = "import os; os.environ['STRATA_OUTLIVES_WORKER'] = '1'\n" + STA
 DOUBLE_FORKS = """
 import os, signal, sys, time
 sys.stdout.flush()
+until_written, written = os.pipe()
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         os.write(1, b'child %d\\n' % os.getpid())
+        os.close(written)
         time.sleep(600)
     os._exit(0)
+os.close(written)
 os.wait()
+os.read(until_written, 1)  # or its line and ours might be one
 """
 FACTS = """
     import json, os, sys
