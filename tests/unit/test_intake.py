@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
@@ -155,6 +154,7 @@ class Call:
 
 def test_a_call_that_waits_for_a_place_hurries_the_oldest_body(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intake, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(intake, "LOOK_S", 0.001)
 
     async def play() -> None:
         bodies = Bodies(2)
@@ -176,28 +176,31 @@ def test_a_call_that_waits_for_a_place_hurries_the_oldest_body(monkeypatch: pyte
     run(play())
 
 
-def test_a_body_whose_time_is_up_in_the_same_turn_is_not_hurried_and_fails_nobody_else(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(intake, "BODY_WITHIN_S", 0.01)
+def test_a_body_that_is_overdue_is_not_hurried_and_fails_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake, "BODY_WITHIN_S", 0.0)
 
     async def play() -> None:
         bodies, slow, loop = Bodies(1), Call(), asyncio.get_running_loop()
         reading = asyncio.create_task(bodies.receive(slow))  # type: ignore[arg-type]
         await slow.is_read.wait()
-        hurried: asyncio.Future[None] = loop.create_future()
-
-        def hurry() -> None:
-            try:
-                hurried.set_result(bodies._hurry())
-            except RuntimeError as error:
-                hurried.set_exception(error)
-
-        loop.call_later(0.011, hurry)
-        time.sleep(0.03)  # noqa: ASYNC251 - both timers are due in one turn: the deadline first, then whoever waits
-        await hurried
+        monkeypatch.setattr(intake, "BODY_WITHIN_S", 10.0)
+        bodies._look(loop)
+        assert await bodies.receive(Call(b"here")) == b"here"  # type: ignore[arg-type]  # in the same turn
         with pytest.raises(LimitExceeded, match="did not arrive in time"):
             await reading
+
+    run(play())
+
+
+def test_a_caller_that_hangs_up_is_not_taken_for_one_that_is_late() -> None:
+    async def play() -> None:
+        bodies, slow = Bodies(1), Call()
+        reading = asyncio.create_task(bodies.receive(slow))  # type: ignore[arg-type]
+        await slow.is_read.wait()
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        assert await bodies.receive(Call(b"here")) == b"here"  # type: ignore[arg-type]
 
     run(play())
 
