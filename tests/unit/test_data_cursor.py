@@ -106,7 +106,7 @@ def test_a_state_of_a_newer_version_is_refused_with_the_cure() -> None:
 
 def test_names_that_are_no_texts_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="this is not what a loader"):
-        read_cursor({1: 2})  # type: ignore[dict-item]
+        read_cursor({"version": 1, 1: 2})  # type: ignore[dict-item]
 
 
 @given(

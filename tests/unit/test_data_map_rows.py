@@ -210,10 +210,10 @@ def test_a_state_of_another_dataset_is_refused_unless_accepted() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"version": 0}, "version is 0"),
-        ({"version": -1}, "version is -1"),
+        ({"version": 0}, "the state has version 0"),
+        ({"version": -1}, "the state has version -1"),
         ({"version": "1"}, "not the state of a loader over a map-style dataset"),
-        ({"version": None}, "not the state of a loader"),
+        ({"version": None}, "the state has no version"),
         ({"kind": "files"}, "not the state of a loader"),
         ({"position": 11}, "position is 11; it must be from 0 to 10"),
         ({"position": -1}, "position is -1"),
@@ -226,7 +226,7 @@ def test_a_state_that_cannot_be_is_refused(changes: dict[str, Any], message: str
     state = {**rows_of(10).state_dict(), **changes}
     with pytest.raises(InvalidArgument, match=message):
         rows_of(10).load_state_dict(state)
-    with pytest.raises(InvalidArgument, match="not the state"):
+    with pytest.raises(InvalidArgument, match="the state has no version"):
         rows_of(10).load_state_dict({key: value for key, value in state.items() if key != "version"})
 
 

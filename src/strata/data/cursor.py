@@ -49,28 +49,38 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True):
         return made
 
 
+def check_version(state: Any, *, newest: int) -> None:
+    """Refuse a state that no version of Strata, or only a newer one, can have written.
+
+    Raises:
+        InvalidArgument: It is not a mapping, or its version never existed.
+        PlanChanged: A newer version of Strata wrote it.
+    """
+    if not isinstance(state, Mapping):
+        raise InvalidArgument(f"a loader's state is a mapping, not {type(state).__name__}", field="state")
+    version = state.get("version")
+    if isinstance(version, int) and version > newest:
+        raise PlanChanged(f"the state has version {version}, and this Strata knows up to {newest}; upgrade it")
+    if version is None or (isinstance(version, int) and version < 1):
+        found = "no version" if version is None else f"version {version}"
+        raise InvalidArgument(
+            f"the state has {found}, so no loader's state_dict() gave it; load the dictionary as it was saved, or "
+            "begin an epoch with set_epoch()",
+            field="state",
+        )
+
+
 def read_cursor(state: Mapping[str, Any]) -> Cursor:
     """
     Raises:
         InvalidArgument: It is no state of a loader, or its numbers cannot be.
         PlanChanged: A newer version of Strata wrote it.
     """
-    if not isinstance(state, Mapping):
-        raise InvalidArgument(f"a loader's state is a mapping, not {type(state).__name__}", field="state")
-    version = state.get("version")
-    if isinstance(version, int) and version > VERSION:
-        raise PlanChanged(f"the state has version {version}, and this Strata knows up to {VERSION}; upgrade it")
+    check_version(state, newest=VERSION)
     try:
         cursor = msgspec.convert(dict(state), Cursor, strict=True)
     except (msgspec.ValidationError, TypeError) as error:
         raise InvalidArgument(f"this is not what a loader's state_dict() gives: {error}", field="state") from error
-    if "version" not in state or cursor.version < 1:
-        found = f"version {cursor.version}" if "version" in state else "no version"
-        raise InvalidArgument(
-            f"the state has {found}, so no loader's state_dict() gave it; load the dictionary as it was saved, or "
-            "begin an epoch with set_epoch()",
-            field="state",
-        )
     for name, limit in _LIMITS.items():
         count = getattr(cursor, name)
         if not 0 <= count <= limit:

@@ -13,20 +13,19 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import numpy as np
 
-from strata.data.cursor import MAX_COUNT
+from strata.data.cursor import MAX_COUNT, check_version
 from strata.data.order import MAX_SEED
 from strata.data.steps import Steps
 from strata.errors import InvalidArgument, PlanChanged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     import numpy.typing as npt
 
@@ -105,11 +104,7 @@ def read_map_cursor(state: Mapping[str, Any]) -> MapCursor:
         InvalidArgument: It is not the state of such a loader.
         PlanChanged: A newer version of Strata wrote it.
     """
-    if not isinstance(state, Mapping):
-        raise InvalidArgument(f"a loader's state is a mapping, not {type(state).__name__}", field="state")
-    version = state.get("version")
-    if isinstance(version, int) and version > VERSION:
-        raise PlanChanged(f"the state has version {version}, and this Strata knows up to {VERSION}; upgrade it")
+    check_version(state, newest=VERSION)
     try:
         cursor = msgspec.convert(dict(state), MapCursor, strict=True)
     except (msgspec.ValidationError, TypeError) as error:
@@ -118,12 +113,11 @@ def read_map_cursor(state: Mapping[str, Any]) -> MapCursor:
             "loader? Give each loader its own name",
             field="state",
         ) from error
-    limits = {"version": VERSION, "num_rows": MAX_COUNT, "seed": MAX_SEED, "epoch": MAX_COUNT}
-    limits["position"] = cursor.num_rows
+    limits = {"num_rows": MAX_COUNT, "seed": MAX_SEED, "epoch": MAX_COUNT, "position": cursor.num_rows}
     for name, limit in limits.items():
-        low, count = int(name == "version"), getattr(cursor, name)
-        if not low <= count <= limit:
-            raise InvalidArgument(f"the state's {name} is {count}; it must be from {low} to {limit}", field="state")
+        count = getattr(cursor, name)
+        if not 0 <= count <= limit:
+            raise InvalidArgument(f"the state's {name} is {count}; it must be from 0 to {limit}", field="state")
     return cursor
 
 
