@@ -25,6 +25,7 @@ TRAINS = """
         ctx.report(step=step)
         print("step", step, "of rank", ctx.rank)
         ctx.maybe_checkpoint({"a": np.zeros(3)})
+    ctx.close()
     print("the end", end="")
 """
 STAYS = """
@@ -85,12 +86,14 @@ def test_the_output_of_workers_goes_to_stdout_and_the_last_step_is_known(
 
     code, out, err = said("run", "-w", "2", "--name", "job", script)
     assert code == 0, err
-    assert out.splitlines() == [*(f"[0] step {step} of rank 0" for step in range(1, 6)), "[0] the end"]
+    plan, *lines = out.splitlines()
+    assert plan == f"[0] strata: checkpoints in {tmp_path}/runs/job/checkpoints, every 2 steps; the last 3 are kept"
+    assert lines == [*(f"[0] step {step} of rank 0" for step in range(1, 6)), "[0] the end"]
     assert "done: 2 workers are done" in err
 
     _, out, err = said("run", "-w", "2", "--name", "both", "--logs", "all", "--quiet", script)
     assert err.startswith("both done: 2 workers are done\n")
-    assert sorted(out.splitlines()) == sorted(
+    assert sorted(line for line in out.splitlines() if "strata: checkpoints in" not in line) == sorted(
         [
             *(f"[{rank}] step {step} of rank {rank}" for rank in (0, 1) for step in range(1, 6)),
             "[0] the end",
@@ -123,6 +126,31 @@ def test_a_mistake_in_the_program_fails_at_once(
     assert f"job failed: rank 0: {cause}" in err
     assert "not retried" in err
     assert [path.name for path in (tmp_path / "runs/job/logs").iterdir()] == ["attempt-000"]
+    assert json.loads(said("ps", "--json")[1])["num_restarts"] == 0
+
+
+def test_ranks_that_exit_without_closing_say_that_their_last_step_is_not_saved(
+    write: Callable[[str], str], tmp_path: Path
+) -> None:
+    script = write(
+        f"""
+        import numpy as np, strata
+        ctx = strata.init(checkpoints="{tmp_path}/own", every=3)
+        for step in range(1, 6) if ctx.attempt == 0 else ():
+            ctx.report(step=step)
+            ctx.maybe_checkpoint({{"a": np.zeros(3)}})
+        """
+    )
+
+    code, out, err = said("run", "-w", "2", "--name", "job", script)
+    assert code == 0, err
+    assert out.count("the last step, 5, is not saved: with several ranks, end training with ctx.close()") == 1
+    code, out, err = said("checkpoints", "ls", "job", "--json")
+    assert code == 0, err
+    assert [one["step"] for one in json.loads(out)["checkpoints"]] == [3], "the place that the script names is found"
+
+    assert said("resume", "job")[0] == 0
+    assert json.loads(said("ps", "--json")[1])["step"] == 5, "also if the resumed run makes no step"
 
 
 def test_a_deadlock_before_the_first_report_is_found_with_a_timeout_of_the_users_own(

@@ -67,7 +67,7 @@ def test_runs_are_listed_the_newest_first_with_what_they_do() -> None:
         run = a_run(name, workers=4, arguments=("--lr", "0.1", "two words"))
         os.utime(run.path / "run.json", (1_000 + number, 1_000 + number))
         pid = 0 if name == "dead" else os.getpid()
-        put(run, state, step=120, world_size=2, num_failures=4 if state == "failed" else 1, pid=pid)
+        put(run, state, step=120, world_size=2, num_restarts=3 if state == "failed" else 1, pid=pid)
 
     lines = call("ps").stdout.splitlines()
 

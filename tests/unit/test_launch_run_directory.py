@@ -231,7 +231,7 @@ def test_a_status_is_read_as_written() -> None:
     run = create(spec_of())
     assert run.status is None
 
-    status = status_of(step=7, attempt=2, world_size=4, num_failures=2, exit_code=1, control="/tmp/x/control")
+    status = status_of(step=7, attempt=2, world_size=4, num_restarts=2, exit_code=1, control="/tmp/x/control")
     run.write_status(status)
 
     assert open_run("first").status == status

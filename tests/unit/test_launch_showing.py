@@ -44,7 +44,7 @@ VIEW = RunView(
     phase="running",
     attempt=1,
     world_size=2,
-    num_failures=1,
+    num_restarts=1,
     max_restarts=3,
     elapsed_s=754.2,
     workers=[WORKER, replace(WORKER, rank=1, step=118)],
@@ -99,14 +99,14 @@ def test_the_view_says_who_does_what_and_where_everything_is() -> None:
 
 
 def test_what_is_not_known_yet_takes_no_line() -> None:
-    view = replace(VIEW, workers=[], checkpoint="", last_event="", num_failures=0, world_size=1, phase="starting")
+    view = replace(VIEW, workers=[], checkpoint="", last_event="", num_restarts=0, world_size=1, phase="starting")
 
     assert [line.split()[0] for line in drawn(view)] == ["run", "directory"]
     assert "starting · 1 worker · 0 of 3 restarts" in drawn(view)[0]
 
 
 def test_after_the_last_failure_there_was_no_restart() -> None:
-    assert "3 of 3 restarts" in drawn(replace(VIEW, num_failures=4))[0]
+    assert "3 of 3 restarts" in drawn(replace(VIEW, num_restarts=3))[0]
 
 
 def test_a_worker_that_was_not_heard_of_and_a_number_that_is_none_are_seen() -> None:
@@ -176,7 +176,7 @@ VIEWS = st.builds(
     phase=TEXTS,
     attempt=st.integers(0, 999),
     world_size=st.integers(0, 4_096),
-    num_failures=st.integers(0, 100),
+    num_restarts=st.integers(0, 100),
     max_restarts=st.integers(0, 100),
     elapsed_s=st.floats(0, 1e7),
     workers=st.lists(WORKERS, max_size=3, unique_by=lambda worker: worker.rank),

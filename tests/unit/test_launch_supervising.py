@@ -203,6 +203,14 @@ def test_asked_to_stop_workers_save_first_and_at_the_second_time_they_do_not() -
     ]
 
 
+def test_one_worker_is_not_several() -> None:
+    run = supervisor(1, 2)
+    run.begin(now_s=0.0)
+    found = run.scale(1, now_s=1.0)
+    assert AskToStop("scaling to 1 worker") in found
+    assert Tell("scaling", "from 2 to 1 worker: they save first", attempt=0) in found
+
+
 def test_workers_that_have_saved_end_the_run() -> None:
     run = supervisor()
     run.begin(now_s=0.0)
@@ -278,7 +286,7 @@ def test_scaling_lets_workers_save_and_begins_again_with_another_number() -> Non
     for rank in range(8):
         found += run.exited(Exited(rank, STOPPED), now_s=1.0)
     assert orders_of(found) == [Start(1, 2)]
-    assert run.num_failures == 0
+    assert run.num_restarts == 0
 
 
 def test_scaling_back_before_the_workers_have_saved_goes_on_too() -> None:
@@ -304,7 +312,7 @@ def test_a_worker_that_dies_while_scaling_is_a_failure_and_the_new_size_holds() 
     run.advanced(3)
     run.scale(2, now_s=0.0)
     assert fail(run) == [Start(1, 2)]
-    assert run.num_failures == 1
+    assert run.num_restarts == 1
 
 
 def test_workers_that_are_done_when_asked_to_stop_are_done() -> None:
@@ -322,7 +330,7 @@ def test_workers_that_save_too_slowly_for_scaling_are_no_failure() -> None:
     assert orders_of(run.tick(now_s=30.0)) == [End((0, 1, 2, 3))]
     found = [order for rank in range(4) for order in run.exited(Exited(rank, KILLED), now_s=31.0)]
     assert orders_of(found) == [Start(1, 2)]
-    assert run.num_failures == 0
+    assert run.num_restarts == 0
 
 
 def test_a_stop_that_a_failure_spoiled_says_so() -> None:
@@ -397,7 +405,7 @@ def test_less_room_that_is_announced_lets_workers_save_first() -> None:
     assert orders_of(run.room_changed(2, "node b is leaving", now_s=1.0)) == [AskToStop("node b is leaving")]
     found = [order for rank in range(4) for order in run.exited(Exited(rank, STOPPED), now_s=2.0)]
     assert orders_of(found) == [Start(1, 2)]
-    assert run.num_failures == 0
+    assert run.num_restarts == 0
 
 
 def test_workers_of_a_node_that_is_leaving_move_also_if_there_is_room_for_all_of_them_elsewhere() -> None:
@@ -410,7 +418,7 @@ def test_workers_of_a_node_that_is_leaving_move_also_if_there_is_room_for_all_of
     assert orders_of(found) == [AskToStop("node b is leaving")]
     found = [order for rank in range(4) for order in run.exited(Exited(rank, STOPPED), now_s=2.0)]
     assert orders_of(found) == [Start(1, 4)]
-    assert run.num_failures == 0
+    assert run.num_restarts == 0
 
 
 def test_a_lost_node_is_one_failure_and_the_run_goes_on_with_the_room_that_is_left() -> None:
@@ -423,7 +431,7 @@ def test_a_lost_node_is_one_failure_and_the_run_goes_on_with_the_room_that_is_le
     assert orders_of(run.room_changed(2, "node b is lost", now_s=1.0)) == []
     run.exited(Exited(0, KILLED), now_s=1.0)
     assert orders_of(run.exited(Exited(1, KILLED), now_s=1.0)) == [Start(1, 2)]
-    assert run.num_failures == 1
+    assert run.num_restarts == 1
 
 
 @pytest.mark.parametrize("workers", [0, 1, 9])
@@ -502,7 +510,7 @@ def test_whatever_happens_every_attempt_ends_before_the_next_and_the_run_ends_on
                 machine.obey(run.tick(now_s=now_s))
         assert run.running == machine.alive
     assert machine.num_finished == (run.phase is Phase.OVER)
-    assert run.num_failures <= run.max_restarts + 1
+    assert run.num_restarts <= run.max_restarts
 
 
 # -- loaders whose state is each rank's own ----------------------------------------------------------------------------

@@ -443,7 +443,9 @@ def _of_run(name: str) -> tuple[str, dict[str, str]]:
         run = open_run(name)
     except ConfigError as error:
         raise ConfigError(f"there is no directory {name} here, and {error.message}", field="place") from None
-    url = run.spec.checkpoints
+    status = run.status
+    place_of_last = status.checkpoint.rpartition("/")[0] if status is not None else ""
+    url = place_of_last or run.spec.checkpoints  # a script may name another
     if "://" not in url and not Path(url).is_dir():
         raise ConfigError(
             f"run {run.name} has no checkpoints: there is no {url}; if its script names another place "

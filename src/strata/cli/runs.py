@@ -114,7 +114,7 @@ def _cells(row: dict[str, Any], now_s: float) -> tuple[str, ...]:
         row["state"],
         str(row.get("world_size") or row["workers"]),
         str(row.get("step", 0)),
-        f"{min(row.get('num_failures', 0), row['max_restarts'])} of {row['max_restarts']}",
+        f"{row.get('num_restarts', 0)} of {row['max_restarts']}",
         age(now_s - row["created_at_s"]),
         printable(row["command"]),
     )

@@ -89,10 +89,17 @@ class Agent:
         coordinator: str,
         control: str = "",
         last_attempt: int = -1,
+        last_step: int = 0,
         clock: Clock | None = None,
     ) -> None:
         self.supervisor = Supervisor(
-            spec.workers, spec.max_restarts, spec.grace_s, spec.min_wait_s, room=nodes.room, attempt=last_attempt
+            spec.workers,
+            spec.max_restarts,
+            spec.grace_s,
+            spec.min_wait_s,
+            room=nodes.room,
+            attempt=last_attempt,
+            step=last_step,
         )
         self.finish: Finish | None = None
         self._spec = spec
@@ -346,7 +353,7 @@ class Agent:
             "attempt": max(supervisor.attempt, 0),
             "world_size": supervisor.world_size,
             "only_workers": supervisor.only,
-            "num_failures": supervisor.num_failures,
+            "num_restarts": supervisor.num_restarts,
             "step": supervisor.step,
             "checkpoint": self._checkpoint.checkpoint.path if self._checkpoint is not None else "",
             "reason": self.finish.reason if self.finish is not None else "",
@@ -366,7 +373,7 @@ class Agent:
                 phase=supervisor.phase.value if self.finish is None else self.finish.outcome,
                 attempt=max(supervisor.attempt, 0),
                 world_size=supervisor.world_size,
-                num_failures=supervisor.num_failures,
+                num_restarts=supervisor.num_restarts,
                 max_restarts=self._spec.max_restarts,
                 elapsed_s=self._now_s() - self._began_s,
                 workers=[_view_of(rank, worker) for rank, worker in sorted(self._seen.workers.items())],

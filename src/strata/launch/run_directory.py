@@ -79,7 +79,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int = 0
     only_workers: int = 0
     """The number of workers that alone can go on from the last checkpoint; 0: any."""
-    num_failures: int = 0
+    num_restarts: int = 0
     step: int = 0
     started_at_s: float = 0.0
     updated_at_s: float = 0.0

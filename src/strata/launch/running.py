@@ -92,6 +92,7 @@ async def _lead(
             coordinator=coordinator,
             control=str(door),
             last_attempt=before.attempt if before is not None else -1,
+            last_step=before.step if before is not None else 0,
         )
         async with control.served(agent, door):
             with control.signals(agent):

@@ -60,6 +60,7 @@ class NodeAgent:
         """Why it is to leave the run, if it was asked to while it followed."""
         before = directory.status
         self._last_attempt = before.attempt if before is not None else -1
+        self._last_step = before.step if before is not None else 0
         self._is_first = True
         status = RunStatus.of_this_process(now_s=self._clock.wall_s())
         self._status = msgspec.structs.replace(status, control=str(door), attempt=max(self._last_attempt, 0))
@@ -159,6 +160,7 @@ class NodeAgent:
             coordinator=self._spec.coordinator,
             control=str(self._door),
             last_attempt=self._last_attempt,
+            last_step=self._last_step,
             clock=self._clock,
         )
         self._role = agent
@@ -177,6 +179,7 @@ class NodeAgent:
                 each.cancel()
             await asyncio.gather(running, watching, return_exceptions=True)
             self._last_attempt = max(self._last_attempt, agent.supervisor.attempt)
+            self._last_step = agent.supervisor.step
         for other in await here.dismiss(Over(finish.outcome, finish.reason)):
             log.warning("node %s could not be told that the run is over; stop it there, or it goes on", other.name)
         return finish

@@ -103,7 +103,7 @@ class RunView:
     phase: str
     attempt: int
     world_size: int
-    num_failures: int
+    num_restarts: int
     max_restarts: int
     elapsed_s: float
     workers: Sequence[WorkerView]
@@ -140,7 +140,7 @@ def _header(view: RunView) -> RenderableType:
         [
             _coloured(view.phase),
             Text(_num_workers(view)),
-            Text(_restarts(view), style="yellow" if view.num_failures else ""),
+            Text(_restarts(view), style="yellow" if view.num_restarts else ""),
             Text(hours(view.elapsed_s)),
         ]
     )
@@ -234,8 +234,7 @@ def _num_workers(view: RunView) -> str:
 
 
 def _restarts(view: RunView) -> str:
-    """After the last failure there was none."""
-    return f"{min(view.num_failures, view.max_restarts)} of {counted(view.max_restarts, 'restart')}"
+    return f"{view.num_restarts} of {counted(view.max_restarts, 'restart')}"
 
 
 def _footer(view: RunView, width: int) -> list[Text]:
@@ -433,7 +432,7 @@ def progress(view: RunView) -> str:
         if rates:
             told.append(f"{_metric('rows_per_s', sum(rates))} rows/s")
     told.append(_num_workers(view))
-    if view.num_failures:
+    if view.num_restarts:
         told.append(_restarts(view))
     if view.checkpoint:
         told.append(f"checkpoint {printable(view.checkpoint)}")

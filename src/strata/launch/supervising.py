@@ -18,6 +18,7 @@ from strata.errors import ConfigError
 from strata.launch.contract import STOPPED
 from strata.launch.mistakes import is_mistake
 from strata.launch.spec import ANY_NUMBER, PER_RANK, not_divisible
+from strata.printing import counted
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -176,7 +177,7 @@ class Supervisor:
     wanted: int = 0
     """Of the next one."""
     running: set[int] = field(default_factory=set)
-    num_failures: int = 0
+    num_restarts: int = 0
     step: int = 0
     """The last that a worker has told of, in any attempt."""
     saved_step: int = 0
@@ -362,9 +363,10 @@ class Supervisor:
         how = self._shortage()
         if target >= self._at_least:
             same = target == self.world_size
-            how = f"{target} workers as before, elsewhere" if same else f"from {self.world_size} to {target} workers"
+            workers = counted(target, "worker")
+            how = f"{workers} as before, elsewhere" if same else f"from {self.world_size} to {workers}"
         tell = self._tell("scaling", f"{f'{why}: ' if why else ''}{how}: they save first")
-        return self._ask(tell, why or f"scaling to {target} workers", now_s)
+        return self._ask(tell, why or f"scaling to {counted(target, 'worker')}", now_s)
 
     def _start(self, now_s: float) -> list[Order]:
         self.running, self._exits, self._hung = set(), {}, {}
@@ -437,7 +439,6 @@ class Supervisor:
         return []
 
     def _failed(self, cause: Exited, now_s: float) -> list[Order]:
-        self.num_failures += 1
         progressed = self._attempt_step is not None
         self._num_idle = 0 if progressed else self._num_idle + 1
         self._history.append(_Failure(cause.rank, cause.code, cause.last_words, self.saved_step, self._attempt_step))
@@ -445,10 +446,11 @@ class Supervisor:
             return self._finish("failed", f"{cause.in_words} (not retried: it would fail the same way)")
         if self._is_its_input():
             return self._finish("failed", f"{cause.in_words} ({MAX_ALIKE} times in a row at the same place)")
-        if self.num_failures > self.max_restarts:
+        if self.num_restarts == self.max_restarts:
             number = "1 restart is" if self.max_restarts == 1 else f"{self.max_restarts} restarts are"
             spent = f"{number} spent" if self.max_restarts else "no restarts are allowed"
             return self._finish("failed", f"{cause.in_words} ({spent})")
+        self.num_restarts += 1
         pause_s = min(FIRST_PAUSE_S * 2 ** (self._num_idle - 1), LONGEST_PAUSE_S) if self._num_idle else 0.0
         if not pause_s:
             return self._start(now_s)

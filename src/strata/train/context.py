@@ -391,14 +391,26 @@ class Context:
             "generators": generators.take(),
         }
 
+    @property
+    def _saves_last(self) -> bool:
+        return self._is_under_way and self._strategy is not None and not isinstance(self._strategy, Manual)
+
     def _save_last(self) -> None:
         """On all ranks, which must have made the same steps. Never if saving is left to the script alone."""
-        if not self._is_under_way or self._strategy is None or isinstance(self._strategy, Manual):
+        if not self._saves_last:
             return
         unsaved, self._unsaved, self._is_under_way = self._unsaved, None, False
         if self._membership.ends_together(self.step) and unsaved is not None:
             state, arguments = unsaved
             self.checkpoint(state, **arguments)
+
+    def _warn_of_unsaved(self) -> None:
+        if self.rank == 0 and self._saves_last and self._unsaved is not None:
+            log.warning(
+                "the last step, %d, is not saved: with several ranks, end training with ctx.close(), "
+                "`with strata.init() as ctx:` or ctx.epochs()",
+                self.step,
+            )
 
     def _stop(self, save: Save, reason: str) -> None:
         save.wait()
@@ -423,7 +435,9 @@ class Context:
             self._is_closed = True
         self._withdraw()
         try:
-            if not is_failing and not (is_exiting and self.world_size > 1):
+            if not is_failing and is_exiting and self.world_size > 1:
+                self._warn_of_unsaved()
+            elif not is_failing:
                 self._save_last()
             self.checkpoints.close()
         finally:
