@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -121,8 +122,7 @@ def test_killed_under_strata_run_it_ends_with_the_same_weights(tmp_path: Path, r
     try:
         run.start_plain(str(rows))
         run.wait_for(0, 0, r"step 200 .*")
-        (pid,) = [int(pid) for pid in pids_of(run.log(0, 0))]
-        os.kill(pid, 9)
+        os.kill(worker_of(run), 9)
         code, said = run.wait()
     finally:
         run.bury()
@@ -133,12 +133,8 @@ def test_killed_under_strata_run_it_ends_with_the_same_weights(tmp_path: Path, r
     assert_same(last_state(run.directory / "checkpoints"), undisturbed())
 
 
-def pids_of(log: Path) -> Iterator[str]:
-    """Of processes that have this log for their output, and no session of another: the worker."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if (entry / "fd" / "1").samefile(log) and os.getsid(int(entry.name)) == int(entry.name):
-                    yield entry.name
-            except OSError:
-                continue
+def worker_of(run: Run) -> int:
+    """The process that shows in its title which rank it is."""
+    titles = {each.pid: " ".join(each.cmdline()) for each in psutil.Process(run.agent.pid).children(recursive=True)}
+    (pid,) = [pid for pid, title in titles.items() if title.startswith(f"strata: {run.name} rank 0 of 1")]
+    return pid

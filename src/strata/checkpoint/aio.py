@@ -218,6 +218,16 @@ class AsyncCheckpointManager:
     compact = _threaded(CheckpointManager.compact)
 
     @property
+    def place(self) -> str:
+        """The directory or URL."""
+        return self._manager.place
+
+    @property
+    def schedule(self) -> str:
+        """When `maybe_save` saves and what stays, in words."""
+        return self._manager.schedule
+
+    @property
     def problems(self) -> dict[str, str]:
         """What the last look passed over: id → why."""
         return self._manager.problems
