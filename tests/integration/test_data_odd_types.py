@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -89,6 +90,34 @@ def test_nested_types_that_cannot_be_joined_or_taken_are_delivered_shuffled_or_n
     as_objects = delivered(tmp_path, "torch", shuffle=True, strings={"x": "python"})
     assert as_objects == expected
     assert len(delivered(tmp_path, "pandas", shuffle=True)) == len(expected)
+
+
+@pytest.mark.parametrize("name", [*ODD])
+def test_nested_types_that_cannot_be_filtered_are_delivered_behind_a_filter(tmp_path: Path, name: str) -> None:
+    write(tmp_path, ODD[name])
+    expected = list(enumerate(ODD[name].to_pylist()))
+    for shuffle in (False, True):
+        assert delivered(tmp_path, "dict", filters="id >= 7", shuffle=shuffle) == expected[7:]
+
+
+@pytest.mark.parametrize("case", ["views", "views in Parquet", "runs"])
+def test_views_and_runs_are_compared_like_the_values_that_they_encode(tmp_path: Path, case: str) -> None:
+    texts = [None, *TEXT[1:]]
+    values = pc.run_end_encode(pa.array(texts)) if case == "runs" else pa.array(texts, pa.string_view())
+    if case == "views in Parquet":
+        pq.write_table(pa.table({"id": range(NUM_ROWS), "x": values}), tmp_path / "0.parquet", row_group_size=10)
+    else:
+        write(tmp_path, values)
+    for filters, passes in (
+        ("x == 'a'", lambda text: text == "a"),
+        ("x not in ('b',)", lambda text: text != "b"),
+        ("x is None", lambda text: text is None),
+    ):
+        loader, _ = StructuredDataset.create_dataloader(
+            str(tmp_path), columns=["id"], filters=filters, output_format="dict", cache=False
+        )
+        found = [number for batch in loader for number in batch["id"]]
+        assert found == [number for number, text in enumerate(texts) if passes(text)], filters
 
 
 def test_times_of_day_in_nanoseconds_reach_pandas_whole(tmp_path: Path) -> None:
