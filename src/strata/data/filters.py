@@ -209,16 +209,24 @@ def _isin(field: pc.Expression, values: list[Any]) -> pc.Expression:
     if not values:
         _refuse("a filter asks whether a column is in an empty list, which is never so; give values")
     try:
-        return field.isin(pa.array(values))
+        return field.isin(_array(values))
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
         _refuse(f"the values {_shown(values)} of a filter are not of one type: {error}")
 
 
 def _scalar(value: Any) -> pc.Expression:
     try:
-        return pc.scalar(value)
+        return pc.scalar(_array([value])[0] if isinstance(value, int) else value)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
         _refuse(f"{_shown(value)} cannot be compared with: {error}")
+
+
+def _array(values: list[Any]) -> pa.Array:
+    """As pyarrow guesses their type, and integers that no int64 holds too."""
+    is_int = [isinstance(value, int) for value in values if value is not None]
+    if all(is_int) and any(not -(2**63) <= value < 2**63 for value in values if value is not None):
+        return pa.array([None if value is None else decimal.Decimal(value) for value in values])
+    return pa.array(values)
 
 
 def _shown(value: Any) -> str:
