@@ -120,6 +120,23 @@ def test_views_and_runs_are_compared_like_the_values_that_they_encode(tmp_path: 
         assert found == [number for number, text in enumerate(texts) if passes(text)], filters
 
 
+@pytest.mark.parametrize(
+    ("fails", "told"),
+    [
+        (pc.field("at") > pa.scalar(0, pa.timestamp("s", "UTC")), "cannot be asked"),
+        (pc.divide(pc.field("id"), pc.field("zero")) > 1, "fails on a row: divide by zero"),
+    ],
+)
+def test_a_filter_that_fails_is_refused_where_paths_decide_it_without_a_row(
+    tmp_path: Path, fails: pc.Expression, told: str
+) -> None:
+    (tmp_path / "day=1").mkdir()
+    rows = {"id": pa.array([1]), "zero": pa.array([0]), "at": pa.array([0], pa.timestamp("s"))}
+    pq.write_table(pa.table(rows), tmp_path / "day=1" / "0.parquet")
+    with pytest.raises(SchemaMismatch, match=told):
+        list(StructuredDataset.create_dataloader(str(tmp_path), filters=fails | (pc.field("day") == 1), cache=False)[0])
+
+
 def test_times_of_day_in_nanoseconds_reach_pandas_whole(tmp_path: Path) -> None:
     write(tmp_path, pa.array([1, 86_399_999_999_999], pa.time64("ns")))
     rows = delivered(tmp_path, "pandas")
