@@ -137,6 +137,23 @@ def test_a_filter_that_fails_is_refused_where_paths_decide_it_without_a_row(
         list(StructuredDataset.create_dataloader(str(tmp_path), filters=fails | (pc.field("day") == 1), cache=False)[0])
 
 
+@pytest.mark.parametrize("has_pages", [False, True])
+def test_durations_of_several_units_are_filtered_by_their_values(tmp_path: Path, has_pages: bool) -> None:
+    for number, unit in enumerate(["s", "ms", "us"]):
+        values = pa.array([-1, 1, 1000]).cast(pa.duration(unit))
+        rows = pa.table({"id": pa.array([10 * number, 10 * number + 1, 10 * number + 2]), "x": values})
+        pq.write_table(rows, tmp_path / f"{number}.parquet", row_group_size=1, write_page_index=has_pages)
+    for filters, expected in (
+        (pc.field("x") == pa.scalar(1, pa.duration("s")), [1, 12]),
+        (pc.field("x").isin(pa.array([1, 1000], pa.duration("ms"))), [1, 11, 12, 22]),
+        (pc.field("x") < pa.scalar(1, pa.duration("ms")), [0, 10, 20, 21]),
+    ):
+        loader, _ = StructuredDataset.create_dataloader(
+            str(tmp_path), columns=["id"], filters=filters, output_format="dict", cache=False
+        )
+        assert [number for batch in loader for number in batch["id"]] == expected
+
+
 def test_times_of_day_in_nanoseconds_reach_pandas_whole(tmp_path: Path) -> None:
     write(tmp_path, pa.array([1, 86_399_999_999_999], pa.time64("ns")))
     rows = delivered(tmp_path, "pandas")
