@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -89,6 +90,68 @@ def test_nested_types_that_cannot_be_joined_or_taken_are_delivered_shuffled_or_n
     as_objects = delivered(tmp_path, "torch", shuffle=True, strings={"x": "python"})
     assert as_objects == expected
     assert len(delivered(tmp_path, "pandas", shuffle=True)) == len(expected)
+
+
+@pytest.mark.parametrize("name", [*ODD])
+def test_nested_types_that_cannot_be_filtered_are_delivered_behind_a_filter(tmp_path: Path, name: str) -> None:
+    write(tmp_path, ODD[name])
+    expected = list(enumerate(ODD[name].to_pylist()))
+    for shuffle in (False, True):
+        assert delivered(tmp_path, "dict", filters="id >= 7", shuffle=shuffle) == expected[7:]
+
+
+@pytest.mark.parametrize("case", ["views", "views in Parquet", "runs"])
+def test_views_and_runs_are_compared_like_the_values_that_they_encode(tmp_path: Path, case: str) -> None:
+    texts = [None, *TEXT[1:]]
+    values = pc.run_end_encode(pa.array(texts)) if case == "runs" else pa.array(texts, pa.string_view())
+    if case == "views in Parquet":
+        pq.write_table(pa.table({"id": range(NUM_ROWS), "x": values}), tmp_path / "0.parquet", row_group_size=10)
+    else:
+        write(tmp_path, values)
+    for filters, passes in (
+        ("x == 'a'", lambda text: text == "a"),
+        ("x not in ('b',)", lambda text: text != "b"),
+        ("x is None", lambda text: text is None),
+    ):
+        loader, _ = StructuredDataset.create_dataloader(
+            str(tmp_path), columns=["id"], filters=filters, output_format="dict", cache=False
+        )
+        found = [number for batch in loader for number in batch["id"]]
+        assert found == [number for number, text in enumerate(texts) if passes(text)], filters
+
+
+@pytest.mark.parametrize(
+    ("fails", "told"),
+    [
+        (pc.field("at") > pa.scalar(0, pa.timestamp("s", "UTC")), "cannot be asked"),
+        (pc.divide(pc.field("id"), pc.field("zero")) > 1, "fails on a row: divide by zero"),
+    ],
+)
+def test_a_filter_that_fails_is_refused_where_paths_decide_it_without_a_row(
+    tmp_path: Path, fails: pc.Expression, told: str
+) -> None:
+    (tmp_path / "day=1").mkdir()
+    rows = {"id": pa.array([1]), "zero": pa.array([0]), "at": pa.array([0], pa.timestamp("s"))}
+    pq.write_table(pa.table(rows), tmp_path / "day=1" / "0.parquet")
+    with pytest.raises(SchemaMismatch, match=told):
+        list(StructuredDataset.create_dataloader(str(tmp_path), filters=fails | (pc.field("day") == 1), cache=False)[0])
+
+
+@pytest.mark.parametrize("has_pages", [False, True])
+def test_durations_of_several_units_are_filtered_by_their_values(tmp_path: Path, has_pages: bool) -> None:
+    for number, unit in enumerate(["s", "ms", "us"]):
+        values = pa.array([-1, 1, 1000]).cast(pa.duration(unit))
+        rows = pa.table({"id": pa.array([10 * number, 10 * number + 1, 10 * number + 2]), "x": values})
+        pq.write_table(rows, tmp_path / f"{number}.parquet", row_group_size=1, write_page_index=has_pages)
+    for filters, expected in (
+        (pc.field("x") == pa.scalar(1, pa.duration("s")), [1, 12]),
+        (pc.field("x").isin(pa.array([1, 1000], pa.duration("ms"))), [1, 11, 12, 22]),
+        (pc.field("x") < pa.scalar(1, pa.duration("ms")), [0, 10, 20, 21]),
+    ):
+        loader, _ = StructuredDataset.create_dataloader(
+            str(tmp_path), columns=["id"], filters=filters, output_format="dict", cache=False
+        )
+        assert [number for batch in loader for number in batch["id"]] == expected
 
 
 def test_times_of_day_in_nanoseconds_reach_pandas_whole(tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import re
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata.data.files import DataFile
-from strata.data.formats import footers, parquet_many
+from strata.data.formats import footers, parquet_chunks, parquet_many
 from strata.data.formats.base import FileFacts
 from strata.data.formats.parquet import ParquetFormat
 from strata.data.source import Source
@@ -251,3 +254,24 @@ def test_bytes_that_are_no_footer_have_no_layout_or_one_that_holds_them(data: by
 def test_structs_in_structs_without_end_have_no_layout() -> None:
     assert footers.layout_of(b"\x1c" * 10_000) is None
     assert footers.layout_of(b"\x15\x04\x19" + b"\x19" * 10_000) is None
+
+
+def test_threads_that_meet_a_new_form_of_footers_learn_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"a": [1], "b": ["x"], "c": [1.5]}), sink)
+    data = sink.getvalue()
+    footer = data[-8 - int.from_bytes(data[-8:-4], "little") : -8]
+    made: list[bytes] = []
+
+    def pattern(group: bytes, leaves: Sequence[parquet_chunks.Leaf]) -> re.Pattern[bytes]:
+        made.append(group)
+        return compile_(group, leaves)
+
+    compile_ = parquet_chunks._pattern
+    monkeypatch.setattr(parquet_chunks, "_pattern", pattern)
+    monkeypatch.setattr(parquet_chunks, "_forms", ())
+    monkeypatch.setattr(parquet_chunks, "_remembered", {})
+    with ThreadPoolExecutor(8) as pool:
+        hidden = list(pool.map(lambda number: parquet_chunks.hidden_leaves(footer, str(number)), range(64)))
+    assert hidden == [frozenset()] * 64
+    assert len(made) == 1

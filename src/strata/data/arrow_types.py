@@ -28,17 +28,32 @@ def plain(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
+def filterable(kind: pa.DataType) -> pa.DataType:
+    """The type whose values can be compared and filtered, at any depth: the type itself, if possible.
+
+    Arrow has no kernels for views and runs; they become what they encode.
+    """
+    if isinstance(kind, pa.BaseExtensionType):
+        storage = filterable(kind.storage_type)
+        return kind if storage == kind.storage_type else storage
+    if pat.is_run_end_encoded(kind) or pat.is_string_view(kind) or pat.is_binary_view(kind):
+        return plain(filterable(plain(kind)))
+    if pat.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, filterable(kind.value_type), kind.ordered)
+    return with_children(kind, filterable)
+
+
 def gatherable(kind: pa.DataType) -> pa.DataType:
     """The type in which rows can be joined and taken in another order, at any depth: the type itself, if possible.
 
-    Arrow cannot take views and runs; they become what they encode. Codes of dictionaries have 32 bits at least, because
-    the dictionaries of several files together have more values than each.
+    It is `filterable`, and codes of dictionaries have 32 bits at least, because the dictionaries of several files
+    together have more values than each.
     """
     if isinstance(kind, pa.BaseExtensionType):
         storage = gatherable(kind.storage_type)
         return kind if storage == kind.storage_type else storage
-    if pat.is_run_end_encoded(kind) or pat.is_string_view(kind) or pat.is_binary_view(kind):
-        return plain(gatherable(plain(kind)))
+    if (other := filterable(kind)) != kind:
+        return gatherable(other)
     if pat.is_dictionary(kind):
         index = pa.int32() if kind.index_type.bit_width < 32 or kind.index_type == pa.int32() else pa.int64()
         return pa.dictionary(index, gatherable(kind.value_type), kind.ordered)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
+from strata.data import filters
 from strata.data.arrowed import joined
 from strata.data.fitting import PlainFit
 from strata.data.formats.base import Headed, PagedReader
@@ -111,7 +112,7 @@ class ThreadDecoder:
         finally:
             bytes_read = reader.bytes_read - before
         if plan.condition is not None:
-            table = table.filter(plan.condition).select(list(plan.columns))
+            table = filters.passing(plan.condition, table, where(plan, number)).select(list(plan.columns))
         expected = int(plan.unit_rows[number])
         if table.num_rows != expected:
             raise DataFileChanged(

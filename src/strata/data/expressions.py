@@ -280,15 +280,19 @@ def _negated(node: Node) -> str:
 
 def _membership(node: Call, inside: str, same: str) -> str:
     """`x in (…)` and `x is None`, where the call is one of these as they are usually meant; else empty."""
-    options = node.options[0].as_py() if node.options is not None else {}
-    if node.function == "is_in" and options.get("null_matching_behavior") == 0:
+    if node.function == "is_in" and _option(node, "null_matching_behavior") == 0:
         values = sorted({_literal(value) for value in node.options.field("value_set").values})  # type: ignore[union-attr]
         return f"{_operand(node.arguments[0])} {inside} ({', '.join(values)}{',' if len(values) == 1 else ''})"
-    if node.function == "is_null" and not options.get("nan_is_null"):
+    if node.function == "is_null" and not _option(node, "nan_is_null"):
         return f"{_operand(node.arguments[0])} {same} None"
     if node.function == "is_valid":
         return f"{_operand(node.arguments[0])} {'is not' if same == 'is' else 'is'} None"
     return ""
+
+
+def _option(node: Call, name: str) -> Any:
+    is_there = node.options is not None and node.options.type.get_field_index(name) >= 0
+    return node.options.field(name)[0].as_py() if is_there else None  # type: ignore[union-attr]
 
 
 def _call(node: Call) -> str:
@@ -329,8 +333,12 @@ def _literal(value: pa.Scalar) -> str:
         return "None"
     if pa.types.is_timestamp(value.type):
         return f"timestamp({_quoted(_timestamp(value))})"
+    if pa.types.is_list(value.type):
+        return f"{value.type}:[{', '.join(map(_literal, value.values))}]"
     if pa.types.is_nested(value.type):
         return f"{value.type}:{value}"
+    if pa.types.is_time(value.type) or pa.types.is_duration(value.type):  # Python's have other ranges, and microseconds
+        return f"{value.type}({_quoted(value.cast(pa.string()).as_py())})"
     plain = value.as_py()
     if isinstance(plain, str):
         return _quoted(plain)

@@ -33,6 +33,10 @@ MAX_LENGTH = 100_000
 """Characters of a filter written as text."""
 
 
+_FAILURES = (pa.ArrowInvalid, pa.ArrowNotImplementedError)
+"""Of evaluating a filter on some value: a cast, or a division by zero."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Condition:
     expression: pc.Expression
@@ -76,7 +80,8 @@ def bind(condition: Condition, schema: pa.Schema) -> Condition:
     used = pa.schema([schema.field(name) for name in condition.columns])
     fitted = expressions.encode(literals.fitted(expressions.decode(condition.expression), used))
     try:
-        found = expressions.mask(used.empty_table(), fitted)
+        # Of no rows some comparisons are not made, and so not refused.
+        found = expressions.mask(pa.table([pa.nulls(1, field.type) for field in used], schema=_nullable(used)), fitted)
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid, pa.ArrowTypeError) as error:
         types = ", ".join(f"{field.name} is {field.type}" for field in used)
         raise SchemaMismatch(
@@ -101,13 +106,34 @@ def count(condition: Condition, table: pa.Table, where: str) -> int:
     """
     try:
         return expressions.count(table, condition.expression)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        types = ", ".join(f"{field.name} is {field.type}" for field in table.schema)
-        raise SchemaMismatch(
-            f"{where}: the filter {condition.text} fails on a row: {str(error).splitlines()[0]}; {types}. Compare "
-            "columns of one type, or change the filter so that it holds for every value",
-            field="filters",
-        ) from error
+    except _FAILURES as error:
+        raise _failed(condition.expression, table, where, error) from error
+
+
+def passing(expression: pc.Expression, table: pa.Table, where: str) -> pa.Table:
+    """The rows that pass.
+
+    Raises:
+        SchemaMismatch: As for `count`, of which statistics may have said that it is not needed.
+    """
+    try:
+        return table.filter(expression)
+    except _FAILURES as error:
+        raise _failed(expression, table, where, error) from error
+
+
+def _failed(expression: pc.Expression, table: pa.Table, where: str, error: Exception) -> SchemaMismatch:
+    columns = expressions.columns(tree := expressions.decode(expression))
+    types = ", ".join(f"{name} is {table.schema.field(name).type}" for name in columns)
+    return SchemaMismatch(
+        f"{where}: the filter {expressions.text(tree)} fails on a row: {str(error).splitlines()[0]}; {types}. Compare "
+        "columns of one type, or change the filter so that it holds for every value",
+        field="filters",
+    )
+
+
+def _nullable(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([field.with_nullable(nullable=True) for field in schema])
 
 
 def check_names(condition: Condition, names: Sequence[str]) -> None:
@@ -209,16 +235,24 @@ def _isin(field: pc.Expression, values: list[Any]) -> pc.Expression:
     if not values:
         _refuse("a filter asks whether a column is in an empty list, which is never so; give values")
     try:
-        return field.isin(pa.array(values))
+        return field.isin(_array(values))
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
         _refuse(f"the values {_shown(values)} of a filter are not of one type: {error}")
 
 
 def _scalar(value: Any) -> pc.Expression:
     try:
-        return pc.scalar(value)
+        return pc.scalar(_array([value])[0] if isinstance(value, int) else value)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
         _refuse(f"{_shown(value)} cannot be compared with: {error}")
+
+
+def _array(values: list[Any]) -> pa.Array:
+    """As pyarrow guesses their type, and integers that no int64 holds too."""
+    is_int = [isinstance(value, int) for value in values if value is not None]
+    if all(is_int) and any(not -(2**63) <= value < 2**63 for value in values if value is not None):
+        return pa.array([None if value is None else decimal.Decimal(value) for value in values])
+    return pa.array(values)
 
 
 def _shown(value: Any) -> str:

@@ -89,7 +89,7 @@ def unify(
             )
         if lacking:
             missing[column] = lacking
-        fields.append(made)
+        fields.append(made.with_type(arrow_types.filterable(made.type)) if condition_columns else made)
     return Unified(pa.schema(fields), tuple(delivered), missing)
 
 

@@ -73,7 +73,7 @@ class ParquetFormat:
     def presence(
         self, source: Source, file: DataFile, facts: FileFacts, condition: Node, schema: pa.Schema
     ) -> list[Presence]:
-        if not parquet_statistics.can_tell(facts.schema, schema.names):
+        if not parquet_statistics.can_tell(facts.schema, schema):
             return [Presence.SOME] * len(facts.units)
         with source.open(file) as opened:
             tail = read_tail(source, file, opened, version=facts.version)
@@ -202,7 +202,7 @@ class ParquetReader:
         return pa.table([column for table in found for column in table.columns], pa.schema(fields))
 
     def judge(self, units: Sequence[Unit], condition: Node, schema: pa.Schema) -> Mapping[int, Judged]:
-        if self._tail is None or not parquet_statistics.can_tell(self._footer.schema, schema.names):
+        if self._tail is None or not parquet_statistics.can_tell(self._footer.schema, schema):
             return {}
         large = [unit.index for unit in units if _is_large(self._footer.metadata.row_group(unit.index))]
         try:

@@ -7,12 +7,13 @@ read here first, before any chunk is asked for.
 That takes some 10 µs for a chunk. Files of a dataset are mostly written by one program, and their footers differ in
 numbers and bounds alone: what was found sound becomes a regular expression, which takes the footers of the other files
 at the speed of native code. It matches the bytes of one row group, with the same fields of the same types and lengths,
-whatever their values.
+whatever their values. One thread compiles it at a time; the others, who would compile the same, read on meanwhile.
 """
 
 from __future__ import annotations
 
 import re
+import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 from strata.data.formats import thrift
@@ -31,7 +32,7 @@ _WIDTHS = {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8}
 _TEXT, _FIXED = 6, 7
 _BOUNDS = (1, 2, 5, 6)
 """Fields of statistics: the greatest and the least value, as they were written first and are written now."""
-_NUMBER = rb"[\x80-\xff]*[\x00-\x7f]"
+_NUMBER = rb"[\x80-\xff]*+[\x00-\x7f]"
 _BINARY = b"(?:" + b"|".join(re.escape(bytes([size])) + b".{%d}" % size for size in range(128)) + b")"
 """Of fewer than 128 bytes; a row group with a longer one is read by the slower way."""
 
@@ -61,6 +62,8 @@ class _Form(NamedTuple):
 
 _forms: tuple[_Form, ...] = ()
 """That were learned last; by whichever thread."""
+_learning = threading.Lock()
+"""Nobody waits for it: not even a forked child, in which it may be locked for ever."""
 _remembered: dict[str, frozenset[int]] = {}
 
 
@@ -115,7 +118,6 @@ def _num_groups(scan: Scanner) -> int:
 
 
 def _examined(footer: bytes) -> frozenset[int]:
-    global _forms  # noqa: PLW0603 - only ever replaced as a whole; a form that gets lost is learned again
     scan = Scanner(footer)
     leaves: list[Leaf] = []
     hidden: set[int] = set()
@@ -138,8 +140,19 @@ def _examined(footer: bytes) -> frozenset[int]:
         raise FooterDamaged("it has no schema, or no list of row groups")
     if groups and not hidden and len(leaves) <= MAX_LEARNED_LEAVES:
         start, end = groups[0]
-        _forms = (_Form(footer[:head_end], _pattern(footer[start:end], leaves)), *_forms[: MAX_LEARNED - 1])
+        _learn(footer, footer[:head_end], footer[start:end], leaves)
     return frozenset(hidden)
+
+
+def _learn(footer: bytes, head: bytes, group: bytes, leaves: Sequence[Leaf]) -> None:
+    """What row groups of this form look like, unless a thread is just learning one, or has learned this one."""
+    global _forms  # noqa: PLW0603 - only ever replaced as a whole
+    if _learning.acquire(blocking=False):
+        try:
+            if not _is_known(footer):
+                _forms = (_Form(head, _pattern(group, leaves)), *_forms[: MAX_LEARNED - 1])
+        finally:
+            _learning.release()
 
 
 def _hidden_in_group(scan: Scanner, leaves: Sequence[Leaf]) -> list[int]:
@@ -238,7 +251,7 @@ def _leaves(elements: Sequence[bytes]) -> list[Leaf]:
 
 
 def _pattern(group: bytes, leaves: Sequence[Leaf]) -> re.Pattern[bytes]:
-    """Of a row group that is sound: any that differs from it in numbers, names and bounds alone is sound, too."""
+    """Of a row group that is sound: any that differs from it in numbers and bounds alone is sound, too."""
     return re.compile(_Writer(group, leaves).made(), re.DOTALL)
 
 
@@ -256,7 +269,11 @@ class _Writer:
     def _chunk(self, _: int) -> bytes:
         leaf = next(self._leaves)
         statistics = dict.fromkeys(_BOUNDS, lambda: self._bound(leaf))
-        metadata = {1: self._exactly, 12: lambda: self._struct(statistics)}
+        metadata = {
+            1: lambda: self._exactly(thrift.I32),
+            3: lambda: self._exactly(thrift.LIST),  # the column's path
+            12: lambda: self._struct(statistics),
+        }
         return self._struct({3: lambda: self._struct(metadata)})
 
     def _struct(self, known: Mapping[int, Callable[[], bytes]]) -> bytes:
@@ -300,9 +317,9 @@ class _Writer:
         size = len(self._scan.binary())
         return _BINARY if leaf.width is None or size > 0x7F else re.escape(bytes([size])) + b".{%d}" % size
 
-    def _exactly(self) -> bytes:
+    def _exactly(self, kind: int) -> bytes:
         start = self._scan.at
-        self._scan.varint()
+        self._scan.skip(kind)
         return self._since(start)
 
     def _since(self, start: int) -> bytes:

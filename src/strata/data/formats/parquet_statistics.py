@@ -45,10 +45,16 @@ def is_nested(kind: pa.DataType) -> bool:
     return kind.num_fields > 0 or isinstance(kind, pa.BaseExtensionType)
 
 
-def can_tell(schema: pa.Schema, columns: Sequence[str]) -> bool:
-    """Whether bounds of these columns are bounds of their rows."""
-    kinds = [schema.field(name).type for name in columns]
-    return not any(is_nested(kind) or pa.types.is_dictionary(kind) for kind in kinds)
+def can_tell(schema: pa.Schema, compared: pa.Schema) -> bool:
+    """Whether bounds of a file's columns are bounds of their rows, as they are compared.
+
+    Parquet has durations as integers: what is stated of them is in the file's own unit.
+    """
+    return not any(
+        is_nested(kind) or pa.types.is_dictionary(kind) or (pa.types.is_duration(field.type) and kind != field.type)
+        for field in compared
+        for kind in [schema.field(field.name).type]
+    )
 
 
 def of_groups(metadata: pq.FileMetaData, groups: Sequence[int], leaf: int, compared: pa.DataType) -> Bounds:
