@@ -86,15 +86,16 @@ def test_whose_process_has_ended_is_not_found(ended: set[int], factor: float) ->
 
 
 def test_with_a_limit_of_the_users_own_a_deadlock_before_the_first_step_is_found() -> None:
-    watch = StepWatch(LIMIT_S, began_s=100.0)
+    watch = StepWatch(LIMIT_S, is_start_watched=True)
     starting = {0: worker(0, 0, state="RECOVERING")}
-    assert watch.look({}, {0, 1}, now_s=105.0) is None
+    assert watch.look({}, {0, 1}, now_s=0.0) is None
+    assert watch.look(starting, {0, 1}, now_s=100.0) is None, "imports took 100 s"
     assert watch.look(starting, {0, 1}, now_s=109.0) is None, "rank 1 has not even joined"
     assert watch.look(starting, {0, 1}, now_s=110.5) == Hung((0, 1), 10.5)
 
 
 def test_after_the_first_step_the_clock_of_the_start_does_not_count() -> None:
-    watch = StepWatch(LIMIT_S, began_s=100.0)
+    watch = StepWatch(LIMIT_S, is_start_watched=True)
     watch.look({0: worker(0, 0, state="RECOVERING")}, {0}, now_s=101.0)
     assert watch.look({0: worker(0, 0)}, {0}, now_s=109.0) is None
     assert watch.look({0: worker(0, 0)}, {0}, now_s=118.0) is None
@@ -102,4 +103,4 @@ def test_after_the_first_step_the_clock_of_the_start_does_not_count() -> None:
 
 
 def test_a_script_that_never_joins_is_not_watched() -> None:
-    assert StepWatch(LIMIT_S, began_s=0.0).look({}, {0, 1}, now_s=1_000.0) is None
+    assert StepWatch(LIMIT_S, is_start_watched=True).look({}, {0, 1}, now_s=1_000.0) is None

@@ -259,8 +259,7 @@ class Agent:
                     self._is_over.set()
 
     async def _start(self, attempt: int, world_size: int) -> None:
-        began_s = self._now_s() if self._spec.is_start_watched else None
-        self._seen = _Seen(StepWatch(self._spec.step_timeout_s, began_s))
+        self._seen = _Seen(StepWatch(self._spec.step_timeout_s, self._spec.is_start_watched))
         await self._see_off(world_size)
         await self._nodes.launch(
             Place(

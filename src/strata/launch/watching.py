@@ -23,14 +23,16 @@ class Hung(NamedTuple):
 
 @dataclass(slots=True)
 class StepWatch:
-    """Of one attempt. A worker is watched while it says that it trains: from its first step on, or, if `began_s` is
-    given, from the start of the attempt. Then also those are watched that have not joined, if others have: a script
-    that never joins reports no steps at all.
+    """Watches the workers of one attempt. A worker is watched while it reports that it trains: from its first step on,
+    or, with `is_start_watched`, from the moment at which the first rank joins. Then ranks that have not joined by that
+    moment are watched, too. Imports before `strata.init()` do not count, and a script that never joins is not watched.
     """
 
     limit_s: float
     """0: a step may take any time."""
-    began_s: float | None = None
+    is_start_watched: bool = False
+    _joined_s: float | None = None
+    """When the first rank was seen to have joined."""
     _since: dict[int, tuple[int, float]] = field(default_factory=dict)
     """By rank: the last step, and when it was first seen."""
     _trained: set[int] = field(default_factory=set)
@@ -39,18 +41,20 @@ class StepWatch:
 
     def look(self, members: Mapping[int, WorkerInfo], running: Collection[int], *, now_s: float) -> Hung | None:
         """`members`: who is in the job, by rank. `running`: whose processes have not ended."""
+        if self.is_start_watched and self._joined_s is None and members:
+            self._joined_s = now_s
         for rank, worker in members.items():
             is_training = worker.state == "TRAINING"
-            if self.began_s is not None and not is_training and rank not in self._trained:
-                self._since.setdefault(rank, (worker.step, self.began_s))
+            if self._joined_s is not None and not is_training and rank not in self._trained:
+                self._since.setdefault(rank, (worker.step, self._joined_s))
             elif not is_training or rank not in self._trained or worker.step != self._since[rank][0]:
                 self._since[rank] = (worker.step, now_s)
             if is_training:
                 self._trained.add(rank)
             (self._silent.add if worker.silent_s > SILENT_S else self._silent.discard)(rank)
-        if self.began_s is not None and members:
+        if self._joined_s is not None and members:
             for rank in set(running) - self._since.keys():
-                self._since[rank] = (0, self.began_s)
+                self._since[rank] = (0, self._joined_s)
                 self._silent.add(rank)
         # Who has left by itself may take its time to end; who was silent until it was given up stands still.
         watched = (members.keys() | self._silent) & set(running)
