@@ -109,7 +109,7 @@ def test_the_output_of_workers_goes_to_stdout_and_the_last_step_is_known(
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
-        ("import strata\nctx = strata.init(evry=3)\n", "exit code 1: TypeError: "),
+        ("import strata\nctx = strata.init(evry=3)\n", "exit code 1: strata.errors.ConfigError: strata.init() "),
         (
             "import argparse\np = argparse.ArgumentParser()\np.add_argument('x')\np.parse_args()\n",
             "exit code 2: train.py: ",

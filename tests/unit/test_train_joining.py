@@ -12,7 +12,7 @@ from strata.checkpoint import Adaptive, AnyOf, EverySeconds, EverySteps, Manual
 from strata.errors import ConfigError
 from strata.launch.contract import JOINED, Place, environment
 from strata.train.context import decides_by_steps
-from strata.train.joining import _check_is_the_rank, _place_without_agent, _stop_when_asked, strategy_of
+from strata.train.joining import _check_is_the_rank, _place_without_agent, _stop_when_asked, init, strategy_of
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,14 @@ def test_anything_else_is_refused(every: str) -> None:
 )
 def test_only_steps_are_counted_alike_on_all_ranks(strategy: object, alike: bool) -> None:
     assert decides_by_steps(strategy) is alike  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "cure"), [("evry", "did you mean every="), ("keep_cont", "did you mean keep_count="), ("q", "see docs/")]
+)
+def test_a_misspelt_argument_is_refused_with_the_one_that_was_meant(name: str, cure: str) -> None:
+    with pytest.raises(ConfigError, match=rf"strata.init\(\) has no argument {name}=; {cure}"):
+        init(**{name: 3})
 
 
 def test_a_process_that_nobody_started_is_a_world_of_one(monkeypatch: pytest.MonkeyPatch) -> None:

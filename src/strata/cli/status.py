@@ -86,12 +86,14 @@ def status(
 
 
 def _show(console: Console, job: "JobInfo", members: "MembershipInfo", datasets: "list[DatasetInfo]") -> None:
+    from strata.launch.contract import METRICS  # noqa: PLC0415
+
     table = Table(title=f"job {escape(job.job_id)}, generation {job.generation}", title_justify="left")
     for heading in ("rank", "worker", "state", "step", "heard", "metrics"):
         table.add_column(heading, justify="right" if heading in ("rank", "step", "heard") else "left")
     for w in members.workers:
         heard = f"[red]{w.silent_s:.1f} s ago, connection lost[/red]" if w.suspect else f"{w.silent_s:.1f} s ago"
-        metrics = ", ".join(f"{name} {value:.4g}" for name, value in w.metrics.items())
+        metrics = ", ".join(f"{name} {value:.4g}" for name, value in w.metrics.items() if not METRICS.is_ours(name))
         table.add_row(str(w.rank), escape(w.worker_id), w.state, str(w.step), heard, escape(metrics))
     console.print(table)
     console.print(f"because: {escape(members.reason)}", soft_wrap=True)

@@ -441,7 +441,8 @@ class Context:
                 self._save_last()
             self.checkpoints.close()
         finally:
-            self._membership.leave(together=self._has_saved and not is_failing)
+            reason = "failed" if is_failing else "done"
+            self._membership.leave(together=self._has_saved and not is_failing, reason=reason)
 
     def _close_at_exit(self) -> None:
         self.close(is_failing=getattr(sys, "last_value", None) is not None, is_exiting=True)

@@ -7,7 +7,9 @@ torchrun it is one of its ranks, without a coordinator.
 
 from __future__ import annotations
 
+import difflib
 import faulthandler
+import inspect
 import os
 import re
 import signal
@@ -30,7 +32,7 @@ from strata.train.membership import JOIN_TIMEOUT_S, JoinedMembership, NoMembersh
 from strata.transport import forks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from strata.checkpoint.strategies import Strategy
 
@@ -60,6 +62,7 @@ def init(
         CoordinatorUnavailable: The run's coordinator does not answer.
     """
     variables = os.environ
+    _check_options(checkpoint_options)
     _check_is_the_rank(variables)
     place = place_in(variables) or _place_without_agent(variables)
     if checkpoints is not None:
@@ -118,6 +121,15 @@ def strategy_of(every: int | str | Strategy | None) -> Strategy:
             f"every={every!r} is neither a number of steps nor a time such as 90s, 10m, 1h", field="every"
         )
     return EverySeconds(float(found[1]) * _UNITS_S[found[2]])
+
+
+def _check_options(options: Iterable[str]) -> None:
+    known = [*inspect.signature(init).parameters, *inspect.signature(CheckpointManager).parameters]
+    for name in options:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            cure = f"did you mean {close[0]}=?" if close else "see docs/run.md and docs/checkpoints.md for those it has"
+            raise ConfigError(f"strata.init() has no argument {name}=; {cure}", field=name)
 
 
 def _check_is_the_rank(variables: Mapping[str, str]) -> None:

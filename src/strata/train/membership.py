@@ -81,7 +81,7 @@ class Membership(Protocol):
         """Whether all ranks come to the end of their training, and after the same step. Waits for them."""
         ...
 
-    def leave(self, *, together: bool) -> None: ...
+    def leave(self, *, together: bool, reason: str = "done") -> None: ...
 
 
 class NoMembership:
@@ -114,7 +114,7 @@ class NoMembership:
         """Nobody can be asked: as for every save, ranks must make the same steps."""
         return True
 
-    def leave(self, *, together: bool) -> None:
+    def leave(self, *, together: bool, reason: str = "done") -> None:
         pass
 
 
@@ -222,7 +222,7 @@ class JoinedMembership:
         log.warning("the last step, %d on this rank, is not saved: all ranks must make the same number of steps", step)
         return False
 
-    def leave(self, *, together: bool) -> None:
+    def leave(self, *, together: bool, reason: str = "done") -> None:
         """`together`: not before all ranks do, since a checkpoint of theirs may still need this one's word."""
         self._withdraw_hook()
         self._is_leaving.set()
@@ -234,7 +234,7 @@ class JoinedMembership:
         except StrataError as error:  # somebody has died, or does not come: then there is nothing to wait for
             log.info("leaving before the others: %s", error)
         try:
-            self._worker.deregister("done", timeout_s=LEAVE_TIMEOUT_S)
+            self._worker.deregister(reason, timeout_s=LEAVE_TIMEOUT_S)
         except StrataError as error:
             log.info("left without a word: %s", error)
         self._client.close()
