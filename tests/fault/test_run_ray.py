@@ -142,11 +142,9 @@ def test_without_a_shared_place_for_checkpoints_machines_cannot_work_together(
 
 
 def listened_at(process: psutil.Process) -> set[str]:
-    """By the agent or one of Ray's; torch's store is the workers' own."""
     with contextlib.suppress(psutil.NoSuchProcess):  # some of Ray's live for a moment only
-        if "warm.py" not in " ".join(process.cmdline()):
-            connections = process.net_connections("tcp")
-            return {each.laddr.ip for each in connections if each.status == psutil.CONN_LISTEN}
+        connections = process.net_connections("tcp")
+        return {each.laddr.ip for each in connections if each.status == psutil.CONN_LISTEN}
     return set()
 
 
@@ -200,7 +198,9 @@ def test_without_an_address_a_run_has_a_cluster_of_its_own_that_nobody_else_reac
     run.start("--fail-at", "100", "--step-s", "0.5", "--until", str(seen))
     run.wait_for_step(0, 1)
     agent = psutil.Process(run.agent.pid)
-    listening = set[str]().union(*map(listened_at, [agent, *agent.children(recursive=True)]))
+    processes = [agent, *agent.children(recursive=True)]
+    worker = run.pid(0, 0)  # its own is torch's store, which listens on all addresses
+    listening = set[str]().union(*(listened_at(each) for each in processes if each.pid != worker))
     seen.touch()
     assert listening
     assert listening <= {"127.0.0.1", "::ffff:127.0.0.1"}

@@ -15,6 +15,7 @@ from servers import until
 
 from strata.bench.contenders import recovery_torchrun, recovery_watch
 from strata.bench.frame import MAX_LOST, Benchmark, Contender, Figure
+from strata.bench.processes import killed_with_descendants
 from strata.bench.run import PEERS_VENV_VARIABLE, find_peers_python, run_benchmark, run_with_progress
 
 FIGURES = (Figure(key="one_ms", title="one", unit="ms"), Figure(key="two_ms", title="two", unit="ms"))
@@ -92,6 +93,14 @@ time.sleep(600)
 """Starts a process that leaves its session and its parent, as those of torchrun and Ray do, and hangs."""
 
 
+RUNS_HANG = """
+from strata.bench.frame import *
+from strata.bench.run import run_with_progress
+hang = Contender(name="hang", module="tiny_hang")
+run_with_progress(Benchmark(name="tiny", title="Tiny", contenders=(hang,), figures=()))
+"""
+
+
 def pids_in(path: Path, number: int) -> list[int]:
     until(lambda: path.exists() and len(path.read_text().splitlines()) >= number, f"{number} processes have begun")
     return [int(line) for line in path.read_text().splitlines()]
@@ -111,24 +120,40 @@ def test_a_contender_that_hangs_is_counted_as_lost_and_the_benchmark_goes_on(mod
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_benchmark_that_is_stopped_takes_its_contenders_with_it(modules: Path, number: signal.Signals) -> None:
-    (modules / "tiny_hang.py").write_text(
-        f"{LEAVES_ONE}\nprint(__import__('os').getpid(), file=pids.open('a'))\ntime.sleep(600)\n"
-    )
+    (modules / "tiny_hang.py").write_text(LEAVES_ONE)
     (modules / "tiny_driver.py").write_text(
-        "from strata.bench.frame import *\nfrom strata.bench.run import run_with_progress\n"
-        "hang = Contender(name='hang', module='tiny_hang')\n"
-        "run_with_progress(Benchmark(name='tiny', title='Tiny', contenders=(hang,), figures=()))\n"
+        "import signal\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # whatever this test was started by: nohup ignores it
+        f"{RUNS_HANG}"
     )
-    with subprocess.Popen([sys.executable, "-m", "tiny_driver"], stderr=subprocess.PIPE, text=True) as driver:
+    with (
+        killed_with_descendants(),
+        subprocess.Popen([sys.executable, "-m", "tiny_driver"], stderr=subprocess.PIPE, text=True) as driver,
+    ):
         try:
             started = pids_in(modules / "tiny_hang.pids", 2)
             driver.send_signal(number)
             said = driver.communicate(timeout=30)[1]
+            left = [pid for pid in started if not gone(pid)]  # before this test itself kills them
         finally:
             driver.kill()
     assert driver.returncode == (-number if number == signal.SIGINT else 128 + number), said
     assert said.startswith("tiny: 5 rounds of 1 contender, about 2 min; every contender has a deadline")
-    assert all(map(gone, started))
+    assert not left
+
+
+def test_under_nohup_a_benchmark_outlives_its_terminal(modules: Path) -> None:
+    (modules / "tiny_hang.py").write_text(LEAVES_ONE)
+    (modules / "tiny_driver.py").write_text(f"import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n{RUNS_HANG}")
+    with killed_with_descendants(), subprocess.Popen([sys.executable, "-m", "tiny_driver"]) as driver:
+        try:
+            pids_in(modules / "tiny_hang.pids", 2)
+            driver.send_signal(signal.SIGHUP)
+            driver.send_signal(signal.SIGTERM)
+            assert driver.wait(30) == 128 + signal.SIGTERM
+        finally:
+            driver.kill()
 
 
 def test_a_peers_job_that_does_not_come_back_is_counted_and_nothing_of_it_stays(

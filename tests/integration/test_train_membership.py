@@ -19,7 +19,7 @@ from strata.coordinator.views import MembershipInfo
 from strata.errors import CoordinatorUnavailable, UnknownJob
 from strata.launch.contract import METRICS, Place
 from strata.train.agreeing import Agreement
-from strata.train.membership import JoinedMembership
+from strata.train.membership import MAX_METRICS, JoinedMembership
 
 QUICK = CoordinatorConfig(
     state="memory", lease=LeaseConfig(lease_s=20.0, heartbeat_s=0.2, suspicion_s=0.2, tick_s=0.02)
@@ -99,6 +99,46 @@ def test_ranks_come_to_an_end_together_if_they_made_the_same_steps(
     with ThreadPoolExecutor(3) as pool:
         joined = list(pool.map(join, [place_of(rank, 3, 1, address) for rank in range(3)]))
         assert list(pool.map(end, joined, steps)) == [[together, together]] * 3
+
+
+def test_a_rank_that_reads_late_finds_the_last_step_of_one_that_is_at_its_next_end(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = [membership for membership, _ in two_ranks(address)]
+    late, listed = ranks[0]._client, ranks[0]._client.list_workers
+    is_first = iter([True])
+
+    def is_rank_1_ahead() -> bool:
+        (metrics,) = [each.metrics for each in listed(job_id="job").workers if each.worker_id == "rank-1"]
+        return 9.0 in metrics.values()
+
+    def list_workers(*, job_id: str) -> MembershipInfo:
+        if next(is_first, False):
+            until(is_rank_1_ahead, "rank 1 is at its next end")
+        return listed(job_id=job_id)
+
+    monkeypatch.setattr(late, "list_workers", list_workers)
+    with ThreadPoolExecutor(2) as pool:
+        ended = pool.map(lambda each: [each.ends_together(step) for step in (7, 9, 11)], ranks)
+        assert list(ended) == [[True, True, True]] * 2
+        list(pool.map(lambda each: each.leave(together=True), ranks))
+
+
+def test_as_many_metrics_as_a_script_may_have_leave_room_for_all_of_ours(address: str) -> None:
+    """A heartbeat with one too many would be refused as a whole."""
+    named = [value for name, value in vars(METRICS).items() if not name.startswith("_") and name != "is_ours"]
+    ours = [name for value in named for name in ([value] if isinstance(value, str) else value)]
+    membership = join(place_of(0, 1, 0, address))
+    membership.watch(lambda: {"rows_per_s": 1.0, **dict.fromkeys(ours, 1.0)})
+    membership.report("TRAINING", 1, 0, {f"users-{number}": 1.0 for number in range(MAX_METRICS + 1)})
+    with CoordinatorClient(address) as watching:
+
+        def told() -> int:
+            (worker,) = watching.list_workers(job_id="job").workers
+            return len(worker.metrics)
+
+        until(lambda: told() == MAX_METRICS + 1 + len(ours), "all are told")
+    membership.leave(together=False)
 
 
 def test_nobody_waits_at_the_end_for_a_rank_that_has_left(address: str) -> None:

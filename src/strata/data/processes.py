@@ -100,7 +100,9 @@ class ProcessDecoder:
     def ready(self) -> None:
         """Before a pass: a process that died since the last one is replaced."""
         self._is_aborted = False
-        process = self._process
+        with self._lock:
+            self._disown_if_forked()
+            process = self._process
         if process is not None and not process.is_alive():
             self.shutdown()
 
@@ -121,13 +123,17 @@ class ProcessDecoder:
         with self._lock:
             if self._is_aborted:
                 raise DataWorkerDied("the worker process was stopped")
-            if not self._home.is_here:  # forked: the process is its parent's
-                self._home = Home()
-                self._process = self._connection = None
+            self._disown_if_forked()
             if self._connection is None:
                 self._start()
             assert self._connection is not None
             return self._connection
+
+    def _disown_if_forked(self) -> None:
+        """The process is the parent's. Python refuses to say whether it lives; and its finalizer does nothing here."""
+        if not self._home.is_here:
+            self._home = Home()
+            self._process = self._connection = self._stop = None
 
     def _start(self) -> None:
         context = multiprocessing.get_context("forkserver")

@@ -59,8 +59,10 @@ class METRICS:
     agreed_command = "strata/agreed_command"
     """The command before that, and the limit: a rank that goes on to the next may not have been read by all."""
     agreed_limit = "strata/agreed_limit"
-    last_step = "strata/last_step"
-    """After which a rank's training has come to its end."""
+    last_steps = ("strata/last_step/0", "strata/last_step/1")
+    """After which a rank's training has come to its end: at its ends number 0, 2, …, and number 1, 3, ….
+
+    A rank that has read everybody's may come to its next end before everybody has read its own; not beyond that one."""
     saving_step = "strata/saving_step"
     """Of the save that is under way; or NOT_SAVING."""
     saving_fraction = "strata/saving_fraction"
