@@ -69,6 +69,13 @@ def weights(module: nn.Module) -> list[torch.Tensor]:
     return [tensor.detach().clone() for tensor in module.state_dict().values()]
 
 
+def saved_step(checkpoints: str) -> int:
+    with strata.CheckpointManager(checkpoints) as manager:
+        latest = manager.latest()
+    assert latest is not None
+    return latest.step
+
+
 def same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
     return all(map(torch.equal, ours, theirs))
 
@@ -77,9 +84,9 @@ def same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
 
 
 def fit(
-    checkpoints: str, make_loader: Any, *, die_at: int = -1, **options: Any
+    checkpoints: str, make_loader: Any, *, die_at: int = -1, stop_at: int = -1, **options: Any
 ) -> tuple[list[torch.Tensor], list[Any]]:
-    """Two epochs, or until the step at which it dies; the weights, and which validations there were, at which step."""
+    """Two epochs, or until the step at which it dies or stops; the weights, and at which steps it was validated."""
     lightning = pytest.importorskip("lightning")
     ours = importlib.import_module("strata.integrations.lightning")
     validated = []
@@ -101,6 +108,8 @@ def fit(
         def on_train_batch_end(self, *_: Any) -> None:
             if self.trainer.global_step == die_at:
                 raise Killed
+            if self.trainer.global_step == stop_at:
+                self.trainer.should_stop = True
 
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
@@ -128,12 +137,16 @@ def our_loader(ctx: Any) -> Any:
     return ctx.dataloader("rows.parquet", batch_size=BATCH_SIZE, shuffle=True)
 
 
+def map_loader(ctx: Any) -> Any:
+    return ctx.dataloader(Rows(), batch_size=BATCH_SIZE, shuffle=True)
+
+
 def stateful_loader(_: Any) -> Any:
     stateful = pytest.importorskip("torchdata.stateful_dataloader")
     return stateful.StatefulDataLoader(Rows(), batch_size=BATCH_SIZE, shuffle=True)
 
 
-@pytest.mark.parametrize("make_loader", [our_loader, stateful_loader])
+@pytest.mark.parametrize("make_loader", [our_loader, map_loader, stateful_loader])
 @pytest.mark.parametrize(
     ("die_at", "restored", "options"),
     [
@@ -151,13 +164,31 @@ def test_lightning_goes_on_exactly_in_any_part_of_a_loop(
 ) -> None:
     expected, validated = fit("calm", make_loader, **options)
     fit("killed", make_loader, die_at=die_at, **options)
-    with strata.CheckpointManager("killed") as manager:
-        latest = manager.latest()
-    assert latest is not None
-    assert latest.step == restored
+    assert saved_step("killed") == restored
     ended, validated_again = fit("killed", make_loader, **options)
     assert same(ended, expected)
     assert validated_again == [step for step in validated if step > restored]
+
+
+@pytest.mark.parametrize("make_loader", [our_loader, map_loader, stateful_loader])
+@pytest.mark.usefixtures("place")
+def test_lightning_goes_on_exactly_from_the_last_step_of_a_fit(make_loader: Any) -> None:
+    expected, _ = fit("calm", make_loader)
+    fit("longer", make_loader, max_epochs=1)
+    assert saved_step("longer") == NUM_BATCHES  # which is no multiple of 2
+    ended, validated = fit("longer", make_loader)
+    assert same(ended, expected)
+    assert validated == [2 * NUM_BATCHES]
+
+
+@pytest.mark.parametrize("ending", [{"max_epochs": 1}, {"max_steps": 5}, {"stop_at": 5}, {"stop_at": 6}])
+@pytest.mark.usefixtures("place")
+def test_a_fit_that_has_ended_is_not_trained_any_further(ending: dict[str, int]) -> None:
+    expected, _ = fit("ended", our_loader, **ending)
+    assert saved_step("ended") == (NUM_BATCHES if "max_epochs" in ending else max(ending.values()))
+    again, validated = fit("ended", our_loader, **{name: value for name, value in ending.items() if name != "stop_at"})
+    assert same(again, expected)
+    assert validated == []
 
 
 @pytest.mark.usefixtures("place")
@@ -170,9 +201,15 @@ def test_lightning_may_not_train_on_a_loader_without_a_state() -> None:
 
 
 def train(
-    checkpoints: str, *, die_at: int = -1, has_loader: bool = False, starts_plainly: bool = False, **options: Any
+    checkpoints: str,
+    *,
+    die_at: int = -1,
+    stop_at: int = -1,
+    make_loader: Any = None,
+    starts_plainly: bool = False,
+    **options: Any,
 ) -> tuple[list[torch.Tensor], list[int]]:
-    """Two epochs, or until the step at which it dies; the weights, and after which steps it was evaluated."""
+    """Two epochs, or until the step at which it dies or stops; the weights, and after which steps it was evaluated."""
     transformers = pytest.importorskip("transformers")
     ours = importlib.import_module("strata.integrations.transformers")
     evaluated = []
@@ -181,6 +218,8 @@ def train(
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if state.global_step == die_at:
                 raise Killed
+            if state.global_step == stop_at:
+                control.should_training_stop = True
 
         def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             evaluated.append(state.global_step)
@@ -197,8 +236,8 @@ def train(
             disable_tqdm=True,
             remove_unused_columns=False,
         )
-        callback = ours.StrataCallback(ctx, loader=our_loader(ctx) if has_loader else None)
-        data = {} if has_loader else {"train_dataset": Rows()}
+        callback = ours.StrataCallback(ctx, loader=make_loader(ctx) if make_loader else None)
+        data = {} if make_loader else {"train_dataset": Rows()}
         trainer = transformers.Trainer(
             model=model, args=arguments, eval_dataset=Rows(), callbacks=[callback, Watch()], **data
         )
@@ -209,7 +248,7 @@ def train(
         return weights(model), evaluated
 
 
-@pytest.mark.parametrize("has_loader", [False, True])
+@pytest.mark.parametrize("make_loader", [None, our_loader, map_loader])
 @pytest.mark.parametrize(
     ("die_at", "restored", "options"),
     [
@@ -225,17 +264,39 @@ def train(
 )
 @pytest.mark.usefixtures("place")
 def test_the_trainer_goes_on_exactly_in_any_part_of_a_loop(
-    has_loader: bool, die_at: int, restored: int, options: dict[str, Any]
+    make_loader: Any, die_at: int, restored: int, options: dict[str, Any]
 ) -> None:
-    expected, evaluated = train("calm", has_loader=has_loader, **options)
-    train("killed", die_at=die_at, has_loader=has_loader, **options)
-    with strata.CheckpointManager("killed") as manager:
-        latest = manager.latest()
-    assert latest is not None
-    assert latest.step == restored
-    ended, evaluated_again = train("killed", has_loader=has_loader, **options)
+    expected, evaluated = train("calm", make_loader=make_loader, **options)
+    train("killed", die_at=die_at, make_loader=make_loader, **options)
+    assert saved_step("killed") == restored
+    ended, evaluated_again = train("killed", make_loader=make_loader, **options)
     assert same(ended, expected)
     assert evaluated_again == [step for step in evaluated if step > restored]
+
+
+@pytest.mark.parametrize("make_loader", [None, our_loader, map_loader])
+@pytest.mark.parametrize("steps", [5, NUM_BATCHES])
+@pytest.mark.usefixtures("place")
+def test_the_trainer_goes_on_exactly_from_the_last_step_of_a_training(make_loader: Any, steps: int) -> None:
+    options = {"make_loader": make_loader, "lr_scheduler_type": "constant"}
+    expected, _ = train("calm", max_steps=15, **options)
+    train("longer", max_steps=steps, **options)
+    assert saved_step("longer") == steps
+    ended, _ = train("longer", max_steps=15, **options)
+    assert same(ended, expected)
+
+
+@pytest.mark.parametrize("ending", [{"num_train_epochs": 1}, {"max_steps": 5}, {"stop_at": 5}, {"stop_at": 6}])
+@pytest.mark.usefixtures("place")
+def test_a_training_that_has_ended_is_not_trained_any_further(ending: dict[str, int]) -> None:
+    options = {"eval_strategy": "epoch"}
+    expected, evaluated = train("ended", **ending, **options)
+    (step,) = evaluated
+    assert saved_step("ended") == step
+    kept = {name: value for name, value in ending.items() if name != "stop_at"}
+    again, evaluated = train("ended", **kept, **options)
+    assert same(again, expected)
+    assert evaluated == []
 
 
 @pytest.mark.parametrize(

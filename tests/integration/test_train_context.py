@@ -150,6 +150,29 @@ def test_a_failing_script_saves_nothing_more(contexts: Any) -> None:
     assert steps_saved() == [3]
 
 
+def test_a_step_that_is_left_in_its_middle_is_not_saved_as_the_last(contexts: Any) -> None:
+    context = contexts(every=2)
+    for step in (1, 2, 3):
+        context.report(step=step)
+        context.maybe_checkpoint({"part": Part()})
+    context.report(step=4)
+    context.close()
+    assert [each.step for each in context.checkpoints.list()] == [2]
+
+
+def test_the_last_step_of_a_frameworks_loop_is_saved_only_where_its_training_ends(contexts: Any) -> None:
+    for ends, saved in ((False, [2]), (True, [2, 3])):
+        context = contexts(every=2)
+        context.restore({"part": Part()})
+        for step in range(context.step + 1, 4):
+            context.maybe_checkpoint({"part": Part()}, step=step, is_passing=True)
+        if ends:
+            context.save_last({"part": Part()})
+            context.save_last({"part": Part()})
+        context.close()
+        assert [each.step for each in context.checkpoints.list()] == saved
+
+
 def test_a_script_that_decides_by_itself_when_to_save_is_left_alone(contexts: Any) -> None:
     with contexts(every=Manual()) as context:
         train(context, loader_of(context), Part(), 0, num_steps=100, epochs=1)

@@ -5,7 +5,8 @@ restores from one. We keep that dict in the run's checkpoints, and hand it back 
 of its own. So whatever Lightning resumes is resumed, and nothing is listed here.
 
 A step boundary is the end of a batch in which an optimizer has stepped. The last batch of an epoch is none, because
-validation and the hooks at the end of an epoch follow: there the boundary is the end of the epoch.
+validation and the hooks at the end of an epoch follow: there the boundary is the end of the epoch. At the last one the
+last step is saved. A fit that is abandoned saves nothing more.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ class StrataCallback(Checkpoint):  # Lightning runs callbacks of this base last
             return
         self._generators = generators.take()
         self._saved_world_size = parts[REST].state["world_size"]
+        trainer.should_stop = parts[REST].state.get("should_stop", False)
         connector = trainer._checkpoint_connector
         connector._loaded_checkpoint = {
             **parts[REST].state["checkpoint"],
@@ -119,7 +121,10 @@ class StrataCallback(Checkpoint):  # Lightning runs callbacks of this base last
                 if resuming.has_global_state(loader):
                     # With max_steps, Lightning counts the epoch that has ended as the current one until later.
                     loader.set_epoch(fit_loop.epoch_progress.current.processed)
-            if not fit_loop.restarted_on_epoch_end:  # else Lightning ends that epoch once more, then begins
+            if fit_loop.restarted_on_epoch_end:  # Lightning ends that epoch once more, and would count it twice
+                fit_loop.epoch_progress.current.processed -= 1  # samplers get it as the epoch
+                fit_loop.epoch_progress.total.processed -= 1
+            else:
                 iter(fit_loop._data_fetcher)
             return
         if not is_elastic:
@@ -153,15 +158,15 @@ class StrataCallback(Checkpoint):  # Lightning runs callbacks of this base last
         if self._step % trainer.log_every_n_steps == 0 and isinstance(outputs, dict) and "loss" in outputs:
             metrics["loss"] = float(outputs["loss"])  # not after every step: it waits for the accelerator
         self.ctx.report(step=self._step, epoch=trainer.current_epoch, **metrics)
-        if not trainer.fit_loop.epoch_loop._is_training_done:
-            self._save_if_due(trainer, is_mid_epoch=True)
+        if not trainer.fit_loop.epoch_loop._is_training_done and not _is_stopping(trainer):
+            state = resuming.LazyState(lambda: self._state(trainer, is_mid_epoch=True))
+            self.ctx.maybe_checkpoint(state, step=self._step, is_passing=True)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
-        self._save_if_due(trainer, is_mid_epoch=False)
-
-    def _save_if_due(self, trainer: pl.Trainer, *, is_mid_epoch: bool) -> None:
-        state = resuming.LazyState(lambda: self._state(trainer, is_mid_epoch=is_mid_epoch))
-        self.ctx.maybe_checkpoint(state, step=self._step)
+        state = resuming.LazyState(lambda: self._state(trainer, is_mid_epoch=False))
+        self.ctx.maybe_checkpoint(state, step=self._step, is_passing=True)
+        if _is_last_epoch(trainer):  # `on_train_end` is too late: Lightning resumes from the end of an epoch
+            self.ctx.save_last(state, saves_again=_is_stopping(trainer))
 
     def _state(self, trainer: pl.Trainer, *, is_mid_epoch: bool) -> dict[str, Any]:
         dumped = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
@@ -169,7 +174,20 @@ class StrataCallback(Checkpoint):  # Lightning runs callbacks of this base last
         kept = {name: value for name, value in dumped.items() if name not in _NOT_STATE}
         if not is_mid_epoch:  # a loader that has reached the end begins anew, without a state
             kept["loops"]["fit_loop"]["state_dict"].pop("combined_loader", None)
-        return {**parts, REST: {"world_size": self.ctx.world_size, "checkpoint": kept}}
+        rest = {"world_size": self.ctx.world_size, "should_stop": _is_stopping(trainer), "checkpoint": kept}
+        return {**parts, REST: rest}
+
+
+def _is_stopping(trainer: Any) -> bool:
+    """Before its limits, as by `EarlyStopping`; Lightning forgets it in its checkpoints, and would train on."""
+    return bool(trainer.should_stop and trainer.fit_loop._can_stop_early)
+
+
+def _is_last_epoch(trainer: Any) -> bool:
+    """At its end. As `fit_loop.done`, which also sets a counter."""
+    fit_loop = trainer.fit_loop
+    is_last = fit_loop.max_epochs not in (None, -1) and fit_loop.epoch_progress.current.processed >= fit_loop.max_epochs
+    return bool(is_last or 0 <= fit_loop.max_steps <= trainer.global_step or _is_stopping(trainer))
 
 
 def _set_epoch(loader: Any, epoch: int) -> None:

@@ -10,7 +10,8 @@ prepared. The Trainer itself skips the batches that were trained on: its own loa
 the right row already, is seen through placeholders for what was read before.
 
 A step boundary is the end of an optimizer step after which nothing else happens: not one after which the Trainer
-evaluates, nor the last of an epoch.
+evaluates, nor the last of an epoch. The end of training is one, too: there the last step is saved. Training that is
+abandoned saves nothing more.
 """
 
 from __future__ import annotations
@@ -95,6 +96,7 @@ class StrataCallback(TrainerCallback):
                 return trainer.train(resume_from_checkpoint=str(scratch.path) if has_checkpoint else None, **arguments)
         finally:
             del trainer._load_from_checkpoint
+            trainer.__dict__.pop("_run_epoch", None)
 
     def _check(self, trainer: Trainer, arguments: Mapping[str, Any]) -> None:
         if arguments.get("resume_from_checkpoint") or trainer.args.resume_from_checkpoint:
@@ -154,7 +156,7 @@ class StrataCallback(TrainerCallback):
         done = resuming.batches_done(self._loader.dataset.loader, accumulate=accumulate) if self._saved["is_mid"] else 0
         return int(self._saved["epoch"]) * steps_per_epoch + done // accumulate
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **prepared: Any) -> None:  # noqa: ARG002
+    def on_train_begin(self, args: Any, state: Any, control: Any, **prepared: Any) -> None:
         """Everything is prepared: the state goes into place.
 
         Raises:
@@ -178,6 +180,8 @@ class StrataCallback(TrainerCallback):
                 self._generators = generators.take()
                 if self._loader is not None:
                     self._loader.dataset.num_skipped = done * accumulate
+            if self._saved.get("is_over", False) or state.global_step >= state.max_steps:
+                self._trainer._run_epoch = _run_no_epoch(control)  # type: ignore[method-assign]  # it would step again
         self._offset = self.ctx.step - state.global_step
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **prepared: Any) -> None:  # noqa: ARG002
@@ -192,11 +196,19 @@ class StrataCallback(TrainerCallback):
         epoch, done = divmod(state.global_step, self._steps_per_epoch)
         self.ctx.report(step=step, epoch=epoch)
         # What follows in the same step would be left out after a resume.
-        is_followed = (control.should_evaluate or not done) and not control.should_training_stop
+        is_followed = control.should_evaluate or control.should_training_stop or not done
         self._num_deferred = self._num_deferred + 1 if is_followed else 0
         if self._num_deferred in (0, MAX_DEFERRED):
             self._num_deferred = 0
-            self.ctx.maybe_checkpoint(resuming.LazyState(lambda: self._state(state, prepared)), step=step)
+            now = resuming.LazyState(lambda: self._state(state, prepared))
+            self.ctx.maybe_checkpoint(now, step=step, is_passing=True)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **prepared: Any) -> None:
+        if args.load_best_model_at_end and state.best_model_checkpoint is not None:
+            return  # the model is no longer that of the last step
+        is_over = bool(control.should_training_stop and state.global_step < state.max_steps)
+        last = resuming.LazyState(lambda: self._state(state, prepared, is_over=is_over))
+        self.ctx.save_last(last, saves_again=is_over)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:  # noqa: ARG002
         numbers = {name: value for name, value in (logs or {}).items() if isinstance(value, int | float)}
@@ -204,7 +216,8 @@ class StrataCallback(TrainerCallback):
         if state.global_step:
             self.ctx.report(step=state.global_step + self._offset, **metrics)
 
-    def _state(self, state: Any, prepared: Mapping[str, Any]) -> dict[str, Any]:
+    def _state(self, state: Any, prepared: Mapping[str, Any], *, is_over: bool = False) -> dict[str, Any]:
+        """`is_over`: before the limits of the Trainer, which would train on."""
         assert self._trainer is not None
         epoch, done = divmod(state.global_step, self._steps_per_epoch)
         everyone = [*self._trainer.callback_handler.callbacks, self._trainer.control]
@@ -212,7 +225,7 @@ class StrataCallback(TrainerCallback):
         named = TrainerState(stateful_callbacks=stateful)
         counters = {**dataclasses.asdict(state), "stateful_callbacks": named.stateful_callbacks}
         ours = {"state": json.dumps(counters), "world_size": self.ctx.world_size, "epoch": epoch, "is_mid": done > 0}
-        return {**self._parts(prepared), "trainer": ours}
+        return {**self._parts(prepared), "trainer": {**ours, "is_over": is_over}}
 
     def _parts(self, prepared: Mapping[str, Any]) -> dict[str, Any]:
         parts = {name: prepared[name] for name in ("model", "optimizer", "lr_scheduler")}
@@ -253,3 +266,10 @@ def _as_it_is(batch: Any) -> Any:
 
 def _load_no_weights(*_: Any, **__: Any) -> None:
     """In place of the Trainer's method, which wants to find a file: they are not in the directory, and come later."""
+
+
+def _run_no_epoch(control: Any) -> Any:
+    def run_epoch(**_: Any) -> None:
+        control.should_training_stop = True
+
+    return run_epoch

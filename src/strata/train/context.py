@@ -107,6 +107,10 @@ class Context:
         self._has_saved = False
         self._unsaved: tuple[Mapping[str, Any], dict[str, Any]] | None = None
         """What the last `maybe_checkpoint` was given, if it did not save it."""
+        self._saved_step = -1
+        """The last one that was saved or restored."""
+        self._ends_elsewhere = False
+        """Only who calls `save_last` knows where training ends: the loop is a framework's."""
         self._is_under_way = False
         """A step was made since the ranks have last come to an end together."""
         self._closing = renewed(threading.Lock())
@@ -269,7 +273,7 @@ class Context:
             raise InvalidArgument(f"the name {OURS!r} is taken for what is ours; choose another", field="into")
         self._membership.report("RECOVERING")
         self._not_before = 0
-        self._unsaved, self._is_under_way = None, False
+        self._unsaved, self._is_under_way, self._has_new_step = None, False, False
         ours, given_back = _Ours(), trees.stand_ins(into)
         try:
             with trees.on_the_host(given_back):
@@ -282,6 +286,7 @@ class Context:
         else:  # a checkpoint of other making, which strict=False allows
             self.step, self.epoch = found.step, found.epoch
             self._agreement.restored(self.step)
+        self._saved_step = self.step
         self._membership.restored(found)
         return Progress(self.step, self.epoch, found, state)
 
@@ -324,7 +329,7 @@ class Context:
         if OURS in state:
             raise InvalidArgument(f"the name {OURS!r} is taken for what is ours; choose another", field="state")
         self._has_saved = True
-        self._unsaved = None
+        self._unsaved, self._saved_step = None, self.step
         self._asked_s = -ASK_AGAIN_S
         if self._loaders.are_per_rank:
             metadata = {**(metadata or {}), NEEDED_WORLD_SIZE: str(self.world_size)}
@@ -338,11 +343,16 @@ class Context:
         self._gauges.save = save
         return save
 
-    def maybe_checkpoint(self, state: Mapping[str, Any], *, step: int | None = None, **arguments: Any) -> Save | None:
+    def maybe_checkpoint(
+        self, state: Mapping[str, Any], *, step: int | None = None, is_passing: bool = False, **arguments: Any
+    ) -> Save | None:
         """After every step, on every rank: saves if it is time, by the strategy or because somebody asked; and if
         somebody asked to stop, saves and ends the process.
 
-        `step`: left out, the one that was reported since the last call; if none was, this call counts one.
+        Args:
+            step: Left out, the one that was reported since the last call; if none was, this call counts one.
+            is_passing: `state` is one to go on from during this call only, as inside a framework's loop. Then the last
+                step is saved by `save_last`, and never by `epochs` or `close`.
         """
         self._home.require("this context")
         if step is not None or not self._has_new_step:
@@ -350,9 +360,9 @@ class Context:
         self._has_new_step = False
         due = self._agreement.take_due(self.step, timeout_s=AGREE_TIMEOUT_S)
         should_stop = any(each.wish == "stop" for each in due)
-        self._is_under_way = True
+        self._is_under_way, self._ends_elsewhere = True, is_passing
         if not due and not self._is_time():
-            self._unsaved = (state, arguments)
+            self._unsaved = None if is_passing else (state, arguments)
             return None
         save = self.checkpoint(state, **arguments)
         if should_stop:
@@ -391,26 +401,39 @@ class Context:
             "generators": generators.take(),
         }
 
+    def save_last(self, state: Mapping[str, Any], *, saves_again: bool = False, **arguments: Any) -> None:
+        """Where training has ended, on every rank: saves the last step that was reported, unless it is saved already.
+        `epochs` and `close` do so by themselves, but for a framework's loop.
+
+        `saves_again`: also if it is, since when it was saved it was not known to be the last.
+        """
+        self._home.require("this context")
+        self._is_under_way |= self._has_new_step
+        self._has_new_step = self._ends_elsewhere = False
+        self._unsaved = None if self.step == self._saved_step and not saves_again else (state, arguments)
+        self._save_last()
+
     @property
     def _saves_last(self) -> bool:
-        return self._is_under_way and self._strategy is not None and not isinstance(self._strategy, Manual)
+        """Never if saving is left to the script alone, or to a framework."""
+        is_automatic = self._strategy is not None and not isinstance(self._strategy, Manual)
+        return self._is_under_way and is_automatic and not self._ends_elsewhere
 
     def _save_last(self) -> None:
-        """On all ranks, which must have made the same steps. Never if saving is left to the script alone."""
+        """On all ranks, which must have made the same steps. Never in the middle of a step."""
         if not self._saves_last:
+            return
+        if self._has_new_step:
+            self._warn_of_unsaved("it was reported, but maybe_checkpoint was not called after it")
             return
         unsaved, self._unsaved, self._is_under_way = self._unsaved, None, False
         if self._membership.ends_together(self.step) and unsaved is not None:
             state, arguments = unsaved
             self.checkpoint(state, **arguments)
 
-    def _warn_of_unsaved(self) -> None:
+    def _warn_of_unsaved(self, why: str) -> None:
         if self.rank == 0 and self._saves_last and self._unsaved is not None:
-            log.warning(
-                "the last step, %d, is not saved: with several ranks, end training with ctx.close(), "
-                "`with strata.init() as ctx:` or ctx.epochs()",
-                self.step,
-            )
+            log.warning("the last step, %d, is not saved: %s", self.step, why)
 
     def _stop(self, save: Save, reason: str) -> None:
         save.wait()
@@ -436,7 +459,9 @@ class Context:
         self._withdraw()
         try:
             if not is_failing and is_exiting and self.world_size > 1:
-                self._warn_of_unsaved()
+                self._warn_of_unsaved(
+                    "with several ranks, end training with ctx.close(), `with strata.init() as ctx:` or ctx.epochs()"
+                )
             elif not is_failing:
                 self._save_last()
             self.checkpoints.close()
