@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import itertools
 import signal
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -108,7 +110,15 @@ class Load:
 
     def wait_more(self, num: int = 20) -> None:
         goal = len(self.acknowledged) + num
-        until(lambda: len(self.acknowledged) >= goal, f"{num} more acks are answered")
+        try:
+            until(lambda: len(self.acknowledged) >= goal, f"{num} more acks are answered")
+        except AssertionError as error:
+            self._stopping.set()  # else it would go on after the test, as fast as it can
+            frames = sys._current_frames()
+            where = {thread.name: frames.get(thread.ident or 0) for thread in threading.enumerate()}
+            stacks = (f"{name}:\n{''.join(traceback.format_stack(at))}" for name, at in where.items() if at)
+            error.add_note(f"{len(self.acknowledged)} were; refused: {self.failures[-3:]}\n" + "\n".join(stacks))
+            raise
 
     def __enter__(self) -> Self:
         self._thread.start()
