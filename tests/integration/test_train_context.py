@@ -132,6 +132,28 @@ def test_the_last_step_is_saved_when_the_context_is_closed(contexts: Any) -> Non
     assert steps_saved() == [3, 5]
 
 
+def test_a_loop_that_has_taken_one_more_batch_does_not_save_its_last_step(
+    contexts: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The checkpoint would say that the batch was trained on, and a resume would leave it out."""
+    seen: list[int] = []
+    for saved in ([3], [3, 6, 9, 10]):
+        context = contexts(keep_count=9)
+        loader, part = loader_of(context), Part()
+        step = context.restore({"part": part}).step
+        del seen[step * 10 :]
+        for batch in loader:
+            if step == 5 and saved == [3]:
+                break
+            seen += batch["id"].tolist()
+            step += 1
+            context.maybe_checkpoint({"part": part}, step=step)
+        context.close()
+        assert steps_saved() == saved
+    assert sorted(seen) == [*range(NUM_ROWS)]
+    assert "the last step, 5, is not saved: a batch was taken from a loader after it" in caplog.text
+
+
 def test_a_last_step_that_is_saved_already_is_not_saved_again(contexts: Any) -> None:
     context = contexts()
     train(context, loader_of(context), Part(), 0, num_steps=6)

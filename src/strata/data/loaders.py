@@ -26,6 +26,11 @@ class PlainLoader:
         return len(self.dataset)
 
     @property
+    def position(self) -> tuple[int, int]:
+        """The epoch, and how many of its rows all ranks together have been given."""
+        return self.dataset.epoch, self.dataset.position
+
+    @property
     def is_last(self) -> bool:
         """Whether the batch that was delivered last is the last one of its epoch."""
         return self.dataset.position == self.dataset.plan.num_rows

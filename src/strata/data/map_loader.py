@@ -103,6 +103,11 @@ def _counting(kind: Any) -> Any:
         """By this rank, in all; for whoever watches."""
 
         @property
+        def position(self) -> tuple[int, int]:
+            """The epoch, and how many of its rows all ranks together have been given."""
+            return self.map_rows.epoch, self.map_rows.position
+
+        @property
         def is_last(self) -> bool:
             """Whether the batch that was delivered last is the last one of its epoch."""
             return self.map_rows.is_last

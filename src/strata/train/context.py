@@ -107,6 +107,8 @@ class Context:
         self._has_saved = False
         self._unsaved: tuple[Mapping[str, Any], dict[str, Any]] | None = None
         """What the last `maybe_checkpoint` was given, if it did not save it."""
+        self._unsaved_at: tuple[Any, ...] | None = ()
+        """Where the loaders stood then; None: one of them cannot tell."""
         self._saved_step = -1
         """The last one that was saved or restored."""
         self._ends_elsewhere = False
@@ -363,6 +365,7 @@ class Context:
         self._is_under_way, self._ends_elsewhere = True, is_passing
         if not due and not self._is_time():
             self._unsaved = None if is_passing else (state, arguments)
+            self._unsaved_at = self._loaders.positions()
             return None
         save = self.checkpoint(state, **arguments)
         if should_stop:
@@ -431,6 +434,16 @@ class Context:
             state, arguments = unsaved
             self.checkpoint(state, **arguments)
 
+    def _is_at_a_step(self) -> bool:
+        """Whether no batch was taken after the last step: a loop that is left early may have taken one more."""
+        if self._unsaved_at is not None and self._unsaved_at == self._loaders.positions():
+            return True
+        moved = "a batch was taken from a loader after it"
+        unknown = "a loader that is not Strata's may have delivered a batch after it"
+        cure = "end training with ctx.epochs(), or call ctx.checkpoint"
+        self._warn_of_unsaved(f"{unknown if self._unsaved_at is None else moved}; {cure}")
+        return False
+
     def _warn_of_unsaved(self, why: str) -> None:
         if self.rank == 0 and self._saves_last and self._unsaved is not None:
             log.warning("the last step, %d, is not saved: %s", self.step, why)
@@ -462,7 +475,7 @@ class Context:
                 self._warn_of_unsaved(
                     "with several ranks, end training with ctx.close(), `with strata.init() as ctx:` or ctx.epochs()"
                 )
-            elif not is_failing:
+            elif not is_failing and self._is_at_a_step():
                 self._save_last()
             self.checkpoints.close()
         finally:

@@ -80,6 +80,11 @@ class Loaders:
                     if hasattr(part, "set_epoch"):
                         part.set_epoch(epoch)
 
+    def positions(self) -> tuple[Any, ...] | None:
+        """Return where all loaders stand, cheaply enough for every step; None if one of them is not ours."""
+        found = tuple(getattr(loader, "position", None) for loader in self._loaders.values())
+        return None if None in found else found
+
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
