@@ -85,7 +85,7 @@ def run(config: DemoConfig, stage: Stage) -> Outcome:
     with Signals() as signals, _directories(config.keep) as (place, variables):
         outcome = _play(config, stage, place, variables, signals)
     stage.say(view.heading(4, "What was promised, and what came of it"), view.summary(outcome), "", view.story(outcome))
-    stage.say(view.next_steps(_next_steps(config)), f"\n{outcome.duration_s:.0f} s in all", is_for_picture=False)
+    stage.say(view.next_steps(_next_steps(config)), "", f"{outcome.duration_s:.0f} s in all", is_for_picture=False)
     return outcome
 
 

@@ -36,6 +36,7 @@ class Stage:
         return min(self._console.width, view.MAX_WIDTH) if self._console is not None else view.MIN_WIDTH
 
     def say(self, *what: RenderableType, is_for_picture: bool = True) -> None:
+        assert not any(isinstance(each, str) and "\n" in each for each in what), "a string is one line"
         if is_for_picture:
             self.shown += what
         if self._console is not None:
