@@ -26,10 +26,10 @@ from fsspec.implementations.local import LocalFileSystem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from strata.data import expressions, literals
-from strata.data.files import DataFile
+from strata.data.filter import expression, literals
 from strata.data.formats.base import FileFacts, Format, Presence, Reader, Unit
-from strata.data.source import Source
+from strata.data.source.file import DataFile
+from strata.data.source.source import Source
 from strata.data.structured import StructuredDataset
 from strata.errors import (
     DataFileChanged,
@@ -151,10 +151,10 @@ def same(found: pa.Table, expected: pa.Table) -> bool:
     return True
 
 
-def bound(condition: pc.Expression, schema: pa.Schema, columns: Sequence[str]) -> tuple[expressions.Node, pa.Schema]:
+def bound(condition: pc.Expression, schema: pa.Schema, columns: Sequence[str]) -> tuple[expression.Node, pa.Schema]:
     """A filter as a dataset asks a file about it, where both have the same types."""
     used = pa.schema([schema.field(name) for name in columns])
-    return literals.fitted(expressions.decode(condition), used), used
+    return literals.fitted(expression.decode(condition), used), used
 
 
 class FormatContract:

@@ -19,9 +19,9 @@ from google.protobuf.message import Message
 from strata.coordinator import wire
 from strata.coordinator.client import AsyncCoordinatorClient, ClientConfig
 from strata.coordinator.client._sync import shared_loop
-from strata.coordinator.core import Core
 from strata.coordinator.embedded import EmbeddedCoordinator
-from strata.coordinator.service import METHODS
+from strata.coordinator.serve.service import METHODS
+from strata.coordinator.state.core import Core
 from strata.errors import StrataError
 from strata.v1 import calls_pb2 as pb
 from strata.v1 import session_pb2, types_pb2

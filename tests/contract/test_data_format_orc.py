@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from strata.data.formats.base import FileFacts
 from strata.data.formats.orc import GAP_BYTES_REMOTE, TAIL_BYTES, OrcFormat
-from strata.data.source import Source
+from strata.data.source.source import Source
 from strata.errors import DataFileInvalid, SchemaMismatch
 
 

@@ -22,11 +22,11 @@ pytest.register_assert_rewrite("data_format_contract")
 
 from data_format_contract import LOCAL, Faulty, bound, data_file, remote, sample  # noqa: E402
 
-from strata.data import expressions  # noqa: E402
-from strata.data.formats import parquet_pages  # noqa: E402
+from strata.data.filter import expression as expressions  # noqa: E402
 from strata.data.formats.base import FileFacts, Judged, Rows, Saving, joined  # noqa: E402
-from strata.data.formats.parquet import ParquetFormat, ParquetReader  # noqa: E402
-from strata.data.source import Source  # noqa: E402
+from strata.data.formats.parquet import pages  # noqa: E402
+from strata.data.formats.parquet.format import ParquetFormat, ParquetReader  # noqa: E402
+from strata.data.source.source import Source  # noqa: E402
 from strata.errors import DataFileInvalid  # noqa: E402
 
 FORMAT = ParquetFormat()
@@ -70,7 +70,7 @@ def opened(path: Path, source: Source = LOCAL) -> tuple[ParquetReader, FileFacts
 
 @pytest.fixture(autouse=True)
 def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(parquet_pages, "MIN_SAVED_BYTES", 0)  # the files are small
+    monkeypatch.setattr(pages, "MIN_SAVED_BYTES", 0)  # the files are small
     yield
     while READERS:
         READERS.pop().close()
@@ -207,7 +207,7 @@ def test_where_pages_say_nothing_there_is_nothing(tmp_path: Path, table: pa.Tabl
 
 
 def test_stretches_beyond_a_bound_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_pages, "MAX_OPEN", 2)
+    monkeypatch.setattr(pages, "MAX_OPEN", 2)
     write(tmp_path / "a.parquet", pa.table({"x": [value for page in range(10) for value in [page % 2] * 9 + [0]]}))
     reader, facts = opened(tmp_path / "a.parquet")
     judged = reader.judge(facts.units, *bound(pc.field("x") == 1, facts.schema, ["x"]))[0]
@@ -274,7 +274,7 @@ def test_rows_that_are_read_by_pages_are_those_of_the_unit(planted: Path, data: 
     rows = joined([(first, min(num, unit.num_rows - first)) for first, num in drawn], 5)
     columns = data.draw(st.lists(st.sampled_from(facts.schema.names), min_size=1, unique=True))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parquet_pages, "MIN_SAVED", 0.0)  # also where it does not pay
+        patch.setattr(pages, "MIN_SAVED", 0.0)  # also where it does not pay
         found = reader._read_pages(unit, columns, rows)
     whole = cut(reader.read(unit, columns), rows)
     assert same(found, whole)
@@ -283,7 +283,7 @@ def test_rows_that_are_read_by_pages_are_those_of_the_unit(planted: Path, data: 
 
 
 def test_columns_of_one_leaf_are_read_by_pages_others_whole(planted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_pages, "MIN_SAVED", 0.0)
+    monkeypatch.setattr(pages, "MIN_SAVED", 0.0)
     reader, facts = opened(planted)
     choice = reader._paged().choose(0, facts.schema.names, [(30, 1)])
     assert {facts.schema.names[number] for number in choice.whole} == {"two", "point", "bag"}
@@ -391,7 +391,7 @@ def test_a_damaged_index_never_gives_other_rows(
     reader, facts = opened(path)
     rows = [(10, 30), (61, 2)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parquet_pages, "MIN_SAVED", 0.0)
+        patch.setattr(pages, "MIN_SAVED", 0.0)
         reader.judge(facts.units, *bound(pc.field("id") == 17, facts.schema, ["id"]))
         for unit in facts.units:
             found = reader.read_rows(unit, names, rows)

@@ -13,7 +13,7 @@ from coordinator_contract import CONFIG, DEADLINE_S, MAX_MESSAGE_BYTES, REFUSALS
 from strata.coordinator.client import ClientConfig
 from strata.coordinator.client._sync import shared_loop
 from strata.coordinator.embedded import EmbeddedCoordinator
-from strata.coordinator.relay import RelayConfig, RelayServer
+from strata.coordinator.relay.relay import RelayConfig, RelayServer
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from typing import TypeVar
 import pytest
 
 from strata.errors import ConfigError, InvalidArgument
-from strata.launch.workers import WorkerExit, WorkerOrder, Workers
+from strata.launch.processes.base import WorkerExit, WorkerOrder, Workers
 
 DEADLINE_S = 30.0
 T = TypeVar("T")

@@ -20,9 +20,9 @@ from sqlalchemy.engine.default import DefaultDialect
 from strata import config as configs
 from strata.coordinator import server
 from strata.coordinator.config import CoordinatorConfig
-from strata.coordinator.engine import Engine
 from strata.coordinator.journal.sql import SqlJournal
-from strata.coordinator.session import Link
+from strata.coordinator.serve.engine import Engine
+from strata.coordinator.serve.session import Link
 
 if TYPE_CHECKING:
     from nursery import Lifeline

@@ -10,7 +10,7 @@ import numpy as np
 
 import strata
 from strata.checkpoint import Ranks, Shard
-from strata.checkpoint.savers import ProcessSaver
+from strata.checkpoint.saver.client import ProcessSaver
 from strata.coordinator.client import ClientConfig, CoordinatorClient
 from strata.errors import StrataError
 from strata.launch.commit import CoordinatorCommit

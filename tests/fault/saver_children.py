@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 import strata
-from strata.checkpoint import staging
-from strata.checkpoint.savers import ProcessSaver
+from strata.checkpoint.save import staging
+from strata.checkpoint.saver.client import ProcessSaver
 
 NUM_BYTES = 48 << 20
 

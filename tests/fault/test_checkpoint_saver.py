@@ -18,8 +18,9 @@ import pytest
 import saver_children
 
 import strata
-from strata.checkpoint import memory, savers
-from strata.checkpoint.savers import ProcessSaver
+from strata.checkpoint.save import memory
+from strata.checkpoint.saver import client
+from strata.checkpoint.saver.client import ProcessSaver
 from strata.errors import CheckpointAborted, ConfigError, StorageError
 from strata.storage.memory import MemoryStore
 
@@ -282,7 +283,7 @@ def test_a_saver_that_cannot_be_started_fails_one_save_and_holds_up_none(
 
     with small_manager(place) as (manager, _):
         with monkeypatch.context() as short:
-            short.setattr(savers.subprocess, "Popen", refuse)
+            short.setattr(client.subprocess, "Popen", refuse)
             save = manager.save({"a": 1}, step=1)
             with pytest.raises(CheckpointAborted, match=r"could not be started \(Too many open files\)"):
                 save.wait(TIMEOUT_S)
@@ -320,7 +321,7 @@ def test_a_saver_that_hangs_is_killed_and_another_one_writes(place: str, monkeyp
 
 
 def test_a_saver_that_keeps_the_memory_is_killed(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(savers, "CLAIM_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(client, "CLAIM_TIMEOUT_S", 0.2)
     with strata.CheckpointManager(place) as manager:
         manager.save({"w": np.ones(4)}, step=1).wait(TIMEOUT_S)
         saver = saver_children.saver_of(manager)
@@ -337,7 +338,7 @@ def test_a_saver_that_keeps_the_memory_is_killed(place: str, monkeypatch: pytest
 def test_closing_does_not_wait_for_a_saver_that_hangs(
     place: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(savers, "CLOSE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(client, "CLOSE_TIMEOUT_S", 0.2)
     manager = strata.CheckpointManager(place)
     manager.save({"w": np.ones(4)}, step=1).wait(TIMEOUT_S)
     hung = saver_children.saver_of(manager).pid

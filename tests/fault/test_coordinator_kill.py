@@ -22,12 +22,12 @@ import pytest
 from killable_coordinator import RUNNING, STARTING
 from servers import CALM, DEADLINE_S, EAGER_CLIENT, STRICT, CoordinatorProcess, Nursery, until
 
-from strata.coordinator import events as e
 from strata.coordinator.client import CoordinatorClient, Worker
 from strata.coordinator.config import CoordinatorConfig
-from strata.coordinator.core import Core
-from strata.coordinator.job import Job
 from strata.coordinator.journal import open_journal
+from strata.coordinator.state import events as e
+from strata.coordinator.state.core import Core
+from strata.coordinator.state.job import Job
 
 NUM_WORKERS = 3
 SETTINGS = {

@@ -16,8 +16,8 @@ import pytest
 from network import Network
 from servers import DEADLINE_S, Child, CoordinatorProcess, until
 
-from strata.coordinator import events as e
 from strata.coordinator.journal import open_journal
+from strata.coordinator.state import events as e
 
 HUB, CUT, SURVIVOR = "hub", "cut", "survivor"
 NUM_SHARDS = 20_000

@@ -13,7 +13,7 @@ from postgres import USER, PostgresReplica, PostgresServer
 from servers import Nursery, until
 from test_standby import Load, Pair, ask_alone, two_workers, who
 
-from strata.coordinator import events as e
+from strata.coordinator.state import events as e
 from strata.errors import JournalError
 
 Replicated = tuple[PostgresServer, PostgresReplica]

@@ -28,7 +28,7 @@ import hashlib, json, os, time
 from pathlib import Path
 
 import strata.train.context
-from strata.data.torch_loader import Loader
+from strata.data.torch import Loader
 
 print("pid", os.getpid(), flush=True)
 gate, seen = Path("gate"), Path(f"seen-{os.environ['RANK']}").open("a")

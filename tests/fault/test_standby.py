@@ -25,11 +25,11 @@ from postgres import PostgresServer
 from servers import CALM, DEADLINE_S, EAGER_CLIENT, CommandLine, CoordinatorProcess, Nursery, free_port, until
 
 from strata.cli.exit_codes import ExitCode
-from strata.coordinator import events as e
 from strata.coordinator.client import ClientConfig, CoordinatorClient, Worker
 from strata.coordinator.config import CoordinatorConfig
-from strata.coordinator.core import Core
 from strata.coordinator.journal import Record, open_journal
+from strata.coordinator.state import events as e
+from strata.coordinator.state.core import Core
 from strata.errors import CoordinatorUnavailable, JournalError, NotLeader
 from strata.v1 import calls_pb2, types_pb2
 

@@ -19,8 +19,8 @@ DEADLINE_S = 30.0
 AGENT = """
     import asyncio, json, os, sys
     from pathlib import Path
-    from strata.launch.local import LocalWorkers
-    from strata.launch.workers import WorkerOrder
+    from strata.launch.processes.local import LocalWorkers
+    from strata.launch.processes.base import WorkerOrder
 
     place, is_warm = Path(sys.argv[1]), sys.argv[2] == "warm"
 

@@ -230,7 +230,7 @@ def codes(path: str, meeting: str, rank: str, num_ranks: str) -> None:
     import torch.distributed as distributed
 
     from strata import StructuredDataset
-    from strata.data.decoding import ThreadDecoder
+    from strata.data.runtime.decoder import ThreadDecoder
     from strata.errors import DataError
 
     distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=int(rank), world_size=int(num_ranks))

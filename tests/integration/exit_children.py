@@ -26,9 +26,9 @@ import pyarrow.parquet as pq
 
 import strata
 import strata.coordinator.embedded
-import strata.train.joining
+import strata.train.startup
 from strata.coordinator.embedded import EmbeddedCoordinator
-from strata.launch.contract import NOTE, Place, environment
+from strata.launch.environment import NOTE, Place, environment
 
 DEADLINE_S = 25
 """For processes that end by themselves; one that hangs is ended, and its stacks are shown."""

@@ -31,12 +31,12 @@ from pyiceberg.table.update.snapshot import _FastAppendFiles
 from pyiceberg.typedef import Record
 from pyroaring import BitMap
 
-from strata.data.decoding import Recipe as DecodingRecipe
-from strata.data.decoding import ThreadDecoder
 from strata.data.formats.base import Format
-from strata.data.iceberg.planning import FORMATS
-from strata.data.plan import Plan
-from strata.data.source import Source
+from strata.data.iceberg.planner import FORMATS
+from strata.data.plan.plan import Plan
+from strata.data.runtime.decoder import Recipe as DecodingRecipe
+from strata.data.runtime.decoder import ThreadDecoder
+from strata.data.source.source import Source
 
 PATH_ID, POSITION_ID = 2147483546, 2147483545
 

@@ -38,7 +38,7 @@ from strata.errors import (
 if TYPE_CHECKING:
     from nursery import Lifeline
 
-    from strata.coordinator.shards import Shard
+    from strata.coordinator.state.shards import Shard
 
 _CLONE_NEWNET = 0x4000_0000
 _TUNSETIFF = 0x4004_54CA

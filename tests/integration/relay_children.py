@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from strata import config as configs
-from strata.coordinator.relay import RelayConfig, run
+from strata.coordinator.relay.relay import RelayConfig, run
 from strata.transport.credentials import ClientSecurity
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from strata.bench.contenders import data_ceiling, data_strata, data_strata_growt
 from strata.bench.contenders.data_consumer import Consumer
 from strata.bench.data_files import Checksum, checksum_of
 from strata.bench.frame import Sample, quotients
-from strata.data.survey_cache import DIRECTORY_VARIABLE
+from strata.data.plan.cache import DIRECTORY_VARIABLE
 
 ROWS = 20_000
 ASKED_FOR = {

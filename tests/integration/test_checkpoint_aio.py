@@ -15,8 +15,8 @@ import pytest
 
 from strata.checkpoint import CheckpointManager
 from strata.checkpoint.aio import NUM_THREADS, AsyncCheckpointManager, AsyncSave
-from strata.checkpoint.saving import Save
-from strata.checkpoint.strategies import EverySteps
+from strata.checkpoint.handle import Save
+from strata.checkpoint.policy import EverySteps
 from strata.errors import CheckpointAborted, InvalidArgument, NoCheckpoint, StorageFull
 from strata.storage import Watch
 from strata.storage.memory import MemoryStore

@@ -32,11 +32,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from strata.checkpoint import CheckpointManager, tree
-from strata.checkpoint import manifest as m
+from strata.checkpoint import CheckpointManager
 from strata.checkpoint.adapters import dcp_names
-from strata.checkpoint.adapters.dcp_merging import Written, merged
+from strata.checkpoint.adapters.dcp_merge import Written, merged
 from strata.checkpoint.adapters.torch_dcp import StrataStorageReader, StrataStorageWriter
+from strata.checkpoint.format import manifest as m
+from strata.checkpoint.format import tree
 from strata.clock import ManualClock
 from strata.errors import CheckpointInvalid, InvalidArgument
 from strata.storage.memory import MemoryStore

@@ -15,8 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import strata
-from strata.checkpoint import CheckpointMetadata, RowTracker, deltas, packing
-from strata.checkpoint.manifest import CheckpointType
+from strata.checkpoint import CheckpointMetadata, RowTracker
+from strata.checkpoint.format.manifest import CheckpointType
+from strata.checkpoint.save import delta as deltas
+from strata.checkpoint.save import pieces
 from strata.errors import ConfigError, InvalidArgument, NoCheckpoint, StorageUnavailable
 from strata.storage.base import Watch
 from strata.storage.local import LocalStore
@@ -426,7 +428,7 @@ def test_a_checkpoint_that_others_refer_to_is_not_compacted(place: str) -> None:
 def test_tensors_of_one_row_and_strided_ones_are_cut_and_compared_in_pieces(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packing, "PACK_BYTES", 1 << 16)
+    monkeypatch.setattr(pieces, "PACK_BYTES", 1 << 16)
     monkeypatch.setattr(deltas, "_TASK_BYTES", 1 << 15)
     rng = np.random.default_rng(0)
     wide = rng.integers(0, 9, (1, 1, 300_000), np.int32)

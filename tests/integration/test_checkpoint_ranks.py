@@ -25,8 +25,9 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.distributed.tensor import Shard as OnDimension
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from strata.checkpoint import CheckpointManager, CheckpointMetadata, Progress, Ranks, Save, Shard, reading
-from strata.checkpoint import manifest as m
+from strata.checkpoint import CheckpointManager, CheckpointMetadata, Progress, Ranks, Save, Shard
+from strata.checkpoint.format import manifest as m
+from strata.checkpoint.load import reader
 from strata.coordinator.client import CoordinatorClient
 from strata.coordinator.embedded import EmbeddedCoordinator
 from strata.errors import CheckpointAborted, CheckpointInvalid, InvalidArgument
@@ -612,14 +613,14 @@ def save_a_model(place: Path, num_ranks: int) -> Any:
 def restore_a_model(place: Path, num_ranks: int) -> Any:
     """Into one that knows nothing, then into one that has its own moments; and trains on."""
     asked: list[int] = []
-    read_slices = reading.read_slices
+    read_slices = reader.read_slices
 
     def noted(store: Any, manifest: Any, wanted: Any, **options: Any) -> Any:
         found = read_slices(store, manifest, wanted, **options)
         asked.append(sum(len(data) for data in found.values()))
         return found
 
-    reading.read_slices = noted
+    reader.read_slices = noted
     found = []
     for num_steps in (0, 1):
         net = sharded(num_ranks)

@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 
 from strata.checkpoint import CheckpointManager
-from strata.checkpoint.layout import ALIGNMENT
+from strata.checkpoint.format.layout import ALIGNMENT
 
 TORCH_DTYPES = [
     torch.bool,

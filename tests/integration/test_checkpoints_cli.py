@@ -20,12 +20,14 @@ import safetensors.numpy
 import torch
 
 from strata import cli
-from strata.checkpoint import CheckpointManager, catalog, comparing, exporting, inspecting, statistics
-from strata.checkpoint import manifest as m
-from strata.checkpoint.comparing import Side
+from strata.checkpoint import CheckpointManager, catalog
+from strata.checkpoint.format import manifest as m
+from strata.checkpoint.load import statistics
+from strata.checkpoint.tools import diff, export, inspect
+from strata.checkpoint.tools.diff import Side
 from strata.cli.exit_codes import ExitCode
 from strata.errors import CheckpointCorrupt, InvalidArgument, NoCheckpoint
-from strata.launch import run_directory
+from strata.launch.record import directory as run_directory
 from strata.launch.spec import RunSpec
 from strata.storage import Watch
 from strata.storage.memory import MemoryStore
@@ -398,7 +400,7 @@ def test_a_difference_is_measured_in_every_kind_of_number(one: Any, other: Any, 
         for step, value in enumerate((one, other)):
             manager.save({"x": value}, step=step).wait()
         known = catalog.Catalog(store)
-        by = comparing.measure(Side(store, known.find(step=0)), Side(store, known.find(step=1)), ["x"])["x"]
+        by = diff.measure(Side(store, known.find(step=0)), Side(store, known.find(step=1)), ["x"])["x"]
 
     assert (by.num_different, by.max_abs, by.num_not_finite) == expected
 
@@ -420,9 +422,9 @@ def test_of_a_large_tensor_only_the_chunks_that_differ_are_read() -> None:
         manager.save({"x": array}, step=1).wait()
         known = catalog.Catalog(store)
         before, after = known.find(step=0), known.find(step=1)
-        assert comparing.compare(before, after).changed == ("x",)
+        assert diff.compare(before, after).changed == ("x",)
         assert store.num_read == 0
-        by = comparing.measure(Side(store, before), Side(store, after), ["x"])["x"]
+        by = diff.measure(Side(store, before), Side(store, after), ["x"])["x"]
 
     assert (by.num_elements, by.num_different, by.max_abs) == (10 << 20, 1, 3.0)
     assert store.num_read <= 2 * ((8 << 20) + 4_096)
@@ -436,8 +438,8 @@ def test_many_small_tensors_are_each_measured_for_themselves(second: range) -> N
             manager.save({f"t{n}": np.full(n + 1, n * step, np.int32) for n in names}, step=step).wait()
         known = catalog.Catalog(store)
         before, after = known.find(step=0), known.find(step=1)
-        changed = comparing.compare(before, after).changed
-        found = comparing.measure(Side(store, before), Side(store, after), changed)
+        changed = diff.compare(before, after).changed
+        found = diff.measure(Side(store, before), Side(store, after), changed)
 
     assert {name: (by.num_different, by.max_abs) for name, by in found.items()} == {
         f"t{n}": (n + 1, n) for n in range(1, 50)
@@ -518,12 +520,12 @@ def test_export_writes_over_a_file_only_if_told(place: Path, tmp_path: Path) -> 
 
 
 def test_small_tensors_are_exported_in_groups_and_none_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exporting, "_READ_BYTES", 100)
+    monkeypatch.setattr(export, "_READ_BYTES", 100)
     store = MemoryStore("groups")
     state = {f"t{n}": np.full(n, n, np.int64) for n in range(30)}
     with CheckpointManager(store=store) as manager:
         manager.save(state, step=0).wait()
-        assert exporting.export(store, catalog.Catalog(store).find(), tmp_path / "x.safetensors") == 30
+        assert export.export(store, catalog.Catalog(store).find(), tmp_path / "x.safetensors") == 30
     loaded = safetensors.numpy.load_file(tmp_path / "x.safetensors")
     assert {name: array.tolist() for name, array in loaded.items()} == {n: a.tolist() for n, a in state.items()}
 
@@ -582,12 +584,12 @@ def test_a_base_that_is_needed_stays_also_when_who_needs_it_is_in_quarantine() -
         child = m.msgspec.structs.replace(known.find(), id="child", parent=base.id, step=2, files=files)
         store.put("child/manifest.json", m.encode(child))
         with pytest.raises(InvalidArgument, match="is the base of child"):
-            inspecting.removable(store, known, step=1)
+            inspect.removable(store, known, step=1)
         known.quarantine("child", "a test")
         with pytest.raises(InvalidArgument, match="is the base of child"):
-            inspecting.removable(store, catalog.Catalog(store), id=base.id)
-        inspecting.remove(store, known, inspecting.removable(store, known, id="child"))
-        inspecting.remove(store, known, inspecting.removable(store, known, id=base.id))
+            inspect.removable(store, catalog.Catalog(store), id=base.id)
+        inspect.remove(store, known, inspect.removable(store, known, id="child"))
+        inspect.remove(store, known, inspect.removable(store, known, id=base.id))
         assert list(store.walk()) == []
 
 
@@ -656,9 +658,9 @@ def test_a_leftover_that_becomes_a_checkpoint_meanwhile_is_not_collected(place: 
         directory = directory_of(place, 2)
         manifest = (directory / m.FILE_NAME).read_bytes()
         (directory / m.FILE_NAME).unlink()
-        (left,) = inspecting.leftovers(store)
+        (left,) = inspect.leftovers(store)
         (directory / m.FILE_NAME).write_bytes(manifest)
-        assert not inspecting.collect(store, left)
+        assert not inspect.collect(store, left)
         assert manager.verify().step == 2
 
 
@@ -683,10 +685,10 @@ def test_choosing_takes_a_step_or_an_id(place: Path) -> None:
     with manager_of(place) as manager:
         store = manager._store
         known = catalog.Catalog(store)
-        assert inspecting.choose(known, "1").step == 1
-        assert inspecting.choose(known, directory_of(place, 2).name).step == 2
+        assert inspect.choose(known, "1").step == 1
+        assert inspect.choose(known, directory_of(place, 2).name).step == 2
         with pytest.raises(NoCheckpoint):
-            inspecting.choose(known, "nobody")
+            inspect.choose(known, "nobody")
         spoil(place, 2)
         with pytest.raises(CheckpointCorrupt, match=r"tensor 'model\.w'"):
-            comparing.measure(Side(store, known.find(step=1)), Side(store, known.find(step=2)), ["model.w"])
+            diff.measure(Side(store, known.find(step=1)), Side(store, known.find(step=2)), ["model.w"])

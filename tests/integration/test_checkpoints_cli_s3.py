@@ -12,7 +12,7 @@ from s3 import S3Server, s3
 from test_checkpoints_cli import checkpoints
 
 import strata
-from strata.checkpoint.savers import ProcessSaver
+from strata.checkpoint.saver.client import ProcessSaver
 
 __all__ = ["s3"]  # a fixture
 

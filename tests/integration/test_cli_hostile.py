@@ -28,9 +28,9 @@ from strata.coordinator.client import CoordinatorClient
 from strata.coordinator.config import CoordinatorConfig
 from strata.coordinator.embedded import EmbeddedCoordinator
 from strata.errors import InvalidArgument
-from strata.launch.run_directory import RunDirectory, RunStatus, create
+from strata.launch.record.directory import RunDirectory, RunStatus, create
+from strata.launch.record.timeline import RunEvent
 from strata.launch.spec import RunSpec
-from strata.launch.timeline import RunEvent
 
 HOSTILE = "\x1b]0;T\x07\x1b[2J\u202e\u2066\x85\x9b31m\r\nFORGED\x08\x7f[bold]X[/bold]"
 """A title, clearing the screen, the other direction, lines and colours of C1, a line of its own, and markup of rich."""

@@ -23,8 +23,8 @@ from strata.coordinator.client import AsyncCoordinatorClient, ClientConfig, Coor
 from strata.coordinator.client._sync import shared_loop
 from strata.coordinator.config import CoordinatorConfig, LeaseConfig, Limits
 from strata.coordinator.embedded import EmbeddedCoordinator
-from strata.coordinator.events import ShardEntry
 from strata.coordinator.registry import DatasetRegistry
+from strata.coordinator.state.events import ShardEntry
 from strata.errors import (
     BarrierBroken,
     CoordinatorUnavailable,

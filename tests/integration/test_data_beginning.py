@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from strata import StructuredDataset
-from strata.data import pipeline
-from strata.data.decoding import ThreadDecoder
-from strata.data.files import DataFile
-from strata.data.formats.parquet import ParquetFormat
-from strata.data.source import Source
+from strata.data.formats.parquet.format import ParquetFormat
+from strata.data.runtime import pipeline
+from strata.data.runtime.decoder import ThreadDecoder
+from strata.data.source.file import DataFile
+from strata.data.source.source import Source
 from strata.errors import DataFileInvalid
 
 NUM_ROWS = 1000

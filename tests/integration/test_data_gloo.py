@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from servers import TorchRanks
 
-import strata.data.formats.parquet
+import strata.data.formats.parquet.format
 import strata.data.structured
-import strata.data.torch_loader  # noqa: F401 - so that the ranks have them when they are forked
+import strata.data.torch  # noqa: F401 - so that the ranks have them when they are forked
 
 if TYPE_CHECKING:
     from nursery import Lifeline

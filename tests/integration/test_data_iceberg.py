@@ -45,8 +45,8 @@ from pyiceberg.types import (
 from s3 import ADMIN, S3Server, s3
 
 from strata.data.iceberg import plan_table, table_state
-from strata.data.plan import Plan
-from strata.data.survey_cache import SurveyCache
+from strata.data.plan.cache import SurveyCache
+from strata.data.plan.plan import Plan
 from strata.errors import (
     DataError,
     DataFileInvalid,
@@ -640,7 +640,7 @@ def test_what_was_found_in_files_is_remembered_until_other_rows_are_deleted(
     asked = {"scan_filter": "name = 'n1'", "cache": cache}
     first = planned(table, **asked)[1]
 
-    from strata.data.formats.parquet import ParquetFormat
+    from strata.data.formats.parquet.format import ParquetFormat
 
     opened: list[str] = []
     for name in ("inspect", "open"):
@@ -701,10 +701,10 @@ def test_storage_that_cannot_be_reached_is_an_error_even_where_bad_files_are_ski
         raise StorageUnavailable("files-001.parquet cannot be reached")
 
     with monkeypatch.context() as patch:
-        patch.setattr("strata.data.formats.parquet.ParquetFormat.inspect", away)
+        patch.setattr("strata.data.formats.parquet.format.ParquetFormat.inspect", away)
         with pytest.raises(StorageUnavailable):
             plan_table(table, on_error="skip")
-    monkeypatch.setattr("strata.data.iceberg.looking.LazyReader.read", away)
+    monkeypatch.setattr("strata.data.iceberg.probe.LazyReader.read", away)
     with pytest.raises(StorageUnavailable):
         plan_table(table, scan_filter="name = 'n1'", on_error="skip")
 

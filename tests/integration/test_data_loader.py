@@ -30,7 +30,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from strata import StructuredDataset
-from strata.data.iterating import CLOSED
+from strata.data.runtime.iterator import CLOSED
 from strata.errors import (
     DataFileChanged,
     DataFileInvalid,

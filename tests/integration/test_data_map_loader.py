@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
 
-from strata.data.map_loader import map_loader
+from strata.data.map_style import map_loader
 from strata.data.ranks import Ranks
 from strata.errors import PlanChanged, StrataError
 

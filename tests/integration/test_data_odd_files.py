@@ -85,9 +85,9 @@ import random, sys
 from pathlib import Path
 import pyarrow as pa, pyarrow.fs as pafs
 from strata.data import expressions, filters
-from strata.data.files import DataFile
-from strata.data.formats.parquet import ParquetFormat
-from strata.data.source import Source
+from strata.data.source.file import DataFile
+from strata.data.formats.parquet.format import ParquetFormat
+from strata.data.source.source import Source
 from strata.errors import StrataError
 
 path, form, source = Path(sys.argv[1]), ParquetFormat(), Source(pafs.LocalFileSystem(), is_local=True)

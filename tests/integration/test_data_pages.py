@@ -16,9 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from strata import StructuredDataset
-from strata.data import counting, plan_table
-from strata.data.formats import parquet, parquet_pages
-from strata.data.formats.parquet_pages import PagedFile
+from strata.data.formats.parquet import format as parquet
+from strata.data.formats.parquet import pages
+from strata.data.formats.parquet.pages import PagedFile
+from strata.data.plan import row_counts
+from strata.data.plan import table as plan_table
 from strata.errors import NoData
 
 NUM_ROWS = 40_000
@@ -60,7 +62,7 @@ def load(path: Path | str, filters: Any, **options: Any) -> tuple[pa.Table, Stru
 @pytest.fixture(autouse=True)
 def pays(monkeypatch: pytest.MonkeyPatch) -> None:
     """However small the files are."""
-    monkeypatch.setattr(parquet_pages, "MIN_SAVED_BYTES", 0)
+    monkeypatch.setattr(pages, "MIN_SAVED_BYTES", 0)
 
 
 def without_pages(patch: pytest.MonkeyPatch) -> None:
@@ -206,8 +208,8 @@ def test_rows_are_those_of_pyarrows_filter_in_the_files_order(
     folder = tmp_path_factory.mktemp("property")
     options: dict[str, Any] = {"use_dictionary": has_dictionary, "data_page_version": version}
     write(folder / "a.parquet", table, page_rows=page_rows, group_rows=group_rows, **options)
-    monkeypatch.setattr(counting, "MIN_SAVED", 0.0)
-    monkeypatch.setattr(parquet_pages, "MIN_SAVED", 0.0)  # also where it does not pay
+    monkeypatch.setattr(row_counts, "MIN_SAVED", 0.0)
+    monkeypatch.setattr(pages, "MIN_SAVED", 0.0)  # also where it does not pay
     expected = pq.ParquetFile(folder / "a.parquet").read().filter(pq.filters_to_expression(filters))
     if not expected.num_rows:
         with pytest.raises(NoData):

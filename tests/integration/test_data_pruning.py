@@ -24,14 +24,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from strata.data import StructuredDataset, expressions, filters
-from strata.data.files import DataFile
-from strata.data.formats import parquet_pages
+from strata.data import StructuredDataset
+from strata.data.filter import expression
+from strata.data.filter import filter as filters
 from strata.data.formats.arrow import ArrowFormat
 from strata.data.formats.base import Format, PagedReader, Presence
 from strata.data.formats.orc import OrcFormat
-from strata.data.formats.parquet import ParquetFormat
-from strata.data.source import Source
+from strata.data.formats.parquet import pages as parquet_pages
+from strata.data.formats.parquet.format import ParquetFormat
+from strata.data.source.file import DataFile
+from strata.data.source.source import Source
 from strata.errors import NoData, SchemaMismatch
 
 LOCAL = Source(pafs.LocalFileSystem(), is_local=True)
@@ -291,7 +293,7 @@ def check_every_unit(found: Planted, condition: pc.Expression, passing: set[int]
         facts = form.inspect(LOCAL, file, columns=None, unit_bytes=1 << 20)
         used = pa.schema([facts.schema.field("x")])
         asked = filters.bind(filters.parse(condition), used).expression
-        tree = expressions.decode(asked)
+        tree = expression.decode(asked)
         told = form.presence(LOCAL, file, facts, tree, used)
         reader = form.open(LOCAL, file, facts.schema, facts.version)
         judged = {}
@@ -300,7 +302,7 @@ def check_every_unit(found: Planted, condition: pc.Expression, passing: set[int]
                 judged = dict(reader.judge(facts.units, tree, used))
         for unit, presence in zip(facts.units, told, strict=True):
             own = range(first_row + unit.first_row, first_row + unit.first_row + unit.num_rows)
-            rows = expressions.mask(reader.read(unit, ["x"]), asked).to_pylist()
+            rows = expression.mask(reader.read(unit, ["x"]), asked).to_pylist()
             assert {row for row, is_true in zip(own, rows, strict=True) if is_true} == passing & set(own), condition
             assert presence is not Presence.NONE or not passing & set(own), condition
             assert presence is not Presence.ALL or passing >= set(own), condition

@@ -28,7 +28,7 @@ from pyarrow import orc
 from servers import until
 
 from strata import StructuredDataset
-from strata.data.decoding import ThreadDecoder
+from strata.data.runtime.decoder import ThreadDecoder
 from strata.errors import DataError, InvalidArgument, LimitExceeded, SchemaMismatch, StrataError, TransformFailed
 
 

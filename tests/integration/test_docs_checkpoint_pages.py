@@ -17,7 +17,7 @@ from azure_blob import ACCOUNT, CONTAINER, KEY, AzureServer, azure
 from documents import ROOT, blocks
 from s3 import ADMIN, BUCKET, S3Server, s3
 
-from strata.checkpoint import retention, strategies
+from strata.checkpoint import policy, retention
 from strata.errors import ConfigError
 from strata.storage import object_options
 from strata.storage.object_options import Limits, read_settings
@@ -157,7 +157,7 @@ def test_the_command_that_the_page_shows_for_other_profiles_is_the_one_that_is_t
 
 def test_the_page_names_every_strategy_and_every_policy() -> None:
     text = POLICIES.read_text(encoding="utf-8")
-    for module, method in ((strategies, "decide"), (retention, "keep")):
+    for module, method in ((policy, "decide"), (retention, "keep")):
         names = [
             name
             for name, value in vars(module).items()

@@ -25,13 +25,15 @@ from typer.testing import CliRunner
 
 from strata import IcebergDataset, StructuredDataset, errors
 from strata.cli.app import app
-from strata.data import discovering, formats, policies, storage_options
+from strata.data import formats
+from strata.data.batch import policy
 from strata.data.formats.csv import CsvFormat
 from strata.data.formats.text import TextFormat
-from strata.data.metrics import LoaderMetrics, LoaderRecorder, WorkerMetrics
-from strata.data.prometheus import register
-from strata.data.starving import Cause, PlanFacts, diagnose
-from strata.data.strategies import BY_NAME
+from strata.data.order.assignment import BY_NAME
+from strata.data.runtime.bottleneck import Cause, PlanFacts, diagnose
+from strata.data.runtime.metrics import LoaderMetrics, LoaderRecorder, WorkerMetrics
+from strata.data.runtime.prometheus import register
+from strata.data.source import paths, storage_options
 from strata.errors import DataError
 
 DOCS = ROOT / "docs"
@@ -193,9 +195,9 @@ def test_the_page_names_every_format_its_endings_and_the_options_of_csv() -> Non
     rows = re.findall(r"^\| `\"(\w+)\"` \| (.*?) \|", section(DATA, "Which files"), re.MULTILINE)
     endings = {name: tuple(re.findall(r"`(\.\w+)`", told.partition(";")[0])) for name, told in rows}
 
-    assert endings == dict(discovering.SUFFIXES)
+    assert endings == dict(paths.SUFFIXES)
     assert set(endings) == set(formats.NAMES)
-    assert all(f"`{suffix}`" in text(DATA) for suffix in discovering.COMPRESSED)
+    assert all(f"`{suffix}`" in text(DATA) for suffix in paths.COMPRESSED)
     told = re.search(r"For CSV they are (.*?)\. ", text(DATA), re.DOTALL)
     assert told
     assert re.findall(r"`(\w+)`", told[1]) == [
@@ -211,7 +213,7 @@ def test_what_the_page_names_on_a_dataset_is_there() -> None:
 
 
 def test_the_page_has_the_policy_tables_of_the_code() -> None:
-    document = ast.get_docstring(ast.parse(inspect.getsource(policies)))
+    document = ast.get_docstring(ast.parse(inspect.getsource(policy)))
     assert document
     tables = [line for line in document.splitlines() if line.startswith("|")]
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from exit_children import DEADLINE_S, ENDINGS
 
-from strata.launch.contract import NOTE
+from strata.launch.environment import NOTE
 
 CHILDREN = Path(__file__).parent / "exit_children.py"
 

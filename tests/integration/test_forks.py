@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from strata.launch.contract import NOTE
+from strata.launch.environment import NOTE
 
 CHILDREN = Path(__file__).parent / "fork_children.py"
 

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import strata
 from strata.errors import ConfigError, InvalidArgument
-from strata.integrations import resuming
+from strata.integrations import resume
 
 NUM_ROWS = 88
 BATCH_SIZE = 8
@@ -345,20 +345,20 @@ def test_accelerate_stops_at_optimizer_steps_and_may_not_prepare_a_loader_withou
 
 
 def test_only_as_many_workers_go_on_from_the_state_of_a_frameworks_own_loader() -> None:
-    resuming.FixedWorldSize(3).load_state_dict(resuming.FixedWorldSize(3).state_dict())
+    resume.FixedWorldSize(3).load_state_dict(resume.FixedWorldSize(3).state_dict())
     with pytest.raises(ConfigError, match=r"saved by 3 workers.*strata resume --workers 3"):
-        resuming.FixedWorldSize(2).load_state_dict(resuming.FixedWorldSize(3).state_dict())
+        resume.FixedWorldSize(2).load_state_dict(resume.FixedWorldSize(3).state_dict())
 
 
 @pytest.mark.parametrize(("left", "accumulate", "done"), [(10, 1, 0), (4, 1, 6), (4, 3, 6), (0, 2, 10)])
 def test_what_is_left_of_an_epoch_says_how_much_of_it_is_done(left: int, accumulate: int, done: int) -> None:
-    assert resuming.batches_done(Left(left), accumulate=accumulate) == done
+    assert resume.batches_done(Left(left), accumulate=accumulate) == done
 
 
 @pytest.mark.parametrize(("left", "accumulate"), [(5, 3), (11, 1)])
 def test_an_epoch_that_cannot_be_cut_into_whole_steps_is_refused(left: int, accumulate: int) -> None:
     with pytest.raises(ConfigError, match="resume with the number of workers that saved"):
-        resuming.batches_done(Left(left), accumulate=accumulate)
+        resume.batches_done(Left(left), accumulate=accumulate)
 
 
 class Left:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from servers import EAGER_CLIENT, STRATA, CoordinatorProcess, until
 
-from strata.coordinator.backend import EngineBackend
 from strata.coordinator.client import CoordinatorClient
 from strata.coordinator.config import CoordinatorConfig, Limits
 from strata.coordinator.embedded import EmbeddedCoordinator
 from strata.coordinator.replay import Replay
+from strata.coordinator.serve.backend import EngineBackend
 from strata.errors import JobInUse, StaleGeneration, UnknownJob
 
 

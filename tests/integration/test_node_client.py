@@ -15,7 +15,7 @@ from documents import ROOT, blocks
 from servers import command_line
 
 from strata import CoordinatorClient
-from strata.coordinator.views import WorkerInfo
+from strata.coordinator.state.views import WorkerInfo
 
 NODE_DIR = ROOT / "tests" / "integration" / "node"
 JOBS = {"unary": "node-unary", "framed": "node-session"}

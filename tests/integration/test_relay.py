@@ -27,11 +27,11 @@ from servers import (
     until,
 )
 
-from strata.coordinator.backend import EngineBackend
 from strata.coordinator.client import AsyncCoordinatorClient, CoordinatorClient
 from strata.coordinator.client._sync import shared_loop
 from strata.coordinator.config import CoordinatorConfig, LeaseConfig
 from strata.coordinator.embedded import EmbeddedCoordinator
+from strata.coordinator.serve.backend import EngineBackend
 from strata.errors import StaleIncarnation
 from strata.v1 import calls_pb2 as pb
 

@@ -12,7 +12,7 @@ import pytest
 from s3 import ADMIN, S3Server, s3
 
 from strata import cli
-from strata.launch.last_words import cause
+from strata.launch.record.failure import cause
 
 __all__ = ["s3"]  # a fixture
 

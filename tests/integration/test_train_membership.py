@@ -15,10 +15,10 @@ from servers import DEADLINE_S, free_port, until
 from strata.coordinator.client import CoordinatorClient
 from strata.coordinator.config import CoordinatorConfig, LeaseConfig
 from strata.coordinator.embedded import EmbeddedCoordinator
-from strata.coordinator.views import MembershipInfo
+from strata.coordinator.state.views import MembershipInfo
 from strata.errors import CoordinatorUnavailable, UnknownJob
-from strata.launch.contract import METRICS, Place
-from strata.train.agreeing import Agreement
+from strata.launch.environment import METRICS, Place
+from strata.train.agreement import Agreement
 from strata.train.membership import MAX_METRICS, JoinedMembership
 
 QUICK = CoordinatorConfig(

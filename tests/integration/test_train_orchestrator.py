@@ -22,8 +22,8 @@ import strata
 from strata import CheckpointManager, CoordinatorClient, TrainingOrchestrator
 from strata.coordinator.embedded import EmbeddedCoordinator
 from strata.errors import ConfigError, NoCheckpoint, RunFailed, UnknownWorker
-from strata.launch import ray_engine
-from strata.launch.run_directory import all_runs, open_run
+from strata.launch.nodes import ray_cluster
+from strata.launch.record.directory import all_runs, open_run
 from strata.train.orchestrator import STOP_AGAIN_S
 
 pytestmark = pytest.mark.timeout(120)
@@ -205,7 +205,7 @@ def test_a_function_that_raises_fails_the_run_with_its_traceback() -> None:
     assert "in train" in lines[3]
     assert lines[-2] == "ValueError: row 7 is bad"
     assert lines[-1].startswith("logs: ")
-    assert not [frame for frame in lines if "strata/train/calling.py" in frame]
+    assert not [frame for frame in lines if "strata/train/function.py" in frame]
 
 
 def test_a_worker_that_leaves_no_traceback_shows_the_end_of_its_log() -> None:
@@ -236,7 +236,7 @@ def test_what_cannot_run_leaves_no_run_behind(monkeypatch: pytest.MonkeyPatch) -
         orchestrator.run(os.getpid, workers="many")
     with pytest.raises(strata.StrataError, match="argument 1 of getenv, a lock,"):
         orchestrator.run(os.getenv, threading.Lock())
-    monkeypatch.setattr(ray_engine, "find_spec", lambda _: None)
+    monkeypatch.setattr(ray_cluster, "find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"pip install .strata-runtime\[ray\]"):
         orchestrator.run(os.getpid, engine="ray")
 

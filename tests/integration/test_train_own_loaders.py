@@ -19,7 +19,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import strata
 from strata.checkpoint import CheckpointManager
 from strata.errors import ConfigError, InvalidArgument, PlanChanged
-from strata.launch.contract import NEEDED_WORLD_SIZE, Place
+from strata.launch.environment import NEEDED_WORLD_SIZE, Place
 from strata.train import Context
 from strata.train.membership import NoMembership
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from clockwork import Process
 from network import Call, Connection
 
-from strata.coordinator.barriers import Released
-from strata.coordinator.events import number_of
-from strata.coordinator.job import CommandQueued, GenerationChanged, Notice
+from strata.coordinator.state.barriers import Released
+from strata.coordinator.state.events import number_of
+from strata.coordinator.state.job import CommandQueued, GenerationChanged, Notice
 from strata.errors import (
     BarrierBroken,
     CoordinatorUnavailable,

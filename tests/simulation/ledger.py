@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from strata.coordinator import events as e
-from strata.coordinator.core import Core
+from strata.coordinator.state import events as e
+from strata.coordinator.state.core import Core
 
 JOB = "sim"
 DATASET = "data"

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from strata.coordinator.barriers import Barriers, Ticket
-from strata.coordinator.commands import Commands
-from strata.coordinator.engine import Engine
-from strata.coordinator.membership import Membership
-from strata.coordinator.shards import ShardBook
+from strata.coordinator.serve.engine import Engine
+from strata.coordinator.state.barriers import Barriers, Ticket
+from strata.coordinator.state.commands import Commands
+from strata.coordinator.state.membership import Membership
+from strata.coordinator.state.shards import ShardBook
 
 Patch = pytest.MonkeyPatch
 

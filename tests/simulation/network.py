@@ -16,14 +16,14 @@ from clockwork import Process, SimulatedLoop
 from ledger import DATASET, JOB
 
 from strata.clock import Moment
-from strata.coordinator import events as e
-from strata.coordinator.barriers import Released, Ticket
 from strata.coordinator.config import CoordinatorConfig, JournalConfig, LeaseConfig
-from strata.coordinator.core import Core
-from strata.coordinator.engine import Engine
-from strata.coordinator.job import CommandQueued, GenerationChanged, Notice
 from strata.coordinator.journal import Entry, Loaded
 from strata.coordinator.journal.memory import MemoryJournal
+from strata.coordinator.serve.engine import Engine
+from strata.coordinator.state import events as e
+from strata.coordinator.state.barriers import Released, Ticket
+from strata.coordinator.state.core import Core
+from strata.coordinator.state.job import CommandQueued, GenerationChanged, Notice
 from strata.errors import BarrierBroken, JournalError, JournalWriteFailed, StrataError
 
 if TYPE_CHECKING:

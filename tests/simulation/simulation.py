@@ -17,7 +17,7 @@ from clockwork import Scheduler
 from ledger import Ledger, Violation
 from network import Call, Disk, Server, make_config
 
-from strata.coordinator import events as e
+from strata.coordinator.state import events as e
 
 FAULTS = (
     "coordinator crash",

@@ -8,7 +8,7 @@ from run import command
 from simulation import simulate
 
 from strata.coordinator.config import CoordinatorConfig
-from strata.coordinator.core import Core
+from strata.coordinator.state.core import Core
 from strata.errors import StaleIncarnation
 
 NUM_CHUNKS = 16

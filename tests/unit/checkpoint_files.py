@@ -10,7 +10,7 @@ import numpy as np
 import zstandard
 from xxhash import xxh3_128_hexdigest
 
-from strata.checkpoint import manifest as m
+from strata.checkpoint.format import manifest as m
 from strata.storage import Store
 
 ID, BASE, OLDER = "step-000000000007-aa", "step-000000000006-bb", "step-000000000005-cc"

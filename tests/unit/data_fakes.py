@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import xxhash
 
-from strata.data import expressions
-from strata.data.files import DataFile
+from strata.data.filter import expression
 from strata.data.formats.base import FileFacts, Presence, Unit
-from strata.data.partitions import hive_partition
-from strata.data.source import Source
+from strata.data.source.file import DataFile
+from strata.data.source.partitions import hive_partition
+from strata.data.source.source import Source
 from strata.errors import DataFileInvalid
 
 SOURCE = Source(pafs.LocalFileSystem(), is_local=True)
@@ -61,7 +61,7 @@ class FakeFormat:
         return FileFacts(table.schema, tuple(units), version_of(table), nulls)
 
     def presence(
-        self, source: Source, file: DataFile, facts: FileFacts, condition: expressions.Node, schema: pa.Schema
+        self, source: Source, file: DataFile, facts: FileFacts, condition: expression.Node, schema: pa.Schema
     ) -> list[Presence]:
         """Exact where a unit has one row: as good as statistics can be."""
         self._note("presence", file)
@@ -69,7 +69,7 @@ class FakeFormat:
         found = []
         for unit in facts.units:
             part = self._part(file, unit)
-            passing = part.filter(expressions.encode(condition)).num_rows
+            passing = part.filter(expression.encode(condition)).num_rows
             clear = part.num_rows == 1
             found.append(Presence.SOME if not clear else Presence.ALL if passing else Presence.NONE)
         return found

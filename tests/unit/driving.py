@@ -7,13 +7,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from strata.coordinator import events as e
-from strata.coordinator.barriers import BarrierEnded, Released, Ticket
-from strata.coordinator.checkpoints import CheckpointProgress
 from strata.coordinator.config import BarrierConfig, CoordinatorConfig, LeaseConfig, Limits
-from strata.coordinator.core import Core
-from strata.coordinator.job import Beat, GenerationChanged, Job, Notice, Registration, ShardPage
-from strata.coordinator.membership import Member, Membership, WorkerStateName
+from strata.coordinator.state import events as e
+from strata.coordinator.state.barriers import BarrierEnded, Released, Ticket
+from strata.coordinator.state.checkpoints import CheckpointProgress
+from strata.coordinator.state.core import Core
+from strata.coordinator.state.job import Beat, GenerationChanged, Job, Notice, Registration, ShardPage
+from strata.coordinator.state.membership import Member, Membership, WorkerStateName
 from strata.errors import StrataError
 
 START_S = 1_000.0

@@ -7,9 +7,9 @@ import math
 import pytest
 from driving import BAD_COUNTS, BAD_IDS, Driver, ended
 
-from strata.coordinator.barriers import MAX_MISSING_NAMED, Released, Ticket
 from strata.coordinator.config import BarrierConfig, Limits
-from strata.coordinator.events import BarrierReleased
+from strata.coordinator.state.barriers import MAX_MISSING_NAMED, Released, Ticket
+from strata.coordinator.state.events import BarrierReleased
 from strata.errors import (
     BarrierBroken,
     BarrierMismatch,

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from xxhash import xxh3_128_hexdigest
 
 from strata import CheckpointManager
-from strata.checkpoint import layout
-from strata.checkpoint import manifest as m
+from strata.checkpoint.format import layout
+from strata.checkpoint.format import manifest as m
 from strata.errors import CheckpointInvalid, StorageError
 from strata.storage.memory import MemoryStore
 

@@ -15,9 +15,9 @@ import safetensors.torch
 import torch
 from hypothesis import given
 
-from strata.checkpoint import dtypes, layout, tree
-from strata.checkpoint.memory import PrivateMemory
-from strata.checkpoint.staging import Staging
+from strata.checkpoint.format import dtypes, layout, tree
+from strata.checkpoint.save.memory import PrivateMemory
+from strata.checkpoint.save.staging import Staging
 from strata.errors import CheckpointInvalid
 
 

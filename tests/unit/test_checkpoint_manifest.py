@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from strata.checkpoint import manifest as m
+from strata.checkpoint.format import manifest as m
 from strata.errors import CheckpointCorrupt, CheckpointInvalid, CheckpointTooNew
 
 HASH = "0123456789abcdef" * 2

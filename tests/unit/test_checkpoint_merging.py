@@ -16,11 +16,12 @@ from calls import num_calls
 from hypothesis import given, settings
 from xxhash import xxh3_128_hexdigest
 
-from strata.checkpoint import manifest as m
-from strata.checkpoint import parts, tree
-from strata.checkpoint.merging import Head, merge
-from strata.checkpoint.parts import RankPart
-from strata.checkpoint.sharding import first_overlap, is_grid
+from strata.checkpoint.format import manifest as m
+from strata.checkpoint.format import part as parts
+from strata.checkpoint.format import tree
+from strata.checkpoint.format.merge import Head, merge
+from strata.checkpoint.format.part import RankPart
+from strata.checkpoint.format.shards import first_overlap, is_grid
 from strata.errors import CheckpointCorrupt, CheckpointInvalid, CheckpointTooNew
 
 ID = "step-000000000005-abc"

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.checkpoint import progress
-from strata.checkpoint.progress import EVERY_S, Progress, watching
+from strata.checkpoint.tools import progress
+from strata.checkpoint.tools.progress import EVERY_S, Progress, watching
 from strata.clock import ManualClock
 
 

@@ -20,10 +20,13 @@ from checkpoint_files import BASE, HEADER_BYTES, ID, OLDER, HandMade
 from hypothesis import given, settings
 from xxhash import xxh3_128_hexdigest
 
-from strata.checkpoint import comparing, decoding, exporting, fetching, mapping, reading, warming
-from strata.checkpoint import manifest as m
-from strata.checkpoint.comparing import Side
-from strata.checkpoint.reading import Rectangle
+from strata.checkpoint.format import encoding as decoding
+from strata.checkpoint.format import manifest as m
+from strata.checkpoint.load import fetch, reader, warm_memory
+from strata.checkpoint.load import mapped as mapping
+from strata.checkpoint.load.reader import Rectangle
+from strata.checkpoint.tools import diff, export
+from strata.checkpoint.tools.diff import Side
 from strata.errors import (
     CheckpointAborted,
     CheckpointCorrupt,
@@ -52,7 +55,7 @@ class CountingStore(MemoryStore):
 
 
 def load(store: Any, manifest: m.Manifest, name: str = "w") -> bytes:
-    return reading.read_tensors(store, manifest, [name], watch=Watch())[name].tobytes()
+    return reader.read_tensors(store, manifest, [name], watch=Watch())[name].tobytes()
 
 
 def numbers(shape: tuple[int, ...], dtype: str = "<f4") -> np.ndarray[Any, Any]:
@@ -104,15 +107,15 @@ def test_a_base_and_any_patches_equal_what_numpy_makes_of_them(
     store, manifest, expected, item = made
 
     assert load(store, manifest) == expected
-    reading.verify(store, manifest, watch=Watch())
+    reader.verify(store, manifest, watch=Watch())
     (tensor,) = manifest.tensors
     wanted = data.draw(rectangle_in(tensor.shape))
-    found = reading.read_slices(store, manifest, {"w": wanted}, watch=Watch())["w"]
+    found = reader.read_slices(store, manifest, {"w": wanted}, watch=Watch())["w"]
     whole = np.frombuffer(expected, f"V{item}").reshape(tensor.shape)
     assert found.tobytes() == whole[within(wanted)].tobytes()
     start = data.draw(st.integers(0, len(expected)))
     end = data.draw(st.integers(start, len(expected)))
-    part = reading.read_contents(store, manifest, tensor, tensor.slices[0], start, end, watch=Watch())
+    part = reader.read_contents(store, manifest, tensor, tensor.slices[0], start, end, watch=Watch())
     assert part.tobytes() == expected[start:end]
 
 
@@ -162,18 +165,18 @@ def test_any_rectangle_of_a_tensor_cut_in_any_way_equals_numpys_slice(
     store, manifest, truth, wanted = made
 
     assert load(store, manifest) == truth.tobytes()
-    found = reading.read_slices(store, manifest, {"w": wanted}, watch=Watch())["w"]
+    found = reader.read_slices(store, manifest, {"w": wanted}, watch=Watch())["w"]
     assert found.tobytes() == truth[within(wanted)].tobytes()
-    reading.verify(store, manifest, watch=Watch())
+    reader.verify(store, manifest, watch=Watch())
 
 
 def test_pieces_larger_than_any_window_come_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with gigabytes, in small: several runs, windows, batches and pieces."""
-    monkeypatch.setattr(reading, "READ_BYTES", 1 << 12)
-    monkeypatch.setattr(reading, "_STRIDED_BYTES", 1 << 12)
-    monkeypatch.setattr(reading, "_HASH_BYTES", 1 << 11)
-    monkeypatch.setattr(fetching, "WINDOW_BYTES", 1 << 11)
-    monkeypatch.setattr("strata.checkpoint.patching.BATCH_BYTES", 300)
+    monkeypatch.setattr(reader, "READ_BYTES", 1 << 12)
+    monkeypatch.setattr(reader, "_STRIDED_BYTES", 1 << 12)
+    monkeypatch.setattr(reader, "_HASH_BYTES", 1 << 11)
+    monkeypatch.setattr(fetch, "WINDOW_BYTES", 1 << 11)
+    monkeypatch.setattr("strata.checkpoint.load.patch.BATCH_BYTES", 300)
     store = MemoryStore()
     made = HandMade(store, chunk_bytes=1_000)
     file = made.file()
@@ -189,8 +192,8 @@ def test_pieces_larger_than_any_window_come_together(monkeypatch: pytest.MonkeyP
         made.add(f"t{number}", np.full(700, number, np.uint8))
     manifest = made.finish()
 
-    found = reading.read_tensors(store, manifest, [t.name for t in manifest.tensors], watch=Watch())
-    columns = reading.read_slices(store, manifest, {"w": Rectangle((3, 10), (90, 7))}, watch=Watch())["w"]
+    found = reader.read_tensors(store, manifest, [t.name for t in manifest.tensors], watch=Watch())
+    columns = reader.read_slices(store, manifest, {"w": Rectangle((3, 10), (90, 7))}, watch=Watch())["w"]
 
     truth = np.frombuffer(bytes(contents), "<f8").reshape(100, 50)
     assert found["w"].tobytes() == truth.tobytes()
@@ -208,7 +211,7 @@ def test_only_the_chunks_between_the_first_and_the_last_wanted_row_are_read() ->
     made.add("w", numbers((1_000, 100)))  # ten rows to a chunk
     manifest = made.finish()
 
-    found = reading.read_slices(store, manifest, {"w": Rectangle((105, 0), (10, 100))}, watch=Watch())["w"]
+    found = reader.read_slices(store, manifest, {"w": Rectangle((105, 0), (10, 100))}, watch=Watch())["w"]
 
     assert found.tobytes() == numbers((1_000, 100))[105:115].tobytes()
     assert [(offset - HEADER_BYTES, size) for _, offset, size in store.reads] == [(40_000, 8_000)]
@@ -224,7 +227,7 @@ def test_slices_that_do_not_meet_the_rectangle_are_not_read_and_may_be_missing()
     manifest = made.finish()
     store.delete([f"{ID}/rank-00000.safetensors"])
 
-    found = reading.read_slices(store, manifest, {"w": Rectangle((3, 0), (3, 3))}, watch=Watch())["w"]
+    found = reader.read_slices(store, manifest, {"w": Rectangle((3, 0), (3, 3))}, watch=Watch())["w"]
 
     assert found.tobytes() == truth[3:6].tobytes()
     assert {key for key, _, _ in store.reads} == {f"{ID}/rank-00001.safetensors", f"{ID}/rank-00002.safetensors"}
@@ -238,7 +241,7 @@ def test_small_encoded_tensors_that_lie_together_are_one_request() -> None:
         made.add(f"t{number}", np.full(40, number, np.uint8), encoding="zstd")
     manifest = made.finish()
 
-    found = reading.read_tensors(store, manifest, [f"t{n}" for n in range(50)], watch=Watch())
+    found = reader.read_tensors(store, manifest, [f"t{n}" for n in range(50)], watch=Watch())
 
     assert all(found[f"t{n}"].tobytes() == bytes([n]) * 40 for n in range(50))
     assert len(store.reads) == 1
@@ -251,7 +254,7 @@ def test_a_small_piece_does_not_keep_the_large_chunk_in_memory_that_it_was_read_
     made.add("w", numbers((1 << 20,), "|u1"))
     manifest = made.finish()
 
-    piece = reading.read_slices(store, manifest, {"w": Rectangle((5,), (10,))}, watch=Watch())["w"]
+    piece = reader.read_slices(store, manifest, {"w": Rectangle((5,), (10,))}, watch=Watch())["w"]
 
     assert memoryview(piece.base).nbytes == 10  # type: ignore[arg-type]
 
@@ -259,10 +262,10 @@ def test_a_small_piece_does_not_keep_the_large_chunk_in_memory_that_it_was_read_
 @pytest.mark.parametrize("form", ["plain", "encoded", "columns", "patched", "patched columns"])
 def test_a_read_takes_the_memory_of_what_it_gives_and_a_constant(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with gigabytes, in small: windows of 4 KiB, a tensor of a megabyte."""
-    constants = {(fetching, "WINDOW_BYTES"): 1 << 12, (reading, "_STRIDED_BYTES"): 1 << 13}
-    for (module, name), value in (constants | {(reading, "READ_BYTES"): 1 << 13}).items():
+    constants = {(fetch, "WINDOW_BYTES"): 1 << 12, (reader, "_STRIDED_BYTES"): 1 << 13}
+    for (module, name), value in (constants | {(reader, "READ_BYTES"): 1 << 13}).items():
         monkeypatch.setattr(module, name, value)
-    monkeypatch.setattr("strata.checkpoint.patching.BATCH_BYTES", 1 << 12)
+    monkeypatch.setattr("strata.checkpoint.load.patch.BATCH_BYTES", 1 << 12)
     store = MemoryStore()
     made = HandMade(store, chunk_bytes=1 << 12)
     file = made.file()
@@ -278,10 +281,10 @@ def test_a_read_takes_the_memory_of_what_it_gives_and_a_constant(form: str, monk
     made.tensor("w", "U8", truth.shape, *slices)
     manifest = made.finish()
     taken = Taken()
-    monkeypatch.setattr(fetching, "fresh_memory", taken.memory)
-    monkeypatch.setattr(reading, "fresh_memory", taken.memory)
+    monkeypatch.setattr(fetch, "fresh_memory", taken.memory)
+    monkeypatch.setattr(reader, "fresh_memory", taken.memory)
 
-    found = reading.read_tensors(store, manifest, ["w"], watch=Watch())["w"]
+    found = reader.read_tensors(store, manifest, ["w"], watch=Watch())["w"]
 
     if "patched" in form:
         truth[::3] = 0
@@ -322,7 +325,7 @@ def test_a_box_that_is_not_within_its_tensor_is_the_callers_mistake() -> None:
         Rectangle((0, 0), (1, -1)),
     ):
         with pytest.raises(InvalidArgument, match="not within it"):
-            reading.read_slices(store, manifest, {"w": box}, watch=Watch())
+            reader.read_slices(store, manifest, {"w": box}, watch=Watch())
 
 
 def test_a_cancelled_read_ends() -> None:
@@ -337,7 +340,7 @@ def test_a_cancelled_read_ends() -> None:
 
     for name in ("w", "z"):
         with pytest.raises(CheckpointAborted):
-            reading.read_tensors(store, manifest, [name], watch=watch)
+            reader.read_tensors(store, manifest, [name], watch=watch)
 
 
 def test_progress_counts_the_bytes_that_were_read() -> None:
@@ -348,7 +351,7 @@ def test_progress_counts_the_bytes_that_were_read() -> None:
     manifest = made.finish()
     seen: list[int] = []
 
-    reading.read_tensors(store, manifest, ["w"], watch=Watch(seen.append))
+    reader.read_tensors(store, manifest, ["w"], watch=Watch(seen.append))
 
     assert sum(seen) == 480
 
@@ -378,7 +381,7 @@ class Patched:
     def refuses(self, kind: type[Exception], words: str, manifest: m.Manifest) -> str:
         """Both ways in: what is loaded, and what is verified. Gives what was said to who loads."""
         with pytest.raises(kind, match=words):
-            reading.verify(self.store, manifest, watch=Watch())
+            reader.verify(self.store, manifest, watch=Watch())
         with pytest.raises(kind, match=words) as caught:
             load(self.store, manifest)
         return str(caught.value)
@@ -395,7 +398,7 @@ def test_the_hand_made_one_is_sound() -> None:
     sound = Patched()
     manifest = sound.manifest()
 
-    reading.verify(sound.store, manifest, watch=Watch())
+    reader.verify(sound.store, manifest, watch=Watch())
     assert load(sound.store, manifest) == bytes(sound.contents)
     assert manifest.bases == (BASE,)
 
@@ -496,7 +499,7 @@ def test_a_frame_that_is_not_what_was_written_is_refused(frame: bytes, words: st
     with pytest.raises(CheckpointCorrupt, match=f"tensor 'w' in rank-00000.safetensors.*{words}"):
         load(store, manifest)
     with pytest.raises(CheckpointCorrupt, match=words):
-        reading.verify(store, manifest, watch=Watch())
+        reader.verify(store, manifest, watch=Watch())
 
 
 def test_a_bomb_never_gets_more_memory_than_the_chunk_has() -> None:
@@ -529,12 +532,12 @@ def test_swapped_files_of_ranks_are_told_apart() -> None:
     manifest = made.finish()
     keys = [f"{ID}/rank-{rank:05d}.safetensors" for rank in range(2)]
     contents = [store.get(key, max_bytes=1 << 20) for key in keys]
-    reading.verify(store, manifest, watch=Watch())
+    reader.verify(store, manifest, watch=Watch())
     for key, data in zip(keys, reversed(contents), strict=True):
         store.put(key, data)
 
     with pytest.raises(CheckpointCorrupt, match=r"is the file of rank 1 .* expected that of rank 0 .*swapped"):
-        reading.verify(store, manifest, watch=Watch())
+        reader.verify(store, manifest, watch=Watch())
 
 
 def test_the_file_of_another_checkpoint_is_told_apart() -> None:
@@ -548,7 +551,7 @@ def test_the_file_of_another_checkpoint_is_told_apart() -> None:
     store.put(f"{ID}/rank-00000.safetensors", store.get(f"{OLDER}/rank-00000.safetensors", max_bytes=1 << 20))
 
     with pytest.raises(CheckpointCorrupt, match=f"of checkpoint '{OLDER}', expected that of rank 0 of {ID}"):
-        reading.verify(store, manifests[0], watch=Watch())
+        reader.verify(store, manifests[0], watch=Watch())
 
 
 @pytest.mark.parametrize(
@@ -568,7 +571,7 @@ def test_a_header_that_tells_something_else_than_the_manifest_is_refused(entry: 
     made.files[0].entries["w"] = entry
 
     with pytest.raises(CheckpointInvalid, match=words):
-        reading.verify(store, made.finish(), watch=Watch())
+        reader.verify(store, made.finish(), watch=Watch())
 
 
 def test_a_header_with_another_name_for_a_tensor_is_refused() -> None:
@@ -579,21 +582,21 @@ def test_a_header_with_another_name_for_a_tensor_is_refused() -> None:
     made.files[0].entries["other"] = made.files[0].entries.pop("w")
 
     with pytest.raises(CheckpointInvalid, match=r"header has tensor 'other'.*manifest 'w'"):
-        reading.verify(store, made.finish(), watch=Watch())
+        reader.verify(store, made.finish(), watch=Watch())
 
 
 def test_more_memory_than_there_is_is_refused_in_words() -> None:
     """A petabyte of zeros is a few kilobytes of frames."""
     with pytest.raises(MemoryError, match="not so much memory"):
-        warming.fresh_memory(1 << 55)
+        warm_memory.fresh_memory(1 << 55)
 
 
-def warmed(step_s: float, *, num_steps: int) -> warming.Warmer:
+def warmed(step_s: float, *, num_steps: int) -> warm_memory.Warmer:
     """As if each step of clearing took so long."""
     ticks = itertools.count()
-    warmer = warming.Warmer(lambda: next(ticks) // 2 * 1_000 + next(halves) * step_s)
+    warmer = warm_memory.Warmer(lambda: next(ticks) // 2 * 1_000 + next(halves) * step_s)
     halves = itertools.cycle((0, 1))
-    memory = warming.fresh_memory(num_steps * (4 << 20) + 5)
+    memory = warm_memory.fresh_memory(num_steps * (4 << 20) + 5)
     warmer.warm(memory)
     assert not any(memory[:: 1 << 16])
     return warmer
@@ -620,7 +623,7 @@ def fuzzed() -> tuple[MemoryStore, m.Manifest, HandMade]:
     one.made.add("v", numbers((4, 3)), file=1)
     one.made.tensors.reverse()
     manifest = one.made.finish()
-    reading.verify(one.store, manifest, watch=Watch())
+    reader.verify(one.store, manifest, watch=Watch())
     return one.store, manifest, one.made
 
 
@@ -665,8 +668,8 @@ def test_a_manifest_with_anything_in_any_place_is_read_or_refused_and_nothing_wo
 
     def use() -> None:
         found = m.decode(sealed(body), file="manifest.json")
-        reading.verify(store, found, watch=Watch())
-        reading.read_tensors(store, found, [tensor.name for tensor in found.tensors], watch=Watch())
+        reader.verify(store, found, watch=Watch())
+        reader.read_tensors(store, found, [tensor.name for tensor in found.tensors], watch=Watch())
         assert found.id == body["id"]
 
     assert refusal_of(use) != ""
@@ -701,7 +704,7 @@ def test_a_header_with_anything_in_any_place_is_read_or_refused_and_nothing_wors
         parent = parent[key]
     parent[last] = data.draw(JSON)
     made.files[1].entries = entries
-    said = refusal_of(lambda: reading.verify(store, made.finish(), watch=Watch()))
+    said = refusal_of(lambda: reader.verify(store, made.finish(), watch=Watch()))
     assert said == "accepted" or "rank-00000.safetensors" in said
 
 
@@ -715,7 +718,7 @@ def test_a_header_of_any_bytes_is_refused_and_nothing_worse(data: st.DataObject)
     store.put(f"{ID}/rank-00000.safetensors", bytes(header) + bytes(made.files[1].data))
     own = msgspec.structs.replace(manifest.files[1], header_hash=xxh3_128_hexdigest(bytes(header)))
     forged = msgspec.structs.replace(manifest, files=(manifest.files[0], own))
-    said = refusal_of(lambda: reading.verify(store, forged, watch=Watch()))
+    said = refusal_of(lambda: reader.verify(store, forged, watch=Watch()))
     assert said == "accepted" or "rank-00000.safetensors" in said
 
 
@@ -745,7 +748,7 @@ def test_what_lies_as_it_is_is_mapped_and_all_else_is_read(tmp_path: Path) -> No
 
     found = mapping.map_tensors(store, manifest, names, watch=Watch())
 
-    read = reading.read_tensors(store, manifest, names, watch=Watch())
+    read = reader.read_tensors(store, manifest, names, watch=Watch())
     assert list(found) == names
     assert {name: data.tobytes() for name, data in found.items()} == {n: d.tobytes() for n, d in read.items()}
     assert {name for name, data in found.items() if is_mapped(data)} == {"plain", "of the base"}
@@ -764,7 +767,7 @@ def test_writing_to_a_mapped_tensor_leaves_the_file_as_it_is(tmp_path: Path) -> 
     tensor[:] = 255
 
     assert tensor.tobytes() == b"\xff" * 48
-    reading.verify(store, manifest, watch=Watch())
+    reader.verify(store, manifest, watch=Watch())
 
 
 def test_a_mapped_tensor_outlives_its_file(tmp_path: Path) -> None:
@@ -834,20 +837,20 @@ def two_states() -> tuple[MemoryStore, m.Manifest, m.Manifest, np.ndarray[Any, A
 def test_diff_sees_what_a_patch_has_changed_and_that_encodings_and_cuts_have_not() -> None:
     store, old, new, before, after = two_states()
 
-    found = comparing.compare(old, new)
-    by = comparing.measure(Side(store, old), Side(store, new), found.changed)
+    found = diff.compare(old, new)
+    by = diff.measure(Side(store, old), Side(store, new), found.changed)
 
     assert found.changed == ("w", "cut")
     assert (by["w"].num_different, by["w"].max_abs) == (5, float(np.abs(after - before).max()))
     assert by["cut"].num_different == 0
-    assert comparing.compare(new, new).changed == ()
+    assert diff.compare(new, new).changed == ()
 
 
 def test_diff_reads_no_more_than_a_window_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparing, "_WINDOW_BYTES", 128)
+    monkeypatch.setattr(diff, "_WINDOW_BYTES", 128)
     store, old, new, before, after = two_states()
 
-    by = comparing.measure(Side(store, old), Side(store, new), ["w", "cut", "same"])
+    by = diff.measure(Side(store, old), Side(store, new), ["w", "cut", "same"])
 
     assert [by[name].num_different for name in ("w", "cut", "same")] == [5, 0, 0]
     assert by["w"].max_abs == float(np.abs(after - before).max())
@@ -857,7 +860,7 @@ def test_export_writes_what_patches_encodings_and_slices_come_to(tmp_path: Path)
     safetensors = pytest.importorskip("safetensors.numpy")
     store, _, new, before, after = two_states()
 
-    num = exporting.export(store, new, tmp_path / "out.safetensors")
+    num = export.export(store, new, tmp_path / "out.safetensors")
 
     found = safetensors.load_file(tmp_path / "out.safetensors")
     assert num == 3

@@ -15,10 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.checkpoint import CheckpointManager, catalog, dtypes, statistics
-from strata.checkpoint.dtypes import BY_NAME
-from strata.checkpoint.manifest import Manifest
-from strata.checkpoint.statistics import Statistics, Tally, of_bytes
+from strata.checkpoint import CheckpointManager, catalog
+from strata.checkpoint.format import dtypes
+from strata.checkpoint.format.dtypes import BY_NAME
+from strata.checkpoint.format.manifest import Manifest
+from strata.checkpoint.load import statistics
+from strata.checkpoint.load.statistics import Statistics, Tally, of_bytes
 from strata.errors import CheckpointCorrupt, CheckpointInvalid, StorageUnavailable
 from strata.storage import Watch
 from strata.storage.memory import MemoryStore

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.checkpoint.strategies import (
+from strata.checkpoint.policy import (
     FIRST_S,
     NUM_REMEMBERED,
     Adaptive,

@@ -26,10 +26,10 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.distributed.tensor.debug import _clear_fast_path_sharding_prop_cache, _clear_python_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from strata.checkpoint import dtypes, layout, tree
-from strata.checkpoint.buffers import Bytes, copy_strided, raw_bytes
-from strata.checkpoint.rebuilding import rebuild
-from strata.checkpoint.sharding import Shard, replicated_share
+from strata.checkpoint.format import dtypes, layout, tree
+from strata.checkpoint.format.buffers import Bytes, copy_strided, raw_bytes
+from strata.checkpoint.format.shards import Shard, replicated_share
+from strata.checkpoint.load.rebuild import rebuild
 from strata.errors import CheckpointInvalid, InvalidArgument
 
 
@@ -482,7 +482,7 @@ import json, sys
 import jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from strata.checkpoint import tree
-from strata.checkpoint.sharding import Shard
+from strata.checkpoint.format.shards import Shard
 mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("x", "y"))
 whole = np.arange(24, dtype=np.float32).reshape(4, 6)
 put = lambda *spec: jax.device_put(whole, NamedSharding(mesh, P(*spec)))

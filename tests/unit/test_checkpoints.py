@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from driving import BAD_COUNTS, BAD_IDS, Driver, of
 
-from strata.coordinator.checkpoints import CheckpointProgress
 from strata.coordinator.config import Limits
-from strata.coordinator.events import CheckpointAborted, CheckpointAcked, CheckpointCommitted, RankAck
+from strata.coordinator.state.checkpoints import CheckpointProgress
+from strata.coordinator.state.events import CheckpointAborted, CheckpointAcked, CheckpointCommitted, RankAck
 from strata.errors import (
     CheckpointMismatch,
     InvalidArgument,

@@ -15,9 +15,9 @@ from typer.testing import CliRunner, Result
 from strata.cli import runs
 from strata.cli.runs import Wanted, age, reading, recent
 from strata.errors import ConfigError
-from strata.launch.run_directory import RunDirectory, RunStatus, create, root
+from strata.launch.record.directory import RunDirectory, RunStatus, create, root
+from strata.launch.record.timeline import RunEvent
 from strata.launch.spec import RunSpec, Size
-from strata.launch.timeline import RunEvent
 
 app = typer.Typer()
 app.command("ps")(runs.ps)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from driving import BAD_IDS, Driver, of
 
-from strata.coordinator.commands import MAX_REMEMBERED_REQUESTS
 from strata.coordinator.config import Limits
-from strata.coordinator.events import CommandsAcked, CommandSent
-from strata.coordinator.job import CommandQueued
+from strata.coordinator.state.commands import MAX_REMEMBERED_REQUESTS
+from strata.coordinator.state.events import CommandsAcked, CommandSent
+from strata.coordinator.state.job import CommandQueued
 from strata.errors import InvalidArgument, LimitExceeded, UnknownWorker
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from driving import BAD_IDS, JOB, Driver, ended, generations
 
-from strata.coordinator import events as e
 from strata.coordinator.config import Limits
-from strata.coordinator.core import Core
-from strata.coordinator.job import GenerationChanged
+from strata.coordinator.state import events as e
+from strata.coordinator.state.core import Core
+from strata.coordinator.state.job import GenerationChanged
 from strata.errors import (
     BarrierBroken,
     InvalidArgument,

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 from driving import Driver, ended, generations
 
-from strata.coordinator.barriers import Released
-from strata.coordinator.events import GenerationStarted, WorkerLeft
+from strata.coordinator.state.barriers import Released
+from strata.coordinator.state.events import GenerationStarted, WorkerLeft
 from strata.errors import BarrierBroken
 
 NUM_WORKERS = 10_000

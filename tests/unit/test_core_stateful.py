@@ -16,12 +16,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from strata.coordinator import events as e
-from strata.coordinator.barriers import BarrierEnded, Released, Ticket
 from strata.coordinator.config import CoordinatorConfig, LeaseConfig, Limits
-from strata.coordinator.core import Core
-from strata.coordinator.job import GenerationChanged, Job
-from strata.coordinator.ring import load_bounds
+from strata.coordinator.state import events as e
+from strata.coordinator.state.barriers import BarrierEnded, Released, Ticket
+from strata.coordinator.state.core import Core
+from strata.coordinator.state.job import GenerationChanged, Job
+from strata.coordinator.state.ring import load_bounds
 from strata.errors import (
     BarrierMismatch,
     EpochMismatch,

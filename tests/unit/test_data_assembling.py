@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.data.assembling import assemble
-from strata.data.columns import Chunk
-from strata.data.dense import Dense
-from strata.data.schedule import Block, Piece
+from strata.data.batch.assembly import assemble
+from strata.data.batch.columns import Chunk
+from strata.data.batch.dense import Dense
+from strata.data.order.schedule import Block, Piece
 from strata.errors import NoData
 
 

@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strata.data import dense
-from strata.data.arrow_types import enlarged
-from strata.data.arrowed import ArrowColumn
-from strata.data.columns import Chunk, Column, gather
-from strata.data.dense import Dense
-from strata.data.outputs import Presenter
-from strata.data.policies import decide
-from strata.data.ragged import Ragged
+from strata.data.batch import dense
+from strata.data.batch.arrow_columns import ArrowColumn
+from strata.data.batch.arrow_types import enlarged
+from strata.data.batch.columns import Chunk, Column, gather
+from strata.data.batch.dense import Dense
+from strata.data.batch.output import Presenter
+from strata.data.batch.policy import decide
+from strata.data.batch.ragged import Ragged
 from strata.errors import LimitExceeded
 
 

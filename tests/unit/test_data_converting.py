@@ -17,13 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strata.data.arrowed import ArrowColumn
-from strata.data.columns import Chunk, Column, gather
-from strata.data.converting import Converter, vocabulary_values
-from strata.data.dense import Dense
-from strata.data.policies import decide
-from strata.data.ragged import Ragged
-from strata.data.vocabularies import Vocabulary, from_bytes, to_bytes
+from strata.data.batch.arrow_columns import ArrowColumn
+from strata.data.batch.columns import Chunk, Column, gather
+from strata.data.batch.conversion import Converter, vocabulary_values
+from strata.data.batch.dense import Dense
+from strata.data.batch.policy import decide
+from strata.data.batch.ragged import Ragged
+from strata.data.batch.vocabulary import Vocabulary, from_bytes, to_bytes
 from strata.errors import InvalidArgument, LimitExceeded, NullsFound, SchemaMismatch
 
 WORDS = ["", "a", "b", "né", "東京", "long " * 5]
@@ -400,7 +400,7 @@ def test_a_code_is_the_place_in_the_vocabulary_from_one(
 ) -> None:
     given_values = sorted(known, key=hash)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("strata.data.vocabularies._HASHED_VALUES", hashed_values)
+        patch.setattr("strata.data.batch.vocabulary._HASHED_VALUES", hashed_values)
         vocabulary = Vocabulary.given("x", given_values)
         codes = vocabulary.encode(pa.array(rows, pa.string()))
     assert codes.dtype == np.int32

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.data.cursor import MAX_COUNT, Cursor, read_cursor
-from strata.data.order import MAX_LANES
+from strata.data.order.cursor import MAX_COUNT, Cursor, read_cursor
+from strata.data.order.order import MAX_LANES
 from strata.errors import InvalidArgument, PlanChanged
 
 

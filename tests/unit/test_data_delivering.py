@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from strata.data.delivering import GROWTH, VARIABLE_BYTES, lanes_that_fit, row_bytes
+from strata.data.batch.delivery import GROWTH, VARIABLE_BYTES, lanes_that_fit, row_bytes
 
 
 def plan_of(*kinds: pa.DataType, unit_rows: int = 100, read_bytes: int = 0) -> Any:

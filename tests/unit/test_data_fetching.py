@@ -22,9 +22,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.data.fetching import Fetcher
-from strata.data.formats.parquet_footer import TAIL_BYTES
-from strata.data.ranges import Range, coalesced, parts
+from strata.data.formats.parquet.footer import TAIL_BYTES
+from strata.data.runtime.prefetch import Fetcher
+from strata.data.source.ranges import Range, coalesced, parts
 from strata.data.structured import StructuredDataset
 from strata.errors import DataFileChanged, DataFileMissing, StrataError
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.data import expressions, filters
+from strata.data.filter import expression as expressions
+from strata.data.filter import filter as filters
 from strata.data.formats.base import Presence
 from strata.errors import InvalidArgument, SchemaMismatch
 

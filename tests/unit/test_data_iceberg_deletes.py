@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pyroaring import BitMap
 
 from strata.data.iceberg.deletes import decode_vector
-from strata.data.iceberg.equality import ValueDeletes
+from strata.data.iceberg.equality_deletes import ValueDeletes
 
 
 def vector(rows: set[int]) -> bytes:

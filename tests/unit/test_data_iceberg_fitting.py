@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strata.data.formats.base import Unit
-from strata.data.iceberg.fitting import Cast, FitColumn, IcebergFit, List, Map, Member, Struct, shape
+from strata.data.iceberg.projection import Cast, FitColumn, IcebergFit, List, Map, Member, Struct, shape
 
 
 def unit(num_rows: int, first_row: int = 0) -> Unit:
@@ -129,5 +129,5 @@ def test_a_fit_can_be_pickled() -> None:
 
 
 def test_reading_needs_no_iceberg_package() -> None:
-    code = "import sys, strata.data.iceberg.fitting; assert not {'pyiceberg', 'torch'} & set(sys.modules)"
+    code = "import sys, strata.data.iceberg.projection; assert not {'pyiceberg', 'torch'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -25,9 +25,9 @@ from pyiceberg.types import (
 )
 
 from strata.data.formats.base import Unit
-from strata.data.iceberg.fitting import Cast, IcebergFit
-from strata.data.iceberg.resolving import Resolver
-from strata.data.iceberg.table_types import arrow_type, can_read, is_wide
+from strata.data.iceberg.columns import Resolver
+from strata.data.iceberg.projection import Cast, IcebergFit
+from strata.data.iceberg.types import arrow_type, can_read, is_wide
 from strata.errors import SchemaMismatch
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from strata.data.assembling import Batches
-from strata.data.iterating import Pass
-from strata.data.metrics import LoaderRecorder
-from strata.data.starving import Lookout, PlanFacts
-from strata.data.steps import Steps
+from strata.data.batch.assembly import Batches
+from strata.data.order.steps import Steps
+from strata.data.runtime.bottleneck import Lookout, PlanFacts
+from strata.data.runtime.iterator import Pass
+from strata.data.runtime.metrics import LoaderRecorder
 from strata.errors import DataError, StrataError
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.data.map_rows import MapRows, permuted
+from strata.data.order.map_rows import MapRows, permuted
 from strata.data.ranks import Ranks
 from strata.errors import InvalidArgument, PlanChanged
 

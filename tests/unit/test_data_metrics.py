@@ -15,8 +15,16 @@ from prometheus_client.exposition import generate_latest
 from rich.console import Console
 
 from strata.clock import ManualClock
-from strata.data import prometheus
-from strata.data.metrics import LoaderMetrics, LoaderRecorder, State, WorkerMetrics, WorkerRecorder, between, describe
+from strata.data.runtime import prometheus
+from strata.data.runtime.metrics import (
+    LoaderMetrics,
+    LoaderRecorder,
+    State,
+    WorkerMetrics,
+    WorkerRecorder,
+    between,
+    describe,
+)
 
 
 def recorder() -> tuple[WorkerRecorder, ManualClock]:

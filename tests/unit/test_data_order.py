@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.data.order import Lanes, Order, choose_lanes, choose_window, make_order, sequence_of_units
-from strata.data.schedule import Outline, Schedule
-from strata.data.steps import Steps
+from strata.data.order.order import Lanes, Order, choose_lanes, choose_window, make_order, sequence_of_units
+from strata.data.order.schedule import Outline, Schedule
+from strata.data.order.steps import Steps
 from strata.errors import InvalidArgument
 
 Row = tuple[int, int]  # unit, row in it

@@ -18,14 +18,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import default_convert
 
-from strata.data.arrowed import ArrowColumn
-from strata.data.columns import Chunk, gather
-from strata.data.converting import Converter, vocabulary_values
-from strata.data.dense import Dense
-from strata.data.outputs import PaddedRows, Presenter, RaggedRows, pad
-from strata.data.policies import decide
-from strata.data.ragged import Ragged
-from strata.data.vocabularies import Vocabulary
+from strata.data.batch.arrow_columns import ArrowColumn
+from strata.data.batch.columns import Chunk, gather
+from strata.data.batch.conversion import Converter, vocabulary_values
+from strata.data.batch.dense import Dense
+from strata.data.batch.output import PaddedRows, Presenter, RaggedRows, pad
+from strata.data.batch.policy import decide
+from strata.data.batch.ragged import Ragged
+from strata.data.batch.vocabulary import Vocabulary
 from strata.errors import ConfigError, InvalidArgument
 
 TABLE = pa.table(
@@ -252,8 +252,8 @@ def test_a_format_whose_package_is_missing_names_the_cure(package: str, monkeypa
 
 def test_arrays_need_no_torch() -> None:
     script = (
-        "import sys, numpy as np; from strata.data.outputs import Presenter; from strata.data.columns import Chunk; "
-        "from strata.data.dense import Dense; "
+        "import sys, numpy as np; from strata.data.batch.output import Presenter; "
+        "from strata.data.batch.columns import Chunk; from strata.data.batch.dense import Dense; "
         "print(Presenter('numpy', ()).present(Chunk({'x': Dense(np.arange(3))}, 3), [3])[0]['x'].sum(), "
         "'torch' in sys.modules)"
     )

@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strata.data.files import DataFile
-from strata.data.formats import footers, parquet_chunks, parquet_many
 from strata.data.formats.base import FileFacts
-from strata.data.formats.parquet import ParquetFormat
-from strata.data.source import Source
+from strata.data.formats.parquet import chunks, footer_batch, footer_reader
+from strata.data.formats.parquet.format import ParquetFormat
+from strata.data.source.file import DataFile
+from strata.data.source.source import Source
 from strata.errors import DataError, DataFileInvalid, DataFileMissing, StorageError
 
 LOCAL = Source(pafs.LocalFileSystem(), is_local=True)
@@ -30,7 +30,7 @@ FORMAT = ParquetFormat()
 
 @pytest.fixture(autouse=True)
 def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_many, "_families", ())
+    monkeypatch.setattr(footer_batch, "_families", ())
 
 
 @pytest.fixture
@@ -38,12 +38,12 @@ def num_opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many row groups there were each time that the decoder was asked."""
     found: list[int] = []
 
-    class Counting(parquet_many.NativeReader):  # type: ignore[misc]
+    class Counting(footer_batch.NativeReader):  # type: ignore[misc]
         def open(self, *arguments: Any, **options: Any) -> None:
             super().open(*arguments, **options)
             found.append(self.metadata.num_row_groups)
 
-    monkeypatch.setattr(parquet_many, "NativeReader", Counting)
+    monkeypatch.setattr(footer_batch, "NativeReader", Counting)
     return found
 
 
@@ -124,7 +124,7 @@ def test_files_of_several_schemas_and_writers_are_told_apart(tmp_path: Path) -> 
     for _ in range(3):
         check(files)
         check(files, ["id", "other"])
-    assert len(parquet_many._families) == parquet_many.MAX_FAMILIES
+    assert len(footer_batch._families) == footer_batch.MAX_FAMILIES
 
 
 def test_a_file_that_cannot_be_read_spoils_no_other(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_file_whose_row_groups_are_damaged_is_opened_alone_and_so_are_those_wi
     tmp_path: Path, num_opened: list[int], damage: Callable[[bytes], bytes]
 ) -> None:
     files = [written(tmp_path / f"{n}.parquet", rows(n)) for n in range(5)]
-    layout = footers.layout_of(footer_of(tmp_path / "2.parquet"))
+    layout = footer_reader.layout_of(footer_of(tmp_path / "2.parquet"))
     assert layout is not None
     whole, footer = (tmp_path / "2.parquet").read_bytes(), footer_of(tmp_path / "2.parquet")
     own = footer[len(layout.head) : -len(layout.tail)]
@@ -175,10 +175,10 @@ def test_a_file_whose_row_groups_are_damaged_is_opened_alone_and_so_are_those_wi
 
 
 def test_large_footers_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_opened: list[int]) -> None:
-    monkeypatch.setattr(parquet_many, "MAX_TAIL_BYTES", 100)
+    monkeypatch.setattr(footer_batch, "MAX_TAIL_BYTES", 100)
     check([written(tmp_path / f"{n}.parquet", rows(n)) for n in range(4)])
     assert not num_opened
-    assert not parquet_many._families
+    assert not footer_batch._families
 
 
 def test_files_of_another_file_system_are_read_through_it(tmp_path: Path, num_opened: list[int]) -> None:
@@ -193,7 +193,7 @@ def test_files_of_another_file_system_are_read_through_it(tmp_path: Path, num_op
 def test_threads_that_meet_other_schemas_do_not_mislead_each_other(tmp_path: Path) -> None:
     kinds: list[Callable[[int], pa.Table]] = [
         lambda n, k=kind: pa.table({f"column_{k}": [n] * (k + 1)})  # type: ignore[misc]
-        for kind in range(parquet_many.MAX_FAMILIES + 2)
+        for kind in range(footer_batch.MAX_FAMILIES + 2)
     ]
     sets = [[written(tmp_path / f"{k}-{n}.parquet", make(n)) for n in range(8)] for k, make in enumerate(kinds)]
     expected = [[alone(file, None, True) for file in files] for files in sets]
@@ -221,39 +221,39 @@ def footer_of(path: Path) -> bytes:
 def test_a_footer_joined_of_one_is_that_footer_but_for_the_form_of_a_length(tmp_path: Path) -> None:
     written(tmp_path / "a.parquet", rows(1, 100), row_group_size=5)  # 20 row groups: as a long list
     footer = footer_of(tmp_path / "a.parquet")
-    layout = footers.layout_of(footer)
+    layout = footer_reader.layout_of(footer)
     assert layout is not None
-    part = footers.row_groups_of(footer, layout)
+    part = footer_reader.row_groups_of(footer, layout)
     assert part is not None
     assert (part.num_rows, part.num_groups) == (100, 20)
-    assert footers.joined(layout, [part]) == footer
+    assert footer_reader.joined(layout, [part]) == footer
 
 
 def test_a_footer_of_another_layout_is_not_taken_apart(tmp_path: Path) -> None:
     written(tmp_path / "a.parquet", rows(1))
     written(tmp_path / "b.parquet", rows(1).select(["id"]))
     one, other = footer_of(tmp_path / "a.parquet"), footer_of(tmp_path / "b.parquet")
-    layout = footers.layout_of(one)
+    layout = footer_reader.layout_of(one)
     assert layout is not None
-    assert footers.row_groups_of(other, layout) is None
-    assert footers.row_groups_of(layout.head + layout.tail, layout) is None
-    assert footers.row_groups_of(layout.head, footers.Layout(layout.head, b"")) is None
+    assert footer_reader.row_groups_of(other, layout) is None
+    assert footer_reader.row_groups_of(layout.head + layout.tail, layout) is None
+    assert footer_reader.row_groups_of(layout.head, footer_reader.Layout(layout.head, b"")) is None
 
 
 @settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_bytes_that_are_no_footer_have_no_layout_or_one_that_holds_them(data: bytes) -> None:
     for footer in (data, b"\x15\x04\x19" + data, b"\x15\x04\x19\x0c\x16\x02\x19" + data):
-        layout = footers.layout_of(footer)
+        layout = footer_reader.layout_of(footer)
         if layout is not None:
             assert footer.startswith(layout.head)
             assert footer.endswith(layout.tail)
-            assert footers.row_groups_of(footer, layout) is not None
+            assert footer_reader.row_groups_of(footer, layout) is not None
 
 
 def test_structs_in_structs_without_end_have_no_layout() -> None:
-    assert footers.layout_of(b"\x1c" * 10_000) is None
-    assert footers.layout_of(b"\x15\x04\x19" + b"\x19" * 10_000) is None
+    assert footer_reader.layout_of(b"\x1c" * 10_000) is None
+    assert footer_reader.layout_of(b"\x15\x04\x19" + b"\x19" * 10_000) is None
 
 
 def test_threads_that_meet_a_new_form_of_footers_learn_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,15 +263,15 @@ def test_threads_that_meet_a_new_form_of_footers_learn_it_once(monkeypatch: pyte
     footer = data[-8 - int.from_bytes(data[-8:-4], "little") : -8]
     made: list[bytes] = []
 
-    def pattern(group: bytes, leaves: Sequence[parquet_chunks.Leaf]) -> re.Pattern[bytes]:
+    def pattern(group: bytes, leaves: Sequence[chunks.Leaf]) -> re.Pattern[bytes]:
         made.append(group)
         return compile_(group, leaves)
 
-    compile_ = parquet_chunks._pattern
-    monkeypatch.setattr(parquet_chunks, "_pattern", pattern)
-    monkeypatch.setattr(parquet_chunks, "_forms", ())
-    monkeypatch.setattr(parquet_chunks, "_remembered", {})
+    compile_ = chunks._pattern
+    monkeypatch.setattr(chunks, "_pattern", pattern)
+    monkeypatch.setattr(chunks, "_forms", ())
+    monkeypatch.setattr(chunks, "_remembered", {})
     with ThreadPoolExecutor(8) as pool:
-        hidden = list(pool.map(lambda number: parquet_chunks.hidden_leaves(footer, str(number)), range(64)))
+        hidden = list(pool.map(lambda number: chunks.hidden_leaves(footer, str(number)), range(64)))
     assert hidden == [frozenset()] * 64
     assert len(made) == 1

@@ -14,15 +14,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from strata.data import pipeline
-from strata.data.columns import Chunk
-from strata.data.dense import Dense
-from strata.data.metrics import LoaderRecorder
-from strata.data.order import make_order
-from strata.data.pipeline import MAX_BLOCKS_ASSEMBLED, Pipeline, Work
-from strata.data.schedule import Schedule
-from strata.data.steps import Steps
-from strata.data.strategies import BY_NAME, Strategy, lpt
+from strata.data.batch.columns import Chunk
+from strata.data.batch.dense import Dense
+from strata.data.order.assignment import BY_NAME, Strategy, lpt
+from strata.data.order.order import make_order
+from strata.data.order.schedule import Schedule
+from strata.data.order.steps import Steps
+from strata.data.runtime import pipeline
+from strata.data.runtime.metrics import LoaderRecorder
+from strata.data.runtime.pipeline import MAX_BLOCKS_ASSEMBLED, Pipeline, Work
 from strata.errors import DataFileInvalid, NoData
 
 DEADLINE_S = 10.0
@@ -363,7 +363,7 @@ def test_close_ends_workers_that_are_held_back_by_the_budget() -> None:
 
 
 def test_close_waits_once_for_all_threads_that_do_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strata.data.pipeline.JOIN_S", 0.5)
+    monkeypatch.setattr("strata.data.runtime.pipeline.JOIN_S", 0.5)
     gate, arrivals = Gate(*range(8)), threading.Semaphore(0)
 
     def decide(number: int) -> None:

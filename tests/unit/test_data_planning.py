@@ -21,15 +21,17 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from strata.data import filters, packing, plan_table, surveying
-from strata.data.changes import MAX_FILES, explain, summary
-from strata.data.files import DataFile
-from strata.data.formats.parquet import ParquetFormat
-from strata.data.partitions import partition_fields
-from strata.data.plan import Plan
-from strata.data.planning import build
-from strata.data.survey import Survey
-from strata.data.surveying import survey
+from strata.data.filter import filter as filters
+from strata.data.formats.parquet.format import ParquetFormat
+from strata.data.plan import splits, surveyor
+from strata.data.plan import table as plan_table
+from strata.data.plan.diff import MAX_FILES, explain, summary
+from strata.data.plan.plan import Plan
+from strata.data.plan.planner import build
+from strata.data.plan.survey import Survey
+from strata.data.plan.surveyor import survey
+from strata.data.source.file import DataFile
+from strata.data.source.partitions import partition_fields
 from strata.errors import (
     DataFileInvalid,
     InvalidArgument,
@@ -74,7 +76,7 @@ def test_splits_cover_every_unit_once_in_order_within_their_bounds(
     unit_file = np.array([number for number, units in enumerate(files) for _ in units], np.int64)
     rows = np.array([rows for units in files for rows, _ in units], np.int64)
     num_bytes = np.array([size for units in files for _, size in units], np.int64)
-    starts = packing.pack(unit_file, rows, num_bytes, split_bytes=split_bytes, split_rows=split_rows).tolist()
+    starts = splits.pack(unit_file, rows, num_bytes, split_bytes=split_bytes, split_rows=split_rows).tolist()
 
     def fits(first: int, last: int) -> bool:
         within = num_bytes[first:last].sum() <= split_bytes and (
@@ -91,21 +93,21 @@ def test_splits_cover_every_unit_once_in_order_within_their_bounds(
 
 def test_sizes_are_read_as_people_write_them() -> None:
     written = ["128MiB", "1GB", "1.5 GiB", "10_000", " 3kb ", 77]
-    assert [packing.parse_bytes(size) for size in written] == [2**27, 10**9, 3 * 2**29, 10_000, 3000, 77]
-    assert [packing.parse_rows(rows) for rows in (None, 1, 10**9)] == [None, 1, 10**9]
+    assert [splits.parse_bytes(size) for size in written] == [2**27, 10**9, 3 * 2**29, 10_000, 3000, 77]
+    assert [splits.parse_rows(rows) for rows in (None, 1, 10**9)] == [None, 1, 10**9]
 
 
 @pytest.mark.parametrize("size", ["128M", "much", "", 0, -1, True, 1.5, None, "1e3", "2TiB", "9" * 50])
 def test_a_size_that_is_not_clear_is_refused(size: Any) -> None:
     with pytest.raises(InvalidArgument) as caught:
-        packing.parse_bytes(size)
+        splits.parse_bytes(size)
     assert caught.value.field == "split_bytes"
 
 
 @pytest.mark.parametrize("rows", [0, -1, True, "5", 1.0])
 def test_a_number_of_rows_that_is_none_is_refused(rows: Any) -> None:
     with pytest.raises(InvalidArgument, match="split_rows"):
-        packing.parse_rows(rows)
+        splits.parse_rows(rows)
 
 
 # --- plans ---
@@ -141,7 +143,7 @@ def test_nulls_are_counted_where_files_tell_them() -> None:
 def test_of_very_many_files_some_are_asked_for_nulls_from_the_first_to_the_last(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(surveying, "MAX_ASKED_FOR_NULLS", 4)
+    monkeypatch.setattr(surveyor, "MAX_ASKED_FOR_NULLS", 4)
     fake = FakeFormat()
     files = [fake.add(f"f{number}", {"x": [None] * (number + 1)}) for number in range(9)]
     assert plan(fake, files).null_counts == {"x": 1 + 4 + 7}

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from strata.data.policies import Kind, Nulls, Policy, decide, describe
+from strata.data.batch.policy import Kind, Nulls, Policy, decide, describe
 from strata.errors import InvalidArgument, NullsFound, SchemaMismatch
 
 

@@ -16,7 +16,7 @@ import pyarrow.fs as pafs
 import pytest
 from fsspec.implementations.dirfs import DirFileSystem
 
-from strata.data.filesystems import open_source
+from strata.data.source.filesystem import open_source
 
 CONTENT = {name: np.arange(first, first + 50_000).tobytes() for name, first in (("a", 0), ("b", 10**9))}
 

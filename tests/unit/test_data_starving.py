@@ -10,8 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.data.metrics import LoaderMetrics, WorkerMetrics
-from strata.data.starving import MIN_BATCHES, PAUSE_S, WINDOW_S, Cause, Diagnosis, Lookout, PlanFacts, diagnose
+from strata.data.runtime.bottleneck import (
+    MIN_BATCHES,
+    PAUSE_S,
+    WINDOW_S,
+    Cause,
+    Diagnosis,
+    Lookout,
+    PlanFacts,
+    diagnose,
+)
+from strata.data.runtime.metrics import LoaderMetrics, WorkerMetrics
 
 MANY = PlanFacts(num_units=1_000, num_splits=100, is_local=True)
 DECODING = {"decode_s": 10.0, "bytes_read": 1_000_000_000}

@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.data.strategies import BY_NAME, Balance, Strategy, Task, balance, by_name, lpt, round_robin, size_balanced
+from strata.data.order.assignment import (
+    BY_NAME,
+    Balance,
+    Strategy,
+    Task,
+    balance,
+    by_name,
+    lpt,
+    round_robin,
+    size_balanced,
+)
 from strata.errors import InvalidArgument
 
 sizes = st.lists(st.integers(0, 1_000), max_size=60)

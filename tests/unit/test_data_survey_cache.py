@@ -18,13 +18,14 @@ from data_fakes import SOURCE, FakeFormat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strata.data import filters, survey_cache
-from strata.data import survey as surveys
-from strata.data.files import DataFile
-from strata.data.planning import build
-from strata.data.survey import Survey
-from strata.data.survey_cache import SurveyCache
-from strata.data.surveying import survey
+from strata.data.filter import filter as filters
+from strata.data.plan import cache as survey_cache
+from strata.data.plan import survey as surveys
+from strata.data.plan.cache import SurveyCache
+from strata.data.plan.planner import build
+from strata.data.plan.survey import Survey
+from strata.data.plan.surveyor import survey
+from strata.data.source.file import DataFile
 from strata.errors import DataError, NoData
 
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.data.formats import thrift
-from strata.data.formats.parquet_index import read_bounds, read_footer, read_header, read_pages
-from strata.data.formats.thrift import Scanner, ThriftDamaged
-from strata.data.ranges import Range
+from strata.data.formats.parquet import thrift
+from strata.data.formats.parquet.page_index import read_bounds, read_footer, read_header, read_pages
+from strata.data.formats.parquet.thrift import Scanner, ThriftDamaged
+from strata.data.source.ranges import Range
 
 numbers = st.integers(-(2**63), 2**63 - 1)
 

@@ -19,9 +19,9 @@ from strata.demo import config, view
 from strata.demo.config import DemoConfig
 from strata.demo.diary import Diary, DiaryReader, Entry, Trained
 from strata.demo.figures import Kill, Outcome, Recovery, RunFigures, losses_by_step, recovery_of, run_figures
-from strata.demo.verifying import RowsCheck, Tensor, WeightsCheck, check_rows, different_tensors
+from strata.demo.proof import RowsCheck, Tensor, WeightsCheck, check_rows, different_tensors
 from strata.errors import ConfigError
-from strata.launch.timeline import RunEvent
+from strata.launch.record.timeline import RunEvent
 
 NUM_RANKS = 2
 NUM_STEPS = 6

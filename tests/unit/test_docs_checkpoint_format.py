@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 from checkpoint_files import BASE, ID, OLDER, HandMade
 
-from strata.checkpoint import catalog, dtypes, inspecting, layout, manifest, parts, tree
+from strata.checkpoint import catalog
+from strata.checkpoint.format import dtypes, layout, manifest, tree
+from strata.checkpoint.format import part as parts
+from strata.checkpoint.tools import inspect
 from strata.storage.local import LocalStore
 
 PAGE = (Path(__file__).parents[2] / "docs" / "checkpoint-format.md").read_text(encoding="utf-8")
@@ -83,7 +86,7 @@ def test_every_file_that_may_lie_in_a_checkpoint_is_told() -> None:
 
     assert [name for name in names if name not in PAGE] == []
     of_ranks = [parts.part_name(3), "claim-00003.json", "failed-00003.json"]
-    assert [name for name in [*names, *of_ranks] if not inspecting._OURS.fullmatch(name)] == []
+    assert [name for name in [*names, *of_ranks] if not inspect._OURS.fullmatch(name)] == []
     assert [name for name in of_ranks if f"`{name.replace('00003', 'NNNNN')}`" not in PAGE] == []
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from strata.clock import ManualClock
 from strata.coordinator.config import Limits
-from strata.coordinator.door import MAX_PEERS, Bucket, Door
-from strata.coordinator.intake import SMALL_BYTES
-from strata.coordinator.service import METHODS, Method
+from strata.coordinator.serve.admission import MAX_PEERS, Bucket, Door
+from strata.coordinator.serve.intake import SMALL_BYTES
+from strata.coordinator.serve.service import METHODS, Method
 from strata.errors import LimitExceeded, PermissionRefused, Unauthenticated
 from strata.transport.tokens import Guard, Role, parse_grants, require
 from strata.v1 import calls_pb2, coordinator_pb2, types_pb2

@@ -10,10 +10,10 @@ import pytest
 
 from strata.clock import ManualClock, Moment
 from strata.coordinator.config import CoordinatorConfig, LeaseConfig
-from strata.coordinator.core import Core
-from strata.coordinator.engine import PROBE_EVERY_S, Engine
 from strata.coordinator.journal import Entry, MemoryJournal
 from strata.coordinator.journal.leadership import MemoryLeadership
+from strata.coordinator.serve.engine import PROBE_EVERY_S, Engine
+from strata.coordinator.state.core import Core
 from strata.errors import JournalFenced, JournalWriteFailed, NotLeader
 
 CONFIG = CoordinatorConfig(lease=LeaseConfig(tick_s=0.001))

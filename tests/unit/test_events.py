@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.coordinator import events as e
+from strata.coordinator.state import events as e
 from strata.errors import JournalDamaged
 
 SPEC = e.CheckpointSpec(checkpoint_id="c", step=7, epoch=1, path="/c", type="INCREMENTAL")

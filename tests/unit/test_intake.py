@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 
 from strata.clock import ManualClock
-from strata.coordinator import intake
 from strata.coordinator.config import Limits
-from strata.coordinator.intake import (
+from strata.coordinator.serve import intake
+from strata.coordinator.serve.intake import (
     Account,
     Bodies,
     Buffers,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from strata.coordinator.barriers import BarrierEnded, Released, Ticket
 from strata.coordinator.config import CoordinatorConfig
-from strata.coordinator.job import Job, Outbox
+from strata.coordinator.state.barriers import BarrierEnded, Released, Ticket
+from strata.coordinator.state.job import Job, Outbox
 from strata.errors import InvalidArgument, StaleIncarnation, StrataError, UnknownWorker
 
 

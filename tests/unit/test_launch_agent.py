@@ -15,12 +15,12 @@ import pytest
 from strata.errors import ConfigError
 from strata.launch import agent as agents
 from strata.launch.agent import Agent
-from strata.launch.contract import METRICS, NEEDED_WORLD_SIZE, STOPPED, Place
-from strata.launch.nodes import Nodes
-from strata.launch.run_directory import RunDirectory
+from strata.launch.environment import METRICS, NEEDED_WORLD_SIZE, STOPPED, Place
+from strata.launch.nodes.base import Nodes
+from strata.launch.processes.base import WorkerExit
+from strata.launch.record.directory import RunDirectory
 from strata.launch.spec import RunSpec, Size
-from strata.launch.supervising import Finish
-from strata.launch.workers import WorkerExit
+from strata.launch.supervisor import Finish
 
 
 class FakeCoordinator:

@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 
 import pytest
 
-from strata.launch.contract import Place
-from strata.launch.following import Follower
-from strata.launch.meeting import AnyMessage, Ended, Heard, Kill, Launch, Member, Over, SendSignal
-from strata.launch.supervising import Finish
-from strata.launch.workers import WorkerExit
+from strata.launch.environment import Place
+from strata.launch.follower import Follower
+from strata.launch.nodes.rendezvous import AnyMessage, Ended, Heard, Kill, Launch, Member, Over, SendSignal
+from strata.launch.processes.base import WorkerExit
+from strata.launch.supervisor import Finish
 
 LEADER, ME = Member("a.1.x@10.0.0.1", 2), Member("b.1.x@10.0.0.2", 2)
 KILLED = -signal.SIGKILL

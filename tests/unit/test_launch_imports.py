@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.launch.imports import (
+from strata.launch.processes.imports import (
     AT_FIRST_USE,
     BEHIND,
     BEHIND_WITH_TORCH,
@@ -21,7 +21,7 @@ from strata.launch.imports import (
     preloads,
     safe_imports,
 )
-from strata.launch.local import SINGLE_THREADED
+from strata.launch.processes.local import SINGLE_THREADED
 
 OURS = tuple(module for modules in BEHIND.values() for module in modules)
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.launch.last_words import MAX_BYTES, MAX_CHARS, cause, last_lines, last_words, tail_start
+from strata.launch.record.failure import MAX_BYTES, MAX_CHARS, cause, last_lines, last_words, tail_start
 from strata.printing import log_line
 
 TRACEBACK = """\

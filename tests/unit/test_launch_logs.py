@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from strata.clock import ManualClock
 from strata.errors import ConfigError
-from strata.launch.last_words import last_lines
-from strata.launch.logs import SKIPPED, LogReader, append, previous
-from strata.launch.run_directory import RunDirectory, RunStatus, create
-from strata.launch.showing import MAX_UNSAID, PlainShower
+from strata.launch.record.directory import RunDirectory, RunStatus, create
+from strata.launch.record.failure import last_lines
+from strata.launch.record.log import SKIPPED, LogReader, append, previous
+from strata.launch.record.stream import Streaming, which_of
+from strata.launch.record.timeline import RunEvent
+from strata.launch.record.view import MAX_UNSAID, PlainShower
 from strata.launch.spec import RunSpec, Size
-from strata.launch.streaming import Streaming, which_of
-from strata.launch.timeline import RunEvent
 
 
 def add(path: Path, text: str) -> None:

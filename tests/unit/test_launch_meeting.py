@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from strata.errors import ConfigError, CoordinatorUnavailable, PermissionRefused
-from strata.launch import meeting
-from strata.launch.meeting import Meeting, Member, Outbox, Over
+from strata.launch.nodes import rendezvous
+from strata.launch.nodes.rendezvous import Meeting, Member, Outbox, Over
 
 OVER = Over("done", "2 workers are done")
 
@@ -83,7 +83,7 @@ def test_the_end_of_a_run_is_said_until_the_coordinator_takes_it_and_to_those_wh
 
 
 def test_who_was_told_and_does_not_leave_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "LEFT_S", 0.01)
+    monkeypatch.setattr(rendezvous, "LEFT_S", 0.01)
 
     async def scene() -> None:
         here = await joined(FakeCoordinator("a@1", "b@2"))
@@ -93,7 +93,7 @@ def test_who_was_told_and_does_not_leave_is_not_waited_for_for_ever(monkeypatch:
 
 
 def test_who_could_not_be_told_in_more_than_a_lease_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "TELL_S", 0.01)
+    monkeypatch.setattr(rendezvous, "TELL_S", 0.01)
 
     async def scene() -> None:
         coordinator = FakeCoordinator("a@1", "b@2")
@@ -121,14 +121,14 @@ def test_who_could_not_be_told_in_more_than_a_lease_is_named(monkeypatch: pytest
 )
 def test_nodes_are_all_on_one_machine_or_all_where_others_reach_them(mine: str, others: list[str]) -> None:
     coordinator = FakeCoordinator(f"a@{mine}", *(f"b-{number}@{each}" for number, each in enumerate(others)))
-    meeting.check_reach(asyncio.run(joined(coordinator)))
+    rendezvous.check_reach(asyncio.run(joined(coordinator)))
 
 
 @pytest.mark.parametrize(("mine", "other"), [("127.0.0.1", "10.0.0.2"), ("10.0.0.2", "127.0.0.1"), ("::1", "node-2")])
 def test_a_node_at_a_loopback_address_beside_one_elsewhere_is_refused_with_the_cure(mine: str, other: str) -> None:
     here = asyncio.run(joined(FakeCoordinator(f"a@{mine}", f"b@{other}")))
     with pytest.raises(ConfigError, match=rf"this node is at {mine} and node b at {other}.* not localhost, or"):
-        meeting.check_reach(here)
+        rendezvous.check_reach(here)
 
 
 def test_a_coordinator_whose_host_nobody_knows_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,12 +137,12 @@ def test_a_coordinator_whose_host_nobody_knows_is_named(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     with pytest.raises(ConfigError, match=r"host 'trainer-l' is not found from here \(Name or service not known\)"):
-        meeting.own_address("trainer-l:50051")
+        rendezvous.own_address("trainer-l:50051")
 
 
 def test_the_way_to_a_coordinator_on_this_machine_is_the_loopback() -> None:
-    assert meeting.own_address("127.0.0.1:50051") == "127.0.0.1"
-    assert meeting.own_address("unix:/tmp/c.sock") == "127.0.0.1"
+    assert rendezvous.own_address("127.0.0.1:50051") == "127.0.0.1"
+    assert rendezvous.own_address("unix:/tmp/c.sock") == "127.0.0.1"
 
 
 # -- who may speak -----------------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def test_a_member_that_may_not_speak_hears_why_and_what_it_needs_and_does_not_tr
 
 
 def test_what_a_coordinator_that_was_away_did_not_take_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "AGAIN_S", 0.001)
+    monkeypatch.setattr(rendezvous, "AGAIN_S", 0.001)
 
     async def scene() -> None:
         coordinator = FakeCoordinator("a@1", "b@2")

@@ -6,7 +6,7 @@ import pytest
 
 from strata.launch.mistakes import is_mistake
 from strata.launch.spec import Size
-from strata.launch.supervising import EARLY_S, Exited, Finish, Start, Supervisor
+from strata.launch.supervisor import EARLY_S, Exited, Finish, Start, Supervisor
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.launch.contract import Place
-from strata.launch.nodes import LOST, Event, NodeLost, Nodes, RoomChanged, lay_out
-from strata.launch.workers import WorkerExit
+from strata.launch.environment import Place
+from strata.launch.nodes.base import LOST, Event, NodeLost, Nodes, RoomChanged, lay_out
+from strata.launch.processes.base import WorkerExit
 
 PLACE = Place(
     run="job",

@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 from ray import exceptions
 
 from strata.errors import ConfigError
-from strata.launch import ray_actor, ray_engine
-from strata.launch.contract import Place
-from strata.launch.nodes import NodeLost
-from strata.launch.ray_actor import Exit, Here, Kill, Launch, LogPart, News, NodeActor, at_home, decode, encode
-from strata.launch.ray_engine import Machine, is_here_only, num_that_fit, reserved, visible_devices
-from strata.launch.ray_node import RayNode
-from strata.launch.run_directory import RunDirectory
+from strata.launch.environment import Place
+from strata.launch.nodes import ray_actor, ray_cluster
+from strata.launch.nodes.base import NodeLost
+from strata.launch.nodes.ray import RayNode
+from strata.launch.nodes.ray_actor import Exit, Here, Kill, Launch, LogPart, News, NodeActor, at_home, decode, encode
+from strata.launch.nodes.ray_cluster import Machine, is_here_only, num_that_fit, reserved, visible_devices
+from strata.launch.processes.base import NOT_STARTED, WorkerExit
+from strata.launch.record.directory import RunDirectory
 from strata.launch.spec import RunSpec, Size
-from strata.launch.workers import NOT_STARTED, WorkerExit
 
 
 def spec(**changed: Any) -> RunSpec:
@@ -96,10 +96,10 @@ def test_what_ray_cannot_reserve_is_refused(changed: dict[str, Any], cure: str) 
 
 def test_a_client_address_is_refused_and_so_is_a_ray_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="ray job submit"):
-        ray_engine.check(spec(address="ray://head:10001"))
-    monkeypatch.setattr(ray_engine, "find_spec", lambda _: None)
+        ray_cluster.check(spec(address="ray://head:10001"))
+    monkeypatch.setattr(ray_cluster, "find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"pip install .strata-runtime\[ray\]"):
-        ray_engine.check(spec())
+        ray_cluster.check(spec())
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,8 @@ def test_the_script_is_found_in_a_copy_of_the_working_directory() -> None:
 def test_checkpoints_in_the_directory_of_the_run_are_refused_for_several_machines(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path, spec())
     with pytest.raises(ConfigError, match="a place that all of them reach"):
-        ray_engine.check_checkpoints(spec(checkpoints=str(tmp_path / "checkpoints")), directory)
-    ray_engine.check_checkpoints(spec(checkpoints="s3://bucket/run"), directory)
+        ray_cluster.check_checkpoints(spec(checkpoints=str(tmp_path / "checkpoints")), directory)
+    ray_cluster.check_checkpoints(spec(checkpoints="s3://bucket/run"), directory)
 
 
 class FakeRay:
@@ -157,26 +157,26 @@ def test_where_no_cluster_is_it_says_so_soon_and_how_to_start_one() -> None:
         taken.bind(("127.0.0.1", 0))  # nobody listens
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(ConfigError, match=r"there is no Ray cluster at .* start one with `ray start --head`"):
-            ray_engine._init(FakeRay(), spec(address=address))
+            ray_cluster._init(FakeRay(), spec(address=address))
 
 
 def test_a_cluster_of_our_own_has_room_for_all_workers_and_no_dashboard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     ray = FakeRay()
-    ray_engine._init(ray, spec(workers=Size(1, 500), cpus_per_worker=0.5))
+    ray_cluster._init(ray, spec(workers=Size(1, 500), cpus_per_worker=0.5))
     assert (ray.given["address"], ray.given["num_cpus"]) == ("local", 250)
     assert ray.given["include_dashboard"] is False
 
 
 def test_the_working_directory_goes_along_and_one_that_is_too_large_is_refused_with_the_cure() -> None:
     ray = FakeRay()
-    ray_engine._ship(ray, spec(variables={"A": "1"}), is_found=False)
+    ray_cluster._ship(ray, spec(variables={"A": "1"}), is_found=False)
     assert ray.given["runtime_env"] == {"working_dir": "/src", "env_vars": {"A": "1"}}
     too_large = FakeRay(ValueError("Package size (700MiB) exceeds the maximum size of 500MiB"))
     with pytest.raises(ConfigError, match=r"700MiB.*\.rayignore or \.gitignore.*--no-ship"):
-        ray_engine._ship(too_large, spec(), is_found=False)
+        ray_cluster._ship(too_large, spec(), is_found=False)
     with pytest.raises(ConfigError, match="has connected to Ray before"):
-        ray_engine._ship(ray, spec(), is_found=True)
+        ray_cluster._ship(ray, spec(), is_found=True)
 
 
 # -- the agent's end ---------------------------------------------------------------------------------------------------

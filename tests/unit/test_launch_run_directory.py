@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from strata.clock import ManualClock
 from strata.errors import ConfigError
-from strata.launch import run_directory
-from strata.launch.run_directory import (
+from strata.launch.record import directory
+from strata.launch.record.directory import (
     MAX_EVENT_BYTES,
     MAX_REASON,
     STATUS_BYTES,
@@ -37,8 +37,8 @@ from strata.launch.run_directory import (
     started_ticks,
     state_now,
 )
+from strata.launch.record.timeline import RunEvent
 from strata.launch.spec import RunSpec, Size
-from strata.launch.timeline import RunEvent
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +102,7 @@ def test_without_the_variable_runs_live_with_the_state_of_users_programs(
 def test_a_name_that_is_made_up_is_short_sortable_and_new(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = ManualClock()
     names = iter(["aaaa", "aaaa", "bbbb", "0000"])
-    monkeypatch.setattr(run_directory.secrets, "token_hex", lambda num_bytes: next(names))
+    monkeypatch.setattr(directory.secrets, "token_hex", lambda num_bytes: next(names))
 
     first = new_name(clock)
     (runs_dir / first).mkdir(parents=True)
@@ -414,7 +414,7 @@ def test_of_very_many_events_the_last_are_read(monkeypatch: pytest.MonkeyPatch) 
     run = create(spec_of())
     for step in range(100):
         run.note(event(step=step))
-    monkeypatch.setattr(run_directory, "MAX_EVENTS_BYTES", 1_000)
+    monkeypatch.setattr(directory, "MAX_EVENTS_BYTES", 1_000)
 
     steps = [each.step for each in run.events()]
 
@@ -435,7 +435,7 @@ def test_a_reason_has_an_end() -> None:
 
 def holder_of(run: RunDirectory) -> subprocess.Popen[bytes]:
     code = (
-        "import sys; from strata.launch.run_directory import open_run\n"
+        "import sys; from strata.launch.record.directory import open_run\n"
         f"with open_run({run.name!r}).lock(): print('mine', flush=True); sys.stdin.readline()"
     )
     return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -488,7 +488,7 @@ def test_the_final_state_is_written_also_on_a_full_disk(monkeypatch: pytest.Monk
     def no_room(path: Path, data: bytes) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(run_directory, "_replace", no_room)
+    monkeypatch.setattr(directory, "_replace", no_room)
     for reason in ("short", "ü" * MAX_REASON):
         run.write_status(status_of(state="failed", step=7, reason=reason, exit_code=1))
 

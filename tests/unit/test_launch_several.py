@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from strata.errors import ConfigError
-from strata.launch.run_directory import RunDirectory
-from strata.launch.several import NodeAgent
+from strata.launch.multi_node import NodeAgent
+from strata.launch.record.directory import RunDirectory
 from strata.launch.spec import RunSpec, Size
 
 

@@ -19,7 +19,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from strata.clock import ManualClock
-from strata.launch.showing import (
+from strata.launch.record.timeline import RunEvent
+from strata.launch.record.view import (
     MAX_WORKERS_SHOWN,
     LiveShower,
     PlainShower,
@@ -33,7 +34,6 @@ from strata.launch.showing import (
     render,
     shower_for,
 )
-from strata.launch.timeline import RunEvent
 from strata.printing import printable
 
 WORKER = WorkerView(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strata.errors import ConfigError
-from strata.launch.contract import Place, environment, place_in
+from strata.launch.environment import Place, environment, place_in
 from strata.launch.spec import RunSpec, Size
 
 PLACE = Place(

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata.errors import ConfigError
-from strata.launch.contract import STOPPED
+from strata.launch.environment import STOPPED
 from strata.launch.spec import Size
-from strata.launch.supervising import (
+from strata.launch.supervisor import (
     END_AGAIN_S,
     LONGEST_PAUSE_S,
     MAX_ALIKE,

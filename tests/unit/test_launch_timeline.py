@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.launch.timeline import RunEvent, failed_rank, hours, in_words, recoveries, time_in_words
+from strata.launch.record.timeline import RunEvent, failed_rank, hours, in_words, recoveries, time_in_words
 
 WALL_S = 1_700_000_000.0
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.coordinator.membership import WorkerStateName
-from strata.coordinator.views import WorkerInfo
-from strata.launch.watching import Hung, StepWatch
+from strata.coordinator.state.membership import WorkerStateName
+from strata.coordinator.state.views import WorkerInfo
+from strata.launch.watchdog import Hung, StepWatch
 
 LIMIT_S = 10.0
 

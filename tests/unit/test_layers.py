@@ -26,21 +26,32 @@ LAYERS = (
     {"coordinator", "checkpoint", "data"},
     {"storage", "transport"},
     {"v1"},
-    {"errors", "clock", "config", "lifecycle", "printing", "scratch", "terminal", "_version"},
+    {"errors", "clock", "config", "identity", "lifecycle", "printing", "scratch", "terminal", "_version"},
 )
 DEPTH = {package: depth for depth, layer in enumerate(LAYERS) for package in layer}
 GROUND = LAYERS[-1]  # small modules that may use one another
 SHOWS_ALL = {"bench", "demo"}  # they put everything to work, so they may import everything but the command line
 
-WIRE_MODULES = r"service|session.*|wire|relay.*|client.*"  # of the coordinator: where generated messages end
+WIRE_MODULES = (
+    r"serve\.(service|session.*)|wire|relay\..*|client\..*"  # of the coordinator: where generated messages end
+)
 
-PURE_MODULES = {
-    f"strata.coordinator.{name}"
-    for name in (
-        *("core", "job", "membership", "ring", "shards", "barriers", "checkpoints", "commands", "events", "series"),
-        "limits",
-    )
+# The folders of a package, from the top down, by the same rule. Modules outside folders join them and may import any,
+# except those that every folder may import.
+FOLDERS = {
+    "checkpoint": ({"tools"}, {"saver"}, {"save", "load"}, {"group"}, {"format"}),
+    "coordinator": ({"relay", "http"}, {"client", "serve"}, {"journal"}, {"state"}),
+    "data": ({"runtime", "iceberg"}, {"batch"}, {"plan"}, {"formats"}, {"filter"}, {"source"}, {"order"}),
+    "launch": ({"nodes"}, {"record"}, {"processes"}),
 }
+SHARED = {
+    "checkpoint": {"arguments", "catalog", "metadata"},
+    "coordinator": {"config", "timeouts", "wire"},
+    "data": {"config", "memory"},
+    "launch": {"environment", "spec"},
+}
+PURE_FOLDERS = ("strata.coordinator.state", "strata.checkpoint.format", "strata.data.order")
+
 IO_MODULES = {
     *("asyncio", "concurrent", "http", "logging", "multiprocessing", "os", "pathlib", "random", "secrets", "select"),
     *(
@@ -74,7 +85,7 @@ def imports(module: str, text: str, *, is_package: bool = False) -> Iterator[str
 
 
 def package_of(name: str) -> str:
-    """`strata.coordinator.ring` → `coordinator`; empty for the root."""
+    """`strata.coordinator.state.ring` → `coordinator`; empty for the root."""
     return [*name.split("."), ""][1]
 
 
@@ -98,14 +109,34 @@ def direction_problem(module: str, imported: str) -> str | None:
 def wire_problem(module: str, imported: str) -> str | None:
     if not imported.startswith("strata.v1.") or package_of(module) in {"v1", "transport", *SHOWS_ALL}:
         return None
-    if package_of(module) == "coordinator" and re.fullmatch(WIRE_MODULES, module.split(".")[2]):
+    if package_of(module) == "coordinator" and re.fullmatch(WIRE_MODULES, module.split(".", 2)[2]):
         return None
     return f"{module} imports {imported}: generated messages end at the service and the client"
 
 
+def folder_problem(module: str, imported: str) -> str | None:
+    """Inside a package, folders have layers as well."""
+    package = package_of(module)
+    if package != package_of(imported) or package not in FOLDERS:
+        return None
+    depth = {folder: depth for depth, layer in enumerate(FOLDERS[package]) for folder in layer}
+    here, there = (name.split(".")[2] if name.count(".") > 1 else "" for name in (module, imported))
+    if here not in depth or here == there or there in SHARED[package]:
+        return None
+    if there not in depth:
+        return f"{module} imports {imported}: {there} is above the folders of {package}"
+    if depth[here] < depth[there]:
+        return None
+    return f"{module} imports {imported}: {here} is {'beside' if depth[here] == depth[there] else 'below'} {there}"
+
+
+def is_pure(module: str) -> bool:
+    return module.startswith(tuple(f"{folder}." for folder in PURE_FOLDERS))
+
+
 def purity_problems(modules: Mapping[str, set[str]]) -> Iterator[str]:
     """A pure module imports no I/O, and nothing of ours that does."""
-    for pure in sorted(PURE_MODULES & modules.keys()):
+    for pure in sorted(filter(is_pure, modules)):
         reached, waiting = {pure}, [pure]
         while waiting:
             module = waiting.pop()
@@ -122,7 +153,11 @@ def problems(sources: Mapping[str, str], packages: set[str] | None = None) -> li
     """All that is wrong in modules given as {dotted name: text}."""
     modules = {name: set(imports(name, text, is_package=name in (packages or ()))) for name, text in sources.items()}
     pairs = [(module, imported) for module, found in sorted(modules.items()) for imported in sorted(found)]
-    rules = [rule(module, imported) for module, imported in pairs for rule in (direction_problem, wire_problem)]
+    rules = [
+        rule(module, imported)
+        for module, imported in pairs
+        for rule in (direction_problem, folder_problem, wire_problem)
+    ]
     return [*filter(None, rules), *purity_problems(modules)]
 
 
@@ -155,18 +190,18 @@ def test_every_package_has_a_layer() -> None:
 @pytest.mark.parametrize(
     ("module", "text", "problem"),
     [
-        ("strata.storage.s3", "import strata.coordinator.core", "storage stands below coordinator"),
-        ("strata.data.plan", "from strata.checkpoint import manifest", "data stands beside checkpoint"),
-        ("strata.data.plan", "from ..checkpoint import manifest", "data stands beside checkpoint"),
+        ("strata.storage.s3", "import strata.coordinator.state.core", "storage stands below coordinator"),
+        ("strata.data.plan.plan", "from strata.checkpoint import manifest", "data stands beside checkpoint"),
+        ("strata.data.plan.plan", "from ...checkpoint import manifest", "data stands beside checkpoint"),
         ("strata.errors", "def f():\n    from strata import train", "errors stands below train"),
         ("strata.train.loop", "if TYPE_CHECKING:\n    from strata.cli.app import app", "train stands below cli"),
         ("strata.demo.show", "from strata.cli import main", "demo stands below cli"),
         ("strata.train.loop", "from strata import CoordinatorClient", "name its home module"),
         ("strata.extra.loop", "from strata.errors import StrataError", "'extra' has no layer yet"),
-        ("strata.coordinator.engine", "from strata.v1 import calls_pb2", "generated messages end"),
+        ("strata.coordinator.serve.engine", "from strata.v1 import calls_pb2", "generated messages end"),
         ("strata.coordinator.service_table", "from strata.v1 import calls_pb2", "generated messages end"),
-        ("strata.coordinator.ring", "import time", "ring is pure, but it imports time"),
-        ("strata.coordinator.core", "from os import path", "core is pure, but it imports os.path"),
+        ("strata.coordinator.state.ring", "import time", "ring is pure, but it imports time"),
+        ("strata.coordinator.state.core", "from os import path", "core is pure, but it imports os.path"),
     ],
 )
 def test_the_checker_finds_what_it_is_for(module: str, text: str, problem: str) -> None:
@@ -177,9 +212,9 @@ def test_the_checker_finds_what_it_is_for(module: str, text: str, problem: str) 
 
 
 def test_the_checker_finds_io_behind_another_module_of_ours() -> None:
-    sources = {"strata.coordinator.core": "from strata.clock import Clock", "strata.clock": "import time"}
+    sources = {"strata.coordinator.state.core": "from strata.clock import Clock", "strata.clock": "import time"}
 
-    assert problems(sources) == ["strata.coordinator.core is pure, but strata.clock imports time"]
+    assert problems(sources) == ["strata.coordinator.state.core is pure, but strata.clock imports time"]
 
 
 @pytest.mark.parametrize(
@@ -188,10 +223,20 @@ def test_the_checker_finds_io_behind_another_module_of_ours() -> None:
         ("strata.cli.app", "from strata import bench, config"),
         ("strata.bench.rpc", "from strata import CoordinatorClient\nfrom strata.v1 import calls_pb2"),
         ("strata.coordinator.client.sync", "from strata.v1 import calls_pb2"),
-        ("strata.coordinator.core", "from strata.coordinator.ring import place\nimport numpy"),
+        ("strata.coordinator.state.core", "from strata.coordinator.state.ring import place\nimport numpy"),
         ("strata.config", "from strata.errors import ConfigError"),
-        ("strata.data.plan", "from .splits import pack\nfrom strata.storage import local"),
+        ("strata.data.plan.plan", "from .splits import pack\nfrom strata.storage import local"),
     ],
 )
 def test_the_checker_lets_pass_what_is_allowed(module: str, text: str) -> None:
     assert problems({module: text}) == []
+
+
+def test_every_folder_has_a_docstring_and_a_place_on_the_map() -> None:
+    architecture = (SOURCE.parent / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    for init in sorted((SOURCE / "strata").rglob("__init__.py")):
+        folder = init.parent.relative_to(SOURCE / "strata").as_posix()
+        if folder == ".":
+            continue
+        assert ast.get_docstring(ast.parse(init.read_text(encoding="utf-8"))), f"{folder}/__init__.py has no docstring"
+        assert f"`{folder}/`" in architecture, f"ARCHITECTURE.md does not mention `{folder}/`"

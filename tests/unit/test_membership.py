@@ -8,8 +8,8 @@ import pytest
 from driving import BAD_COUNTS, BAD_IDS, JOB, Driver, generations, of
 
 from strata.coordinator.config import LeaseConfig, Limits
-from strata.coordinator.events import GenerationStarted, WorkerJoined, WorkerLeft
-from strata.coordinator.membership import MAX_DEPARTED
+from strata.coordinator.state.events import GenerationStarted, WorkerJoined, WorkerLeft
+from strata.coordinator.state.membership import MAX_DEPARTED
 from strata.errors import InvalidArgument, LimitExceeded, StaleGeneration, StaleIncarnation, UnknownWorker, WorkerExists
 
 

@@ -13,9 +13,9 @@ from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
 from strata.clock import ManualClock
-from strata.coordinator import events as e
 from strata.coordinator.http import exposition, models
-from strata.coordinator.metrics import BATCH_BOUNDS, MAX_RECENT_BARRIERS, Histogram, Metrics
+from strata.coordinator.serve.metrics import BATCH_BOUNDS, MAX_RECENT_BARRIERS, Histogram, Metrics
+from strata.coordinator.state import events as e
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 

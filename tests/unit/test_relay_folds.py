@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from strata.coordinator.relay import RelayConfig
-from strata.coordinator.relay_folds import FORGET_AFTER_LEASES, Pulses, barrier_key, combined
+from strata.coordinator.relay.folds import FORGET_AFTER_LEASES, Pulses, barrier_key, combined
+from strata.coordinator.relay.relay import RelayConfig
 from strata.errors import ConfigError, InvalidArgument, StaleIncarnation
 from strata.v1 import calls_pb2 as pb
 from strata.v1 import types_pb2

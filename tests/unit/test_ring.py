@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from strata.coordinator.ring import assign, load_bounds, shard_keys, unavoidable_moves
+from strata.coordinator.state.ring import assign, load_bounds, shard_keys, unavoidable_moves
 from strata.errors import InvalidArgument
 
 QUICK = settings(max_examples=60, deadline=None)
@@ -217,7 +217,7 @@ def test_keys_differ_between_datasets_and_seeds_and_are_spread_over_the_circle()
 
 def test_another_process_with_another_hash_seed_gives_the_same_assignment() -> None:
     script = (
-        "from strata.coordinator.ring import *; import xxhash\n"
+        "from strata.coordinator.state.ring import *; import xxhash\n"
         "workers, capacities = [f'w{i}' for i in range(37)], [1.0 + i % 3 for i in range(37)]\n"
         "a = assign(shard_keys('d', 1000, 4), workers=workers, capacities=capacities)\n"
         "print(xxhash.xxh3_64_hexdigest(a.tobytes()))"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.coordinator.series import Series
+from strata.coordinator.state.series import Series
 
 
 def test_a_new_series_is_empty() -> None:

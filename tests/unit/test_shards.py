@@ -7,9 +7,9 @@ import pytest
 from driving import BAD_COUNTS, BAD_IDS, Driver, of
 
 from strata.coordinator.config import Limits
-from strata.coordinator.events import DatasetSpec, EpochAdvanced, ShardEntry, ShardsAssigned, ShardsDone
-from strata.coordinator.ring import load_bounds
-from strata.coordinator.shards import MAX_EPOCH, NOBODY
+from strata.coordinator.state.events import DatasetSpec, EpochAdvanced, ShardEntry, ShardsAssigned, ShardsDone
+from strata.coordinator.state.ring import load_bounds
+from strata.coordinator.state.shards import MAX_EPOCH, NOBODY
 from strata.errors import (
     DatasetExists,
     EpochMismatch,

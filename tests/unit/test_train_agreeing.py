@@ -7,7 +7,7 @@ import threading
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strata.train.agreeing import Agreement, Due
+from strata.train.agreement import Agreement, Due
 
 DEADLINE_S = 30.0
 

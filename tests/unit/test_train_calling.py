@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from strata.errors import ConfigError, InvalidArgument, LimitExceeded, RunFailed
-from strata.launch.contract import Place, environment
-from strata.train import calling
-from strata.train.calling import Call, read_call, read_error, read_result, write_call
+from strata.launch.environment import Place, environment
+from strata.train import function as calling
+from strata.train.function import Call, read_call, read_error, read_result, write_call
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_a_function_that_raises_leaves_its_traceback_without_our_frames(work: An
     assert said.startswith("Traceback (most recent call last):\n")
     assert said.endswith("KeyError: 'row 7'")
     assert "in train" in said
-    assert "strata/train/calling.py" not in said
+    assert "strata/train/function.py" not in said
 
 
 def test_what_a_worker_cannot_import_is_said_by_its_name(call_path: Path, tmp_path: Path) -> None:

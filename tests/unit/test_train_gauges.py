@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strata.clock import ManualClock
-from strata.launch.contract import METRICS, NOT_SAVING
+from strata.launch.environment import METRICS, NOT_SAVING
 from strata.train.gauges import WINDOW_S, Gauges
 
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from strata.errors import CheckpointInvalid
-from strata.train import generators
+from strata.train import rng
 
 
 @pytest.fixture(autouse=True)
 def _as_before() -> object:
-    states = generators.take()
+    states = rng.take()
     yield
-    generators.put(states)
+    rng.put(states)
 
 
 def numbers() -> tuple[float, ...]:
@@ -26,18 +26,18 @@ def numbers() -> tuple[float, ...]:
 
 def test_what_was_taken_gives_the_same_numbers_again() -> None:
     numbers()
-    states = generators.take()
+    states = rng.take()
     first = [numbers() for _ in range(3)]
-    generators.put(states)
+    rng.put(states)
     assert [numbers() for _ in range(3)] == first
 
 
 def test_a_rank_of_its_own_derives_numbers_of_its_own_and_always_the_same() -> None:
-    states = generators.take()
+    states = rng.take()
     own = numbers()
     found = {}
     for rank in (2, 3, 2):
-        generators.derive(states, rank)
+        rng.derive(states, rank)
         found.setdefault(rank, []).append(numbers())
     assert found[2][0] == found[2][1] != found[3][0]
     assert own not in (found[2][0], found[3][0])
@@ -45,4 +45,4 @@ def test_a_rank_of_its_own_derives_numbers_of_its_own_and_always_the_same() -> N
 
 def test_states_that_are_none_are_refused_with_the_cure() -> None:
     with pytest.raises(CheckpointInvalid, match=r"generators=False"):
-        generators.put({"python": {"version": 3, "words": [1, 2], "gauss": None}})
+        rng.put({"python": {"version": 3, "words": [1, 2], "gauss": None}})

@@ -10,9 +10,9 @@ import pytest
 
 from strata.checkpoint import Adaptive, AnyOf, EverySeconds, EverySteps, Manual
 from strata.errors import ConfigError
-from strata.launch.contract import JOINED, Place, environment
+from strata.launch.environment import JOINED, Place, environment
 from strata.train.context import decides_by_steps
-from strata.train.joining import _check_is_the_rank, _place_without_agent, _stop_when_asked, init, strategy_of
+from strata.train.startup import _check_is_the_rank, _place_without_agent, _stop_when_asked, init, strategy_of
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import json
 import signal
 import sys
 
-from strata.coordinator.relay import RelayConfig, RelayServer
+from strata.coordinator.relay.relay import RelayConfig, RelayServer
 from strata.coordinator.server import settle_memory
 
 AT_ONCE = 16

@@ -10,35 +10,35 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from strata.checkpoint.aio import AsyncCheckpointManager as AsyncCheckpointManager
+    from strata.checkpoint.format.manifest import CheckpointType as CheckpointType
+    from strata.checkpoint.format.shards import Shard as Shard
+    from strata.checkpoint.group.ranks import Ranks as Ranks
+    from strata.checkpoint.handle import Save as Save
     from strata.checkpoint.manager import CheckpointManager as CheckpointManager
-    from strata.checkpoint.manifest import CheckpointType as CheckpointType
     from strata.checkpoint.metadata import CheckpointMetadata as CheckpointMetadata
-    from strata.checkpoint.progress import Progress as Progress
-    from strata.checkpoint.ranks import Ranks as Ranks
+    from strata.checkpoint.policy import Adaptive as Adaptive
+    from strata.checkpoint.policy import AnyOf as AnyOf
+    from strata.checkpoint.policy import EverySeconds as EverySeconds
+    from strata.checkpoint.policy import EverySteps as EverySteps
+    from strata.checkpoint.policy import Manual as Manual
     from strata.checkpoint.retention import KeepBest as KeepBest
     from strata.checkpoint.retention import KeepCount as KeepCount
     from strata.checkpoint.retention import KeepEvery as KeepEvery
-    from strata.checkpoint.saving import Save as Save
-    from strata.checkpoint.sharding import Shard as Shard
-    from strata.checkpoint.strategies import Adaptive as Adaptive
-    from strata.checkpoint.strategies import AnyOf as AnyOf
-    from strata.checkpoint.strategies import EverySeconds as EverySeconds
-    from strata.checkpoint.strategies import EverySteps as EverySteps
-    from strata.checkpoint.strategies import Manual as Manual
-    from strata.checkpoint.tracking import RowTracker as RowTracker
+    from strata.checkpoint.save.dirty_rows import RowTracker as RowTracker
+    from strata.checkpoint.tools.progress import Progress as Progress
 
 _HOMES = {
     "aio": ("AsyncCheckpointManager",),
     "manager": ("CheckpointManager",),
-    "manifest": ("CheckpointType",),
+    "format.manifest": ("CheckpointType",),
     "metadata": ("CheckpointMetadata",),
-    "progress": ("Progress",),
-    "ranks": ("Ranks",),
+    "tools.progress": ("Progress",),
+    "group.ranks": ("Ranks",),
     "retention": ("KeepBest", "KeepCount", "KeepEvery"),
-    "saving": ("Save",),
-    "sharding": ("Shard",),
-    "strategies": ("Adaptive", "AnyOf", "EverySeconds", "EverySteps", "Manual"),
-    "tracking": ("RowTracker",),
+    "handle": ("Save",),
+    "format.shards": ("Shard",),
+    "policy": ("Adaptive", "AnyOf", "EverySeconds", "EverySteps", "Manual"),
+    "save.dirty_rows": ("RowTracker",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

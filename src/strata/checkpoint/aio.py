@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from strata.checkpoint.manifest import CheckpointType
+    from strata.checkpoint.format.manifest import CheckpointType
+    from strata.checkpoint.handle import Save
     from strata.checkpoint.metadata import CheckpointMetadata
-    from strata.checkpoint.saving import Save
-    from strata.checkpoint.strategies import Decision
+    from strata.checkpoint.policy import Decision
 
 NUM_THREADS = 8
 """Calls under way at a time; others queue. One save that is waited for takes one, however many wait."""

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from strata.checkpoint import manifest as m
 from strata.checkpoint import retention
-from strata.checkpoint.manifest import CheckpointType
-from strata.checkpoint.savers import ProcessSaver, ThreadSaver
-from strata.checkpoint.strategies import Manual
-from strata.checkpoint.tree import is_text
+from strata.checkpoint.format import manifest as m
+from strata.checkpoint.format.manifest import CheckpointType
+from strata.checkpoint.format.tree import is_text
+from strata.checkpoint.policy import Manual
+from strata.checkpoint.saver.client import ProcessSaver, ThreadSaver
 from strata.errors import ConfigError, InvalidArgument
 from strata.storage.local import LocalStore
 from strata.storage.memory import MemoryStore
@@ -23,9 +23,9 @@ from strata.storage.memory import MemoryStore
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from strata.checkpoint.policy import Strategy
     from strata.checkpoint.retention import Policy
-    from strata.checkpoint.savers import Saver
-    from strata.checkpoint.strategies import Strategy
+    from strata.checkpoint.saver.client import Saver
     from strata.storage import Store
 
 MAX_DEPTH = 16

@@ -10,7 +10,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
-from strata.checkpoint import manifest as m
+from strata.checkpoint.format import manifest as m
 from strata.checkpoint.metadata import CheckpointMetadata, of_manifest
 from strata.errors import CheckpointInvalid, NoCheckpoint, ObjectMissing, StorageError
 from strata.lifecycle import renewed
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
     from pathlib import Path
 
-    from strata.checkpoint.manifest import Manifest
+    from strata.checkpoint.format.manifest import Manifest
     from strata.storage import Store
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 QUARANTINE = "quarantine.json"
 NO_CHECKPOINT = "restore-"
-"""What ranks have to say to each other, see `choosing.py`: not looked at."""
+"""What ranks have to say to each other, see `choice.py`: not looked at."""
 NUM_AT_ONCE = 8
 ID = re.compile(r"step-\d{12,}-[0-9a-f]{16}")
 """As `arguments.new_id` and `groups.checkpoint_id` make them."""

@@ -14,35 +14,29 @@ from concurrent.futures import wait as wait_for
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from strata.checkpoint import (
-    arguments,
-    compacting,
-    deltas,
-    executing,
-    groups,
-    inspecting,
-    jobs,
-    layout,
-    loading,
-    rebuilding,
-    retention,
-    sharding,
-    strategies,
-    tree,
-    verifying,
-)
-from strata.checkpoint import manifest as m
+from strata.checkpoint import arguments, policy, retention
 from strata.checkpoint.catalog import Catalog, links_in
-from strata.checkpoint.choosing import Choice
-from strata.checkpoint.jobs import Job, JobTensor, Options
-from strata.checkpoint.manifest import CheckpointType
-from strata.checkpoint.merging import Head
+from strata.checkpoint.format import layout, shards, tree
+from strata.checkpoint.format import manifest as m
+from strata.checkpoint.format.manifest import CheckpointType
+from strata.checkpoint.format.merge import Head
+from strata.checkpoint.group import group
+from strata.checkpoint.group.choice import Choice
+from strata.checkpoint.handle import Save
+from strata.checkpoint.load import rebuild
+from strata.checkpoint.load import state as loading
+from strata.checkpoint.load import verify as verifying
 from strata.checkpoint.metadata import CheckpointMetadata, of_manifest
-from strata.checkpoint.pausing import paused_collector
-from strata.checkpoint.progress import watching
-from strata.checkpoint.saving import Save
-from strata.checkpoint.staging import Staging
-from strata.checkpoint.strategies import Decision, Pacer
+from strata.checkpoint.policy import Decision, Pacer
+from strata.checkpoint.save import delta
+from strata.checkpoint.save import job as jobs
+from strata.checkpoint.save.job import Job, JobTensor, Options
+from strata.checkpoint.save.pausing import paused_collector
+from strata.checkpoint.save.staging import Staging
+from strata.checkpoint.saver import commit as executing
+from strata.checkpoint.tools import compact as compacting
+from strata.checkpoint.tools import inspect
+from strata.checkpoint.tools.progress import watching
 from strata.clock import SystemClock
 from strata.errors import (
     CheckpointAborted,
@@ -63,15 +57,15 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from strata.checkpoint.executing import Outcome
-    from strata.checkpoint.groups import Commit, Ranks
-    from strata.checkpoint.loading import Slices
-    from strata.checkpoint.manifest import Manifest
-    from strata.checkpoint.progress import Progress
+    from strata.checkpoint.format.manifest import Manifest
+    from strata.checkpoint.group.group import Commit, Ranks
+    from strata.checkpoint.load.state import Slices
+    from strata.checkpoint.policy import Strategy
     from strata.checkpoint.retention import Policy
-    from strata.checkpoint.savers import Saver
-    from strata.checkpoint.strategies import Strategy
-    from strata.checkpoint.tracking import RowTracker
+    from strata.checkpoint.save.dirty_rows import RowTracker
+    from strata.checkpoint.saver.client import Saver
+    from strata.checkpoint.saver.commit import Outcome
+    from strata.checkpoint.tools.progress import Progress
     from strata.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -157,7 +151,7 @@ class CheckpointManager:
         self._catalog = Catalog(self._store)
         self._saver = arguments.choose_saver(saver, self._store, place, storage_options)
         self._staging = Staging(self._saver.memory)
-        self._told = deltas.Told()
+        self._told = delta.Told()
         self._finisher = ThreadPoolExecutor(1, thread_name_prefix="strata-checkpoint")
         self._saving = renewed(threading.Lock())
         """Held from the beginning of the copy until the staging memory is free again."""
@@ -221,7 +215,7 @@ class CheckpointManager:
                 flat = tree.flatten(arguments.part_of_kind(state, kind))
                 leaves = self._own_leaves(flat, replicated)
                 plan = layout.plan(leaves, {"strata": str(m.VERSION), "id": id, "rank": str(self._rank)})
-            told = deltas.rows_told(dirty, flat.leaves, by=self)
+            told = delta.rows_told(dirty, flat.leaves, by=self)
             self._told.add(_held_here(told, flat), flat.leaves)  # all leaves: also those that another rank writes
             save = Save(
                 self._metadata_of(head, plan.size_bytes),
@@ -269,7 +263,7 @@ class CheckpointManager:
         """What this rank writes of the state."""
         if self._ranks is None or not replicated:
             return flat.leaves
-        mine = sharding.replicated_share(flat.leaves, replicated, self._ranks.rank, self._ranks.size)
+        mine = shards.replicated_share(flat.leaves, replicated, self._ranks.rank, self._ranks.size)
         return [leaf for leaf in flat.leaves if leaf.name in mine]
 
     def _stage(
@@ -333,11 +327,11 @@ class CheckpointManager:
         if self._ranks is None:
             return arguments.new_id(step)
         self._saves_of_step[step] += 1
-        return groups.checkpoint_id(self._ranks, self._saves_of_step[step], step)
+        return group.checkpoint_id(self._ranks, self._saves_of_step[step], step)
 
     def _telling(self, id: str) -> AbstractContextManager[None]:
         """Whatever fails is told to the other ranks, so that they need not wait for this one."""
-        return groups.beginning(self._store, self._ranks, id) if self._ranks is not None else nullcontext()
+        return group.beginning(self._store, self._ranks, id) if self._ranks is not None else nullcontext()
 
     def _metadata_of(self, head: Head, num_bytes: int) -> CheckpointMetadata:
         """As far as it is known before anything is written."""
@@ -395,13 +389,13 @@ class CheckpointManager:
             outcome = self._result(save, future)
         except CheckpointAborted as error:
             if not executing.is_committed(self._store, save.id):
-                groups.lost_saver(self._store, self._ranks or groups.Ranks(), save.id, error)
+                group.lost_saver(self._store, self._ranks or group.Ranks(), save.id, error)
                 raise
             return of_manifest(self._catalog.read(save.id), self._store.url)  # the saver died when all was done
         if outcome.metadata is None:
             return self._commit_together(outcome, save.watch)
         if self._commit is not None:
-            groups.tell(self._commit, outcome.metadata)
+            group.tell(self._commit, outcome.metadata)
         return outcome.metadata
 
     def _result(self, save: Save, future: Future[Outcome]) -> Outcome:
@@ -420,9 +414,9 @@ class CheckpointManager:
     def _commit_together(self, outcome: Outcome, watch: Watch) -> CheckpointMetadata:
         """With a coordinator: it knows at once when a rank is not going to come."""
         assert outcome.part is not None
-        ranks = self._ranks or groups.Ranks()
+        ranks = self._ranks or group.Ranks()
         try:
-            manifest = groups.finish(
+            manifest = group.finish(
                 self._store, ranks, outcome.part, outcome.head, commit=self._commit, clock=self._clock, watch=watch
             )
         except BaseException:
@@ -459,7 +453,7 @@ class CheckpointManager:
     @property
     def schedule(self) -> str:
         """When `maybe_save` saves and what stays, in words."""
-        return f"{strategies.in_words(self._pacer.strategy)}; {retention.in_words(self._policies)}"
+        return f"{policy.in_words(self._pacer.strategy)}; {retention.in_words(self._policies)}"
 
     @property
     def problems(self) -> dict[str, str]:
@@ -494,7 +488,7 @@ class CheckpointManager:
             CheckpointInvalid: The one that was named cannot be trusted; the message names file and tensor.
         """
 
-        device = rebuilding.device_of(map_location)
+        device = rebuild.device_of(map_location)
 
         def use(manifest: Manifest) -> Any:
             structure = loading.structure_for(manifest, self._rank, only)
@@ -607,8 +601,8 @@ class CheckpointManager:
         if step is None and id is None:
             raise InvalidArgument("delete() removes nothing that is not named; say step= or id=", field="step")
         step, id = arguments.which(step, id)
-        files = inspecting.removable(self._store, self._catalog, step=step, id=id)
-        inspecting.remove(self._store, self._catalog, files)
+        files = inspect.removable(self._store, self._catalog, step=step, id=id)
+        inspect.remove(self._store, self._catalog, files)
 
     def compact(self, *, step: int | None = None, id: str | None = None) -> CheckpointMetadata:
         """Writes an incremental checkpoint anew, in full, and removes it: its bases are needed no longer. A full one
@@ -622,22 +616,22 @@ class CheckpointManager:
         manifest = self._find(step, id)
         if not manifest.bases:
             return of_manifest(manifest, self._store.url)
-        inspecting.removable(self._store, self._catalog, id=manifest.id)
+        inspect.removable(self._store, self._catalog, id=manifest.id)
         with watching(f"compacting {manifest.id}", manifest.size_bytes, show=self._progress) as watch:
             whole = of_manifest(compacting.compact(self._store, manifest, watch=watch), self._store.url)
         self._catalog.note(whole)
-        inspecting.remove(self._store, self._catalog, inspecting.removable(self._store, self._catalog, id=manifest.id))
+        inspect.remove(self._store, self._catalog, inspect.removable(self._store, self._catalog, id=manifest.id))
         return whole
 
     def _tidy(self, just_saved: str) -> None:
         """After a commit, never before: what the policies let go, and what dead writers left."""
         try:
             self._remove_old(just_saved)
-            now_s = inspecting.files_of(self._store, just_saved).modified_at_s  # by the store's clock, as all else is
-            for files in inspecting.leftovers(self._store):
-                if files.is_given_up(now_s=now_s) and inspecting.collect(self._store, files):
+            now_s = inspect.files_of(self._store, just_saved).modified_at_s  # by the store's clock, as all else is
+            for files in inspect.leftovers(self._store):
+                if files.is_given_up(now_s=now_s) and inspect.collect(self._store, files):
                     log.info("the leftovers of %s are gone: nobody wrote into it for an hour", files.id)
-            inspecting.sweep(self._store)
+            inspect.sweep(self._store)
         except (StrataError, OSError) as error:
             log.warning("old checkpoints could not be removed; the next save tries again: %s", error)
         except Exception:  # a policy of the user's
@@ -655,7 +649,7 @@ class CheckpointManager:
             if not removals:
                 return
             log.info("checkpoint %s goes: %s", removals[0].id, removals[0].reason)
-            inspecting.remove(self._store, self._catalog, inspecting.files_of(self._store, removals[0].id))
+            inspect.remove(self._store, self._catalog, inspect.files_of(self._store, removals[0].id))
 
     # -- life ------------------------------------------------------------------------------------------------------
 

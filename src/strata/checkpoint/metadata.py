@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from strata.checkpoint.manifest import CheckpointType  # noqa: TC001 - msgspec looks it up
+from strata.checkpoint.format.manifest import CheckpointType  # noqa: TC001 - msgspec looks it up
 
 if TYPE_CHECKING:
-    from strata.checkpoint.manifest import Manifest
+    from strata.checkpoint.format.manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

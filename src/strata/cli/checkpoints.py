@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from strata.checkpoint.catalog import Catalog
-    from strata.checkpoint.comparing import Comparison, Difference
-    from strata.checkpoint.inspecting import Files
-    from strata.checkpoint.manifest import Manifest, TensorEntry
-    from strata.checkpoint.statistics import Statistics
+    from strata.checkpoint.format.manifest import Manifest, TensorEntry
+    from strata.checkpoint.load.statistics import Statistics
+    from strata.checkpoint.tools.diff import Comparison, Difference
+    from strata.checkpoint.tools.inspect import Files
     from strata.storage import Store
 
 app = typer.Typer(help="Look at checkpoints, verify, compare, export, compact and remove them.", no_args_is_help=True)
@@ -106,10 +106,10 @@ def show(
 
     Of each tensor shape, type, size and file, and its statistics, if they are stored beside it.
     """
-    from strata.checkpoint import statistics  # noqa: PLC0415 (numpy is behind it)
-    from strata.checkpoint.inspecting import files_holding  # noqa: PLC0415
+    from strata.checkpoint.load import statistics  # noqa: PLC0415 (numpy is behind it)
     from strata.checkpoint.metadata import of_manifest  # noqa: PLC0415
-    from strata.checkpoint.progress import watching  # noqa: PLC0415
+    from strata.checkpoint.tools.inspect import files_holding  # noqa: PLC0415
+    from strata.checkpoint.tools.progress import watching  # noqa: PLC0415
 
     with _opened(place, storage_option) as (store, catalog):
         manifest = catalog.find(**_one(step, id_))
@@ -184,8 +184,9 @@ def verify(
 
     Those in quarantine are passed over, unless they are named. The exit code is 4 if something is wrong.
     """
-    from strata.checkpoint import inspecting, reading  # noqa: PLC0415 (numpy is behind it)
-    from strata.checkpoint.progress import watching  # noqa: PLC0415
+    from strata.checkpoint.load import reader  # noqa: PLC0415 (numpy is behind it)
+    from strata.checkpoint.tools import inspect  # noqa: PLC0415 (numpy is behind it)
+    from strata.checkpoint.tools.progress import watching  # noqa: PLC0415
     from strata.errors import CheckpointInvalid, NoCheckpoint  # noqa: PLC0415
 
     if all_ and (step is not None or id_ is not None):
@@ -194,7 +195,7 @@ def verify(
     with _opened(place, storage_option) as (store, catalog):
         if all_:
             manifests = catalog.manifests()
-            quarantined = inspecting.in_quarantine(store, catalog)
+            quarantined = inspect.in_quarantine(store, catalog)
             wrong |= {one: why for one, why in catalog.problems.items() if one not in quarantined}
             if not manifests and not wrong:
                 raise NoCheckpoint(f"there is no checkpoint in {store.url}")
@@ -203,7 +204,7 @@ def verify(
         with watching("verifying", sum(manifest.size_bytes for manifest in manifests)) as watch:
             for manifest in manifests:
                 try:
-                    reading.verify(store, manifest, watch=watch)
+                    reader.verify(store, manifest, watch=watch)
                 except CheckpointInvalid as error:
                     wrong[manifest.id] = error.message
     good = [manifest for manifest in manifests if manifest.id not in wrong]
@@ -236,8 +237,9 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Show which tensors differ between two checkpoints, and by how much. Only what differs is read."""
-    from strata.checkpoint import comparing, inspecting  # noqa: PLC0415 (numpy is behind it)
-    from strata.checkpoint.comparing import Side  # noqa: PLC0415
+    from strata.checkpoint.tools import diff as comparing  # noqa: PLC0415 (numpy is behind it)
+    from strata.checkpoint.tools import inspect  # noqa: PLC0415
+    from strata.checkpoint.tools.diff import Side  # noqa: PLC0415
 
     if not new and not against:
         raise typer.BadParameter("name a second checkpoint, or another place with --against", param_hint="B")
@@ -248,7 +250,7 @@ def diff(
         _opened(places[0], options[0]) as (store, catalog),
         _opened(places[1], options[1]) as (other_store, other_catalog),
     ):
-        before, after = inspecting.choose(catalog, old), inspecting.choose(other_catalog, new or old)
+        before, after = inspect.choose(catalog, old), inspect.choose(other_catalog, new or old)
         found = comparing.compare(before, after)
         changed = comparing.measure(Side(store, before), Side(other_store, after), found.changed)
     if as_json:
@@ -303,8 +305,8 @@ def export(
 
     With --strip-prefix model. the file is what model.load_state_dict takes.
     """
-    from strata.checkpoint.exporting import export  # noqa: PLC0415 (numpy is behind it)
-    from strata.checkpoint.progress import watching  # noqa: PLC0415
+    from strata.checkpoint.tools.export import export  # noqa: PLC0415 (numpy is behind it)
+    from strata.checkpoint.tools.progress import watching  # noqa: PLC0415
 
     with _opened(place, storage_option) as (store, catalog):
         manifest = catalog.find(**_one(step, id_))
@@ -322,14 +324,15 @@ def export(
 @app.command()
 def rm(place: Place, step: Step = None, id_: Id = None, yes: Yes = False, storage_option: Options = None) -> None:
     """Remove a checkpoint: the newest one of a step, or the one of an id. A base that others refer to stays."""
-    from strata.checkpoint import inspecting  # noqa: PLC0415 (numpy is behind it)
+
+    from strata.checkpoint.tools import inspect  # noqa: PLC0415 (numpy is behind it)
 
     if step is None and id_ is None:
         raise typer.BadParameter("say which: --step N or --id ID")
     with _opened(place, storage_option) as (store, catalog):
-        files = inspecting.removable(store, catalog, **_one(step, id_))
+        files = inspect.removable(store, catalog, **_one(step, id_))
         _ask(f"Remove {_what(files)} from {store.url}?", yes=yes)
-        inspecting.remove(store, catalog, files)
+        inspect.remove(store, catalog, files)
     _console().print(f"{shown(_what(files))} is removed", soft_wrap=True)
 
 
@@ -360,20 +363,20 @@ def repair(
     storage_option: Options = None,
 ) -> None:
     """List what is in quarantine or damaged, and what saves left that were never committed; put it right."""
-    from strata.checkpoint import inspecting  # noqa: PLC0415 (numpy is behind it)
-    from strata.checkpoint.progress import watching  # noqa: PLC0415
+    from strata.checkpoint.tools import inspect  # noqa: PLC0415 (numpy is behind it)
+    from strata.checkpoint.tools.progress import watching  # noqa: PLC0415
     from strata.clock import SystemClock  # noqa: PLC0415
 
     console = _console()
     with _opened(place, storage_option) as (store, catalog):
         if lift is not None:
             with watching("verifying", catalog.find(id=lift).size_bytes) as watch:
-                lifted = inspecting.lift(store, catalog, lift, watch=watch)
+                lifted = inspect.lift(store, catalog, lift, watch=watch)
             console.print(f"{shown(lifted.id)} is as it was written, and out of quarantine", soft_wrap=True)
         catalog.manifests()
         _tell_passed_over(console, catalog)
         now_s = SystemClock().wall_s()
-        left = inspecting.leftovers(store)
+        left = inspect.leftovers(store)
         for files in left:
             state = "given up" if files.is_given_up(now_s=now_s) else "perhaps still being written"
             age = _duration(now_s - files.modified_at_s)
@@ -385,11 +388,12 @@ def repair(
 
 
 def _collect(console: Console, store: "Store", given_up: "list[Files]", *, yes: bool) -> None:
-    from strata.checkpoint import inspecting  # noqa: PLC0415
+
+    from strata.checkpoint.tools import inspect  # noqa: PLC0415 (numpy is behind it)
 
     if given_up:
         _ask(f"Remove the {len(given_up)} that were given up from {store.url}?", yes=yes)
-    num_removed = sum(inspecting.collect(store, files) for files in given_up)
+    num_removed = sum(inspect.collect(store, files) for files in given_up)
     console.print(f"{counted(num_removed, 'leftover is', 'leftovers are')} removed")
 
 
@@ -436,8 +440,8 @@ def _located(place: str, storage_option: list[str] | None) -> tuple[str, dict[st
 def _of_run(name: str) -> tuple[str, dict[str, str]]:
     """Where a run keeps its checkpoints."""
     from strata.errors import ConfigError  # noqa: PLC0415
-    from strata.launch.contract import storage_options_in  # noqa: PLC0415
-    from strata.launch.run_directory import open_run  # noqa: PLC0415
+    from strata.launch.environment import storage_options_in  # noqa: PLC0415
+    from strata.launch.record.directory import open_run  # noqa: PLC0415
 
     try:
         run = open_run(name)

@@ -15,7 +15,7 @@ from strata.printing import counted, printable
 from strata.terminal import Console, echo, echo_json
 
 if TYPE_CHECKING:
-    from strata.data.plan import Plan
+    from strata.data.plan.plan import Plan
 
 app = typer.Typer(help="Plan a dataset, look at its first rows, measure how fast it is read.", no_args_is_help=True)
 
@@ -59,9 +59,9 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Show the splits, what is left out, what becomes of each column, and how evenly the work is spread."""
-    from strata.data import plan_table  # noqa: PLC0415 (pyarrow is behind it)
-    from strata.data.policies import describe  # noqa: PLC0415
-    from strata.data.strategies import Task, balance, by_name  # noqa: PLC0415
+    from strata.data.batch.policy import describe  # noqa: PLC0415
+    from strata.data.order.assignment import Task, balance, by_name  # noqa: PLC0415
+    from strata.data.plan import table as plan_table  # noqa: PLC0415 (pyarrow is behind it)
 
     _, dataset = _load(
         path,
@@ -169,7 +169,7 @@ def bench(
 ) -> None:
     """Measure how fast the dataset is read on this machine, and what limits it."""
     from strata.clock import SystemClock  # noqa: PLC0415
-    from strata.data.metrics import describe  # noqa: PLC0415
+    from strata.data.runtime.metrics import describe  # noqa: PLC0415
 
     loader, dataset = _load(
         path,

@@ -51,7 +51,7 @@ def events(
     It reads what the coordinator of a run has kept, also after the run; or asks a coordinator, or reads a state.
     STRATA_TOKEN and STRATA_TLS_CA are used as by every client.
     """
-    from strata.cli.finding import chosen_run  # noqa: PLC0415
+    from strata.cli.live_run import chosen_run  # noqa: PLC0415
     from strata.errors import ConfigError, CoordinatorUnavailable  # noqa: PLC0415
 
     if http is not None and state is not None:
@@ -120,14 +120,14 @@ def _tell(console: Console, line: dict[str, Any]) -> None:
 
 @contextmanager
 def _in_state(state: str) -> Iterator[Pages]:
-    from strata.coordinator.http import reading  # noqa: PLC0415 (numpy and sqlalchemy are behind these)
+    from strata.coordinator.http import views  # noqa: PLC0415 (numpy and sqlalchemy are behind these)
     from strata.coordinator.journal import open_journal  # noqa: PLC0415
 
     journal = open_journal(state, readonly=True)
 
     def pages(*, after: int, **filters: str | None) -> dict[str, Any]:
         job_id, kind, worker_id = (filters[name] for name in ("job", "kind", "worker"))
-        found = reading.events(journal, after=after, limit=PAGE, job_id=job_id, kind=kind, worker_id=worker_id)
+        found = views.events(journal, after=after, limit=PAGE, job_id=job_id, kind=kind, worker_id=worker_id)
         return found.model_dump()
 
     try:

@@ -7,7 +7,7 @@ import typer
 from strata.terminal import echo, echo_json
 
 if TYPE_CHECKING:
-    from strata.coordinator.relay import RelayAddresses
+    from strata.coordinator.relay.relay import RelayAddresses
 
 
 def relay(
@@ -42,7 +42,7 @@ def relay(
     """
     from strata.coordinator.client import ClientConfig  # noqa: PLC0415 (grpc is behind it)
     from strata.coordinator.config import SecurityConfig  # noqa: PLC0415
-    from strata.coordinator.relay import RelayConfig, run  # noqa: PLC0415
+    from strata.coordinator.relay.relay import RelayConfig, run  # noqa: PLC0415
     from strata.transport.credentials import ClientSecurity  # noqa: PLC0415
 
     downstream = SecurityConfig(

@@ -12,9 +12,9 @@ from strata.printing import counted
 from strata.terminal import echo
 
 if TYPE_CHECKING:
-    from strata.launch.run_directory import RunDirectory
-    from strata.launch.streaming import Which
-    from strata.launch.supervising import Finish
+    from strata.launch.record.directory import RunDirectory
+    from strata.launch.record.stream import Which
+    from strata.launch.supervisor import Finish
 
 Logs = Annotated[str, typer.Option(help="Whose output to show: rank0, all or none. auto: rank 0, unless --quiet.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show nothing but the end.")]
@@ -90,10 +90,10 @@ def run(
     """
     from strata.clock import SystemClock  # noqa: PLC0415 - heavy imports only when it runs
     from strata.config import parse_bytes  # noqa: PLC0415
-    from strata.launch import run_directory  # noqa: PLC0415
-    from strata.launch.contract import STORAGE_OPTIONS  # noqa: PLC0415
+    from strata.launch.environment import STORAGE_OPTIONS  # noqa: PLC0415
+    from strata.launch.record import directory as run_directory  # noqa: PLC0415
     from strata.launch.spec import RunSpec, Size  # noqa: PLC0415
-    from strata.train.joining import EVERY, strategy_of  # noqa: PLC0415
+    from strata.train.startup import EVERY, strategy_of  # noqa: PLC0415
 
     size = Size.parse(workers)
     variables = _variables(env or [])
@@ -133,7 +133,7 @@ def run(
         ships=ship,
     )
     if spec.engine == "ray":
-        from strata.launch.ray_engine import check  # noqa: PLC0415
+        from strata.launch.nodes.ray_cluster import check  # noqa: PLC0415
 
         check(spec)
     which = _which(logs, quiet=quiet)
@@ -150,7 +150,7 @@ def resume(
     import msgspec  # noqa: PLC0415
 
     from strata.errors import ConfigError  # noqa: PLC0415
-    from strata.launch.run_directory import open_run  # noqa: PLC0415
+    from strata.launch.record.directory import open_run  # noqa: PLC0415
     from strata.launch.spec import Size, not_divisible  # noqa: PLC0415
 
     directory, which = open_run(name), _which(logs, quiet=quiet)
@@ -189,7 +189,7 @@ def scale(
 
 def _alive(name: str) -> tuple[RunDirectory, str]:
     from strata.errors import ConfigError  # noqa: PLC0415
-    from strata.launch.run_directory import is_alive, open_run  # noqa: PLC0415
+    from strata.launch.record.directory import is_alive, open_run  # noqa: PLC0415
 
     directory = open_run(name)
     status = directory.status
@@ -199,7 +199,7 @@ def _alive(name: str) -> tuple[RunDirectory, str]:
 
 
 def _which(logs: str, *, quiet: bool) -> Which:
-    from strata.launch.streaming import which_of  # noqa: PLC0415
+    from strata.launch.record.stream import which_of  # noqa: PLC0415
 
     which = which_of(logs)
     return "none" if quiet and which == "auto" else which
@@ -207,8 +207,8 @@ def _which(logs: str, *, quiet: bool) -> Which:
 
 def _carry_out(directory: RunDirectory, *, logs: Which, quiet: bool) -> None:
     from strata.clock import SystemClock  # noqa: PLC0415
-    from strata.launch.running import run as run_it  # noqa: PLC0415
-    from strata.launch.showing import shower_for  # noqa: PLC0415
+    from strata.launch.record.view import shower_for  # noqa: PLC0415
+    from strata.launch.run import run as run_it  # noqa: PLC0415
 
     shower = shower_for(sys.stderr, SystemClock(), quiet)
     try:
@@ -221,7 +221,7 @@ def _carry_out(directory: RunDirectory, *, logs: Which, quiet: bool) -> None:
 
 def _tell(directory: RunDirectory, finish: Finish, logs: Which) -> None:
     """The cause first, with the end of its log, unless that was just shown; then where everything is."""
-    from strata.launch.last_words import NUM_LAST_LINES, last_lines  # noqa: PLC0415
+    from strata.launch.record.failure import NUM_LAST_LINES, last_lines  # noqa: PLC0415
 
     echo(f"{directory.name} {finish.outcome}: {finish.reason}", err=True)
     failed = directory.first_failure() if finish.outcome == "failed" else None

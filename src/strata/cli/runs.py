@@ -19,7 +19,7 @@ from strata.printing import counted, log_line, printable
 from strata.terminal import Console, echo, echo_json, echo_log
 
 if TYPE_CHECKING:
-    from strata.launch.run_directory import LogFile, RunDirectory, RunStatus
+    from strata.launch.record.directory import LogFile, RunDirectory, RunStatus
 
 NUM_RECENT = 10
 """Runs that are over and are listed all the same."""
@@ -42,9 +42,9 @@ def ps(
 ) -> None:
     """List the runs on this machine, the newest first: those under way and the last ten."""
     from strata.clock import SystemClock  # noqa: PLC0415
-    from strata.launch import run_directory  # noqa: PLC0415 (msgspec is behind it)
+    from strata.launch.record import directory  # noqa: PLC0415 (msgspec is behind it)
 
-    runs = run_directory.all_runs()
+    runs = directory.all_runs()
     rows = [_row(run, run.status) for run in runs.found]
     listed = rows if all_ else recent(rows)
     if as_json:
@@ -56,14 +56,14 @@ def ps(
         if len(listed) < len(rows):
             echo(f"{counted(len(rows) - len(listed), 'older one', 'older ones')}: strata ps --all")
     else:
-        echo(f"no runs in {printable(str(run_directory.root()))}")
+        echo(f"no runs in {printable(str(directory.root()))}")
     for why in runs.passed_over.values():
         echo(f"passed over: {printable(why)}", err=True)
 
 
 def recent(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Those under way, however old, and a few others; the order stays."""
-    from strata.launch.run_directory import UNDER_WAY  # noqa: PLC0415
+    from strata.launch.record.directory import UNDER_WAY  # noqa: PLC0415
 
     over = (number for number, row in enumerate(rows) if row["state"] not in UNDER_WAY)
     kept = set(itertools.islice(over, NUM_RECENT))
@@ -74,7 +74,7 @@ def _row(run: "RunDirectory", status: "RunStatus | None") -> dict[str, Any]:
     """All that programs are told of a run; its variables are not among it, for they may be secrets."""
     import msgspec  # noqa: PLC0415
 
-    from strata.launch.run_directory import state_now  # noqa: PLC0415
+    from strata.launch.record.directory import state_now  # noqa: PLC0415
 
     said = msgspec.to_builtins(status) if status else {}
     return {
@@ -145,7 +145,7 @@ def logs(
     With several workers, each line begins with the rank of its writer. On a terminal, colours are kept; all other
     control sequences are left out.
     """
-    from strata.launch.run_directory import open_run  # noqa: PLC0415 (msgspec is behind it)
+    from strata.launch.record.directory import open_run  # noqa: PLC0415 (msgspec is behind it)
 
     run = open_run(name)
     wanted = Wanted(rank=rank, attempt=attempt, num_lines=lines, is_followed=follow)
@@ -200,7 +200,7 @@ def _span(numbers: list[int]) -> str:
 
 def reading(run: "RunDirectory", wanted: Wanted, *, pause: Callable[[], None]) -> "Iterator[tuple[LogFile, list[str]]]":
     """Blocks of lines, and whose they are. Following, it pauses between two looks, and ends with the run."""
-    from strata.launch.logs import LogReader  # noqa: PLC0415
+    from strata.launch.record.log import LogReader  # noqa: PLC0415
 
     failed: dict[int, LogFile | None] = {}
     readers: dict[LogFile, LogReader] = {}
@@ -234,7 +234,7 @@ def _is_wanted(log: "LogFile", wanted: Wanted) -> bool:
 
 
 def _is_under_way(run: "RunDirectory") -> bool:
-    from strata.launch.run_directory import UNDER_WAY, state_now  # noqa: PLC0415
+    from strata.launch.record.directory import UNDER_WAY, state_now  # noqa: PLC0415
 
     return state_now(run.status) in UNDER_WAY
 
@@ -251,7 +251,7 @@ class _Prefixes:
     def of(self, rank: int) -> str:
         if not self._is_used:
             return ""
-        from strata.launch.showing import rank_style  # noqa: PLC0415
+        from strata.launch.record.view import rank_style  # noqa: PLC0415
 
         return typer.style(f"[{rank:{self._width}}] ", fg=rank_style(rank))
 
@@ -274,16 +274,16 @@ def rm(
     """
     from strata.clock import SystemClock  # noqa: PLC0415
     from strata.errors import ConfigError  # noqa: PLC0415
-    from strata.launch import run_directory  # noqa: PLC0415
+    from strata.launch.record import directory  # noqa: PLC0415
 
     if not names and not older_than:
         raise typer.BadParameter("say which runs: names, or --older-than 7d")
-    found = {run.name: run for run in map(run_directory.open_run, names or ())}
+    found = {run.name: run for run in map(directory.open_run, names or ())}
     for name in [name for name, run in found.items() if _is_under_way(run)]:
         raise ConfigError(f"run {name} is under way; stop it first: strata stop {name}", field="run")
     if older_than:
         before_s = SystemClock().wall_s() - _seconds(older_than)
-        old = [run for run in run_directory.all_runs().found if _ended_at_s(run) < before_s]
+        old = [run for run in directory.all_runs().found if _ended_at_s(run) < before_s]
         found |= {run.name: run for run in old if not _is_under_way(run)}
     if not found:
         echo(f"no run ended more than {older_than} ago")
@@ -293,7 +293,7 @@ def rm(
             echo(f"  {run.name}: {run.spec.command}, {_size(run)}")
         typer.confirm(f"Delete {counted(len(found), 'run')} with logs and checkpoints?", abort=True)
     for run in found.values():
-        run_directory.remove(run)
+        directory.remove(run)
         echo(f"{run.name} is deleted")
 
 

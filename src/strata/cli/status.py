@@ -10,7 +10,7 @@ from rich.table import Table
 from strata.terminal import Console, echo_json
 
 if TYPE_CHECKING:
-    from strata.coordinator.views import DatasetInfo, JobInfo, MembershipInfo
+    from strata.coordinator.state.views import DatasetInfo, JobInfo, MembershipInfo
 
 
 DEFAULT_ADDRESS = "localhost:50051"
@@ -36,10 +36,10 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show the jobs of a run's coordinator, or another one: workers, what they do, and how far their data is."""
-    from strata.cli.finding import chosen_run  # noqa: PLC0415
+    from strata.cli.live_run import chosen_run  # noqa: PLC0415
     from strata.coordinator.client import ClientConfig, CoordinatorClient  # noqa: PLC0415 (grpc is behind it)
     from strata.errors import ConfigError, CoordinatorUnavailable  # noqa: PLC0415
-    from strata.launch.run_directory import UNDER_WAY, state_now  # noqa: PLC0415
+    from strata.launch.record.directory import UNDER_WAY, state_now  # noqa: PLC0415
     from strata.transport.credentials import ClientSecurity  # noqa: PLC0415
 
     run = chosen_run(name, is_elsewhere=bool(address))
@@ -86,7 +86,7 @@ def status(
 
 
 def _show(console: Console, job: "JobInfo", members: "MembershipInfo", datasets: "list[DatasetInfo]") -> None:
-    from strata.launch.contract import METRICS  # noqa: PLC0415
+    from strata.launch.environment import METRICS  # noqa: PLC0415
 
     table = Table(title=f"job {escape(job.job_id)}, generation {job.generation}", title_justify="left")
     for heading in ("rank", "worker", "state", "step", "heard", "metrics"):

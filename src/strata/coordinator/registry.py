@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Self
 
 from strata.coordinator.client import CoordinatorClient
-from strata.coordinator.job import DEFAULT_JOB
+from strata.coordinator.state.job import DEFAULT_JOB
 from strata.errors import StaleIncarnation, UnknownDataset, UnknownJob, UnknownWorker
 
 if TYPE_CHECKING:
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from strata.coordinator.client import ClientConfig, Worker
     from strata.coordinator.embedded import EmbeddedCoordinator
-    from strata.coordinator.events import ShardEntry
-    from strata.coordinator.shards import Shard
-    from strata.coordinator.views import DatasetInfo, Progress, WorkerInfo
+    from strata.coordinator.state.events import ShardEntry
+    from strata.coordinator.state.shards import Shard
+    from strata.coordinator.state.views import DatasetInfo, Progress, WorkerInfo
 
 
 class DatasetRegistry:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
-from strata.coordinator import events as e
 from strata.coordinator.config import CoordinatorConfig
-from strata.coordinator.core import Core
 from strata.coordinator.journal import open_journal
+from strata.coordinator.state import events as e
+from strata.coordinator.state.core import Core
 from strata.errors import InvalidArgument
 
 if TYPE_CHECKING:

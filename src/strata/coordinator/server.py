@@ -17,16 +17,16 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from strata.clock import SystemClock
 from strata.coordinator import wire
-from strata.coordinator.backend import EngineBackend
-from strata.coordinator.door import Door
-from strata.coordinator.engine import Engine
-from strata.coordinator.intake import Bodies
 from strata.coordinator.journal import MemoryJournal, describe, open_journal, open_leadership
-from strata.coordinator.leading import STARTING, Candidate, LeaseKeeper
-from strata.coordinator.service import METHODS, abort, unary_handler
-from strata.coordinator.session import SessionHub
-from strata.coordinator.session_frames import FramesServer
-from strata.coordinator.session_grpc import Places, session_handler
+from strata.coordinator.serve.admission import Door
+from strata.coordinator.serve.backend import EngineBackend
+from strata.coordinator.serve.engine import Engine
+from strata.coordinator.serve.intake import Bodies
+from strata.coordinator.serve.leader import STARTING, Candidate, LeaseKeeper
+from strata.coordinator.serve.service import METHODS, abort, unary_handler
+from strata.coordinator.serve.session import SessionHub
+from strata.coordinator.serve.session_frames import FramesServer
+from strata.coordinator.serve.session_grpc import Places, session_handler
 from strata.errors import ConfigError, InvalidArgument, LimitExceeded, NotLeader, StrataError
 from strata.transport import forks
 from strata.transport.addresses import Address, parse_address
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     import uvicorn
 
     from strata.clock import Clock
-    from strata.coordinator.backend import Backend
     from strata.coordinator.config import CoordinatorConfig, Limits, SecurityConfig
     from strata.coordinator.journal import Leadership, Term
+    from strata.coordinator.serve.backend import Backend
     from strata.errors import JournalFenced
 
 log = logging.getLogger(__name__)

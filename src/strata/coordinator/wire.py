@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import grpc
 
 from strata import errors
-from strata.coordinator import events as e
-from strata.coordinator import views
-from strata.coordinator.checkpoints import CheckpointProgress
-from strata.coordinator.shards import Shard
+from strata.coordinator.state import events as e
+from strata.coordinator.state import views
+from strata.coordinator.state.checkpoints import CheckpointProgress
+from strata.coordinator.state.shards import Shard
 from strata.v1 import calls_pb2, coordinator_pb2, types_pb2
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
-    from strata.coordinator.membership import WorkerStateName
+    from strata.coordinator.state.membership import WorkerStateName
 
 SERVICE: str = coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_name
 ERROR_METADATA_KEY = "strata-error-bin"

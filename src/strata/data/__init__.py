@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, Any
 from strata.errors import ConfigError
 
 if TYPE_CHECKING:
+    from strata.data.batch.output import PaddedRows as PaddedRows
+    from strata.data.batch.output import RaggedRows as RaggedRows
+    from strata.data.batch.vocabulary import Vocabulary as Vocabulary
     from strata.data.iceberg_dataset import IcebergDataset as IcebergDataset
-    from strata.data.metrics import LoaderMetrics as LoaderMetrics
-    from strata.data.metrics import WorkerMetrics as WorkerMetrics
-    from strata.data.outputs import PaddedRows as PaddedRows
-    from strata.data.outputs import RaggedRows as RaggedRows
-    from strata.data.plan import Plan as Plan
-    from strata.data.strategies import Task as Task
+    from strata.data.order.assignment import Task as Task
+    from strata.data.plan.plan import Plan as Plan
+    from strata.data.runtime.metrics import LoaderMetrics as LoaderMetrics
+    from strata.data.runtime.metrics import WorkerMetrics as WorkerMetrics
     from strata.data.structured import StructuredDataset as StructuredDataset
-    from strata.data.vocabularies import Vocabulary as Vocabulary
 
 _HOMES = {
     "iceberg_dataset": ("IcebergDataset",),
-    "metrics": ("LoaderMetrics", "WorkerMetrics"),
-    "outputs": ("PaddedRows", "RaggedRows"),
-    "plan": ("Plan",),
-    "strategies": ("Task",),
+    "runtime.metrics": ("LoaderMetrics", "WorkerMetrics"),
+    "batch.output": ("PaddedRows", "RaggedRows"),
+    "plan.plan": ("Plan",),
+    "order.assignment": ("Task",),
     "structured": ("StructuredDataset",),
-    "vocabularies": ("Vocabulary",),
+    "batch.vocabulary": ("Vocabulary",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -12,36 +12,36 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from strata.clock import SystemClock
-from strata.data.changes import explain, summary
-from strata.data.cursor import Cursor, read_cursor
-from strata.data.decoding import Recipe, ThreadDecoder, has_head
-from strata.data.delivering import lanes_that_fit
-from strata.data.fetching import Fetcher
-from strata.data.iterating import Pass
+from strata.data.batch.delivery import lanes_that_fit
 from strata.data.memory import release
-from strata.data.metrics import LoaderRecorder
-from strata.data.order import choose_lanes, choose_window, make_order
-from strata.data.pipeline import Pipeline, Work
-from strata.data.processes import ProcessDecoder
-from strata.data.prometheus import register
-from strata.data.schedule import Schedule
-from strata.data.starving import Lookout, PlanFacts
-from strata.data.steps import Steps
-from strata.data.strategies import by_name
+from strata.data.order.assignment import by_name
+from strata.data.order.cursor import Cursor, read_cursor
+from strata.data.order.order import choose_lanes, choose_window, make_order
+from strata.data.order.schedule import Schedule
+from strata.data.order.steps import Steps
+from strata.data.plan.diff import explain, summary
+from strata.data.runtime.bottleneck import Lookout, PlanFacts
+from strata.data.runtime.decode_process import ProcessDecoder
+from strata.data.runtime.decoder import Recipe, ThreadDecoder, has_head
+from strata.data.runtime.iterator import Pass
+from strata.data.runtime.metrics import LoaderRecorder
+from strata.data.runtime.pipeline import Pipeline, Work
+from strata.data.runtime.prefetch import Fetcher
+from strata.data.runtime.prometheus import register
 from strata.errors import InvalidArgument, PlanChanged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from strata.clock import Clock
-    from strata.data.decoding import Decoder
-    from strata.data.delivering import Deliverer
-    from strata.data.metrics import LoaderMetrics
-    from strata.data.plan import Plan
-    from strata.data.policies import Policy
+    from strata.data.batch.delivery import Deliverer
+    from strata.data.batch.policy import Policy
+    from strata.data.batch.vocabulary import Vocabulary
+    from strata.data.config import Delivery
+    from strata.data.plan.plan import Plan
     from strata.data.ranks import Ranks
-    from strata.data.settings import Delivery
-    from strata.data.vocabularies import Vocabulary
+    from strata.data.runtime.decoder import Decoder
+    from strata.data.runtime.metrics import LoaderMetrics
 
 log = logging.getLogger(__name__)
 

@@ -6,25 +6,26 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from strata.data import formats, survey_cache
-from strata.data.creating import Options, create
+from strata.data import formats
+from strata.data.config import check_on_empty
 from strata.data.dataset import Dataset
-from strata.data.decoding import Recipe
 from strata.data.iceberg import plan_table, table_state
-from strata.data.progress import SurveyProgress
+from strata.data.loader import Options, create
+from strata.data.plan import cache as survey_cache
+from strata.data.plan.progress import SurveyProgress
 from strata.data.ranks import share
-from strata.data.settings import check_on_empty
+from strata.data.runtime.decoder import Recipe
 
 if TYPE_CHECKING:
     import datetime as dt
     from collections.abc import Callable, Mapping, Sequence
 
-    from strata.data.loaders import PlainLoader
+    from strata.data.config import OnEmpty, OnError, OutputFormat, WorkerType
+    from strata.data.order.assignment import Strategy
+    from strata.data.order.steps import Tail
+    from strata.data.plain_loader import PlainLoader
     from strata.data.ranks import Ranks
-    from strata.data.settings import OnEmpty, OnError, OutputFormat, WorkerType
-    from strata.data.steps import Tail
-    from strata.data.strategies import Strategy
-    from strata.data.torch_loader import Loader
+    from strata.data.torch import Loader
 
 
 class IcebergDataset(Dataset):

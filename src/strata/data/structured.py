@@ -8,35 +8,36 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import pyarrow as pa
 
-from strata.data import formats, survey_cache
-from strata.data import survey as surveys
-from strata.data.creating import Options, create
+from strata.data import formats
+from strata.data.config import check_on_empty
 from strata.data.dataset import Dataset
-from strata.data.decoding import Recipe
-from strata.data.discovering import discover, guess_format, suffixes_of
-from strata.data.filesystems import open_source
-from strata.data.filters import parse
+from strata.data.filter.filter import parse
 from strata.data.formats.base import Guessing
-from strata.data.packing import parse_bytes
-from strata.data.partitions import partition_fields
-from strata.data.planning import build
-from strata.data.progress import SurveyProgress
+from strata.data.loader import Options, create
+from strata.data.plan import cache as survey_cache
+from strata.data.plan import survey as surveys
+from strata.data.plan.planner import build
+from strata.data.plan.progress import SurveyProgress
+from strata.data.plan.splits import parse_bytes
+from strata.data.plan.surveyor import survey
 from strata.data.ranks import share
-from strata.data.settings import check_on_empty
-from strata.data.source import without_secrets
-from strata.data.surveying import survey
+from strata.data.runtime.decoder import Recipe
+from strata.data.source.filesystem import open_source
+from strata.data.source.partitions import partition_fields
+from strata.data.source.paths import discover, guess_format, suffixes_of
+from strata.data.source.source import without_secrets
 from strata.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from strata.data.config import OnEmpty, OnError, OutputFormat, WorkerType
     from strata.data.formats.base import Format
-    from strata.data.loaders import PlainLoader
+    from strata.data.order.assignment import Strategy
+    from strata.data.order.steps import Tail
+    from strata.data.plain_loader import PlainLoader
     from strata.data.ranks import Ranks
-    from strata.data.settings import OnEmpty, OnError, OutputFormat, WorkerType
-    from strata.data.steps import Tail
-    from strata.data.strategies import Strategy
-    from strata.data.torch_loader import Loader
+    from strata.data.torch import Loader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

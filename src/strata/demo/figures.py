@@ -6,14 +6,14 @@ import statistics
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from strata.launch.timeline import recoveries
+from strata.launch.record.timeline import recoveries
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from strata.demo.diary import Entry
-    from strata.demo.verifying import RowsCheck, WeightsCheck
-    from strata.launch.timeline import RunEvent
+    from strata.demo.proof import RowsCheck, WeightsCheck
+    from strata.launch.record.timeline import RunEvent
 
 _NUM_AVERAGED = 20
 """Steps at either end, for the loss."""

@@ -19,7 +19,7 @@ import msgspec
 from strata.demo.diary import DiaryReader
 from strata.demo.figures import Kill
 from strata.errors import StrataError
-from strata.launch.run_directory import DIRECTORY_VARIABLE, RunDirectory
+from strata.launch.record.directory import DIRECTORY_VARIABLE, RunDirectory
 from strata.launch.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from strata.demo.config import DemoConfig, PlannedKill
     from strata.demo.diary import Entry
-    from strata.launch.timeline import RunEvent
+    from strata.launch.record.timeline import RunEvent
 
 SCRIPT = Path(__file__).with_name("train.py")
 STOP_TIMEOUT_S = 3.0

@@ -22,7 +22,7 @@ from strata.demo.clicks import row_numbers, write_clicks
 from strata.demo.config import NUM_EPOCHS
 from strata.demo.figures import Outcome, losses_by_step, recovery_of, run_figures
 from strata.demo.job import SCRIPT, Job, wait_until_gone
-from strata.demo.verifying import check_rows, check_weights
+from strata.demo.proof import check_rows, check_weights
 from strata.scratch import Scratch
 
 if TYPE_CHECKING:

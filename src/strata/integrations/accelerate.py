@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from strata.errors import InvalidArgument
-from strata.integrations import resuming
+from strata.integrations import resume
 
 if TYPE_CHECKING:
     from accelerate import Accelerator  # type: ignore[import-untyped]
@@ -37,7 +37,7 @@ class StrataLoop:
             InvalidArgument: The accelerator shards its state, or has other ranks than the run.
         """
         self.accelerator = accelerator
-        self.ctx = resuming.context_of(ctx, arguments)
+        self.ctx = resume.context_of(ctx, arguments)
         if accelerator.distributed_type.value in _SHARDED:
             raise InvalidArgument(
                 f"{accelerator.distributed_type.value} keeps parts of the state on each rank, which StrataLoop cannot "
@@ -58,17 +58,17 @@ class StrataLoop:
             InvalidArgument: A prepared loader keeps no state, so that after a failure rows would be repeated.
         """
         for loader in self.accelerator._dataloaders:
-            if resuming.has_global_state(loader):
+            if resume.has_global_state(loader):
                 continue  # `ctx.dataloader` has attached it
             if not getattr(loader, "use_stateful_dataloader", False):
                 raise InvalidArgument(
                     "a loader that Accelerate has prepared keeps no state, so that a resume in the middle of an epoch "
-                    f"would repeat rows; {resuming.CURE}, or, with a fixed number of workers, give the Accelerator "
+                    f"would repeat rows; {resume.CURE}, or, with a fixed number of workers, give the Accelerator "
                     "DataLoaderConfiguration(use_stateful_dataloader=True)",
                     field="accelerator",
                 )
             self.ctx.attach(loader)
-            self.ctx.attach(resuming.FixedWorldSize(self.ctx.world_size))
+            self.ctx.attach(resume.FixedWorldSize(self.ctx.world_size))
         return self.ctx.restore(self._parts())
 
     def step(self, **metrics: Any) -> None:

@@ -18,8 +18,8 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
 from strata.errors import InvalidArgument
-from strata.integrations import resuming
-from strata.train import generators
+from strata.integrations import resume
+from strata.train import rng
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -42,7 +42,7 @@ class StrataCallback(Checkpoint):  # Lightning runs callbacks of this base last
 
     def __init__(self, ctx: Context | None = None, **arguments: Any) -> None:
         super().__init__()
-        self.ctx = resuming.context_of(ctx, arguments)
+        self.ctx = resume.context_of(ctx, arguments)
         self._step = 0
         """Optimizer steps after the last batch."""
         self._saved_world_size = 0
@@ -73,10 +73,10 @@ class StrataCallback(Checkpoint):  # Lightning runs callbacks of this base last
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         """Where Lightning is about to restore the state of training; here it gets ours."""
-        parts = {name: resuming.Part() for name in (MODEL, OPTIMIZERS, REST)}
+        parts = {name: resume.Part() for name in (MODEL, OPTIMIZERS, REST)}
         if self.ctx.restore(parts).is_fresh:
             return
-        self._generators = generators.take()
+        self._generators = rng.take()
         self._saved_world_size = parts[REST].state["world_size"]
         trainer.should_stop = parts[REST].state.get("should_stop", False)
         connector = trainer._checkpoint_connector
@@ -103,22 +103,22 @@ class StrataCallback(Checkpoint):  # Lightning runs callbacks of this base last
             if not hasattr(loader, "load_state_dict"):
                 raise InvalidArgument(
                     f"a {type(loader).__name__} keeps no state, so that a resume in the middle of an epoch would "
-                    f"repeat rows; {resuming.CURE}, or, with a fixed number of workers, on torchdata's "
+                    f"repeat rows; {resume.CURE}, or, with a fixed number of workers, on torchdata's "
                     "StatefulDataLoader",
                     field="train_dataloaders",
                 )
-        is_elastic = all(map(resuming.has_global_state, loaders))
+        is_elastic = all(map(resume.has_global_state, loaders))
         if not is_elastic:
-            self.ctx.attach(resuming.FixedWorldSize(self.ctx.world_size), name="lightning")
+            self.ctx.attach(resume.FixedWorldSize(self.ctx.world_size), name="lightning")
         if self._saved_world_size:
             self._resume_data(trainer, loaders, is_elastic=is_elastic)
 
     def _resume_data(self, trainer: pl.Trainer, loaders: list[Any], *, is_elastic: bool) -> None:
         fit_loop: Any = trainer.fit_loop
         if not fit_loop.restarted_mid_epoch:  # the next epoch begins
-            generators.put(self._generators)
+            rng.put(self._generators)
             for loader in loaders:
-                if resuming.has_global_state(loader):
+                if resume.has_global_state(loader):
                     # With max_steps, Lightning counts the epoch that has ended as the current one until later.
                     loader.set_epoch(fit_loop.epoch_progress.current.processed)
             if fit_loop.restarted_on_epoch_end:  # Lightning ends that epoch once more, and would count it twice
@@ -135,11 +135,11 @@ class StrataCallback(Checkpoint):  # Lightning runs callbacks of this base last
             fit_loop._combined_loader._load_state_dicts(states)
             iter(fit_loop._data_fetcher)
         elif self._saved_world_size != self.ctx.world_size:
-            done = resuming.batches_done(loaders[0], accumulate=trainer.accumulate_grad_batches)
+            done = resume.batches_done(loaders[0], accumulate=trainer.accumulate_grad_batches)
             now = fit_loop.epoch_loop.batch_progress.current
             now.ready = now.started = now.processed = done
             now.completed = done - 1  # as it was when the checkpoint was saved, in the hook at the end of a batch
-        generators.put(self._generators)
+        rng.put(self._generators)
 
     # -- after steps -----------------------------------------------------------------------------------------------
 
@@ -159,11 +159,11 @@ class StrataCallback(Checkpoint):  # Lightning runs callbacks of this base last
             metrics["loss"] = float(outputs["loss"])  # not after every step: it waits for the accelerator
         self.ctx.report(step=self._step, epoch=trainer.current_epoch, **metrics)
         if not trainer.fit_loop.epoch_loop._is_training_done and not _is_stopping(trainer):
-            state = resuming.LazyState(lambda: self._state(trainer, is_mid_epoch=True))
+            state = resume.LazyState(lambda: self._state(trainer, is_mid_epoch=True))
             self.ctx.maybe_checkpoint(state, step=self._step, is_passing=True)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
-        state = resuming.LazyState(lambda: self._state(trainer, is_mid_epoch=False))
+        state = resume.LazyState(lambda: self._state(trainer, is_mid_epoch=False))
         self.ctx.maybe_checkpoint(state, step=self._step, is_passing=True)
         if _is_last_epoch(trainer):  # `on_train_end` is too late: Lightning resumes from the end of an epoch
             self.ctx.save_last(state, saves_again=_is_stopping(trainer))

@@ -28,9 +28,9 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState, TrainerState
 
 from strata.errors import ConfigError, InvalidArgument
-from strata.integrations import resuming
+from strata.integrations import resume
 from strata.scratch import Scratch
-from strata.train import generators
+from strata.train import rng
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -56,13 +56,13 @@ class StrataCallback(TrainerCallback):
     """
 
     def __init__(self, ctx: Context | None = None, *, loader: Any = None, **arguments: Any) -> None:
-        if loader is not None and not resuming.has_global_state(loader):
+        if loader is not None and not resume.has_global_state(loader):
             raise InvalidArgument(
                 f"loader= takes one of ctx.dataloader(…), not a {type(loader).__name__}; leave it out, and give the "
                 "Trainer its train_dataset",
                 field="loader",
             )
-        self.ctx = resuming.context_of(ctx, arguments)
+        self.ctx = resume.context_of(ctx, arguments)
         self._loader = None if loader is None else _Loader(loader)
         self._trainer: Trainer | None = None
         self._offset = 0
@@ -118,7 +118,7 @@ class StrataCallback(TrainerCallback):
         if self._loader is None and not getattr(trainer.args.accelerator_config, "use_seedable_sampler", True):
             raise InvalidArgument(
                 "without use_seedable_sampler the Trainer resumes an epoch in another order, so that rows would be "
-                f"repeated; leave it on, or {resuming.CURE}: StrataCallback(ctx, loader=loader)",
+                f"repeated; leave it on, or {resume.CURE}: StrataCallback(ctx, loader=loader)",
                 field="use_seedable_sampler",
             )
         if trainer.args.ignore_data_skip:
@@ -131,8 +131,8 @@ class StrataCallback(TrainerCallback):
     def _write_counters(self, trainer: Trainer, directory: Path) -> bool:
         """Whether there is a checkpoint. In the directory is then what the Trainer finds out from where it resumes."""
         if self._loader is None:
-            self.ctx.attach(resuming.FixedWorldSize(self.ctx.world_size), name="transformers")
-        part = resuming.Part()
+            self.ctx.attach(resume.FixedWorldSize(self.ctx.world_size), name="transformers")
+        part = resume.Part()
         if self.ctx.restore({"trainer": part}).is_fresh:
             return False
         self._saved = part.state
@@ -153,7 +153,7 @@ class StrataCallback(TrainerCallback):
             )
         accumulate = trainer.args.gradient_accumulation_steps
         steps_per_epoch = -(-len(self._loader) // accumulate)
-        done = resuming.batches_done(self._loader.dataset.loader, accumulate=accumulate) if self._saved["is_mid"] else 0
+        done = resume.batches_done(self._loader.dataset.loader, accumulate=accumulate) if self._saved["is_mid"] else 0
         return int(self._saved["epoch"]) * steps_per_epoch + done // accumulate
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **prepared: Any) -> None:
@@ -177,7 +177,7 @@ class StrataCallback(TrainerCallback):
                 prepared["lr_scheduler"].last_epoch = state.global_step  # as far along the schedule as in the data
             done = state.global_step % self._steps_per_epoch
             if done:
-                self._generators = generators.take()
+                self._generators = rng.take()
                 if self._loader is not None:
                     self._loader.dataset.num_skipped = done * accumulate
             if self._saved.get("is_over", False) or state.global_step >= state.max_steps:
@@ -186,7 +186,7 @@ class StrataCallback(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **prepared: Any) -> None:  # noqa: ARG002
         if self._generators:  # the loader has begun, for which torch draws random numbers
-            generators.put(self._generators)
+            rng.put(self._generators)
             self._generators = {}
 
     # -- after steps -----------------------------------------------------------------------------------------------
@@ -200,14 +200,14 @@ class StrataCallback(TrainerCallback):
         self._num_deferred = self._num_deferred + 1 if is_followed else 0
         if self._num_deferred in (0, MAX_DEFERRED):
             self._num_deferred = 0
-            now = resuming.LazyState(lambda: self._state(state, prepared))
+            now = resume.LazyState(lambda: self._state(state, prepared))
             self.ctx.maybe_checkpoint(now, step=step, is_passing=True)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **prepared: Any) -> None:
         if args.load_best_model_at_end and state.best_model_checkpoint is not None:
             return  # the model is no longer that of the last step
         is_over = bool(control.should_training_stop and state.global_step < state.max_steps)
-        last = resuming.LazyState(lambda: self._state(state, prepared, is_over=is_over))
+        last = resume.LazyState(lambda: self._state(state, prepared, is_over=is_over))
         self.ctx.save_last(last, saves_again=is_over)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:  # noqa: ARG002

@@ -16,11 +16,12 @@ import msgspec
 
 from strata.clock import Clock, SystemClock
 from strata.errors import StrataError
-from strata.launch.contract import METRICS, NEEDED_WORLD_SIZE, NOT_SAVING, Place
-from strata.launch.nodes import RoomChanged
-from strata.launch.run_directory import RunStatus
-from strata.launch.showing import RunView, WorkerView, checkpoint_in_words
-from strata.launch.supervising import (
+from strata.launch.environment import METRICS, NEEDED_WORLD_SIZE, NOT_SAVING, Place
+from strata.launch.nodes.base import RoomChanged
+from strata.launch.record.directory import RunStatus
+from strata.launch.record.timeline import RunEvent
+from strata.launch.record.view import RunView, WorkerView, checkpoint_in_words
+from strata.launch.supervisor import (
     AskToStop,
     DumpStacks,
     End,
@@ -31,21 +32,20 @@ from strata.launch.supervising import (
     Supervisor,
     Tell,
 )
-from strata.launch.timeline import RunEvent
-from strata.launch.watching import StepWatch
+from strata.launch.watchdog import StepWatch
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
     from typing import Any
 
     from strata.coordinator.client import AsyncCoordinatorClient
-    from strata.coordinator.events import CheckpointRecord
-    from strata.coordinator.views import WorkerInfo
-    from strata.launch.nodes import Nodes
-    from strata.launch.run_directory import RunDirectory
-    from strata.launch.showing import Shower
+    from strata.coordinator.state.events import CheckpointRecord
+    from strata.coordinator.state.views import WorkerInfo
+    from strata.launch.nodes.base import Nodes
+    from strata.launch.record.directory import RunDirectory
+    from strata.launch.record.view import Shower
     from strata.launch.spec import RunSpec
-    from strata.launch.supervising import Order
+    from strata.launch.supervisor import Order
 
 TICK_S = 0.05
 LOOK_S = 0.25

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from strata.errors import BarrierBroken, CheckpointAborted, StaleGeneration, StaleIncarnation, UnknownWorker
-from strata.launch.contract import NEEDED_WORLD_SIZE
+from strata.launch.environment import NEEDED_WORLD_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,7 +22,7 @@ MAX_METADATA_BYTES = 16 << 10
 
 
 class CoordinatorCommit:
-    """`strata.checkpoint.groups.Commit` by way of a worker that has joined a job.
+    """`strata.checkpoint.group.group.Commit` by way of a worker that has joined a job.
 
         manager = CheckpointManager(path, ranks=ranks, commit=CoordinatorCommit(worker))
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from strata.train.context import Context as Context
     from strata.train.context import Progress as Progress
-    from strata.train.joining import init as init
     from strata.train.orchestrator import TrainingOrchestrator as TrainingOrchestrator
+    from strata.train.startup import init as init
 
 _HOMES = {
     "Context": "context",
     "Progress": "context",
     "TrainingOrchestrator": "orchestrator",
-    "init": "joining",
+    "init": "startup",
 }
 
 __all__ = [*sorted(_HOMES)]  # noqa: PLE0604 - they are strings

@@ -28,13 +28,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from strata.checkpoint import AnyOf, CheckpointManager, EverySteps, Manual
-from strata.checkpoint.strategies import not_before
+from strata.checkpoint.policy import not_before
 from strata.data.ranks import Ranks
 from strata.errors import ConfigError, InvalidArgument, NoCheckpoint, StrataError
-from strata.launch.contract import NEEDED_WORLD_SIZE, STOPPED
+from strata.launch.environment import NEEDED_WORLD_SIZE, STOPPED
 from strata.lifecycle import Home, at_exit, renewed
-from strata.train import generators, trees
-from strata.train.agreeing import Agreement
+from strata.train import pytrees
+from strata.train import rng as generators
+from strata.train.agreement import Agreement
 from strata.train.gauges import Gauges
 from strata.train.loaders import Loaders
 from strata.train.membership import NoMembership
@@ -44,9 +45,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from strata.checkpoint import CheckpointMetadata, Save
-    from strata.checkpoint.strategies import Strategy
-    from strata.data.steps import Tail
-    from strata.launch.contract import Place
+    from strata.checkpoint.policy import Strategy
+    from strata.data.order.steps import Tail
+    from strata.launch.environment import Place
     from strata.train.membership import Membership
 
 log = logging.getLogger(__name__)
@@ -276,9 +277,9 @@ class Context:
         self._membership.report("RECOVERING")
         self._not_before = 0
         self._unsaved, self._is_under_way, self._has_new_step = None, False, False
-        ours, given_back = _Ours(), trees.stand_ins(into)
+        ours, given_back = _Ours(), pytrees.stand_ins(into)
         try:
-            with trees.on_the_host(given_back):
+            with pytrees.on_the_host(given_back):
                 found = self.checkpoints.restore({**into, **given_back, OURS: ours}, strict=strict)
         except NoCheckpoint:
             return Progress(state=into)
@@ -525,15 +526,15 @@ def _is_path(source: Any) -> bool:
 def _torch_side() -> Any:
     """What a dataset of the user's own is loaded with."""
     try:
-        from strata.data import map_loader  # noqa: PLC0415 - torch, which not every script needs
+        from strata.data import map_style  # noqa: PLC0415 - torch, which not every script needs
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         raise ConfigError(
             "a dataset of your own is loaded by torch, which is not installed; pip install torch"
         ) from error
-    return map_loader
+    return map_style
 
 
 def _states(state: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: trees.storable(part) for name, part in state.items()}
+    return {name: pytrees.storable(part) for name, part in state.items()}

@@ -8,7 +8,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 from strata.clock import Clock, SystemClock
-from strata.launch.contract import METRICS, NOT_SAVING
+from strata.launch.environment import METRICS, NOT_SAVING
 
 if TYPE_CHECKING:
     from collections.abc import Callable

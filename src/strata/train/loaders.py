@@ -15,7 +15,7 @@ from strata.errors import ConfigError, InvalidArgument
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from strata.train.beginnings import Beginnings
+    from strata.train.loader_rng import Beginnings
 
 NO_STATE = (
     "has no state_dict and load_state_dict; use ctx.dataloader(dataset, …), a DataLoader whose sampler is "
@@ -59,7 +59,7 @@ class Loaders:
             raise InvalidArgument(f"a {type(loader).__name__} {NO_STATE}", field="loader")
         is_ours = getattr(loader, "has_global_state", False)
         if _is_torch(loader) and not is_ours:
-            from strata.train.beginnings import remember  # noqa: PLC0415 - torch is behind it
+            from strata.train.loader_rng import remember  # noqa: PLC0415 - torch is behind it
 
             self._beginnings[name] = remember(loader, name)
         if not is_ours if per_rank is None else per_rank:
@@ -139,6 +139,6 @@ def _is_torch(loader: Any) -> bool:
 
 def _adopt(loader: Any) -> None:
     """A DataLoader that the user has built with `ctx.sampler` counts what it delivers from now on."""
-    map_loader = sys.modules.get("strata.data.map_loader")  # else there is no such sampler
+    map_loader = sys.modules.get("strata.data.map_style")  # else there is no such sampler
     if map_loader is not None and map_loader.sampler_of(loader) is not None and not hasattr(loader, "map_rows"):
         map_loader.adopt(loader)

@@ -11,7 +11,7 @@ from collections import deque
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from strata.coordinator import limits
+from strata.coordinator.state import limits
 from strata.errors import (
     BarrierBroken,
     CoordinatorError,
@@ -20,19 +20,19 @@ from strata.errors import (
     StaleGeneration,
     StrataError,
 )
-from strata.launch.contract import METRICS, note_last_step
+from strata.launch.environment import METRICS, note_last_step
 from strata.lifecycle import at_exit
-from strata.train.agreeing import Agreement, Due
+from strata.train.agreement import Agreement, Due
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from strata.checkpoint import CheckpointMetadata
     from strata.coordinator.client import CoordinatorClient, Worker
-    from strata.coordinator.events import CommandRecord
-    from strata.coordinator.membership import WorkerStateName
-    from strata.launch.contract import Place
-    from strata.train.agreeing import Wish
+    from strata.coordinator.state.events import CommandRecord
+    from strata.coordinator.state.membership import WorkerStateName
+    from strata.launch.environment import Place
+    from strata.train.agreement import Wish
 
 log = logging.getLogger(__name__)
 

@@ -33,9 +33,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from strata.clock import SystemClock
-from strata.coordinator.job import DEFAULT_JOB
+from strata.coordinator.state.job import DEFAULT_JOB
 from strata.errors import ConfigError, RunFailed, StaleIncarnation, UnknownWorker
-from strata.train import calling
+from strata.train import function as calling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
     from strata.checkpoint import CheckpointManager, CheckpointMetadata, Save
     from strata.coordinator.client import ClientConfig, CoordinatorClient, Worker
     from strata.coordinator.embedded import EmbeddedCoordinator
-    from strata.coordinator.events import CommandRecord, ShardEntry
-    from strata.coordinator.shards import Shard
-    from strata.coordinator.views import Progress
-    from strata.launch.run_directory import RunDirectory
-    from strata.launch.streaming import Which
-    from strata.launch.supervising import Finish
+    from strata.coordinator.state.events import CommandRecord, ShardEntry
+    from strata.coordinator.state.shards import Shard
+    from strata.coordinator.state.views import Progress
+    from strata.launch.record.directory import RunDirectory
+    from strata.launch.record.stream import Which
+    from strata.launch.supervisor import Finish
 
-CALLED = "strata.train.calling"
+CALLED = "strata.train.function"
 MEET_TIMEOUT_S = 300.0
 """For all workers to come to their first save."""
 STOP_AGAIN_S = 1.0
@@ -318,7 +318,7 @@ class TrainingOrchestrator:
             InvalidArgument: The function or an argument cannot be handed to workers.
             RunFailed: The function raised, or a worker died too often; the message shows its traceback.
         """
-        from strata.launch.streaming import which_of  # noqa: PLC0415
+        from strata.launch.record.stream import which_of  # noqa: PLC0415
 
         which = which_of(logs)
         directory = _prepared(
@@ -366,7 +366,7 @@ def _prepared(
     checkpoints: str,
 ) -> RunDirectory:
     """The run's directory, with the function in it; or none at all."""
-    from strata.launch import run_directory  # noqa: PLC0415
+    from strata.launch.record import directory as run_directory  # noqa: PLC0415
     from strata.launch.spec import RunSpec, Size  # noqa: PLC0415
 
     chosen = name or run_directory.new_name(SystemClock())
@@ -385,7 +385,7 @@ def _prepared(
         function=call.name,
     )
     if engine == "ray":
-        from strata.launch.ray_engine import check  # noqa: PLC0415
+        from strata.launch.nodes.ray_cluster import check  # noqa: PLC0415
 
         check(spec)
     directory = run_directory.create(spec)
@@ -405,7 +405,7 @@ def _imports_of(function: Callable[..., Any]) -> tuple[str, ...]:
     """What it will import, as far as its text says: that of the file that it is in, and its own lines. In a file, what
     other functions import does not count; in this one, it does.
     """
-    from strata.launch.imports import safe_imports  # noqa: PLC0415
+    from strata.launch.processes.imports import safe_imports  # noqa: PLC0415
 
     text = ""
     with contextlib.suppress(OSError, TypeError, ValueError):
@@ -419,8 +419,8 @@ def _imports_of(function: Callable[..., Any]) -> tuple[str, ...]:
 
 def _carried_out(directory: RunDirectory, logs: Which) -> Finish:
     """Where there is an event loop already, as in a notebook, in another thread: there can be one in each."""
-    from strata.launch.running import run  # noqa: PLC0415 - heavy, and only for this
-    from strata.launch.showing import shower_for  # noqa: PLC0415
+    from strata.launch.record.view import shower_for  # noqa: PLC0415
+    from strata.launch.run import run  # noqa: PLC0415 - heavy, and only for this
 
     is_watched = sys.stderr is not None and sys.stderr.isatty()
 
@@ -493,7 +493,7 @@ def _is_asked_to_stop(directory: RunDirectory, *, is_now: bool) -> bool:
 
 def _failure(directory: RunDirectory, finish: Finish) -> BaseException:
     """The cause first, then the worker's own words, then where to look."""
-    from strata.launch.last_words import NUM_LAST_LINES, last_lines  # noqa: PLC0415
+    from strata.launch.record.failure import NUM_LAST_LINES, last_lines  # noqa: PLC0415
 
     if finish.outcome == "stopped" and finish.reason.startswith("Ctrl-C"):
         return KeyboardInterrupt(f"run {directory.name}: {finish.reason}")

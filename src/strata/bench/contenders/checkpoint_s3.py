@@ -156,7 +156,7 @@ class Ours:
 
 def _savers() -> list[psutil.Process]:
     """The processes that write for us."""
-    return [child for child in psutil.Process().children() if "strata.checkpoint.saver" in child.cmdline()]
+    return [child for child in psutil.Process().children() if "strata.checkpoint.saver.process" in child.cmdline()]
 
 
 def figures_of(bare: Sequence[Measured], ours: Sequence[Measured]) -> dict[str, float]:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import psutil
 
 from strata.coordinator.config import CoordinatorConfig, Limits
-from strata.coordinator.core import Core
-from strata.coordinator.events import DatasetSpec, encode
+from strata.coordinator.state.core import Core
+from strata.coordinator.state.events import DatasetSpec, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-import strata.data.torch_loader  # noqa: F401  else imported at first use
+import strata.data.torch  # noqa: F401  else imported at first use
 from strata.bench.contenders.data_consumer import batch_size, num_rows, num_small_files
 from strata.bench.contenders.data_strata import loader_of
 from strata.bench.data_files import ID, many, table
-from strata.data.survey_cache import DIRECTORY_VARIABLE
+from strata.data.plan.cache import DIRECTORY_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strata.bench.contenders import overhead_start_job
-from strata.launch.run_directory import DIRECTORY_VARIABLE
+from strata.launch.record.directory import DIRECTORY_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from strata.bench.contenders import overhead_loop, overhead_model
 from strata.bench.contenders.overhead_loop import TURNS_A_SAVE
-from strata.launch.run_directory import DIRECTORY_VARIABLE
+from strata.launch.record.directory import DIRECTORY_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

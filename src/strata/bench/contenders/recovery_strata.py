@@ -15,12 +15,12 @@ import pyarrow.parquet as pq
 from strata.bench.contenders import recovery_job_strata
 from strata.bench.contenders.recovery_model import rows
 from strata.bench.contenders.recovery_watch import NUM_RANKS, NUM_STEPS, kill_one
-from strata.launch.run_directory import DIRECTORY_VARIABLE, open_run
+from strata.launch.record.directory import DIRECTORY_VARIABLE, open_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from strata.launch.timeline import RunEvent
+    from strata.launch.record.timeline import RunEvent
 
 NAME = "bench"
 

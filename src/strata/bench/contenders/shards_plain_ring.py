@@ -10,7 +10,7 @@ import numpy as np
 import xxhash
 
 from strata.bench.timing import median_ms
-from strata.coordinator.ring import shard_keys
+from strata.coordinator.state.ring import shard_keys
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

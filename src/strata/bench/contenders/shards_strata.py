@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from strata.bench.timing import median_ms
-from strata.coordinator.ring import assign, load_bounds, shard_keys, unavoidable_moves
+from strata.coordinator.state.ring import assign, load_bounds, shard_keys, unavoidable_moves
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

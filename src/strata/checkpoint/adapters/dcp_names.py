@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from strata.checkpoint import tree
+from strata.checkpoint.format import tree
 from strata.errors import CheckpointInvalid, InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from strata.checkpoint.tree import Node
+    from strata.checkpoint.format.tree import Node
 
 ItemPath = tuple[str | int, ...]
 """Keys of dicts as strings, places in lists as ints."""

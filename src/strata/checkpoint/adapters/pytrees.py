@@ -24,8 +24,8 @@ from strata.errors import InvalidArgument
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from strata.checkpoint.handle import Save
     from strata.checkpoint.manager import CheckpointManager
-    from strata.checkpoint.saving import Save
 
 T = TypeVar("T")
 KEY_IMPL = "prng_impl"

@@ -12,7 +12,7 @@ from what was read, so nothing that comes from the disk is ever unpickled.
 
 from __future__ import annotations
 
-from strata.checkpoint.adapters.dcp_reading import StrataStorageReader
-from strata.checkpoint.adapters.dcp_writing import StrataStorageWriter
+from strata.checkpoint.adapters.dcp_reader import StrataStorageReader
+from strata.checkpoint.adapters.dcp_writer import StrataStorageWriter
 
 __all__ = ["StrataStorageReader", "StrataStorageWriter"]

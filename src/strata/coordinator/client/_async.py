@@ -8,12 +8,13 @@ import socket
 import uuid
 from typing import TYPE_CHECKING, Any, Self
 
-from strata.coordinator import views, wire
+from strata.coordinator import wire
 from strata.coordinator.client._config import ClientConfig
 from strata.coordinator.client._link import SessionLink
 from strata.coordinator.client._messages import message
 from strata.coordinator.client._worker import OUT, AsyncWorker
-from strata.coordinator.job import DEFAULT_JOB
+from strata.coordinator.state import views
+from strata.coordinator.state.job import DEFAULT_JOB
 from strata.errors import CoordinatorUnavailable, InvalidArgument, StrataError
 from strata.transport import forks
 from strata.transport.addresses import parse_addresses
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
-    from strata.coordinator.events import CheckpointKind, CheckpointRecord, CommandName, ShardEntry
-    from strata.coordinator.shards import Shard
+    from strata.coordinator.state.events import CheckpointKind, CheckpointRecord, CommandName, ShardEntry
+    from strata.coordinator.state.shards import Shard
     from strata.v1 import session_pb2
 
 log = logging.getLogger(__name__)

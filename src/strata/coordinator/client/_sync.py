@@ -16,7 +16,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from strata.coordinator.client._async import AsyncCoordinatorClient
-from strata.coordinator.job import DEFAULT_JOB
+from strata.coordinator.state.job import DEFAULT_JOB
 from strata.errors import CoordinatorUnavailable
 from strata.lifecycle import Home, at_exit, renewed
 from strata.transport import forks
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
     from types import TracebackType
 
-    from strata.coordinator import views
-    from strata.coordinator.checkpoints import CheckpointProgress
     from strata.coordinator.client._config import ClientConfig
     from strata.coordinator.client._worker import AsyncWorker
-    from strata.coordinator.events import CheckpointKind, CheckpointRecord, CommandName, CommandRecord, ShardEntry
-    from strata.coordinator.membership import WorkerStateName
-    from strata.coordinator.shards import Shard
+    from strata.coordinator.state import views
+    from strata.coordinator.state.checkpoints import CheckpointProgress
+    from strata.coordinator.state.events import CheckpointKind, CheckpointRecord, CommandName, CommandRecord, ShardEntry
+    from strata.coordinator.state.membership import WorkerStateName
+    from strata.coordinator.state.shards import Shard
     from strata.errors import StrataError
     from strata.transport.credentials import ClientSecurity
 

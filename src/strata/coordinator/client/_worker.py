@@ -7,9 +7,10 @@ import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from strata.coordinator import limits, views, wire
+from strata.coordinator import wire
 from strata.coordinator.client._messages import message
-from strata.coordinator.events import number_of
+from strata.coordinator.state import limits, views
+from strata.coordinator.state.events import number_of
 from strata.errors import (
     BarrierBroken,
     CoordinatorUnavailable,
@@ -26,11 +27,11 @@ from strata.v1 import calls_pb2 as pb
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from strata.coordinator.checkpoints import CheckpointProgress
     from strata.coordinator.client._async import AsyncCoordinatorClient
-    from strata.coordinator.events import CheckpointKind, CommandRecord
-    from strata.coordinator.membership import WorkerStateName
-    from strata.coordinator.shards import Shard
+    from strata.coordinator.state.checkpoints import CheckpointProgress
+    from strata.coordinator.state.events import CheckpointKind, CommandRecord
+    from strata.coordinator.state.membership import WorkerStateName
+    from strata.coordinator.state.shards import Shard
 
 OUT = (StaleIncarnation, UnknownWorker, UnknownJob)
 """Answers that mean: this worker is out."""

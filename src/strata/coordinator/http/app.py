@@ -17,14 +17,14 @@ from starlette.exceptions import HTTPException
 
 from strata import errors
 from strata._version import __version__
-from strata.coordinator.checkpoints import Attempt
-from strata.coordinator.events import CheckpointKind  # noqa: TC001 - read at run time
-from strata.coordinator.http import exposition, reading
+from strata.coordinator.http import exposition, views
 from strata.coordinator.http import models as m
-from strata.coordinator.http.asking import ask
 from strata.coordinator.http.hosts import HostCheck, own_names
-from strata.coordinator.http.pacing import Pace
-from strata.coordinator.membership import WorkerStateName  # noqa: TC001 - read at run time
+from strata.coordinator.http.query import ask
+from strata.coordinator.http.rate_limit import Pace
+from strata.coordinator.state.checkpoints import Attempt
+from strata.coordinator.state.events import CheckpointKind  # noqa: TC001 - read at run time
+from strata.coordinator.state.membership import WorkerStateName  # noqa: TC001 - read at run time
 from strata.transport.tokens import METADATA_KEY, Role, require
 
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from strata.clock import Moment
-    from strata.coordinator.core import Core
-    from strata.coordinator.engine import Engine
-    from strata.coordinator.session import SessionHub
+    from strata.coordinator.serve.engine import Engine
+    from strata.coordinator.serve.session import SessionHub
+    from strata.coordinator.state.core import Core
     from strata.transport.tokens import Guard
 
 T = TypeVar("T")
@@ -161,7 +161,7 @@ def _add_state(router: APIRouter, engine: Engine, hub: SessionHub, guard: Guard)
         def look(core: Core, _at: Moment) -> tuple[int, int, list[m.StatusJob]]:
             num_workers = sum(len(job.membership.members) for job in core.jobs.values())
             shown = itertools.islice(core.jobs.values(), MAX_LIMIT)
-            return len(core.jobs), num_workers, [reading.status_job(job) for job in shown]
+            return len(core.jobs), num_workers, [views.status_job(job) for job in shown]
 
         num_jobs, num_workers, jobs = await ask(engine, look)
         return m.Status(
@@ -180,9 +180,7 @@ def _add_state(router: APIRouter, engine: Engine, hub: SessionHub, guard: Guard)
     @router.get("/api/jobs")
     async def jobs(job: JobId = None, limit: Limit = 100, offset: Offset = 0) -> m.Page[m.Job]:
         """Jobs, in the order in which they began."""
-        return await ask(
-            engine, lambda core, _at: page(reading.jobs(core, job), reading.job, limit=limit, offset=offset)
-        )
+        return await ask(engine, lambda core, _at: page(views.jobs(core, job), views.job, limit=limit, offset=offset))
 
     @router.get("/api/workers")
     async def workers(
@@ -198,13 +196,13 @@ def _add_state(router: APIRouter, engine: Engine, hub: SessionHub, guard: Guard)
         def look(core: Core, at: Moment) -> m.Page[m.Worker]:
             found = (
                 (one.job_id, rank, member)
-                for one in reading.jobs(core, job)
+                for one in views.jobs(core, job)
                 for rank, member in one.membership.ranked()
                 if worker in (None, member.worker_id)
                 and state in (None, member.state)
                 and suspect in (None, member.suspect_since_s is not None)
             )
-            return page(found, lambda one: reading.worker(*one, at.monotonic_s), limit=limit, offset=offset)
+            return page(found, lambda one: views.worker(*one, at.monotonic_s), limit=limit, offset=offset)
 
         return await ask(engine, look)
 
@@ -217,11 +215,11 @@ def _add_state(router: APIRouter, engine: Engine, hub: SessionHub, guard: Guard)
         def look(core: Core, _at: Moment) -> m.Page[m.Dataset]:
             found = (
                 (one.job_id, dataset)
-                for one in reading.jobs(core, job)
+                for one in views.jobs(core, job)
                 for dataset in one.shards.datasets.values()
                 if complete in (None, dataset.num_done == dataset.spec.num_shards)
             )
-            return page(found, lambda one: reading.dataset(*one), limit=limit, offset=offset)
+            return page(found, lambda one: views.dataset(*one), limit=limit, offset=offset)
 
         return await ask(engine, look)
 
@@ -238,12 +236,12 @@ def _add_state(router: APIRouter, engine: Engine, hub: SessionHub, guard: Guard)
         def look(core: Core, _at: Moment) -> m.Page[m.Checkpoint]:
             found = (
                 (one, found)
-                for one in reading.jobs(core, job)
-                for found in reading.checkpoints(one)
+                for one in views.jobs(core, job)
+                for found in views.checkpoints(one)
                 if state in (None, "open" if isinstance(found, Attempt) else "committed")
                 and kind in (None, (found.spec if isinstance(found, Attempt) else found.checkpoint).type)
             )
-            return page(found, lambda one: reading.checkpoint(*one), limit=limit, offset=offset)
+            return page(found, lambda one: views.checkpoint(*one), limit=limit, offset=offset)
 
         return await ask(engine, look)
 
@@ -256,11 +254,11 @@ def _add_state(router: APIRouter, engine: Engine, hub: SessionHub, guard: Guard)
         def look(core: Core, at: Moment) -> m.Page[m.Barrier]:
             found = (
                 (one, found)
-                for one in reading.jobs(core, job)
-                for found in reading.barriers(one)
+                for one in views.jobs(core, job)
+                for found in views.barriers(one)
                 if state in (None, "released" if isinstance(found, tuple) else "open")
             )
-            return page(found, lambda one: reading.barrier(*one, at.monotonic_s), limit=limit, offset=offset)
+            return page(found, lambda one: views.barrier(*one, at.monotonic_s), limit=limit, offset=offset)
 
         return await ask(engine, look)
 
@@ -283,7 +281,7 @@ def _add_events(router: APIRouter, engine: Engine) -> None:
         _require_leader(engine)
         async with room:
             found = await asyncio.to_thread(
-                reading.events, engine.journal, after=after, limit=limit, job_id=job, kind=kind, worker_id=worker
+                views.events, engine.journal, after=after, limit=limit, job_id=job, kind=kind, worker_id=worker
             )
         _require_leader(engine)
         if job is not None and not found.items and not after:  # a job that was dropped has a history, and no more

@@ -17,15 +17,15 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.registry import Collector
 
 from strata._version import __version__
-from strata.coordinator.metrics import EXPIRY_CAUSES
+from strata.coordinator.serve.metrics import EXPIRY_CAUSES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
     from prometheus_client.core import Metric
 
-    from strata.coordinator.job import Job
-    from strata.coordinator.metrics import Histogram, Metrics
+    from strata.coordinator.serve.metrics import Histogram, Metrics
+    from strata.coordinator.state.job import Job
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 MAX_JOBS = 100

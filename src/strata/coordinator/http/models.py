@@ -10,8 +10,8 @@ from typing import Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from strata.coordinator.events import CheckpointKind  # noqa: TC001 - read at run time
-from strata.coordinator.membership import WorkerStateName  # noqa: TC001 - read at run time
+from strata.coordinator.state.events import CheckpointKind  # noqa: TC001 - read at run time
+from strata.coordinator.state.membership import WorkerStateName  # noqa: TC001 - read at run time
 
 CheckpointState = Literal["committed", "open"]
 BarrierState = Literal["open", "released"]

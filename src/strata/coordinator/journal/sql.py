@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 
 from strata.coordinator.journal.base import Damage, Entry, Loaded, Record
 from strata.coordinator.journal.chain import ROOT, Mark, check_event, event_checksum, snapshot_checksum
-from strata.coordinator.journal.reading import Broken, Reading, nothing_left, read_state
+from strata.coordinator.journal.reader import Broken, Reading, nothing_left, read_state
 from strata.coordinator.journal.tables import (
     DATABASE_ERRORS,
     EVENT_COLUMNS,

@@ -15,7 +15,7 @@ from xxhash import xxh3_64_hexdigest
 from strata.coordinator.journal.base import Damage
 from strata.coordinator.journal.chain import ROOT, Mark, good_prefix
 from strata.coordinator.journal.files import FileLock, beside, finish_replacing, make_directory, make_file, replace_file
-from strata.coordinator.journal.reading import Broken, Reading, read_state
+from strata.coordinator.journal.reader import Broken, Reading, read_state
 from strata.coordinator.journal.sql import SqlJournal, chained, check_tables
 from strata.coordinator.journal.tables import (
     DATABASE_ERRORS,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from strata.data.formats.base import Format
 
 _HOMES = {
-    "parquet": ("parquet", "ParquetFormat"),
+    "parquet": ("parquet.format", "ParquetFormat"),
     "orc": ("orc", "OrcFormat"),
     "csv": ("csv", "CsvFormat"),
     "json": ("json", "JsonFormat"),

@@ -20,9 +20,7 @@ from typing import TYPE_CHECKING, ClassVar
 import pyarrow as pa
 import xxhash
 
-from strata.data.formats.base import FileFacts, Presence, Unit
-from strata.data.formats.damage import CURE, NUM_HEAD_BYTES, kind_of, undecodable
-from strata.data.formats.messages import (
+from strata.data.formats.arrow_messages import (
     CONTINUATION,
     DICTIONARY,
     PREFIX_BYTES,
@@ -36,17 +34,19 @@ from strata.data.formats.messages import (
     parse_message,
     slots,
 )
-from strata.data.ranges import Range, coalesced
-from strata.data.source import reaching
+from strata.data.formats.base import FileFacts, Presence, Unit
+from strata.data.formats.damage import CURE, NUM_HEAD_BYTES, kind_of, undecodable
+from strata.data.source.ranges import Range, coalesced
+from strata.data.source.source import reaching
 from strata.errors import DataFileChanged, DataFileInvalid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from strata.data.expressions import Node
-    from strata.data.files import DataFile
+    from strata.data.filter.expression import Node
     from strata.data.formats.base import UnitRanges
-    from strata.data.source import Source
+    from strata.data.source.file import DataFile
+    from strata.data.source.source import Source
 
 SAMPLE_BYTES = 4 << 10
 GUESS_BYTES = 4 << 10

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from strata.data.expressions import Node
-    from strata.data.files import DataFile
-    from strata.data.ranges import Range
-    from strata.data.source import Source
+    from strata.data.filter.expression import Node
+    from strata.data.source.file import DataFile
+    from strata.data.source.ranges import Range
+    from strata.data.source.source import Source
     from strata.errors import DataError, StorageError
 
 

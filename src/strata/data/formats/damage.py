@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
-from strata.data.source import reaching
+from strata.data.source.source import reaching
 from strata.errors import DataFileInvalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from strata.data.files import DataFile
-    from strata.data.source import Source
+    from strata.data.source.file import DataFile
+    from strata.data.source.source import Source
 
 T = TypeVar("T")
 

@@ -23,8 +23,8 @@ from strata.errors import ConfigError, DataFileInvalid
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from strata.data.files import DataFile
-    from strata.data.source import Source
+    from strata.data.source.file import DataFile
+    from strata.data.source.source import Source
 
 ARRAY_BYTES_MAX: Final = 1 << 30
 _PEEK_BYTES: Final = 1 << 12

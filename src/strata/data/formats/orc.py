@@ -18,7 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.orc as paorc
 
-from strata.data import pruning
+from strata.data.filter import pruning
+from strata.data.filter.pruning import Bounds, compared_as
 from strata.data.formats.base import FileFacts, Unit
 from strata.data.formats.damage import CURE, NUM_HEAD_BYTES, kind_of, undecodable
 from strata.data.formats.orc_tail import (
@@ -32,19 +33,18 @@ from strata.data.formats.orc_tail import (
     parse_tail,
 )
 from strata.data.formats.text import rows_only
-from strata.data.pruning import Bounds, compared_as
-from strata.data.ranges import Range, coalesced
-from strata.data.source import reaching
+from strata.data.source.ranges import Range, coalesced
+from strata.data.source.source import reaching
 from strata.errors import DataFileChanged, DataFileInvalid, SchemaMismatch, StrataError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from strata.data.expressions import Node
-    from strata.data.files import DataFile
+    from strata.data.filter.expression import Node
     from strata.data.formats.base import Presence, UnitRanges
     from strata.data.formats.orc_tail import Stream, Stripe
-    from strata.data.source import Source
+    from strata.data.source.file import DataFile
+    from strata.data.source.source import Source
 
 TAIL_BYTES: Final = 64 << 10
 """Holds the tail of most files, and the footers of the last stripes."""

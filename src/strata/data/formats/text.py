@@ -21,7 +21,7 @@ import xxhash
 
 from strata.data.formats.base import FileFacts, Presence, Unit
 from strata.data.formats.records import UnitCutter
-from strata.data.source import reaching
+from strata.data.source.source import reaching
 from strata.errors import DataFileChanged, DataFileInvalid, SchemaMismatch, StrataError
 
 if TYPE_CHECKING:
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from strata.data.expressions import Node
-    from strata.data.files import DataFile
+    from strata.data.filter.expression import Node
     from strata.data.formats.records import Records
-    from strata.data.source import Source
+    from strata.data.source.file import DataFile
+    from strata.data.source.source import Source
 
 CODECS: Final = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 """By the end of a file's name."""

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression
     from pyiceberg.table import Table
 
-    from strata.data.iceberg.snapshots import TableState
-    from strata.data.plan import Plan
-    from strata.data.settings import OnEmpty, OnError
-    from strata.data.source import Source
-    from strata.data.survey_cache import SurveyCache
-    from strata.data.surveying import Progress
+    from strata.data.config import OnEmpty, OnError
+    from strata.data.iceberg.snapshot import TableState
+    from strata.data.plan.cache import SurveyCache
+    from strata.data.plan.plan import Plan
+    from strata.data.plan.surveyor import Progress
+    from strata.data.source.source import Source
 
 DEFAULT_THREADS = 16
 
@@ -117,7 +117,7 @@ def plan_table(
 def _planning() -> ModuleType:
     """Imported late: pyiceberg takes a while, and is not everybody's."""
     try:
-        return importlib.import_module("strata.data.iceberg.planning")
+        return importlib.import_module("strata.data.iceberg.planner")
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"Iceberg tables need the package {error.name}; install it with: pip install 'strata-runtime[iceberg]'",

@@ -20,7 +20,7 @@ from pyiceberg.manifest import FileFormat
 from pyiceberg.table.puffin import PuffinFile
 from pyroaring import BitMap
 
-from strata.data.iceberg.fitting import NO_ROWS
+from strata.data.iceberg.projection import NO_ROWS
 from strata.errors import DataError, DataFileInvalid
 
 if TYPE_CHECKING:
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from pyiceberg.manifest import DataFile as DeleteFile
 
-    from strata.data.files import DataFile
-    from strata.data.iceberg.locating import Locator
-    from strata.data.iceberg.scanning import ScannedFile
-    from strata.data.source import Source
+    from strata.data.iceberg.location import Locator
+    from strata.data.iceberg.scan import ScannedFile
+    from strata.data.source.file import DataFile
+    from strata.data.source.source import Source
 
     Positions = npt.NDArray[np.int64]
 

@@ -1,0 +1,288 @@
+"""`StrataStorageWriter`: each rank writes one file, the coordinator gathers what was written and commits it."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import SavePlan, WriteItemType
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.futures import Future
+
+from strata.checkpoint import arguments
+from strata.checkpoint.adapters.dcp_locations import Place
+from strata.checkpoint.adapters.dcp_merge import Written, merged, nested
+from strata.checkpoint.adapters.dcp_names import KEY
+from strata.checkpoint.format import buffers, layout, tree
+from strata.checkpoint.format import manifest as m
+from strata.checkpoint.metadata import CheckpointMetadata, of_manifest
+from strata.checkpoint.save.writer import file_name, write_file
+from strata.clock import SystemClock
+from strata.errors import CheckpointInvalid, InvalidArgument, ObjectMissing
+from strata.storage import Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from torch.distributed.checkpoint.planner import SavePlanner, WriteItem
+
+    from strata.checkpoint.format.layout import Layout
+    from strata.checkpoint.format.tree import Leaf
+    from strata.clock import Clock
+    from strata.storage import Store
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What the coordinator tells a rank."""
+
+    id: str
+    rank: int
+
+
+class StrataStorageWriter(StorageWriter):
+    """For `dcp.save` and `dcp.async_save`. May be used again: every save is a new checkpoint."""
+
+    def __init__(
+        self,
+        place: str | os.PathLike[str] | Store,
+        *,
+        step: int = 0,
+        epoch: int = 0,
+        metadata: Mapping[str, Any] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """`place` is a directory, a URL or a store. `dcp.save(checkpoint_id="5000")` says the step as well.
+
+        Raises:
+            InvalidArgument: `step`, `epoch` or `metadata` cannot be stored.
+        """
+        self._place = Place(place, storage_options)
+        self._clock = clock or SystemClock()
+        self.step = arguments.count(step, "step")
+        """Of the next save."""
+        self.epoch = arguments.count(epoch, "epoch")
+        self.metadata = arguments.checked_metadata(metadata)
+        if KEY in self.metadata:
+            raise InvalidArgument(f"metadata[{KEY!r}] is for the adapter; use another key", field="metadata")
+        self.saved: CheckpointMetadata | None = None
+        """The last one, on the coordinator; everybody finds its id in the `storage_meta` of what `dcp.save` gives."""
+        self._id = ""
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return os.fspath(checkpoint_id).isdecimal()
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """
+        Raises:
+            InvalidArgument: It is not a step.
+        """
+        if checkpoint_id is None:
+            return
+        if not self.validate_checkpoint_id(checkpoint_id):
+            raise InvalidArgument(
+                f"checkpoint_id={os.fspath(checkpoint_id)!r} is not a step; say checkpoint_id='5000', or step=5000 to "
+                "the StrataStorageWriter, whose place holds all checkpoints of a run",
+                field="checkpoint_id",
+            )
+        self.step = arguments.count(int(os.fspath(checkpoint_id)), "checkpoint_id")
+
+    def set_up_storage_writer(self, is_coordinator: bool, *_args: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """
+        Raises:
+            InvalidArgument: Each rank is to save for itself, so that nobody could commit.
+        """
+        if not kwargs.get("use_collectives", True):
+            raise InvalidArgument(
+                "use_collectives=False leaves nobody to commit the ranks' files together; leave it out",
+                field="use_collectives",
+            )
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        self._id = arguments.new_id(self.step)
+        return [replace(plan, storage_data=_Task(self._id, rank)) for rank, plan in enumerate(plans)]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """
+        Raises:
+            InvalidArgument: Something cannot be stored; nothing was written by this rank.
+        """
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(self._written(plan, planner) if plan.items else [])
+        return done
+
+    def _written(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
+        task: _Task = plan.storage_data
+        tensors = [item for item in plan.items if item.type != WriteItemType.BYTE_IO]
+        objects = [item for item in plan.items if item.type == WriteItemType.BYTE_IO]
+        names = _names(tensors)
+        flat = tree.flatten({name: planner.resolve_data(item) for name, item in zip(names, tensors, strict=True)})
+        flat_objects = tree.flatten({item.index.fqn: _object(planner, item) for item in objects})
+        leaves = [*flat.leaves, *flat_objects.leaves]
+        _require_distinct(leaf.name for leaf in leaves)
+        plan_of_file = layout.plan(leaves, {"strata": str(m.VERSION), "id": task.id, "rank": str(task.rank)})
+        with self._place.opened() as store:
+            data_file, slices = _write_file(store, task, plan_of_file, leaves)
+        by_name = {leaf.name: leaf for leaf in leaves}
+        results = []
+        for (_, node), item in zip(flat.structure["dict"], tensors, strict=True):
+            leaf = by_name[node["tensor"]]
+            entry = _entry_of_item(item, leaf, slices[leaf.name])
+            told = Written(id=task.id, file=data_file, entry=entry)
+            results.append(WriteResult(item.index, leaf.num_bytes, told))
+        for (_, node), item in zip(flat_objects.structure["dict"], objects, strict=True):
+            held = [by_name[name] for name in tree.names_in(node)]
+            entries = tuple(_entry(leaf.name, leaf, leaf.shape, slices[leaf.name]) for leaf in held)
+            told = Written(id=task.id, file=data_file, node=node, tensors=entries)
+            results.append(WriteResult(item.index, sum(leaf.num_bytes for leaf in held), told))
+        return results
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Puts the manifest: from then on the checkpoint exists.
+
+        Raises:
+            CheckpointInvalid: What the ranks wrote does not make up the state; nothing is committed.
+            InvalidArgument: The planner's data cannot be stored.
+        """
+        written = [(result.index.fqn, result.storage_data) for of_rank in results for result in of_rank]
+        for name, told in written:
+            if told.id != self._id:
+                raise CheckpointInvalid(
+                    f"{name!r} was written into checkpoint {told.id} and not into {self._id}: the planner repeated an "
+                    "old plan; use one with enable_plan_caching=False"
+                )
+        files, tensors, nodes = merged(written)
+        in_order = {name: nodes[name] for name in metadata.state_dict_metadata if name in nodes}
+        structure, of_planner = nested(in_order, metadata.planner_data)
+        size_bytes = sum(file.size_bytes for file in files)
+        manifest = m.Manifest(
+            id=self._id,
+            step=self.step,
+            epoch=self.epoch,
+            type=m.CheckpointType.FULL,
+            created_at_s=self._clock.wall_s(),
+            num_ranks=max(len(results), 1),
+            chunk_bytes=layout.CHUNK_BYTES,
+            files=files,
+            tensors=tensors,
+            structures=(structure,),
+            structure_of_rank=(0,) * max(len(results), 1),
+            metadata=self.metadata | of_planner,
+            full_bytes=size_bytes,
+            written_bytes=size_bytes,
+            model_hash=m.model_hash(tensors),
+        )
+        with self._place.opened() as store:
+            store.put(f"{self._id}/{m.FILE_NAME}", m.encode(manifest), if_absent=True)
+            self.saved = of_manifest(manifest, store.url)
+        metadata.storage_meta = StorageMeta(checkpoint_id=self._id)
+
+
+def _names(items: Sequence[WriteItem]) -> list[str]:
+    """In the file: a rank may hold several slices of one tensor, which then carry their place."""
+    several = {fqn for fqn, count in Counter(item.index.fqn for item in items).items() if count > 1}
+    return [
+        f"{item.index.fqn}@{','.join(map(str, item.index.offset or ()))}"
+        if item.index.fqn in several
+        else item.index.fqn
+        for item in items
+    ]
+
+
+def _object(planner: SavePlanner, item: WriteItem) -> Any:
+    lookup = getattr(planner, "lookup_object", None)
+    if lookup is None:
+        raise InvalidArgument(
+            f"{type(planner).__name__} gives {item.index.fqn!r} as a pickle only, which a checkpoint does not hold; "
+            "derive the planner from DefaultSavePlanner, or give it lookup_object(index)",
+            field=item.index.fqn,
+        )
+    return lookup(item.index)
+
+
+def _require_distinct(names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise InvalidArgument(f"two tensors of the state have the name {name!r}; give one another key", field=name)
+        seen.add(name)
+
+
+def _write_file(
+    store: Store, task: _Task, plan: Layout, leaves: Sequence[Leaf]
+) -> tuple[m.DataFile, dict[str, m.Slice]]:
+    key = f"{task.id}/{file_name(task.rank)}"
+    if _exists(store, key):
+        raise InvalidArgument(
+            f"{key} has been written before: the planner repeated an old plan; use one with enable_plan_caching=False"
+        )
+    memory = memoryview(buffers.aligned_memory(plan.size_bytes))[: plan.size_bytes]
+    memory[: len(plan.header)] = plan.header
+    target = np.frombuffer(memory, np.uint8)
+    by_name = {leaf.name: leaf for leaf in leaves}
+    for place in plan.places:
+        _copy(by_name[place.name], target[place.offset : place.end])
+
+    data_file, hashes = write_file(
+        store, task.id, plan, memory, rank=task.rank, chunk_bytes=layout.CHUNK_BYTES, watch=Watch()
+    )
+    slices = {
+        place.name: m.Slice(
+            file=0,
+            offset=place.offset,
+            start=(0,) * len(place.shape),
+            shape=place.shape,
+            hashes=hashes[place.name],
+        )
+        for place in plan.places
+    }
+    return data_file, slices
+
+
+def _exists(store: Store, key: str) -> bool:
+    try:
+        store.size(key)
+    except ObjectMissing:
+        return False
+    return True
+
+
+def _copy(leaf: Leaf, target: buffers.Bytes) -> None:
+    if not leaf.num_bytes:
+        return
+    source = buffers.raw_bytes(leaf)
+    if source is None:
+        buffers.copy_strided(leaf, target)
+    else:
+        np.copyto(target, source)
+
+
+def _entry(name: str, leaf: Leaf, shape: tuple[int, ...], part: m.Slice) -> m.TensorEntry:
+    return m.TensorEntry(name=name, dtype=leaf.dtype.name, shape=shape, slices=(part,))
+
+
+def _entry_of_item(item: WriteItem, leaf: Leaf, part: m.Slice) -> m.TensorEntry:
+    """
+    Raises:
+        InvalidArgument: The planner gave another shape than it had announced.
+    """
+    told = item.tensor_data
+    assert told is not None, "DCP's plans describe every tensor"
+    if tuple(told.chunk.sizes) != leaf.shape:
+        raise InvalidArgument(
+            f"{item.index.fqn!r} was planned with the shape {tuple(told.chunk.sizes)} and has {leaf.shape}; "
+            "the planner must give what it has announced",
+            field=item.index.fqn,
+        )
+    part = msgspec.structs.replace(part, start=tuple(told.chunk.offsets))
+    return _entry(item.index.fqn, leaf, tuple(told.size), part)

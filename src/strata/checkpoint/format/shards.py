@@ -1,0 +1,293 @@
+"""Tensors of which a rank holds only a part: where that part lies in the whole, and who writes what several hold.
+
+A `Shard` says it outright. torch's DTensor and a JAX array over several devices know it themselves; what they hold here
+is taken apart into rectangles, each with its place. Of copies only the first is written, so that together the ranks
+write every element once.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import heapq
+import itertools
+import math
+import operator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from strata.errors import CheckpointInvalid, InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Sequence
+
+    from strata.checkpoint.format.tree import Leaf
+
+MAX_COMPARISONS = 500_000
+Index = tuple[int, ...]
+Run = tuple[int, int]
+"""(start, length) along one dimension."""
+
+
+class Shard:
+    """A part of a larger tensor, to be saved by this rank: `local` begins at `start` of a tensor of shape `shape`.
+
+        Shard(rows, shape=(1_000_000, 64), start=(rank * len(rows), 0))
+
+    All ranks' shards of one name must make up the tensor; the same part may come from several ranks, with the same
+    contents. It is loaded as one whole tensor.
+    """
+
+    __slots__ = ("local", "shape", "start")
+
+    def __init__(self, local: Any, *, shape: Sequence[int], start: Sequence[int]) -> None:
+        """
+        Raises:
+            InvalidArgument: It does not lie within the tensor.
+        """
+        self.local = local
+        self.shape = _index(shape, "shape")
+        self.start = _index(start, "start")
+        if not hasattr(local, "shape") or not hasattr(local, "dtype"):
+            raise InvalidArgument(
+                f"a Shard holds a torch tensor, a numpy or a JAX array, not a {type(local).__name__}", field="local"
+            )
+        size = tuple(local.shape)
+        if not len(size) == len(self.shape) == len(self.start):
+            raise InvalidArgument(
+                f"a Shard of {len(size)} dimensions has shape={self.shape} and start={self.start}; "
+                "give one number for each dimension",
+                field="start",
+            )
+        if any(begin + n > whole for begin, n, whole in zip(self.start, size, self.shape, strict=True)):
+            raise InvalidArgument(
+                f"a Shard of {size} that starts at {self.start} does not fit into a tensor of {self.shape}; "
+                "start counts elements of the whole tensor",
+                field="start",
+            )
+
+    def __repr__(self) -> str:
+        return f"Shard({tuple(self.local.shape)} at {self.start} of {self.shape})"
+
+
+def _index(values: Sequence[int], field: str) -> Index:
+    try:
+        found = tuple(operator.index(value) for value in values)
+    except TypeError:
+        raise InvalidArgument(f"{field}={values!r} of a Shard is not a tuple of whole numbers", field=field) from None
+    if any(value < 0 for value in found):
+        raise InvalidArgument(f"{field}={found} of a Shard has a negative number", field=field)
+    return found
+
+
+class Piece(NamedTuple):
+    """A rectangle of a tensor that this rank writes."""
+
+    start: Index
+    source: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a rank has of a tensor that lies over several."""
+
+    shape: Index
+    """Of the whole."""
+    pieces: list[Piece]
+    """None, where another rank writes what this one has."""
+
+
+# -- torch ---------------------------------------------------------------------------------------------------------
+
+
+def of_dtensor(value: Any, local: Any, path: str) -> Held:
+    """
+    `local` is the DTensor's own part.
+
+    Raises:
+        InvalidArgument: It is a sum that has not been taken yet, or its part has not the size that its placements say.
+    """
+    shape = tuple(value.shape)
+    coordinate = value.device_mesh.get_coordinate()
+    if coordinate is None:
+        return Held(shape, [])
+    runs: list[list[Run]] = [[(0, size)] for size in shape]
+    is_first = True
+    for place, num, placement in zip(coordinate, value.device_mesh.shape, value.placements, strict=True):
+        if placement.is_partial():
+            raise InvalidArgument(
+                f"{path} is a DTensor with the placement {placement}: its parts have not been summed up yet; "
+                "redistribute it with Shard or Replicate before it is saved",
+                field=path,
+            )
+        if placement.is_replicate():
+            is_first = is_first and place == 0
+        elif hasattr(placement, "split_factor") or placement.is_shard():
+            runs[placement.dim] = cut_run(runs[placement.dim], num, place, int(getattr(placement, "split_factor", 1)))
+        else:
+            raise InvalidArgument(
+                f"{path} is a DTensor with the placement {placement}, which is not known; wrap its part into Shard(…)",
+                field=path,
+            )
+    expected = tuple(sum(length for _, length in along) for along in runs)
+    if tuple(local.shape) != expected:
+        raise InvalidArgument(
+            f"{path} is a DTensor of {shape} placed as {tuple(value.placements)}; the part of this rank has the shape "
+            f"{tuple(local.shape)}, {expected} is expected; wrap parts of your own sizes into Shard(…)",
+            field=path,
+        )
+    return Held(shape, _pieces(local, [joined(along) or [(0, 0)] for along in runs]) if is_first else [])
+
+
+def cut_run(runs: list[Run], num: int, which: int, split_factor: int) -> list[Run]:
+    """What the placement leaves to the `which`-th of `num`. With a split factor (FSDP over tensor parallelism) each of
+    that many chunks is cut by itself.
+    """
+    size = sum(length for _, length in runs)
+    found: list[Run] = []
+    for outer in range(split_factor):
+        start, length = _chunk(size, split_factor, outer)
+        inner_start, inner_length = _chunk(length, num, which)
+        found += _taken(runs, start + inner_start, inner_length)
+    return found
+
+
+def _chunk(size: int, num: int, which: int) -> Run:
+    """As `torch.chunk` cuts, but for chunks that are empty."""
+    per_chunk = -(-size // num)
+    start = min(per_chunk * which, size)
+    return start, min(per_chunk, size - start)
+
+
+def _taken(runs: list[Run], start: int, length: int) -> list[Run]:
+    """A range of what the runs make up, one after another."""
+    found, end, at = [], start + length, 0
+    for begin, size in runs:
+        low, high = max(start, at), min(end, at + size)
+        if low < high:
+            found.append((begin + low - at, high - low))
+        at += size
+    return found
+
+
+def joined(runs: list[Run]) -> list[Run]:
+    found: list[Run] = []
+    for start, length in runs:
+        if found and sum(found[-1]) == start:
+            start, length = found[-1][0], found.pop()[1] + length
+        found.append((start, length))
+    return found
+
+
+def _pieces(local: Any, runs: list[list[Run]]) -> list[Piece]:
+    """The part of a tensor, cut where it has gaps."""
+    if all(len(along) == 1 for along in runs):
+        return [Piece(tuple(along[0][0] for along in runs), local)]
+    cuts = [list(zip(along, itertools.accumulate([0, *(n for _, n in along)]), strict=False)) for along in runs]
+    return [
+        Piece(
+            tuple(start for (start, _), _ in chosen),
+            local[tuple(slice(at, at + length) for (_, length), at in chosen)],
+        )
+        for chosen in itertools.product(*cuts)
+    ]
+
+
+# -- JAX -----------------------------------------------------------------------------------------------------------
+
+
+def of_jax(value: Any) -> Held | None:
+    """None: this process has the array whole, and nobody else has a part of it."""
+    if value.is_fully_addressable and value.is_fully_replicated:
+        return None
+    pieces = [
+        Piece(tuple(begin.start or 0 for begin in part.index), part.data)
+        for part in value.addressable_shards
+        if part.replica_id == 0
+    ]
+    return Held(tuple(value.shape), sorted(pieces, key=lambda piece: piece.start))
+
+
+# -- who writes what all hold --------------------------------------------------------------------------------------
+
+
+def replicated_share(leaves: Iterable[Leaf], patterns: Iterable[str], rank: int, size: int) -> set[str]:
+    """The names that this rank writes: of the leaves that match a pattern its share, and all others.
+
+    Every rank must hold the leaves that match, and comes to the same division: the largest first, each to whoever has
+    least. Parts of larger tensors are never divided again.
+    """
+    wanted = [patterns] if isinstance(patterns, str) else list(patterns)
+    everywhere: list[Leaf] = []
+    mine: set[str] = set()
+    for leaf in leaves:
+        if leaf.global_shape is None and any(fnmatch.fnmatchcase(leaf.name, pattern) for pattern in wanted):
+            everywhere.append(leaf)
+        else:
+            mine.add(leaf.name)
+    loads = [(0, r) for r in range(size)]
+    for leaf in sorted(everywhere, key=lambda leaf: (-leaf.num_bytes, leaf.name)):
+        load, least = loads[0]
+        heapq.heapreplace(loads, (load + leaf.num_bytes, least))
+        if least == rank:
+            mine.add(leaf.name)
+    return mine
+
+
+# -- rectangles ----------------------------------------------------------------------------------------------------
+
+Rectangle = tuple[Index, Index]
+"""(start, shape)"""
+
+
+def is_grid(shape: Index, rectangles: Sequence[Rectangle]) -> bool:
+    """Whether they are all cells of a grid over `shape`: the usual way to cut a tensor, and fast to tell."""
+    if len({start for start, _ in rectangles}) != len(rectangles):
+        return False
+    num_cells = 1
+    for d, whole in enumerate(shape):
+        starts = sorted({start[d] for start, _ in rectangles})
+        lengths = dict(zip(starts, map(operator.sub, [*starts[1:], whole], starts), strict=True))
+        if starts[0] != 0 or any(size[d] != lengths[start[d]] for start, size in rectangles):
+            return False
+        num_cells *= len(starts)
+    return len(rectangles) == num_cells
+
+
+def first_overlap(rectangles: Sequence[Rectangle]) -> tuple[int, int] | None:
+    """Numbers of two that have an element in common.
+
+    They are gone through along the dimension that is cut most often, so that only neighbours are compared.
+
+    Raises:
+        CheckpointInvalid: They are so many, and all neighbours, that it would take too long to tell.
+    """
+    filled = [i for i, (_, size) in enumerate(rectangles) if math.prod(size)]
+    if len(filled) < 2:
+        return None
+    num_dimensions = len(rectangles[filled[0]][0])
+    if not num_dimensions:
+        return filled[0], filled[1]
+    axis = max(range(num_dimensions), key=lambda d: len({rectangles[i][0][d] for i in filled}))
+    near: list[int] = []
+    num_compared = 0
+    for i in sorted(filled, key=lambda i: rectangles[i][0][axis]):
+        start, size = rectangles[i]
+        near = [j for j in near if rectangles[j][0][axis] + rectangles[j][1][axis] > start[axis]]
+        num_compared += len(near)
+        if num_compared > MAX_COMPARISONS:
+            raise CheckpointInvalid(f"{len(filled)} slices lie too irregularly to be checked; cut the tensor as a grid")
+        for j in near:
+            if all(map(_meet, start, size, *rectangles[j])):
+                return min(i, j), max(i, j)
+        near.append(i)
+    return None
+
+
+def _meet(start: int, length: int, other: int, other_length: int) -> bool:
+    return start < other + other_length and other < start + length
+
+
+def identity(local: Any) -> tuple[Hashable, ...]:
+    """What makes two torch tensors the same memory; also where they are empty and have no address."""
+    memory = local.data_ptr() if local.numel() else -local.untyped_storage()._cdata
+    return (memory, local.device, local.dtype, tuple(local.shape), local.stride())

@@ -1,0 +1,177 @@
+"""One save: the handle that the caller holds, and what happens behind it after the snapshot is staged."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from strata.checkpoint.tools.progress import SHOWN_AFTER_S, Counter, watching
+from strata.errors import CheckpointAborted
+from strata.lifecycle import Home, renewed
+from strata.storage import Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from strata.checkpoint.format.manifest import CheckpointType
+    from strata.checkpoint.metadata import CheckpointMetadata
+    from strata.checkpoint.tools.progress import Progress
+
+PAUSE_S = 0.1
+
+
+class Save:
+    """A checkpoint under way. `staged`: the state may change again. `durable`: it survives everything."""
+
+    def __init__(
+        self,
+        metadata: CheckpointMetadata,
+        *,
+        num_bytes: int,
+        on_progress: Callable[[Progress], None] | None = None,
+        show: bool | None = None,
+    ) -> None:
+        self._metadata = metadata
+        self._num_bytes = num_bytes
+        self._num_done = 0
+        self._lock = renewed(threading.Lock())
+        self._ended = renewed(threading.Event())
+        self._home = Home()
+        self._error: BaseException | None = None
+        self.was_heard = False
+        """Somebody knows how it ended."""
+        self.staged = False
+        self.stall_s = 0.0
+        """How long the caller was held up."""
+        self._listener = Counter(f"saving {metadata.id}", num_bytes, on_progress)
+        self._shows_bar = show if show is not None else on_progress is None
+        self.watch = Watch(self._advance)
+
+    # -- for the caller --------------------------------------------------------------------------------------------
+
+    @property
+    def durable(self) -> bool:
+        return self._ended.is_set() and self._error is None
+
+    @property
+    def done(self) -> bool:
+        """Durable, failed or cancelled."""
+        return self._ended.is_set()
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why it failed; None if it did not, or not yet."""
+        return self._error
+
+    @property
+    def progress(self) -> float:
+        """From 0 to 1."""
+        if self.durable:
+            return 1.0
+        return min(self._num_done / self._num_bytes, 0.999) if self._num_bytes else 0.0
+
+    @property
+    def metadata(self) -> CheckpointMetadata:
+        return self._metadata
+
+    @property
+    def id(self) -> str:
+        return self._metadata.id
+
+    @property
+    def path(self) -> str:
+        return self._metadata.path
+
+    @property
+    def step(self) -> int:
+        return self._metadata.step
+
+    @property
+    def epoch(self) -> int:
+        return self._metadata.epoch
+
+    @property
+    def size_bytes(self) -> int:
+        return self._metadata.size_bytes
+
+    @property
+    def checkpoint_type(self) -> CheckpointType:
+        return self._metadata.checkpoint_type
+
+    @property
+    def model_hash(self) -> str | None:
+        return self._metadata.model_hash
+
+    def until_ended(self, timeout_s: float | None = None) -> bool:
+        """Whether it has ended by then, well or not; nobody has heard how."""
+        if not self._ended.is_set():
+            self._home.require(f"the save of checkpoint {self.id}")
+        return self._ended.wait(timeout_s)
+
+    def wait(self, timeout_s: float | None = None) -> CheckpointMetadata:
+        """Returns when the checkpoint is durable. A long wait shows a bar on a terminal, unless somebody listens.
+
+        Raises:
+            TimeoutError: It is not, in time; it goes on.
+            CheckpointError, StorageError: Why it never will be. Nothing was committed.
+            ForkedProcess: It is under way in the process that forked this one.
+        """
+        if not self.until_ended(SHOWN_AFTER_S if timeout_s is None else min(timeout_s, SHOWN_AFTER_S)):
+            self._wait_with_bar(None if timeout_s is None else timeout_s - SHOWN_AFTER_S)
+        if not self._ended.is_set():
+            raise TimeoutError(
+                f"checkpoint {self.id} is not durable after {timeout_s:g} s ({self.progress:.0%} written)"
+            )
+        self.was_heard = True
+        if self._error is not None:
+            raise self._error
+        return self._metadata
+
+    def _wait_with_bar(self, timeout_s: float | None) -> None:
+        deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        num_told = 0
+        with watching(f"saving {self.id}", self._num_bytes, show=self._shows_bar) as watch:
+            while not self._ended.wait(max(min(PAUSE_S, deadline_s - time.monotonic()), 0)):
+                num_done = self._num_done
+                watch.advance(num_done - num_told)
+                num_told = num_done
+                if time.monotonic() >= deadline_s:
+                    return
+
+    def cancel(self) -> None:
+        """Gives it up; what was written is removed. Without effect once it is committed."""
+        self.was_heard = True
+        self.watch.cancel()
+
+    def __repr__(self) -> str:
+        state = "durable" if self.durable else "failed" if self._error else f"{self.progress:.0%}"
+        return f"<checkpoint {self.path}: {state}>"
+
+    # -- for the manager -------------------------------------------------------------------------------------------
+
+    def num_written(self) -> int:
+        """Bytes, by all savers that have tried."""
+        return self._num_done
+
+    def succeeded(self, metadata: CheckpointMetadata) -> None:
+        self._metadata = metadata
+        self._listener.finish()
+        self._ended.set()
+
+    def failed(self, error: BaseException) -> None:
+        self._error = error
+        self._ended.set()
+
+    def skipped(self, why: str) -> None:
+        self.failed(CheckpointAborted(f"checkpoint {self.id} was skipped: {why}"))
+
+    def become(self, **changes: Any) -> None:
+        self._metadata = dataclasses.replace(self._metadata, **changes)
+
+    def _advance(self, num_bytes: int) -> None:
+        with self._lock:
+            self._num_done += num_bytes
+        self._listener.advance(num_bytes)

@@ -1,0 +1,170 @@
+"""Whether a checkpoint is what was written. Loading and verifying ask the same functions, so they cannot disagree.
+
+There are three judgements, each of one thing that is read:
+
+- `check_manifest`: its hash of all contents, and the structures that are to be rebuilt. Nothing is read for it.
+- `check_headers`: the headers of files. Loading needs none of what they say, but other programs believe them, and they
+  tell when a file lies in another one's place.
+- of every chunk its hash, and of every patch its indices: see `fetching.Source` and `patching.batches`.
+
+`verify` applies them to all that a checkpoint consists of; a load to what it reads.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from xxhash import xxh3_128_hexdigest
+
+from strata.checkpoint.format import layout, tree
+from strata.checkpoint.format import manifest as m
+from strata.checkpoint.format.dtypes import BY_NAME
+from strata.errors import CheckpointCorrupt, CheckpointInvalid
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from strata.checkpoint.format.layout import Place
+    from strata.checkpoint.format.manifest import DataFile, Manifest, Slice, TensorEntry
+    from strata.checkpoint.format.tree import Kind, Node
+    from strata.checkpoint.load.fetch import Source
+
+NUM_THREADS = 8
+"""Headers that are read at a time: each is small, and may be far away."""
+
+
+def check(source: Source, manifest: Manifest) -> None:
+    """All of a checkpoint but its contents.
+
+    Raises:
+        CheckpointInvalid: As `check_manifest` and `check_headers`.
+    """
+    check_manifest(manifest, manifest.structures)
+    check_headers(source, manifest, range(len(manifest.files)))
+
+
+# -- the manifest --------------------------------------------------------------------------------------------------
+
+
+def check_manifest(manifest: Manifest, structures: Iterable[Node]) -> None:
+    """Beyond what every manifest was checked for when it was decoded.
+
+    Raises:
+        CheckpointInvalid: Its hash is of other contents; or one of the structures cannot be rebuilt from its tensors.
+    """
+    expected = m.model_hash(manifest.tensors)
+    if manifest.model_hash != expected:
+        raise CheckpointInvalid(f"checkpoint {manifest.id}: its model_hash is not that of its tensors, {expected}")
+    entries = {tensor.name: tensor for tensor in manifest.tensors}
+    for structure in structures:
+        tree.unflatten(structure, lambda name, kind: _check_leaf(entries, name, kind))
+
+
+def _check_leaf(entries: Mapping[str, TensorEntry], name: str, kind: Kind) -> None:
+    entry = entries.get(name)
+    if entry is None:
+        raise CheckpointInvalid(f"the structure refers to tensor {name[:200]!r}, which the checkpoint does not have")
+    if kind in ("torch", "bytes"):
+        return
+    if not BY_NAME[entry.dtype].numpy:
+        raise CheckpointInvalid(
+            f"tensor {name[:200]!r} is of type {entry.dtype} and said to be of {kind}, which has none"
+        )
+    if len(entry.shape) > m.MAX_DIMENSIONS:
+        raise CheckpointInvalid(
+            f"tensor {name[:200]!r} has {len(entry.shape)} dimensions and is said to be of {kind}, which has "
+            f"{m.MAX_DIMENSIONS} at most"
+        )
+
+
+# -- headers -------------------------------------------------------------------------------------------------------
+
+
+def check_headers(source: Source, manifest: Manifest, files: Iterable[int]) -> None:
+    """
+    Raises:
+        CheckpointMissing: A file is not there.
+        CheckpointCorrupt: The hash of a header does not match.
+        CheckpointInvalid: A header says something else than the manifest.
+    """
+    numbers = sorted(set(files))
+    source.require(numbers)
+    if len(numbers) > 1:
+        with ThreadPoolExecutor(min(NUM_THREADS, len(numbers)), thread_name_prefix="strata-header") as pool:
+            found = list(pool.map(lambda number: _checked_header(source, manifest, number), numbers))
+    else:
+        found = [_checked_header(source, manifest, number) for number in numbers]
+    own = {
+        number: {place.offset: place for place in places if place.num_bytes}
+        for number, places in zip(numbers, found, strict=True)
+        if "/" not in manifest.files[number].path
+    }
+    for tensor in manifest.tensors:
+        for part in tensor.slices:
+            if part.file in own and part.hashes and not part.encoding:  # without a hash it has no bytes
+                _check_place(manifest, tensor, part, own[part.file].get(part.offset))
+
+
+def _checked_header(source: Source, manifest: Manifest, number: int) -> tuple[Place, ...]:
+    data_file = manifest.files[number]
+    header = bytes(source.read(number, 0, data_file.header_bytes))
+    what = source.describe(data_file)
+    found = xxh3_128_hexdigest(header)
+    if found != data_file.header_hash:
+        raise CheckpointCorrupt(
+            f"{what} has a header whose hash is {found}, expected {data_file.header_hash}"
+            + _other_owner(header, manifest, data_file)
+        )
+    metadata, places = layout.read_header(header, file=what, size_bytes=data_file.size_bytes)
+    length = 8 + layout.header_length(header, file=what, size_bytes=data_file.size_bytes)
+    if length != data_file.header_bytes:
+        raise CheckpointInvalid(f"{what} has a header of {length} bytes, expected {data_file.header_bytes}")
+    mismatch = _mismatch(metadata, manifest, data_file)
+    if mismatch:
+        raise CheckpointInvalid(f"{what} {mismatch}")
+    return places
+
+
+def _other_owner(header: bytes, manifest: Manifest, data_file: DataFile) -> str:
+    """Whose file it is instead, if that can be told."""
+    try:
+        metadata, _ = layout.read_header(header, file=data_file.path, size_bytes=data_file.size_bytes)
+    except CheckpointInvalid:
+        return ""
+    mismatch = _mismatch(metadata, manifest, data_file)
+    return f": it {mismatch}" if mismatch else ""
+
+
+def _mismatch(metadata: dict[str, str], manifest: Manifest, data_file: DataFile) -> str:
+    base, _, _ = data_file.path.rpartition("/")
+    expected = (base or manifest.id, str(data_file.rank))
+    found = (metadata.get("id", expected[0]), metadata.get("rank", expected[1]))
+    if found == expected:
+        return ""
+    return (
+        f"is the file of rank {found[1][:20]} of checkpoint {found[0][:200]!r}, expected that of rank {expected[1]} of "
+        f"{expected[0]}; were files swapped? put each into its own directory, under its own name"
+    )
+
+
+def _check_place(manifest: Manifest, tensor: TensorEntry, part: Slice, place: Place | None) -> None:
+    """A slice that lies in its file as it is must be there under its name for other readers, too."""
+    dtype = BY_NAME[tensor.dtype]
+    shape = dtype.shape_in_file(part.shape)
+    path = manifest.files[part.file].path
+    if place is None:
+        raise CheckpointInvalid(
+            f"{path}: the manifest has tensor {tensor.name!r} at byte {part.offset}, its header has nothing there"
+        )
+    same = place.dtype.name == dtype.in_file and place.shape == shape and _is_akin(place.name, tensor.name)
+    if not same:
+        raise CheckpointInvalid(
+            f"{path}: at byte {part.offset} its header has tensor {place.name[:200]!r}, {place.dtype.name} "
+            f"{place.shape}, but the manifest {tensor.name!r}, {dtype.in_file} {shape}; were files swapped?"
+        )
+
+
+def _is_akin(in_file: str, name: str) -> bool:
+    """The same name, or one with something behind it: a rank's own tensor, or one of several slices in a file."""
+    return in_file.startswith(name) or name.startswith(in_file)

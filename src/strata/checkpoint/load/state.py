@@ -1,0 +1,286 @@
+"""A state, or parts of one, from a checkpoint."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from strata.checkpoint.format import boxes, shards, tree
+from strata.checkpoint.format.boxes import Rectangle
+from strata.checkpoint.format.dtypes import BY_NAME
+from strata.checkpoint.load import integrity, mapped, reader
+from strata.checkpoint.load.rebuild import rebuild
+from strata.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from strata.checkpoint.format.manifest import Manifest, TensorEntry
+    from strata.checkpoint.format.shards import Run
+    from strata.storage import Store, Watch
+
+Slices = Mapping[str, tuple[Sequence[int], Sequence[int]]]
+"""Tensor → (start, shape)."""
+_OF_A_RANK = re.compile(r"@\d+(#\d+)?$")
+"""What the manifest appends to a name under which the ranks hold different tensors; the first rank's has nothing."""
+
+
+def structure_for(manifest: Manifest, rank: int, only: Iterable[str] | None = None) -> Any:
+    """Of this rank's state, or of what is wanted of it. A rank that was not there gets the first one's.
+
+    Raises:
+        InvalidArgument: There is nothing of what is wanted.
+        CheckpointInvalid: It is no structure.
+    """
+    structure = manifest.structures[manifest.structure_of_rank[rank if rank < manifest.num_ranks else 0]]
+    names = tree.names_in(structure)  # it is one, which `select` believes
+    if only is None:
+        return structure
+    patterns = [only] if isinstance(only, str) else list(only)
+    called = _called(manifest, names)
+
+    def matches(name: str, pattern: str) -> bool:
+        return any(fnmatch.fnmatchcase(known_as, pattern) for known_as in {name, called[name]})
+
+    vain = [pattern for pattern in patterns if not any(matches(name, pattern) for name in names)]
+    if vain or not patterns:
+        some = ", ".join(names[:5]) or "none"
+        raise InvalidArgument(
+            f"checkpoint {manifest.id} has no tensor that matches {', '.join(map(repr, vain)) or 'nothing'}; "
+            f"its tensors are {some}{', …' if names[5:] else ''}",
+            field="only",
+        )
+    return tree.select(structure, lambda name: any(matches(name, pattern) for pattern in patterns))
+
+
+def own_files(manifest: Manifest, rank: int) -> list[int]:
+    """The numbers of the files that this rank has written, or the first one for a rank that was not there."""
+    owner = rank if rank < manifest.num_ranks else 0
+    return [number for number, data_file in enumerate(manifest.files) if data_file.rank == owner]
+
+
+def parts_for(manifest: Manifest, rank: int, keys: Iterable[str]) -> Any:
+    """Of this rank's state, a dict, only these entries, as far as there are such; by where they stand, for a tensor may
+    be stored under the name of another part that shares it.
+    """
+    structure, wanted = structure_for(manifest, rank), set(keys)
+    tag = "odict" if isinstance(structure, dict) and "odict" in structure else "dict"
+    pairs = structure.get(tag, []) if isinstance(structure, dict) else []
+    return {tag: [[key, node] for key, node in pairs if isinstance(key, str) and key in wanted]}
+
+
+def _called(manifest: Manifest, names: Iterable[str]) -> dict[str, str]:
+    """Name in the manifest → what the rank called it: `rng@3` is rank 3's `rng`."""
+    own, known = set(names), {tensor.name for tensor in manifest.tensors}
+    called = {}
+    for name in own:
+        before = _OF_A_RANK.sub("", name)
+        called[name] = before if before in known and before not in own else name
+    return called
+
+
+def num_bytes_of(manifest: Manifest, structure: Any, slices: Slices | None = None) -> int:
+    """How much a load of these gives."""
+    entries = {tensor.name: tensor for tensor in manifest.tensors}
+    names = tree.names_in(structure)
+    num_bytes = sum(entries[name].num_bytes for name in names if name in entries)
+    for name, (_, shape) in _renamed(manifest, names, slices).items():
+        if name in entries and name in names:
+            num_bytes += math.prod(shape) * BY_NAME[entries[name].dtype].itemsize - entries[name].num_bytes
+    return num_bytes
+
+
+def _renamed(manifest: Manifest, names: Iterable[str], slices: Slices | None) -> Slices:
+    """By the names of the manifest."""
+    if not slices:
+        return {}
+    named = {called: name for name, called in _called(manifest, names).items()}
+    return {named.get(name, name): box for name, box in slices.items()}
+
+
+def load(
+    store: Store,
+    manifest: Manifest,
+    structure: Any,
+    *,
+    slices: Slices | None = None,
+    map_location: Any = None,
+    mmap: bool = False,
+    headers: Iterable[int] = (),
+    watch: Watch,
+) -> Any:
+    """
+    Args:
+        headers: Of these files they are checked, as are those of the files that are read.
+
+    Raises:
+        CheckpointInvalid: It cannot be trusted.
+        InvalidArgument: A slice is not within its tensor, or of none.
+    """
+    integrity.check_manifest(manifest, [structure])
+    names = tree.names_in(structure)
+    entries = {tensor.name: tensor for tensor in manifest.tensors}
+    slices = _renamed(manifest, names, slices)
+    if slices:
+        wanted = {name: boxes.whole(entries[name]) for name in names if name in entries}
+        wanted |= {name: _rectangle(name, *slices[name], wanted) for name in slices}
+        tensors = reader.read_slices(store, manifest, wanted, watch=watch, headers=headers)
+        entries |= {name: _resized(entries[name], wanted[name]) for name in slices}
+    elif mmap:
+        tensors = mapped.map_tensors(store, manifest, names, watch=watch, headers=headers)
+    else:
+        tensors = reader.read_tensors(store, manifest, names, watch=watch, headers=headers)
+    return rebuild(structure, entries.values(), tensors, map_location=map_location)
+
+
+def _rectangle(name: str, start: Sequence[int], shape: Sequence[int], wanted: Mapping[str, Rectangle]) -> Rectangle:
+    if name not in wanted:
+        raise InvalidArgument(f"slices={{{name!r}: …}}: there is no such tensor in what is loaded", field="slices")
+    return Rectangle(tuple(start), tuple(shape))
+
+
+def _resized(entry: TensorEntry, rectangle: Rectangle) -> TensorEntry:
+    return msgspec.structs.replace(entry, shape=rectangle.shape)
+
+
+# -- into what is there --------------------------------------------------------------------------------------------
+
+
+class Places:
+    """Where the tensors of some targets lie over several ranks (DTensor): of each, a rank loads only what it holds.
+
+    An optimizer that has not made a step has no state yet to tell; there, what has the shape of a parameter is placed
+    as the parameter is.
+    """
+
+    def __init__(self, targets: Mapping[str, Any]) -> None:
+        self._known: dict[str, Any] = {}
+        """Path → DTensor that is there."""
+        self._parameters: dict[str, Any] = {}
+        """Path of an optimizer's state of a parameter → the parameter, a DTensor."""
+        if "torch.distributed.tensor" not in sys.modules:
+            return
+        for key, target in targets.items():
+            if hasattr(target, "state_dict"):
+                self._known |= _dtensors(target.state_dict(), key)
+            self._parameters |= _dtensors(_parameters(target), f"{key}.state")
+
+    def within(self, manifest: Manifest) -> dict[str, Any]:
+        """Path → DTensor like which it is to be."""
+        if not self._parameters:
+            return self._known
+        found = {}
+        for tensor in manifest.tensors:
+            path, _, what = tensor.name.rpartition(".")
+            parameter = self._parameters.get(path)
+            if parameter is not None and what != "step" and tensor.shape == tuple(parameter.shape):
+                found[tensor.name] = parameter
+        return {**found, **self._known}
+
+
+def _parameters(target: Any) -> dict[int, Any]:
+    """Of an optimizer, numbered as its state dict numbers them."""
+    torch = sys.modules["torch"]
+    if not isinstance(target, torch.optim.Optimizer):
+        return {}
+    return dict(enumerate(parameter for group in target.param_groups for parameter in group["params"]))
+
+
+def _dtensors(state: Any, path: str) -> dict[str, Any]:
+    from torch.distributed.tensor import DTensor  # noqa: PLC0415 - it is loaded
+
+    if isinstance(state, DTensor):
+        return {path: state}
+    found: dict[str, Any] = {}
+    if isinstance(state, Mapping | list | tuple):
+        for key, value in state.items() if isinstance(state, Mapping) else enumerate(state):
+            found |= _dtensors(value, f"{path}.{key}")
+    return found
+
+
+def slices_held(manifest: Manifest, structure: Any, places: Mapping[str, Any]) -> Slices:
+    """What this rank has of each tensor, where that is a part in one piece."""
+    entries = {tensor.name: tensor for tensor in manifest.tensors}
+    found = {}
+    for name in tree.names_in(structure):
+        if name in places and name in entries and entries[name].shape == tuple(places[name].shape):
+            runs = _runs(places[name], name)
+            if runs is not None and all(len(along) <= 1 for along in runs):
+                ends = [along[0] if along else (0, 0) for along in runs]
+                found[name] = tuple(start for start, _ in ends), tuple(length for _, length in ends)
+    return found
+
+
+def _runs(like: Any, path: str) -> list[list[Run]] | None:
+    """What of each dimension this rank has of a DTensor; None: it is not among those who hold it."""
+    coordinate = like.device_mesh.get_coordinate()
+    if coordinate is None:
+        return None
+    runs: list[list[Run]] = [[(0, size)] for size in like.shape]
+    for place, num, placement in zip(coordinate, like.device_mesh.shape, like.placements, strict=True):
+        if placement.is_partial():
+            raise InvalidArgument(
+                f"{path} is to be loaded into a DTensor with the placement {placement}, a sum that has not been taken; "
+                "redistribute it with Shard or Replicate first",
+                field=path,
+            )
+        if not placement.is_replicate():
+            split_factor = int(getattr(placement, "split_factor", 1))
+            runs[placement.dim] = shards.cut_run(runs[placement.dim], num, place, split_factor)
+    return [shards.joined(along) for along in runs]
+
+
+def load_into(target: Any, part: Any, *, path: str, strict: bool, places: Mapping[str, Any]) -> None:
+    """Only torch's modules know `strict`; optimizers, schedulers and loaders take all or nothing.
+
+    Raises:
+        InvalidArgument: A tensor has not the shape of the DTensor that it is to be loaded into.
+    """
+    torch = sys.modules.get("torch")
+    if places:
+        part = _distributed(part, path, places)
+    if torch is not None and isinstance(target, torch.nn.Module):
+        target.load_state_dict(part, strict=strict)
+    else:
+        target.load_state_dict(part)
+
+
+def _distributed(part: Any, path: str, places: Mapping[str, Any]) -> Any:
+    """Tensors as DTensors, where the target has such."""
+    if path in places and hasattr(part, "untyped_storage"):
+        return _as_dtensor(part, places[path], path)
+    if isinstance(part, Mapping):
+        return type(part)((key, _distributed(value, f"{path}.{key}", places)) for key, value in part.items())  # type: ignore[call-arg]
+    if isinstance(part, list | tuple):
+        return type(part)(_distributed(value, f"{path}.{number}", places) for number, value in enumerate(part))
+    return part
+
+
+def _as_dtensor(value: Any, like: Any, path: str) -> Any:
+    from torch.distributed.tensor import DTensor  # noqa: PLC0415 - it is loaded
+
+    local, runs = like.to_local(), _runs(like, path)
+    if runs is None:
+        return like
+    if value.shape != local.shape:
+        if value.shape != like.shape:
+            raise InvalidArgument(
+                f"{path} has the shape {tuple(value.shape)} in the checkpoint; the DTensor that it is to be loaded "
+                f"into has {tuple(like.shape)}",
+                field=path,
+            )
+        for dimension, along in enumerate(runs):
+            indices = [i for start, length in along for i in range(start, start + length)]
+            value = value[(slice(None),) * dimension + (indices,)]
+    return DTensor.from_local(
+        value.to(local.device),
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )

@@ -1,0 +1,322 @@
+"""What has changed since a checkpoint, into files of its own; the rest refers to that checkpoint's.
+
+Of each slice of the checkpoint before: nothing has changed, and it is referred to; a few units have, and a patch with
+these is laid upon it; much has, and it is stored anew.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import numpy as np
+from xxhash import xxh3_128_hexdigest
+
+from strata.checkpoint.format import layout as layouts
+from strata.checkpoint.format.buffers import aligned_memory
+from strata.checkpoint.format.dtypes import BY_NAME
+from strata.checkpoint.format.manifest import Patch
+from strata.checkpoint.save import delta, pieces
+from strata.checkpoint.save.snapshot import Cut, Stored, cuts, encoded_as, packer_for, part_of, plain_as
+from strata.errors import CheckpointCorrupt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from strata.checkpoint.format.buffers import Bytes
+    from strata.checkpoint.format.manifest import DataFile, Slice
+    from strata.checkpoint.format.part import RankPart
+    from strata.checkpoint.save.delta import Bits
+    from strata.checkpoint.save.job import Job, JobTensor
+    from strata.checkpoint.save.memory import Memory
+    from strata.storage import Store, Watch
+
+    Numbers = np.ndarray[Any, np.dtype[np.int64]]
+
+SMALL_BYTES = 1 << 16
+"""A slice below this that has changed is stored whole."""
+MUCH = 0.5
+"""A slice of which more than this has changed is, too."""
+XOR_UNIT_BYTES = 1 << 16
+_HALF_TYPES = ("BF16", "F16")
+
+
+class _Piece(NamedTuple):
+    """A slice of the checkpoint before, and what has become of it."""
+
+    tensor: JobTensor
+    slice: Slice
+    first_byte: int
+    """In the tensor."""
+    num_bytes: int
+    changed: Bits
+    """Of its units."""
+    num_changed: int
+
+    @property
+    def num_changed_bytes(self) -> int:
+        return min(self.num_changed * delta.unit_bytes(self.tensor.place), self.num_bytes)
+
+    @property
+    def is_new(self) -> bool:
+        """Enough of it has changed to store it whole."""
+        return self.num_changed_bytes > MUCH * self.num_bytes or self.num_bytes <= SMALL_BYTES
+
+    @property
+    def cost_bytes(self) -> int:
+        if not self.num_changed_bytes:
+            return 0
+        return self.num_bytes if self.is_new else self.num_changed_bytes + 4 * self.num_changed
+
+
+class _Change(NamedTuple):
+    """What is stored of a piece: rows anew (`cut`), or a patch upon it (`patch`, `numbers`)."""
+
+    piece: _Piece
+    stored: Stored
+    cut: Cut | None = None
+    patch: dict[str, Any] | None = None
+    """The fields of `Patch` that are known before its file is."""
+    numbers: Stored | None = None
+
+
+class Delta:
+    """From what has changed since `parent` to the part of a checkpoint that refers to it."""
+
+    def __init__(
+        self,
+        store: Store,
+        job: Job,
+        memory: memoryview,
+        parent: RankPart,
+        changed: Mapping[str, Bits],
+        scratch: Memory,
+        watch: Watch,
+    ) -> None:
+        self._store = store
+        self._job = job
+        self._memory = np.frombuffer(memory[: job.size_bytes], np.uint8)
+        self._parent = parent
+        self._watch = watch
+        self._pieces = list(_pieces(job, parent, changed))
+        self._packer = packer_for(store, job, scratch, watch)
+
+    @property
+    def share(self) -> float:
+        """Of a full save, before compression."""
+        return sum(piece.cost_bytes for piece in self._pieces) / max(self._job.size_bytes, 1)
+
+    @property
+    def pays(self) -> bool:
+        hoped = 0.0
+        if self._job.options.xor:  # of numbers that changed a little, about half of the bytes are the same
+            hoped = sum(piece.cost_bytes / 2 for piece in self._pieces if _may_xor(piece)) / max(
+                self._job.size_bytes, 1
+            )
+        return self.share - hoped <= self._job.options.rebase_at
+
+    def write(self) -> RankPart:
+        """
+        Raises:
+            CheckpointCorrupt: The base, which has to be read for an exclusive or, is not what was written.
+        """
+        changes: dict[int, list[_Change]] = {}
+        for number, piece in enumerate(self._pieces):
+            if piece.cost_bytes:
+                self._watch.check()
+                changes[number] = list(self._changes(piece))
+        self._packer.finish()
+        files = _Files(self._packer.files, self._parent)
+        slices: dict[str, list[Slice]] = {}
+        for number, piece in enumerate(self._pieces):
+            new = self._slices(piece, changes.get(number, []), files)
+            slices.setdefault(piece.tensor.name, []).extend(new)
+        return part_of(self._job, files.all, slices)
+
+    def _changes(self, piece: _Piece) -> Iterator[_Change]:
+        if not piece.is_new:
+            yield from self._patches(piece)
+        elif self._job.options.xor and _may_xor(piece):
+            yield from self._exclusive_or(piece)
+        else:
+            for cut in cuts(piece.slice.shape, piece.tensor.dtype, self._contents(piece)):
+                [name] = self._packer.add(cut.item(piece.tensor))
+                yield _Change(piece, plain_as(name), cut=cut)
+
+    def _contents(self, piece: _Piece) -> Bytes:
+        return self._memory[piece.tensor.offset + piece.first_byte :][: piece.num_bytes]
+
+    def _slices(self, piece: _Piece, changes: list[_Change], files: _Files) -> list[Slice]:
+        """What the new manifest has in the place of one slice."""
+        anew = [(change.cut, change.stored) for change in changes if change.cut is not None]
+        if anew:
+            return [cut.slice(piece.slice.start, stored.fields(self._packer)) for cut, stored in anew]
+        before = files.moved(piece.slice)
+        patches = []
+        for change in changes:
+            assert change.numbers is not None
+            assert change.patch is not None
+            numbers = change.numbers.fields(self._packer)
+            fields = change.patch | change.stored.fields(self._packer)
+            patches.append(Patch(index_offset=numbers["offset"], index_hashes=numbers["hashes"], **fields))
+        return [msgspec.structs.replace(before, patches=(*before.patches, *patches))]
+
+    # -- patches ---------------------------------------------------------------------------------------------------
+
+    def _patches(self, piece: _Piece) -> Iterator[_Change]:
+        """Several, if they would not fit into one file."""
+        tensor, unit = piece.tensor, delta.unit_bytes(piece.tensor.place)
+        is_rows = unit == delta.row_bytes(tensor.place)
+        contents = self._contents(piece)
+        changed = np.flatnonzero(piece.changed)
+        per_patch = max(pieces.PACK_BYTES // (unit + 8), 1)
+        for start in range(0, len(changed), per_patch):
+            numbers = changed[start : start + per_patch]
+            num_bytes = _num_bytes(numbers, unit, piece.num_bytes)
+            item = pieces.Item(
+                tensor.name if is_rows else f"{tensor.name}#blocks",
+                BY_NAME[tensor.dtype if is_rows else "U8"],
+                (len(numbers), *tensor.shape[1:]) if is_rows else (num_bytes,),
+                num_bytes,
+                _gatherer(contents, numbers, unit),
+            )
+            yield self._patch(piece, unit, numbers, item)
+
+    def _patch(
+        self, piece: _Piece, unit: int, numbers: Numbers, item: pieces.Item, encoded: pieces.Encoded | None = None
+    ) -> _Change:
+        kind, dtype = (np.dtype("<u4"), "U32") if numbers[-1] < 1 << 32 else (np.dtype("<u8"), "U64")
+        what = "rows" if unit == delta.row_bytes(piece.tensor.place) else "numbers"
+        numbers_name, name = self._packer.add(
+            pieces.copy_of(
+                f"{piece.tensor.name}#{what}", BY_NAME[dtype], (len(numbers),), numbers.astype(kind).view(np.uint8)
+            ),
+            item,
+        )
+        fields = {
+            "unit_bytes": unit,
+            "num_units": len(numbers),
+            "num_bytes": _num_bytes(numbers, unit, piece.num_bytes),
+            "index_bytes": kind.itemsize,
+            "encoding": "" if encoded is None else "xor-zstd",
+        }
+        stored = plain_as(name) if encoded is None else encoded_as(name, encoded)
+        return _Change(piece, stored, patch=fields, numbers=plain_as(numbers_name))
+
+    # -- exclusive or ----------------------------------------------------------------------------------------------
+
+    def _exclusive_or(self, piece: _Piece) -> Iterator[_Change]:
+        """A few chunks at a time, so that what is encoded fits into a file."""
+        contents = self._contents(piece)
+        step = pieces.PACK_BYTES // layouts.CHUNK_BYTES * layouts.CHUNK_BYTES
+        for start in range(0, piece.num_bytes, step):
+            new = contents[start : start + step]
+            encoded = pieces.encode(self._differences(piece, start, new))
+            numbers = np.arange(start // XOR_UNIT_BYTES, -(-(start + len(new)) // XOR_UNIT_BYTES))
+            item = pieces.encoded_item(f"{piece.tensor.name}#xor", encoded)
+            yield self._patch(piece, XOR_UNIT_BYTES, numbers, item, encoded)
+
+    def _differences(self, piece: _Piece, start: int, new: Bytes) -> Iterator[Bytes]:
+        """Chunk by chunk. The base's hashes are checked: an error in its bytes would become ours."""
+        data_file = self._parent.files[piece.slice.file]
+        key = _path_from_outside(data_file, self._parent)
+        memory = memoryview(aligned_memory(layouts.CHUNK_BYTES))
+        for begin in range(0, len(new), layouts.CHUNK_BYTES):
+            chunk = new[begin : begin + layouts.CHUNK_BYTES]
+            old = memory[: len(chunk)]
+            self._store.read_into(key, piece.slice.offset + start + begin, old)
+            expected = piece.slice.hashes[(start + begin) // layouts.CHUNK_BYTES]
+            found = xxh3_128_hexdigest(old)
+            if found != expected:
+                raise CheckpointCorrupt(
+                    f"tensor {piece.tensor.name!r} in {key}, the base: the hash is {found}, expected {expected}; "
+                    "save a FULL checkpoint"
+                )
+            yield np.bitwise_xor(chunk, np.frombuffer(old, np.uint8))
+
+
+def _may_xor(piece: _Piece) -> bool:
+    """With a base that lies there as it is: what it takes to read it must stay simple."""
+    return (
+        piece.is_new
+        and piece.num_bytes > SMALL_BYTES
+        and piece.tensor.dtype in _HALF_TYPES
+        and not piece.slice.encoding
+        and not piece.slice.patches
+    )
+
+
+class _Files:
+    """Our own, and those of the checkpoint before that are still needed, as the new part numbers them."""
+
+    def __init__(self, own: list[DataFile], parent: RankPart) -> None:
+        self.all = list(own)
+        self._parent = parent
+        self._numbers: dict[int, int] = {}
+
+    def moved(self, slice: Slice) -> Slice:
+        """The slice of the checkpoint before, with the numbers that its files have here."""
+        patches = tuple(msgspec.structs.replace(patch, file=self._number(patch.file)) for patch in slice.patches)
+        return msgspec.structs.replace(slice, file=self._number(slice.file), patches=patches)
+
+    def _number(self, file: int) -> int:
+        if file not in self._numbers:
+            data_file = self._parent.files[file]
+            self._numbers[file] = len(self.all)
+            self.all.append(msgspec.structs.replace(data_file, path=_path_from_outside(data_file, self._parent)))
+        return self._numbers[file]
+
+
+def _path_from_outside(data_file: DataFile, parent: RankPart) -> str:
+    return data_file.path if "/" in data_file.path else f"{parent.checkpoint}/{data_file.path}"
+
+
+def _pieces(job: Job, parent: RankPart, changed: Mapping[str, Bits]) -> Iterator[_Piece]:
+    before = {entry.name: entry for entry in parent.tensors}
+    for tensor in job.tensors:
+        unit, itemsize = delta.unit_bytes(tensor.place), BY_NAME[tensor.dtype].itemsize
+        strides = [math.prod(tensor.shape[side + 1 :]) * itemsize for side in range(len(tensor.shape))]
+        bits = changed.get(tensor.name)
+        if bits is None:
+            bits = np.zeros(delta.num_units(tensor.place), np.bool_)
+        for part in _slices_within(tensor, before[tensor.tensor].slices):
+            offset = map(operator.sub, part.start, tensor.start)
+            first_byte = sum(map(operator.mul, offset, strides))
+            num_bytes = math.prod(part.shape) * itemsize
+            units = bits[first_byte // unit : -(-(first_byte + num_bytes) // unit)]
+            yield _Piece(tensor, part, first_byte, num_bytes, units, int(np.count_nonzero(units)))
+
+
+def _slices_within(tensor: JobTensor, slices: tuple[Slice, ...]) -> Iterator[Slice]:
+    """A rank may hold several parts of one tensor: those slices that lie in this one."""
+    for part in slices:
+        sides = zip(part.start, part.shape, tensor.start, tensor.shape, strict=True)
+        if all(first <= start and start + size <= first + length for start, size, first, length in sides):
+            yield part
+
+
+def _num_bytes(numbers: Numbers, unit: int, of_bytes: int) -> int:
+    """Of these units: the last one may be short."""
+    return int((np.minimum((numbers + 1) * unit, of_bytes) - numbers * unit).sum())
+
+
+def _gatherer(contents: Bytes, numbers: Numbers, unit: int) -> Callable[[Bytes], None]:
+    count = len(contents) // unit
+    whole = numbers[numbers < count]
+
+    def fill(out: Bytes) -> None:
+        if len(whole):
+            source, target = delta.rows_of(contents, unit), delta.rows_of(out, unit)
+
+            def gather(places: Numbers) -> None:
+                first, last = places[0], places[-1] + 1
+                # "clip": else it takes a copy of `out`
+                np.take(source, whole[first:last], out=target[first:last], mode="clip")
+
+            delta.in_threads(np.arange(len(whole)), gather)
+        if len(whole) < len(numbers):
+            out[len(whole) * unit :] = contents[count * unit :]
+
+    return fill

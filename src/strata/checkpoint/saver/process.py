@@ -1,0 +1,181 @@
+"""The process that writes what a trainer has staged, and goes on when the trainer is killed.
+
+Started by `savers.ProcessSaver` with two descriptors, a socket and the memory. It ends when the trainer closes the
+socket or dies, after the job that was handed over completely.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import mmap
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection, wait
+from typing import TYPE_CHECKING
+
+from strata.checkpoint.save import job as jobs
+from strata.checkpoint.saver import client
+from strata.checkpoint.saver import protocol as messages
+from strata.checkpoint.saver.commit import Executor
+from strata.errors import StrataError
+from strata.storage import Store, Watch, open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+log = logging.getLogger("strata.checkpoint.saver.process")
+PROGRESS_EVERY_S = 0.05
+STATISTICS_AT_THE_END_S = 2.0
+"""So much longer may a manager take to close, so that its last checkpoint has statistics, too."""
+
+
+def main() -> None:
+    link_fd, memory_fd, trainer_pid = (int(argument) for argument in sys.argv[1:4])
+    for number in messages.IGNORED_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, messages.IGNORED_SIGNALS)
+    logging.basicConfig(level=logging.WARNING, format="strata saver: %(message)s")
+    link = Connection(link_fd)
+    place = messages.decode_to_saver(link.recv_bytes(messages.MAX_BYTES))
+    assert isinstance(place, messages.Open)
+    try:
+        store = open_store(place.url, place.storage_options)
+    except StrataError as error:
+        link.send_bytes(messages.encode(messages.failed(error)))
+        sys.exit(1)
+    worker = _Worker(store, link, memory_fd)
+    threading.Thread(target=_listen, args=(link, worker, trainer_pid), daemon=True).start()
+    worker.work()
+    store.close()
+
+
+def _listen(link: Connection, worker: _Worker, trainer_pid: int) -> None:
+    """Until the trainer is gone. Its forked children may hold its end of the socket, so it is watched itself, too."""
+    trainer = _watch(trainer_pid)
+    try:
+        while trainer is not None or trainer_pid == os.getppid():
+            ready = wait([link, *([trainer] if trainer is not None else [])])
+            if link not in ready:
+                break
+            worker.hear(messages.decode_to_saver(link.recv_bytes(messages.MAX_BYTES)))
+        while link.poll():  # what it said before it died
+            worker.hear(messages.decode_to_saver(link.recv_bytes(messages.MAX_BYTES)))
+    except (EOFError, OSError):
+        pass
+    worker.hear(messages.Close())
+
+
+def _watch(pid: int) -> int | None:
+    """A descriptor that is ready when the process has ended; None where there is no such thing."""
+    if hasattr(os, "pidfd_open"):
+        with contextlib.suppress(OSError):
+            return os.pidfd_open(pid)
+    return None
+
+
+class _Worker:
+    def __init__(self, store: Store, link: Connection, memory_fd: int) -> None:
+        self._store = store
+        self._link = link
+        self._memory_fd = memory_fd
+        self._map: mmap.mmap | None = None
+        self._executor = Executor(store)
+        self._queue: queue.SimpleQueue[messages.Run | messages.Map | None] = queue.SimpleQueue()
+        self._watch = Watch()
+        self._running = ""
+        self._cancelled: set[str] = set()
+        self._stop = threading.Event()
+        self._ends_at_s = math.inf
+        self._sending = threading.Lock()
+
+    def hear(self, message: messages.ToSaver) -> None:
+        match message:
+            case messages.Run() | messages.Map():
+                self._queue.put(message)
+            case messages.Cancel():
+                self._cancelled.add(message.id)
+                if self._running == message.id:
+                    self._watch.cancel()
+            case messages.Release():
+                self._stop.set()
+            case messages.Close():
+                self._ends_at_s = time.monotonic() + STATISTICS_AT_THE_END_S
+                self._queue.put(None)
+
+    def work(self) -> None:
+        while (message := self._queue.get()) is not None:
+            if isinstance(message, messages.Map):
+                self._mapped(message.num_bytes)
+            else:
+                self._run(message)
+
+    def _run(self, run: messages.Run) -> None:
+        progress = _Progress(self._say)
+        self._watch, self._running = Watch(progress.advance), run.id
+        if run.id in self._cancelled:
+            self._watch.cancel()
+        try:
+            memory = self._mapped(run.memory_bytes)
+            job = jobs.decode(bytes(memory[run.job_offset : run.job_offset + run.job_bytes]))
+            snapshot = memory[: job.size_bytes]
+            outcome = self._executor.run(job, snapshot, self._watch, is_second_try=run.is_second_try)
+            progress.flush()
+            self._say(messages.Done(outcome))
+        except Exception as error:
+            if not isinstance(error, StrataError):
+                log.exception("checkpoint %s was not saved", run.id)
+            self._say(messages.failed(error))
+        else:
+            client.write_statistics(self._store, job, snapshot, self._is_wanted_elsewhere)
+        finally:
+            self._running = ""
+            self._stop.clear()
+            self._say(messages.Free())
+
+    def _is_wanted_elsewhere(self) -> bool:
+        """The memory by the next snapshot, or this process by whoever waits for its end."""
+        return self._stop.is_set() or time.monotonic() > self._ends_at_s
+
+    def _mapped(self, num_bytes: int) -> memoryview:
+        if self._map is None or len(self._map) < num_bytes:
+            flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)  # its pages are there: see them all at once
+            self._map = mmap.mmap(self._memory_fd, num_bytes, flags=flags)
+        return memoryview(self._map)
+
+    def _say(self, message: messages.FromSaver) -> None:
+        with self._sending, contextlib.suppress(OSError):  # nobody is there any more
+            self._link.send_bytes(messages.encode(message))
+
+
+class _Progress:
+    """Tells of bytes now and then, not of every piece."""
+
+    def __init__(self, say: Callable[[messages.FromSaver], None]) -> None:
+        self._say = say
+        self._lock = threading.Lock()
+        self._waiting = 0
+        self._told_at_s = time.monotonic()
+
+    def advance(self, num_bytes: int) -> None:
+        with self._lock:
+            self._waiting += num_bytes
+            if time.monotonic() - self._told_at_s < PROGRESS_EVERY_S:
+                return
+        self.flush()
+
+    def flush(self) -> None:
+        with self._lock:
+            num_bytes, self._waiting = self._waiting, 0
+            self._told_at_s = time.monotonic()
+        if num_bytes:
+            self._say(messages.Progress(num_bytes))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What `strata checkpoints` needs: inspect, diff, export, compact, and progress bars."""

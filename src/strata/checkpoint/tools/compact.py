@@ -1,0 +1,85 @@
+"""An incremental checkpoint, made independent of its bases."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from strata.checkpoint import arguments
+from strata.checkpoint.format import layout as layouts
+from strata.checkpoint.format import manifest as m
+from strata.checkpoint.format.boxes import Rectangle
+from strata.checkpoint.format.dtypes import BY_NAME
+from strata.checkpoint.format.manifest import CheckpointType, Slice
+from strata.checkpoint.group.group import Ranks
+from strata.checkpoint.load import integrity, reader
+from strata.checkpoint.load.fetch import Source
+from strata.checkpoint.save import delta
+from strata.checkpoint.save import pieces as packing
+from strata.checkpoint.save.pieces import Packer
+from strata.checkpoint.saver.commit import give_up
+
+if TYPE_CHECKING:
+    from strata.checkpoint.format.manifest import Manifest
+    from strata.storage import Store, Watch
+
+
+def compact(store: Store, manifest: Manifest, *, watch: Watch) -> Manifest:
+    """Writes the state that a checkpoint stands for into files of its own, as a new checkpoint of the same step.
+
+    A part of a tensor at a time, verified as it is read: it takes little memory, and a checkpoint that cannot be
+    trusted does not become one that can.
+
+    Raises:
+        CheckpointInvalid: It cannot be trusted.
+    """
+    integrity.check(Source(store, manifest, watch.unheard()), manifest)
+    id = arguments.new_id(manifest.step)
+    try:
+        new = _rewritten(store, manifest, id, watch)
+        store.put(f"{id}/{m.FILE_NAME}", m.encode(new), if_absent=True)
+    except BaseException:
+        give_up(store, Ranks(), id)
+        raise
+    return new
+
+
+def _rewritten(store: Store, manifest: Manifest, id: str, watch: Watch) -> Manifest:
+    packer = Packer(store, id, rank=0, metadata={"strata": str(m.VERSION), "id": id, "rank": "0"}, watch=watch)
+    pieces: list[tuple[str, Rectangle, str]] = []
+    for tensor in manifest.tensors:
+        dtype = BY_NAME[tensor.dtype]
+        for box in packing.boxes_of(tensor.shape, dtype.itemsize, block_bytes=delta.BLOCK_BYTES):
+            rectangle = Rectangle(box.start, box.shape)
+            data = reader.read_slices(store, manifest, {tensor.name: rectangle}, watch=watch)[tensor.name]
+            [name] = packer.add(packing.copy_of(tensor.name, dtype, box.shape, data))
+            pieces.append((tensor.name, rectangle, name))
+    packer.finish()
+    slices: dict[str, list[Slice]] = {}
+    for tensor_name, rectangle, name in pieces:
+        place = packer.places[name]
+        slices.setdefault(tensor_name, []).append(
+            Slice(
+                file=place.file,
+                offset=place.offset,
+                start=rectangle.start,
+                shape=rectangle.shape,
+                hashes=place.hashes,
+            )
+        )
+    tensors = tuple(msgspec.structs.replace(t, slices=tuple(slices[t.name])) for t in manifest.tensors)
+    written = sum(file.size_bytes for file in packer.files)
+    return msgspec.structs.replace(
+        manifest,
+        id=id,
+        type=CheckpointType.FULL,
+        parent="",
+        files=tuple(packer.files),
+        tensors=tensors,
+        full_bytes=written,
+        written_bytes=written,
+        model_hash=m.model_hash(tensors),
+        chunk_bytes=layouts.CHUNK_BYTES,
+        why=f"compacted from {manifest.id}",
+    )

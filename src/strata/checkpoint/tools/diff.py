@@ -1,0 +1,231 @@
+"""What differs between two checkpoints.
+
+The manifests tell which tensors do: the hashes of their chunks and patches are compared, no data is read. By how much,
+the data must tell: of a tensor that differs only the chunks with different hashes are read, a few at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strata.checkpoint.format import dtypes, encoding
+from strata.checkpoint.format.dtypes import BY_NAME
+from strata.checkpoint.load import reader
+from strata.checkpoint.load.reader import Rectangle
+from strata.errors import InvalidArgument
+from strata.storage import Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from strata.checkpoint.format.buffers import Bytes
+    from strata.checkpoint.format.manifest import Manifest, Slice, TensorEntry
+    from strata.storage import Store
+
+_BLOCK_ELEMENTS = 1 << 20
+"""Compared at a time: the arithmetic is done in wider types."""
+_SMALL_BYTES = 1 << 20
+_GROUP_BYTES = 32 << 20
+_WINDOW_BYTES = 64 << 20
+"""Of a large tensor, read at a time from either side."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Names of tensors, in the order of the manifests."""
+
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    reshaped: tuple[str, ...]
+    """Of another shape or element type."""
+    changed: tuple[str, ...]
+    """Of other contents."""
+    num_same: int
+    same_structure: bool
+    """Also the plain values beside the tensors are the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    num_elements: int
+    num_different: int
+    """Bit for bit: 0.0 and -0.0 differ, the same NaN twice does not."""
+    max_abs: float | int | None
+    """The largest finite difference; None where there is none, or numpy has no such type."""
+    num_not_finite: int
+    """Differences that no number tells, since one side is infinite or not a number."""
+
+
+def compare(old: Manifest, new: Manifest) -> Comparison:
+    before, after = ({tensor.name: tensor for tensor in manifest.tensors} for manifest in (old, new))
+    both = [name for name in after if name in before]
+    reshaped = [n for n in both if (before[n].dtype, before[n].shape) != (after[n].dtype, after[n].shape)]
+    apart = set(reshaped)
+    changed = [n for n in both if n not in apart and _hashes(old, before[n]) != _hashes(new, after[n])]
+    return Comparison(
+        added=tuple(name for name in after if name not in before),
+        removed=tuple(name for name in before if name not in after),
+        reshaped=tuple(reshaped),
+        changed=tuple(changed),
+        num_same=len(both) - len(reshaped) - len(changed),
+        same_structure=(old.structures, old.structure_of_rank) == (new.structures, new.structure_of_rank),
+    )
+
+
+def _hashes(manifest: Manifest, tensor: TensorEntry) -> tuple[Any, ...]:
+    """Tensors that were cut or patched differently seem to differ; `measure` finds that they do not."""
+    slices = sorted((part.start, part.shape, part.hashes, _patch_hashes(part)) for part in tensor.slices)
+    return manifest.chunk_bytes, slices
+
+
+def _patch_hashes(part: Slice) -> list[tuple[Any, ...]]:
+    return [(p.unit_bytes, p.index_hashes, p.hashes, p.encoding == encoding.XOR) for p in part.patches]
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two, and where its files are."""
+
+    store: Store
+    manifest: Manifest
+
+    @property
+    def tensors(self) -> dict[str, TensorEntry]:
+        return {tensor.name: tensor for tensor in self.manifest.tensors}
+
+
+def measure(old: Side, new: Side, names: Iterable[str]) -> dict[str, Difference]:
+    """How much tensors have changed that have the same shape and element type in both.
+
+    Raises:
+        CheckpointInvalid: What is read is not what was written.
+    """
+    before, after = old.tensors, new.tensors
+    found = {}
+    for group in _groups(names, before, after):
+        if len(group) == 1:
+            (name,) = group
+            found[name] = _difference(before[name], _pairs(old, new, before[name], after[name]))
+            continue
+        one, other = (reader.read_tensors(side.store, side.manifest, group, watch=Watch()) for side in (old, new))
+        for name in group:
+            found[name] = _difference(before[name], [(one[name], other[name])])
+    return found
+
+
+def _groups(
+    names: Iterable[str], before: Mapping[str, TensorEntry], after: Mapping[str, TensorEntry]
+) -> Iterator[list[str]]:
+    """Small tensors that lie close together on both sides are read together; all others alone."""
+    group: list[str] = []
+    for name in names:
+        near = group and all(
+            len(side[name].slices) == len(side[group[0]].slices) == 1
+            and side[name].slices[0].file == side[group[0]].slices[0].file
+            and 0 <= side[name].slices[0].offset - side[group[0]].slices[0].offset <= _GROUP_BYTES
+            and max(side[name].num_bytes, side[group[0]].num_bytes) <= _SMALL_BYTES
+            for side in (before, after)
+        )
+        if group and not near:
+            yield group
+            group = []
+        group.append(name)
+    if group:
+        yield group
+
+
+def _difference(before: TensorEntry, pairs: Iterable[tuple[Bytes, Bytes]]) -> Difference:
+    dtype = BY_NAME[before.dtype]
+    num_different = num_not_finite = 0
+    max_abs: float | int | None = None
+    for one, other in pairs:
+        for start in range(0, one.nbytes, _BLOCK_ELEMENTS * dtype.itemsize):
+            a, b = (side[start : start + _BLOCK_ELEMENTS * dtype.itemsize] for side in (one, other))
+            differs = (a.reshape(-1, dtype.itemsize) != b.reshape(-1, dtype.itemsize)).any(axis=1)
+            num_different += int(differs.sum())
+            numbers = [_numbers(side.reshape(-1, dtype.itemsize)[differs].reshape(-1), dtype) for side in (a, b)]
+            if numbers[0] is None or numbers[1] is None or not numbers[0].size:
+                continue
+            largest, num_strange = _distance(numbers[0], numbers[1])
+            num_not_finite += num_strange
+            if largest is not None:
+                max_abs = largest if max_abs is None else max(max_abs, largest)
+    return Difference(math.prod(before.shape), num_different, max_abs, num_not_finite)
+
+
+def _pairs(old: Side, new: Side, before: TensorEntry, after: TensorEntry) -> Iterator[tuple[Bytes, Bytes]]:
+    """The bytes that may differ, from both sides. Chunk by chunk where both were cut alike, else row by row."""
+    size = BY_NAME[before.dtype].itemsize
+    chunk_bytes = old.manifest.chunk_bytes
+    cut_alike = len(before.slices) == len(after.slices) == 1 and chunk_bytes == new.manifest.chunk_bytes
+    if not cut_alike or chunk_bytes % size:
+        yield from _pairs_of_rows(old, new, before, after)
+        return
+    (one,), (other,) = before.slices, after.slices
+    for start, end in _suspects(chunk_bytes, before.num_bytes, one, other):
+        yield (
+            reader.read_contents(old.store, old.manifest, before, one, start, end, watch=Watch()),
+            reader.read_contents(new.store, new.manifest, after, other, start, end, watch=Watch()),
+        )
+
+
+def _suspects(chunk_bytes: int, num_bytes: int, one: Slice, other: Slice) -> Iterator[tuple[int, int]]:
+    """Chunks with different hashes, neighbours together; all of them, if the patches differ."""
+    patched_alike = _patch_hashes(one) == _patch_hashes(other)
+    start = end = 0
+    for number, (a, b) in enumerate(zip(one.hashes, other.hashes, strict=True)):
+        if a == b and patched_alike:
+            continue
+        first, last = number * chunk_bytes, min((number + 1) * chunk_bytes, num_bytes)
+        if start < end and (first != end or last - start > _WINDOW_BYTES):
+            yield start, end
+            start = first
+        elif start == end:
+            start = first
+        end = last
+    if start < end:
+        yield start, end
+
+
+def _pairs_of_rows(old: Side, new: Side, before: TensorEntry, after: TensorEntry) -> Iterator[tuple[Bytes, Bytes]]:
+    num_rows = before.shape[0] if before.shape else 1
+    step = max(_WINDOW_BYTES * num_rows // max(before.num_bytes, 1), 1)
+    for first in range(0, num_rows, step):
+        rows = (min(step, num_rows - first), *before.shape[1:]) if before.shape else ()
+        start = (first, *(0 for _ in before.shape[1:])) if before.shape else ()
+        wanted = {before.name: Rectangle(start, rows)}
+        yield (
+            reader.read_slices(old.store, old.manifest, wanted, watch=Watch())[before.name],
+            reader.read_slices(new.store, new.manifest, wanted, watch=Watch())[after.name],
+        )
+
+
+def _numbers(data: Bytes, dtype: dtypes.DType) -> np.ndarray[Any, Any] | None:
+    """In a type that numpy computes in; None: it has none for these."""
+    data = np.ascontiguousarray(data)
+    if dtype.name == "BF16":  # the upper half of a float32
+        return (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    if dtype.name == "C32":
+        parts = data.view(np.float16).astype(np.float64).reshape(-1, 2)
+        return np.asarray(parts[:, 0] + 1j * parts[:, 1])
+    try:
+        numbers = data.view(dtypes.to_numpy(dtype))
+    except InvalidArgument:
+        return None
+    if numbers.dtype.kind in "bui":
+        return numbers.astype(np.uint64 if numbers.dtype.kind == "u" else np.int64)
+    return numbers.astype(np.complex128 if numbers.dtype.kind == "c" else np.float64)
+
+
+def _distance(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> tuple[float | int | None, int]:
+    """The largest finite difference, and how many are not."""
+    if a.dtype.kind in "ui":  # the difference of two int64 always fits into uint64, and wraps to it
+        return int((np.maximum(a, b).view(np.uint64) - np.minimum(a, b).view(np.uint64)).max()), 0
+    with np.errstate(all="ignore"):
+        distance = np.abs(a - b)
+    finite = distance[np.isfinite(distance)]
+    return (float(finite.max()) if finite.size else None), int(distance.size - finite.size)

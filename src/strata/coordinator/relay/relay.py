@@ -1,0 +1,433 @@
+"""A relay: the coordinator's service for the workers of one node, over one session to the coordinator.
+
+It serves with the coordinator's own code; only what stands behind it differs. Heartbeats are answered here and go up
+folded, the arrivals of a node at a barrier go up as one call, everything else goes up as it came. A relay keeps
+nothing that matters: one that dies is a session that ended, and one that comes back asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2
+
+from strata.clock import SystemClock
+from strata.coordinator import wire
+from strata.coordinator.client._config import ClientConfig
+from strata.coordinator.client._link import SessionLink
+from strata.coordinator.config import Limits, SecurityConfig
+from strata.coordinator.relay.folds import BarrierKey, Gathering, Pulses, arriving, barrier_key, combined
+from strata.coordinator.serve.admission import Door
+from strata.coordinator.serve.service import METHODS
+from strata.coordinator.serve.session import SessionHub
+from strata.coordinator.server import (
+    GRACE_S,
+    lock_socket,
+    make_grpc_server,
+    require_safe,
+    start_frames,
+    start_grpc_server,
+    until_told_to_leave,
+)
+from strata.coordinator.state.job import DEFAULT_JOB, CommandQueued, GenerationChanged
+from strata.errors import BarrierBroken, ConfigError, LimitExceeded, PermissionRefused, StrataError
+from strata.transport.addresses import parse_address, parse_addresses
+from strata.transport.credentials import ClientSecurity
+from strata.transport.tokens import Guard, grants_from
+from strata.v1 import calls_pb2 as pb
+from strata.v1 import session_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from google.protobuf.message import Message
+
+    from strata.clock import Clock
+    from strata.coordinator.serve.backend import Done, Listener
+    from strata.coordinator.serve.service import Method
+    from strata.coordinator.serve.session_frames import FramesServer
+    from strata.transport.sockets import SocketLock
+
+log = logging.getLogger(__name__)
+
+BARRIER_MARGIN_S = 5.0
+"""The coordinator ends a barrier in time by itself; the relay waits this much longer to hear it."""
+LONGEST_BARRIER_S = 86_400.0
+FORGET_EVERY_S = 10.0
+HEALTH_EVERY_S = 0.1
+"""How often it is looked whether the coordinator can be reached."""
+LOST_CONNECTION = "its relay lost the connection to it"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayConfig:
+    upstream: str
+    """Where the coordinator is, or another relay: HOST:PORT or unix:PATH; several, leader and standbys, with commas."""
+    listen: str = "127.0.0.1:50052"
+    """Where workers are served: HOST:PORT or unix:PATH. Port 0 picks a free one."""
+    frames: str = "auto"
+    """Where their sessions are served without HTTP/2: as in a coordinator."""
+    fold_s: float = 0.005
+    """How long an arrival at a barrier waits for the others of this node."""
+    max_unanswered: int = 65_536
+    """Calls on their way to the coordinator; beyond this they are refused."""
+    limits: Limits = field(default_factory=Limits)
+    security: SecurityConfig = field(default_factory=SecurityConfig)
+    """Of those who connect to this relay."""
+    client: ClientConfig = field(default_factory=ClientConfig)
+    """How patient this relay is with the coordinator."""
+
+    def __post_init__(self) -> None:
+        upstream = {str(address) for address in parse_addresses(self.upstream, field="upstream")}
+        if str(parse_address(self.listen, field="listen")) in upstream:
+            raise ConfigError(
+                f"listen={self.listen!r} is also upstream, so the relay would call itself; choose another address",
+                field="listen",
+            )
+        if not 0 <= self.fold_s <= 1:
+            raise ConfigError(f"fold_s={self.fold_s} must be from 0 to 1; 0.005 is 5 ms", field="fold_s")
+        if self.max_unanswered < 1:
+            raise ConfigError(f"max_unanswered={self.max_unanswered} must be at least 1", field="max_unanswered")
+        if self.client.max_message_bytes < self.limits.max_message_bytes:
+            raise ConfigError(
+                f"client.max_message_bytes={self.client.max_message_bytes} is below limits.max_message_bytes="
+                f"{self.limits.max_message_bytes}, so what is taken could not be passed on; raise it",
+                field="client.max_message_bytes",
+            )
+
+
+class RelayBackend:
+    """What stands behind the service of a relay: the session upstream."""
+
+    def __init__(self, config: RelayConfig, security: ClientSecurity, clock: Clock) -> None:
+        self.limits = config.limits
+        self.listeners: list[Listener] = []
+        self._config = config
+        self._security = security
+        self._clock = clock
+        self._link: SessionLink | None = None
+        self._pulses = Pulses()
+        self._fold_timer: asyncio.TimerHandle | None = None
+        self._folded_s = 0.0
+        self._forgot_s = 0.0
+        self._gatherings: dict[BarrierKey, Gathering] = {}
+        self._gather_timers: dict[BarrierKey, asyncio.TimerHandle] = {}
+        self._special: dict[str, Callable[[Any, Done], None]] = {
+            "heartbeat": self._heartbeat,
+            "register_worker": self._register_worker,
+            "deregister_worker": self._deregister_worker,
+            "wait_barrier": self._wait_barrier,
+            "list_workers": self._list_workers,
+            "report_suspicion": self._report_suspicion,
+        }
+
+    async def open(self) -> None:
+        addresses = [str(a) for a in parse_addresses(self._config.upstream, field="upstream")]
+        self._link = SessionLink(
+            addresses, self._config.client, self._security, on_notice=self._notice, on_connect=self._connected
+        )
+        await self._link.open()
+
+    @property
+    def is_connected(self) -> bool:
+        return self._link is not None and self._link.is_connected
+
+    async def close(self) -> None:
+        for timer in (*self._gather_timers.values(), self._fold_timer):
+            if timer is not None:
+                timer.cancel()
+        self._gather_timers.clear()
+        if self._link is not None:
+            await self._link.close()
+
+    # -- Backend ---------------------------------------------------------------------------------------------------
+
+    def submit(self, method: Method, request: Any, done: Done) -> None:
+        special = self._special.get(method.field)
+        if special is not None:
+            special(request, done)
+        else:
+            self._forward(method.field, request, done)
+
+    def suspect(self, job_id: str, worker_id: str, fence: int) -> None:
+        request = pb.ReportSuspicionRequest(
+            job_id=job_id, worker_id=worker_id, incarnation=fence, reason=LOST_CONNECTION
+        )
+        self._report_suspicion(request, lambda answer: log.debug("%s of %s is suspect: %r", worker_id, job_id, answer))
+
+    # -- forwarding ------------------------------------------------------------------------------------------------
+
+    def _forward(self, field: str, request: Any, done: Done, *, timeout_s: float | None = None) -> None:
+        """`done` hears the coordinator's answer, or why there is none."""
+        link = self._link
+        assert link is not None, "it was not opened"
+        if field not in ("heartbeat", "wait_barrier"):
+            self._hurry(request)
+        try:
+            if link.num_unanswered >= self._config.max_unanswered:
+                raise LimitExceeded(
+                    f"max_unanswered={self._config.max_unanswered} calls of this relay wait for the coordinator; "
+                    "is it there? try again later"
+                )
+            answered = link.ask(field, request)
+        except StrataError as error:
+            done(error)
+            return
+        wait_s = timeout_s or self._config.client.call_timeout_s
+        timer = asyncio.get_running_loop().call_later(wait_s, answered.cancel)
+
+        def hear(answered: asyncio.Future[Message]) -> None:
+            timer.cancel()
+            if answered.cancelled():
+                done(link.unavailable(wait_s))
+                return
+            error = answered.exception()
+            if error is None:
+                done(answered.result())
+            elif isinstance(error, PermissionRefused):
+                done(PermissionRefused(f"{error.message} (that is the relay's own token, which counts beside yours)"))
+            elif isinstance(error, StrataError):
+                done(error)
+            else:
+                done(StrataError(f"the relay failed on this call ({error}); its log says where"))
+
+        answered.add_done_callback(hear)
+
+    def _hurry(self, request: Any) -> None:
+        """Calls of one worker stay in order: an arrival of its that waits for others goes first."""
+        who = (getattr(request, "job_id", "") or DEFAULT_JOB, getattr(request, "worker_id", ""))
+        for key in list(self._gather_timers):
+            waiting = self._gatherings[key].waiting
+            if key.job_id == who[0] and any(who[1] in arriving(arrival) for arrival, _ in waiting):
+                self._send_arrivals(key)
+
+    # -- workers ---------------------------------------------------------------------------------------------------
+
+    def _register_worker(self, request: pb.RegisterWorkerRequest, done: Done) -> None:
+        def hear(answer: Message | StrataError) -> None:
+            if isinstance(answer, pb.RegisterWorkerResponse):
+                self._pulses.registered(request, answer, self._clock.monotonic_s())
+            done(answer)
+
+        self._forward("register_worker", request, hear)
+
+    def _deregister_worker(self, request: pb.DeregisterWorkerRequest, done: Done) -> None:
+        # From here on its beats are the coordinator's to answer, and none of it may arrive after its good-bye.
+        self._pulses.forget(request)
+        self._forward("deregister_worker", request, done)
+
+    def _report_suspicion(self, request: pb.ReportSuspicionRequest, done: Done) -> None:
+        self._pulses.doubt(request.job_id or DEFAULT_JOB, request.worker_id, request.incarnation)
+        self._forward("report_suspicion", request, done)
+
+    def _list_workers(self, request: pb.ListWorkersRequest, done: Done) -> None:
+        """Who asks sees what was said before, so what is held back goes first."""
+        self._send_beats(self._pulses.take(request.job_id or DEFAULT_JOB, all_of_it=True))
+        self._forward("list_workers", request, done)
+
+    # -- heartbeats ------------------------------------------------------------------------------------------------
+
+    def _heartbeat(self, request: pb.HeartbeatRequest, done: Done) -> None:
+        answer = self._pulses.beat(request, self._clock.monotonic_s())
+        if answer is None:
+            self._ask_beat(self._pulses.newest(request), done)
+            return
+        if self._pulses.urgent(request):
+            self._send_beats(self._pulses.take(request.job_id or DEFAULT_JOB, request.worker_id))
+        self._schedule_fold()
+        done(answer)
+
+    def _ask_beat(self, request: pb.HeartbeatRequest, done: Done, *, folded: bool = False) -> None:
+        sent_s = self._clock.monotonic_s()
+
+        def hear(answer: Message | StrataError) -> None:
+            if isinstance(answer, pb.HeartbeatResponse):
+                self._pulses.confirmed(request, answer, sent_s=sent_s, folded=folded)
+            elif isinstance(answer, StrataError):
+                self._pulses.refused(request, None if _says_nothing(answer) else answer, folded=folded)
+            done(answer)
+
+        self._forward("heartbeat", request, hear)
+
+    def _send_beats(self, beats: list[pb.HeartbeatRequest]) -> None:
+        """All in one frame, since they are asked in one turn of the loop."""
+        for beat in beats:
+            self._ask_beat(beat, _nobody_waits, folded=True)
+
+    def _schedule_fold(self) -> None:
+        if self._fold_timer is None:
+            wait_s = self._folded_s + self._pulses.fold_s - self._clock.monotonic_s()
+            self._fold_timer = asyncio.get_running_loop().call_later(max(wait_s, 0.0), self._fold)
+
+    def _fold(self) -> None:
+        self._fold_timer = None
+        self._folded_s = self._clock.monotonic_s()
+        self._send_beats(self._pulses.take())
+        if self._folded_s - self._forgot_s > FORGET_EVERY_S:
+            self._forgot_s = self._folded_s
+            self._pulses.forget_silent(self._folded_s)
+        if self._pulses.has_pending:  # beats of workers whose last one was not answered yet
+            self._schedule_fold()
+
+    # -- barriers --------------------------------------------------------------------------------------------------
+
+    def _wait_barrier(self, request: pb.WaitBarrierRequest, done: Done) -> None:
+        key = barrier_key(request)
+        if key is None:
+            self._forward_arrival(request, done)
+            return
+        gathering = self._gatherings.setdefault(key, Gathering())
+        gathering.waiting.append((request, done))
+        gathering.here |= arriving(request)
+        if self._pulses.are_all_among(gathering.here, key.job_id, key.members):
+            self._send_arrivals(key)
+        elif key not in self._gather_timers:
+            later = asyncio.get_running_loop().call_later(self._config.fold_s, self._send_arrivals, key)
+            self._gather_timers[key] = later
+
+    def _send_arrivals(self, key: BarrierKey) -> None:
+        timer = self._gather_timers.pop(key, None)
+        if timer is not None:
+            timer.cancel()
+        gathering = self._gatherings[key]
+        arrivals, gathering.waiting = gathering.waiting, []
+        gathering.num_calls += 1
+
+        def hear(answer: Message | StrataError) -> None:
+            gathering.num_calls -= 1
+            if not gathering.num_calls and not gathering.waiting and self._gatherings.get(key) is gathering:
+                del self._gatherings[key]
+            if len(arrivals) > 1 and isinstance(answer, StrataError) and not _is_for_all(answer):
+                for request, done in arrivals:  # each must hear its own, and nobody has arrived yet
+                    self._forward_arrival(request, done)
+                return
+            for _, done in arrivals:
+                done(answer)
+
+        self._forward_arrival(combined([request for request, _ in arrivals]), hear)
+
+    def _forward_arrival(self, request: pb.WaitBarrierRequest, done: Done) -> None:
+        asked_s = request.timeout_s if 0 < request.timeout_s < LONGEST_BARRIER_S else LONGEST_BARRIER_S
+        self._forward("wait_barrier", request, done, timeout_s=asked_s + BARRIER_MARGIN_S)
+
+    # -- from above ------------------------------------------------------------------------------------------------
+
+    def _connected(self) -> None:
+        self._pulses.renew(self._clock.monotonic_s())
+        self._send_beats(self._pulses.take())
+
+    def _notice(self, notice: session_pb2.Notice) -> None:
+        told: GenerationChanged | CommandQueued
+        if notice.HasField("generation_changed"):
+            changed = notice.generation_changed
+            self._pulses.hear_generation(changed.job_id, changed.generation, changed.num_workers)
+            told = GenerationChanged(changed.job_id, changed.generation, changed.num_workers, changed.reason)
+        elif notice.HasField("command_queued"):
+            queued = notice.command_queued
+            self._pulses.hear_command(queued.job_id, queued.worker_id, queued.command)
+            told = CommandQueued(queued.job_id, queued.worker_id, wire.decode_command(queued.command))
+        else:
+            return
+        for listener in self.listeners:
+            listener([told])
+
+
+def _nobody_waits(_answer: Message | StrataError) -> None:
+    """The worker has been answered already."""
+
+
+def _says_nothing(error: StrataError) -> bool:
+    """No verdict on the call: nobody was there to give one."""
+    return wire.status_of(error) is grpc.StatusCode.UNAVAILABLE
+
+
+def _is_for_all(error: StrataError) -> bool:
+    """Who hears this has been counted; or nobody was there to count."""
+    return isinstance(error, BarrierBroken) or _says_nothing(error)
+
+
+@dataclass(frozen=True, slots=True)
+class RelayAddresses:
+    grpc: str
+    upstream: str
+
+
+class RelayServer:
+    """Start it inside a running event loop; `stop` leaves cleanly."""
+
+    def __init__(
+        self, config: RelayConfig, *, security: ClientSecurity | None = None, clock: Clock | None = None
+    ) -> None:
+        self._config = config
+        self._clock = clock or SystemClock()
+        self._backend = RelayBackend(config, security or ClientSecurity(), self._clock)
+        self._hub: SessionHub | None = None
+        self._grpc: grpc.aio.Server | None = None
+        self._lock: SocketLock | None = None
+        self._frames: FramesServer | None = None
+        self._health = health.aio.HealthServicer()
+        self._health_task: asyncio.Task[None] | None = None
+
+    async def start(self) -> RelayAddresses:
+        config = self._config
+        listen = parse_address(config.listen, field="listen")
+        guard = Guard(grants_from(config.security.tokens))
+        require_safe(listen, config.security, guard, field="listen")
+        try:
+            self._lock = lock_socket(listen)
+            await self._backend.open()
+            door = Door(guard, config.limits, self._clock)
+            self._hub = SessionHub(self._backend, METHODS, door)
+            server = make_grpc_server(self._backend, self._hub, door, self._health)
+            await self._tell_health(serving=True)
+            address = await start_grpc_server(server, str(listen), config.security)
+            self._grpc = server
+            self._frames = await start_frames(self._hub, config.frames, address, config.limits, config.security, guard)
+            self._health_task = asyncio.create_task(self._watch_health(), name="strata-relay-health")
+        except BaseException:
+            await self.stop()
+            raise
+        return RelayAddresses(address, config.upstream)
+
+    async def _watch_health(self) -> None:
+        """A relay without its coordinator can carry out nothing; whoever balances calls should know."""
+        said = True
+        while True:
+            await asyncio.sleep(HEALTH_EVERY_S)
+            serving = self._backend.is_connected
+            if serving is not said:
+                log.warning("the coordinator is %s", "there again" if serving else "lost; looking for it")
+                await self._tell_health(serving=serving)
+                said = serving
+
+    async def _tell_health(self, *, serving: bool) -> None:
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ("", wire.SERVICE):
+            await self._health.set(name, status)
+
+    async def stop(self) -> None:
+        if self._health_task is not None:
+            self._health_task.cancel()
+            await asyncio.gather(self._health_task, return_exceptions=True)
+            self._health_task = None
+        if self._hub is not None:
+            self._hub.leave()
+        if self._frames is not None:
+            await self._frames.stop()
+        if self._grpc is not None:
+            await self._health.enter_graceful_shutdown()
+            await self._grpc.stop(GRACE_S)
+            self._grpc = None
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+        await self._backend.close()
+
+
+def run(config: RelayConfig, *, security: ClientSecurity, announce: Callable[[RelayAddresses], None]) -> None:
+    """Serves until SIGTERM or SIGINT."""
+    asyncio.run(until_told_to_leave(lambda: RelayServer(config, security=security), announce))

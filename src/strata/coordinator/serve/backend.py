@@ -1,0 +1,52 @@
+"""What stands behind the service: in a coordinator the engine, in a relay the connection upstream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+    from strata.coordinator.config import CoordinatorConfig, Limits
+    from strata.coordinator.serve.engine import Engine
+    from strata.coordinator.serve.service import Method
+    from strata.coordinator.state.job import Notice
+    from strata.errors import StrataError
+
+Done = Callable[["Message | StrataError"], None]
+"""Takes the answer; called exactly once, on the event loop."""
+Listener = Callable[["list[Notice]"], None]
+
+
+class Backend(Protocol):
+    """All on one event loop; nothing here blocks."""
+
+    limits: Limits
+    listeners: list[Listener]
+    """Told of notices when they are durable."""
+
+    def submit(self, method: Method, request: Any, done: Done) -> None:
+        """Carries out a call. Calls of one caller run in the order of submission."""
+        ...
+
+    def suspect(self, job_id: str, worker_id: str, fence: int) -> None:
+        """The connection through which this worker spoke was lost."""
+        ...
+
+
+class EngineBackend:
+    """The coordinator's own."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._config: CoordinatorConfig = engine.config
+        self.limits = engine.config.limits
+        self.listeners = engine.listeners
+
+    def submit(self, method: Method, request: Any, done: Done) -> None:
+        call = self._engine.call_volatile if method.volatile else self._engine.call
+        call(lambda core, at: method.decide(core, request, at), lambda value: done(method.answer(value, self._config)))
+
+    def suspect(self, job_id: str, worker_id: str, fence: int) -> None:
+        self._engine.suspect(job_id, worker_id, fence)

@@ -1,0 +1,532 @@
+"""The session stream: the same calls in frames, and notices the other way.
+
+A gRPC message costs the server far more than the work in it, so a frame carries as many calls as the client had to
+make, and an answer frame as many answers as have gathered since the last one went out. Calls run in the order they
+came; an answer that must wait for the disk or for a barrier does not hold up the others.
+
+A stream that ends casts suspicion on the workers that spoke through it.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from strata._version import __version__
+from strata.coordinator import wire
+from strata.coordinator.serve.intake import SMALL_BYTES, check_repeated, check_wire, receivable_bytes
+from strata.coordinator.serve.metrics import Metrics
+from strata.coordinator.state import limits
+from strata.coordinator.state.job import DEFAULT_JOB, CommandQueued, GenerationChanged
+from strata.errors import CoordinatorUnavailable, InvalidArgument, LimitExceeded, PermissionRefused, StrataError
+from strata.transport.tokens import refused
+from strata.v1 import session_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from google.protobuf.message import Message
+
+    from strata.coordinator.serve.admission import Bucket, Door
+    from strata.coordinator.serve.backend import Backend
+    from strata.coordinator.serve.service import Method
+    from strata.coordinator.state.job import Notice
+    from strata.transport.tokens import Role
+
+log = logging.getLogger(__name__)
+
+Answer = tuple[int, str, "Message", int]
+"""The request's id, the name of the field of `Response`, what goes into it, and how many bytes that takes."""
+WorkerKey = tuple[str, str]
+"""Job and worker."""
+NO_HELLO = "the first frame of a session carries hello.session_id"
+MAX_SESSION_ID = 128
+HELLO_WITHIN_S = 10.0
+"""Whoever connects and says nothing is not waited for."""
+NO_FRAME = "a frame is not a strata.v1.ClientFrame"
+SLICE_S = 0.005
+"""How long the calls of one frame may take in one turn of the event loop."""
+LOOK_EVERY = 16
+"""Calls between two looks at the clock."""
+_DONE = object()
+_LEVELS = 3
+"""Of a frame, on which there are elements: its calls, what each says, and the shards or members in that."""
+
+
+class Unread:
+    """Answers of all sessions that their clients have not taken yet, in bytes.
+
+    Beyond the limit the session with most of them is dropped.
+    """
+
+    def __init__(self, most_bytes: int, links: Callable[[], Iterable[Link]]) -> None:
+        """`links` gives all there are."""
+        self.most_bytes = most_bytes
+        self.num_bytes = 0
+        self._links = links
+
+    def shed(self) -> None:
+        link = max(self._links(), key=lambda link: link.num_unread_bytes)
+        link.drop(f"limits.max_unread_bytes={self.most_bytes} wait for their readers")
+
+
+class Link:
+    """One open session: what it says of workers, and what is to be sent down it."""
+
+    def __init__(
+        self,
+        session_id: str,
+        *,
+        role: Role,
+        bucket: Bucket,
+        unread: Unread,
+        max_backlog: int,
+        max_frame_bytes: int,
+        max_request_bytes: int,
+        on_news: Callable[[], None],
+        on_idle: Callable[[], None],
+    ) -> None:
+        """`on_news` is called when there is something to send, or to end; `on_idle` when it is not busy any more."""
+        self.session_id = session_id
+        self.role = role
+        self.bucket = bucket
+        self.workers: dict[WorkerKey, int] = {}
+        """(job, worker) → fence, of those that registered or beat through it."""
+        self.given_up: tuple[grpc.StatusCode, str] | None = None
+        """Why it is ended from our side."""
+        self.max_request_bytes = max_request_bytes
+        """Of one frame from the client."""
+        self.is_busy = False
+        """A large frame of its waits in the lane, or is under way there. Until it is done, no other may be heard."""
+        self.large = b""
+        """That frame, while it waits."""
+        self.on_idle = on_idle
+        self.num_unread_bytes = 0
+        """Of its answers, here or in what its connection could not send yet."""
+        self._unread = unread
+        self._answers: list[Answer] = []
+        self._notices: list[pb.Notice] = []
+        self._num_unanswered = 0
+        self._ended = False
+        self._max_backlog = max_backlog
+        self._max_frame_bytes = max_frame_bytes
+        self._on_news = on_news
+
+    @property
+    def num_unanswered(self) -> int:
+        return self._num_unanswered
+
+    def asked(self, num: int) -> None:
+        self._num_unanswered += num
+
+    def answer(self, request_id: int, result: str, message: Message) -> None:
+        self._num_unanswered -= 1
+        num_bytes = message.ByteSize()
+        self._answers.append((request_id, result, message, num_bytes))
+        self.count_unread(num_bytes)
+        self._wake()
+
+    def count_unread(self, num_bytes: int) -> None:
+        """So many bytes more wait for the client, or fewer. Of a session that was given up they count no more."""
+        if self.given_up:
+            return
+        unread = self._unread
+        unread.num_bytes += num_bytes
+        self.num_unread_bytes += num_bytes
+        if unread.num_bytes > unread.most_bytes:
+            unread.shed()
+
+    def notify(self, notice: pb.Notice) -> None:
+        self._notices.append(notice)
+        self._wake()
+
+    def end(self) -> None:
+        """The client has no more calls; those it made are still answered."""
+        self._ended = True
+        self._on_news()
+
+    def give_up(self, code: grpc.StatusCode, why: str) -> None:
+        self.given_up = self.given_up or (code, why)
+        self.large = b""
+        self._clear()
+        self._on_news()
+
+    def drop(self, why: str) -> None:
+        """Its client does not read its answers."""
+        log.warning("session %.8s… does not read its answers; dropped", self.session_id)
+        self.give_up(grpc.StatusCode.RESOURCE_EXHAUSTED, f"too many unread answers: {why}")
+
+    def _clear(self) -> None:
+        self._answers, self._notices = [], []
+        self._unread.num_bytes -= self.num_unread_bytes
+        self.num_unread_bytes = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing more is to be sent, now or later."""
+        if self.given_up:
+            return True
+        return self._ended and not self._num_unanswered and not self._answers and not self._notices
+
+    def _wake(self) -> None:
+        if self.given_up:
+            self._clear()
+        elif len(self._answers) + len(self._notices) > self._max_backlog:
+            self.drop("read them, or send fewer calls at once")
+        else:
+            self._on_news()
+
+    def take_frame(self) -> pb.ServerFrame | None:
+        """Everything that has gathered, or as much of it as goes into one frame; None: nothing at present."""
+        answers, notices = self._answers, self._notices
+        if self.given_up or not (answers or notices):
+            return None
+        num_answers, num_bytes = wire.num_sizes_fitting((size for *_, size in answers), self._max_frame_bytes)
+        num_notices = wire.num_fitting(notices, self._max_frame_bytes) if num_answers == len(answers) else 0
+        frame = _frame(answers[:num_answers], notices[:num_notices])
+        if num_notices and num_answers and frame.ByteSize() > self._max_frame_bytes:
+            num_notices = 0
+            frame = _frame(answers[:num_answers], ())
+        self._answers, self._notices = answers[num_answers:], notices[num_notices:]
+        self.count_unread(-num_bytes)
+        return frame
+
+
+def _frame(answers: Iterable[Answer], notices: Iterable[pb.Notice]) -> pb.ServerFrame:
+    """Each answer is copied once, to where it is sent from."""
+    frame = pb.ServerFrame(notices=notices)
+    add = frame.responses.add
+    for request_id, result, message, _ in answers:
+        body: dict[str, Any] = {result: message}
+        add(id=request_id, **body)
+    return frame
+
+
+class SessionHub:
+    """All open sessions."""
+
+    def __init__(self, backend: Backend, methods: Iterable[Method], door: Door, metrics: Metrics | None = None) -> None:
+        self._backend = backend
+        self._door = door
+        self.metrics = metrics or Metrics()
+        self._methods = {method.field: method for method in methods}
+        self._heavy = {method.field for method in self._methods.values() if method.is_heavy}
+        self._stats = {field: self.metrics.stats_of(method.name) for field, method in self._methods.items()}
+        self._following: dict[str, Callable[[Link, Any, Any], None]] = {
+            "register_worker": self._registered,
+            "heartbeat": self._beaten,
+            "deregister_worker": self._deregistered,
+        }
+        """Calls that tell through which stream a worker is heard."""
+        self._links: dict[str, Link] = {}
+        self._unread = Unread(backend.limits.max_unread_bytes, self._links.values)
+        self._speakers: dict[WorkerKey, Link] = {}
+        """Through which stream a worker was last heard."""
+        self.refusal: Callable[[], StrataError | None] = lambda: None
+        """Why no session may begin at present: a standby sends its callers elsewhere at once."""
+        self._instance = secrets.token_hex(16)
+        self.frames = ""
+        """Where sessions are served without HTTP/2, as clients are told."""
+        backend.listeners.append(self._spread)
+
+    @property
+    def num_sessions(self) -> int:
+        return len(self._links)
+
+    def dropped(self, link: Link) -> None:
+        """It was ended from our side."""
+        self.metrics.num_sessions_dropped += link.given_up is not None and (
+            link.given_up[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+        )
+
+    def leave(self) -> None:
+        """Ends all sessions: the coordinator goes. Their clients look for the next one."""
+        self.refusal = lambda: CoordinatorUnavailable("the coordinator is leaving; try the next address of your list")
+        for link in self._links.values():
+            link.give_up(grpc.StatusCode.UNAVAILABLE, "the coordinator is leaving")
+
+    # -- for those who carry frames --------------------------------------------------------------------------------
+
+    def begin(
+        self,
+        hello: pb.Hello,
+        role: Role,
+        *,
+        carrier_bytes: int,
+        on_news: Callable[[], None],
+        on_idle: Callable[[], None],
+    ) -> Link:
+        """A session for whoever says hello; its connection carries frames of up to `carrier_bytes` to us.
+
+        Raises:
+            StrataError: Why there is none at present.
+        """
+        if refusal := self.refusal():
+            raise refusal
+        if not hello.session_id:
+            raise InvalidArgument(NO_HELLO, field="session_id")
+        limits_ = self._backend.limits
+        if len(hello.session_id) > MAX_SESSION_ID:
+            raise LimitExceeded(f"session_id is longer than {MAX_SESSION_ID} characters", field="session_id")
+        before = self._links.get(hello.session_id)
+        if before is None:
+            limits.check_room(len(self._links), limits_.max_sessions, "sessions", "max_sessions", field="session_id")
+        elif role < before.role:
+            raise PermissionRefused("this session is another's; choose a session_id of your own", field="session_id")
+        link = Link(
+            hello.session_id,
+            role=role,
+            bucket=before.bucket if before else self._door.bucket(),
+            unread=self._unread,
+            max_backlog=limits_.max_session_backlog,
+            max_frame_bytes=limits_.max_message_bytes,
+            max_request_bytes=receivable_bytes(role, carrier_bytes),
+            on_news=on_news,
+            on_idle=on_idle,
+        )
+        self._open(link)
+        return link
+
+    def welcome(self, link: Link) -> pb.ServerFrame:
+        return pb.ServerFrame(
+            welcome=pb.Welcome(
+                server=f"strata {__version__}",
+                max_message_bytes=link.max_request_bytes,
+                frames=self.frames,
+                instance=self._instance,
+            )
+        )
+
+    def decode(self, frame: bytes) -> pb.ClientFrame | None:
+        """None: it is not a frame."""
+        self.metrics.frames_in.add(len(frame))
+        try:
+            return pb.ClientFrame.FromString(frame)
+        except DecodeError:
+            return None
+
+    def encode(self, frame: pb.ServerFrame) -> bytes:
+        data = frame.SerializeToString()
+        self.metrics.frames_out.add(len(data))
+        return data
+
+    def role_of(self, token: str) -> Role:
+        return self._door.role_of(token)
+
+    def hear(self, link: Link, message: bytes) -> None:
+        """A frame. A small one is carried out now; a large one makes the link busy."""
+        assert not link.is_busy, "frames of a session are carried out one after the other"
+        if len(message) > SMALL_BYTES:
+            link.large = message
+            self._occupy(link, self._hear_large(link))
+        elif (frame := self.decode(message)) is None:
+            link.give_up(grpc.StatusCode.INVALID_ARGUMENT, NO_FRAME)
+        else:
+            self.take_in(link, frame.requests)
+
+    def rest(self, link: Link, since_s: float) -> None:
+        """A link whose frames have been carried out since then: it is busy for a turn if that is long enough."""
+        if not link.is_busy and self.metrics.now_s() > since_s + SLICE_S:
+            self._occupy(link, iter(()))
+
+    def take_in(self, link: Link, requests: Sequence[pb.Request]) -> None:
+        """The calls of a small frame: as many of them as one turn allows are carried out now."""
+        came_s = self.metrics.now_s()
+        if len(requests) == 1:  # most frames: they need no slices
+            request = requests[0]
+            field = request.WhichOneof("call")
+            if field not in self._heavy:
+                num_paced = self._admit(link, 1, came_s)
+                if num_paced is not None:
+                    self._carry_out_one(link, request, field, came_s, is_paced=bool(num_paced))
+                return
+        work = self._carry_out(link, requests, came_s)
+        if next(work, _DONE) is not _DONE:
+            self._occupy(link, work)
+
+    def _occupy(self, link: Link, work: Iterator[None]) -> None:
+        def until_idle() -> Iterator[None]:
+            try:
+                yield from work
+            finally:
+                link.is_busy = False
+                link.on_idle()
+
+        link.is_busy = True
+        self._door.lane.add(until_idle(), link.bucket.account)
+
+    def _hear_large(self, link: Link) -> Iterator[None]:
+        message, link.large = link.large, b""
+        if link.given_up:
+            return
+        try:
+            check_wire(message, levels=_LEVELS, limits=self._backend.limits)
+        except StrataError as error:
+            link.give_up(wire.status_of(error), error.message)
+            return
+        frame = self.decode(message)
+        if frame is None:
+            link.give_up(grpc.StatusCode.INVALID_ARGUMENT, NO_FRAME)
+            return
+        yield
+        yield from self._carry_out(link, frame.requests, self.metrics.now_s(), is_large=True)
+
+    def _carry_out(
+        self, link: Link, requests: Sequence[pb.Request], came_s: float, *, is_large: bool = False
+    ) -> Iterator[None]:
+        """A frame's calls, in slices. Rate and backlog are looked at once for all of them."""
+        num_paced = self._admit(link, len(requests), came_s)
+        if num_paced is None:
+            return
+        now_s, heavy, until_s = self.metrics.now_s, self._heavy, came_s + SLICE_S
+        for number, request in enumerate(requests):
+            field = request.WhichOneof("call")
+            if field in heavy or (number and not number % LOOK_EVERY and now_s() > until_s):
+                yield
+                until_s = now_s() + SLICE_S
+            if link.given_up:
+                return
+            self._carry_out_one(link, request, field, came_s, is_paced=number < num_paced, is_large=is_large)
+
+    def _admit(self, link: Link, num: int, came_s: float) -> int | None:
+        """How many of a frame's calls its rate allows; an empty frame counts as one. None: the session is ended."""
+        num_allowed = self._backend.limits.max_session_backlog
+        if link.num_unanswered + num > num_allowed:
+            why = f"more than limits.max_session_backlog={num_allowed} calls without an answer; wait for some first"
+            link.give_up(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
+            return None
+        num_paced = link.bucket.take(max(num, 1), came_s)
+        if not num_paced and not num:
+            link.give_up(grpc.StatusCode.RESOURCE_EXHAUSTED, self._door.too_fast().message)
+            return None
+        link.asked(num)
+        return num_paced
+
+    def _carry_out_one(
+        self,
+        link: Link,
+        request: pb.Request,
+        field: str | None,
+        came_s: float,
+        *,
+        is_paced: bool,
+        is_large: bool = False,
+    ) -> None:
+        if is_paced:
+            self._call(link, request, field, came_s, is_large=is_large)
+        else:
+            self._refuse(link, request, self._door.too_fast(), came_s)
+
+    def _refuse(self, link: Link, request: pb.Request, error: StrataError, came_s: float) -> None:
+        stats = self._stats.get(request.WhichOneof("call") or "")
+        if stats is not None:
+            stats.refused(wire.status_of(error).name, self.metrics.now_s() - came_s)
+        link.answer(request.id, "error", wire.encode_error(error))
+
+    def _call(self, link: Link, request: pb.Request, field: str | None, came_s: float, *, is_large: bool) -> None:
+        if field is None:
+            unknown = InvalidArgument("this call is not known to this coordinator; it may be older than the client")
+            self._refuse(link, request, unknown, came_s)
+            return
+        method = self._methods[field]
+        body, request_id = getattr(request, field), request.id
+        needed = method.needed(body)
+        if link.role < needed:
+            self._refuse(link, request, refused(link.role, needed, method.name), came_s)
+            return
+        if is_large:
+            try:
+                check_repeated(method.repeated, body, self._backend.limits)
+            except LimitExceeded as error:
+                self._refuse(link, request, error.with_traceback(None), came_s)
+                return
+        follow, stats, now_s = self._following.get(field), self._stats[field], self.metrics.now_s
+
+        def done(answer: Message | StrataError) -> None:
+            if isinstance(answer, StrataError):
+                self._refuse(link, request, answer, came_s)
+                return
+            stats.answered(now_s() - came_s)
+            if follow is not None:
+                follow(link, body, answer)
+            link.answer(request_id, field, answer)
+
+        if field == "report_suspicion" and self._is_heard_elsewhere(link, body):
+            done(method.response())
+        else:
+            self._backend.submit(method, body, done)
+
+    # -- who speaks through which stream ---------------------------------------------------------------------------
+
+    def _registered(self, link: Link, body: Any, answer: Any) -> None:
+        self._speaks(link, (body.job_id or DEFAULT_JOB, body.worker_id), answer.incarnation)
+
+    def _beaten(self, link: Link, body: Any, _answer: Any) -> None:
+        key, fence = (body.job_id or DEFAULT_JOB, body.worker_id), body.incarnation
+        if fence and (link.workers.get(key) != fence or self._speakers.get(key) is not link):
+            self._speaks(link, key, fence)
+
+    def _deregistered(self, link: Link, body: Any, _answer: Any) -> None:
+        key = (body.job_id or DEFAULT_JOB, body.worker_id)
+        link.workers.pop(key, None)
+        if self._speakers.get(key) is link:
+            del self._speakers[key]
+
+    def _is_heard_elsewhere(self, link: Link, body: Any) -> bool:
+        """A relay's suspicion is void if its worker was heard through another stream since."""
+        return self._speakers.get((body.job_id or DEFAULT_JOB, body.worker_id), link) is not link
+
+    def _open(self, link: Link) -> None:
+        """A client that comes back under its session's name speaks for the same workers as before."""
+        self.metrics.num_sessions_opened += 1
+        before = self._links.get(link.session_id)
+        self._links[link.session_id] = link
+        if before is None:
+            return
+        for key, fence in before.workers.items():
+            self._speaks(link, key, fence)
+        before.workers.clear()
+        before.give_up(grpc.StatusCode.ABORTED, "its client has come back on another connection")
+
+    def _speaks(self, link: Link, key: WorkerKey, fence: int) -> None:
+        link.workers[key] = fence
+        self._speakers[key] = link
+
+    def closed(self, link: Link) -> None:
+        """Its connection is gone: that is evidence against its workers."""
+        link.give_up(grpc.StatusCode.CANCELLED, "the connection was lost")
+        if self._links.get(link.session_id) is link:
+            del self._links[link.session_id]
+        for key, fence in link.workers.items():
+            if self._speakers.get(key) is link:  # else it has been heard through another stream since
+                del self._speakers[key]
+                self._backend.suspect(*key, fence)
+
+    def _spread(self, notices: list[Notice]) -> None:
+        for notice in notices:
+            if isinstance(notice, GenerationChanged):
+                message = pb.Notice(
+                    generation_changed=pb.GenerationChanged(
+                        job_id=notice.job_id,
+                        generation=notice.generation,
+                        num_workers=notice.num_workers,
+                        reason=notice.reason,
+                    )
+                )
+                for link in {link for (job_id, _), link in self._speakers.items() if job_id == notice.job_id}:
+                    link.notify(message)
+            elif isinstance(notice, CommandQueued):
+                message = pb.Notice(
+                    command_queued=pb.CommandQueued(
+                        job_id=notice.job_id,
+                        worker_id=notice.worker_id,
+                        command=wire.encode_command(notice.command),
+                    )
+                )
+                speaker = self._speakers.get((notice.job_id, notice.worker_id))
+                if speaker is not None:
+                    speaker.notify(message)

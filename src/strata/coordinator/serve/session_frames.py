@@ -1,0 +1,338 @@
+"""Sessions over bare connections (see `transport.frames`): the same frames, answered in the turn of the loop that reads
+them, without a task or a lock."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc
+
+from strata.coordinator import wire
+from strata.coordinator.serve.intake import SMALL_BYTES, Buffers
+from strata.coordinator.serve.session import HELLO_WITHIN_S, LOOK_EVERY, NO_FRAME, NO_HELLO
+from strata.errors import ConfigError, StrataError
+from strata.transport import frames
+from strata.transport.addresses import parse_address
+from strata.transport.sockets import SocketLock
+from strata.v1 import session_pb2 as pb
+
+if TYPE_CHECKING:
+    from strata.coordinator.config import Limits, SecurityConfig
+    from strata.coordinator.serve.session import Link, SessionHub
+    from strata.transport.addresses import Address
+
+log = logging.getLogger(__name__)
+
+LINGER_S = 5.0
+"""How long a peer has to take our last words."""
+LEAVE_S = 1.0
+MAX_STRANGERS = 1_000
+"""Connections that have not said hello yet; beyond this, a new one displaces the oldest."""
+
+
+class Company:
+    """All connections there are, and what they share."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.all: set[FramedSession] = set()
+        self.strangers: dict[FramedSession, None] = {}
+        """Those that have not said hello yet, the oldest first."""
+        self.buffers = Buffers(limits.max_receive_bytes)
+        self.max_message_bytes = limits.max_message_bytes
+
+    def join(self, session: FramedSession) -> None:
+        self.all.add(session)
+        self.strangers[session] = None
+        if len(self.strangers) > MAX_STRANGERS:
+            oldest = next(iter(self.strangers))
+            del self.strangers[oldest]
+            oldest.abort()
+
+    def leave(self, session: FramedSession) -> None:
+        self.all.discard(session)
+        self.strangers.pop(session, None)
+        self.buffers.release(session)
+
+
+class FramedSession(asyncio.Protocol):
+    """One connection."""
+
+    def __init__(self, hub: SessionHub, company: Company) -> None:
+        self._hub = hub
+        self._company = company
+        first_bytes = min(SMALL_BYTES, company.max_message_bytes)
+        self._splitter = frames.Splitter(max_bytes=first_bytes, preface=frames.PREFACE)
+        self._transport: asyncio.Transport | None = None
+        self._link: Link | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._flush_scheduled = False
+        self._is_paused = False
+        self._num_unsent = 0
+        """Bytes of answers that the peer does not take, while writing is paused."""
+        self._is_holding = False
+        """Some of the company's buffers."""
+        self.gone = asyncio.Event()
+
+    # -- asyncio's -------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._company.join(self)
+        frames.tune(transport, gone_after_s=frames.PEER_GONE_S)
+        transport.set_write_buffer_limits(high=frames.BUFFER_BYTES)
+        self._timer = asyncio.get_running_loop().call_later(HELLO_WITHIN_S, self._no_hello)
+
+    def data_received(self, data: bytes) -> None:
+        splitter, link = self._splitter, self._link
+        splitter.push(data)
+        if link is None or not link.is_busy:
+            self._listen()
+        if splitter.num_held or (link is not None and link.large):
+            self._hold()
+
+    def _listen(self) -> None:
+        """To every frame that has arrived, for as long as one turn of the event loop allows."""
+        since_s, num_heard = self._hub.metrics.now_s(), 0
+        try:
+            while (message := self._splitter.next()) is not None and not self._is_over:
+                if self._is_holding:
+                    self._let_go()  # the time of the next one counts from now
+                self._hear(message)
+                num_heard += 1
+                link = self._link
+                if link is not None and num_heard % LOOK_EVERY == 0:
+                    self._hub.rest(link, since_s)
+                if link is not None and link.is_busy:
+                    self._pace()
+                    return
+        except frames.Malformed as error:
+            self._end(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+
+    def eof_received(self) -> bool:
+        """The peer is gone: a process that is killed looks like one that has no more to say."""
+        return False
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        """Lets go of everything at once: timers of the loop may hold on to us for a while."""
+        self._transport = None
+        self._splitter.clear()
+        self._company.leave(self)
+        self.gone.set()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._count_unsent(0)
+        link, self._link = self._link, None
+        if link is not None:
+            self._hub.closed(link)
+
+    def pause_writing(self) -> None:
+        """Whoever does not take the answers is not heard either."""
+        self._is_paused = True
+        self._pace()
+        if self._transport is not None:
+            self._count_unsent(self._transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        self._is_paused = False
+        self._count_unsent(0)
+        self._pace()
+        self._flush()
+
+    def _pace(self) -> None:
+        """Reads, or lets the peer wait."""
+        if self._is_over:
+            return
+        assert self._transport is not None
+        if self._is_paused or self._is_busy:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    def _count_unsent(self, num_bytes: int) -> None:
+        more, self._num_unsent = num_bytes - self._num_unsent, num_bytes
+        if more and self._link is not None:
+            self._link.count_unread(more)
+
+    def _idle(self) -> None:
+        """Its large frame has been carried out; more may have come behind it."""
+        if self._is_over:
+            return
+        self._let_go()
+        self._pace()
+        self.data_received(b"")
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._link is not None and self._link.is_busy
+
+    def _hold(self) -> None:
+        self._is_holding = True
+        num_bytes = self._splitter.num_held + (len(self._link.large) if self._link is not None else 0)
+        self._company.buffers.hold(self, num_bytes, is_arriving=not self._is_busy)
+
+    def _let_go(self) -> None:
+        self._is_holding = False
+        self._company.buffers.release(self)
+
+    # -- for the server --------------------------------------------------------------------------------------------
+
+    def displace(self, why: str) -> None:
+        """Its place in the buffers is needed by another."""
+        self._is_holding = False
+        if self._link is not None:
+            self._link.give_up(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
+        self._end(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
+
+    def leave(self) -> None:
+        self._end(grpc.StatusCode.UNAVAILABLE, "the coordinator is leaving")
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- ours ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _is_over(self) -> bool:
+        return self._transport is None or self._transport.is_closing()
+
+    def _hear(self, message: bytes) -> None:
+        if self._link is not None:
+            self._hub.hear(self._link, message)
+            return
+        frame = self._hub.decode(message)
+        if frame is None:
+            self._end(grpc.StatusCode.INVALID_ARGUMENT, NO_FRAME)
+        elif link := self._greet(frame):
+            self._hub.take_in(link, frame.requests)
+
+    def _greet(self, frame: pb.ClientFrame) -> Link | None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if not frame.HasField("hello"):
+            self._end(grpc.StatusCode.INVALID_ARGUMENT, NO_HELLO)
+            return None
+        try:
+            link = self._hub.begin(
+                frame.hello,
+                self._hub.role_of(frame.hello.token),
+                carrier_bytes=self._company.max_message_bytes,
+                on_news=self._news,
+                on_idle=self._idle,
+            )
+        except StrataError as error:
+            words, details = wire.encode_error_briefly(error)
+            self._say_goodbye(pb.Goodbye(code=details.code, message=words, error=details))
+            return None
+        self._link = link
+        self._company.strangers.pop(self, None)
+        self._splitter.max_bytes = link.max_request_bytes
+        self._write(self._hub.welcome(link))
+        return link
+
+    def _no_hello(self) -> None:
+        self._end(grpc.StatusCode.DEADLINE_EXCEEDED, f"no frame within {HELLO_WITHIN_S:g} s")
+
+    def _news(self) -> None:
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Everything that has gathered in this turn of the loop goes out in one frame."""
+        self._flush_scheduled = False
+        link = self._link
+        if link is None or self._is_over:
+            return
+        while not self._is_paused and (frame := link.take_frame()) is not None:
+            self._write(frame)
+        if link.given_up:
+            self._hub.dropped(link)
+            self._end(*link.given_up)
+
+    def _end(self, code: grpc.StatusCode, why: str) -> None:
+        self._say_goodbye(pb.Goodbye(code=code.value[0], message=why))
+
+    def _say_goodbye(self, goodbye: pb.Goodbye) -> None:
+        if self._is_over:
+            return
+        assert self._transport is not None
+        self._write(pb.ServerFrame(goodbye=goodbye))
+        self._transport.close()
+        self._splitter.clear()
+        # One that does not read is not waited for.
+        asyncio.get_running_loop().call_later(LINGER_S, self._transport.abort)
+
+    def _write(self, frame: pb.ServerFrame) -> None:
+        assert self._transport is not None
+        self._transport.write(frames.packed(self._hub.encode(frame)))
+
+
+class FramesServer:
+    """Listens beside the gRPC server; `hub.frames` tells its clients where."""
+
+    def __init__(self, hub: SessionHub, limits: Limits) -> None:
+        self._hub = hub
+        self._company = Company(limits)
+        self._server: asyncio.Server | None = None
+        self._lock: SocketLock | None = None
+        self.address = ""
+
+    async def start(self, wanted: str, grpc_address: str, security: SecurityConfig) -> None:
+        """`wanted` is an address, or `auto`: a free port, or a socket, beside gRPC's.
+
+        Raises:
+            ConfigError: It cannot be bound.
+        """
+        address = _beside(grpc_address) if wanted == "auto" else parse_address(wanted, field="frames")
+        context = None
+        if security.certificate and not address.path:
+            context = frames.server_context(security.certificate, security.key, security.client_ca)
+        if address.path:
+            self._lock = SocketLock(address.path, field="frames")
+        try:
+            self._server, self.address = await frames.listen(self._make, address, context)
+        except OSError as error:
+            self._unlock()
+            if wanted == "auto":  # such as a socket's path that is too long with what we add to it
+                log.warning("no sessions without HTTP/2, gRPC serves them all: %s", error)
+                return
+            raise ConfigError(
+                f"frames={wanted!r} cannot be bound ({error}); choose another port, or 'off'", field="frames"
+            ) from error
+        self._hub.frames = self.address if address.path else f":{self.address.rpartition(':')[2]}"
+
+    def _make(self) -> FramedSession:
+        return FramedSession(self._hub, self._company)
+
+    async def stop(self) -> None:
+        """Nobody is waited for longer than it takes to be polite: those who take over wait for us."""
+        if self._server is None:
+            return
+        self._server.close()
+        self._server = None
+        if self.address.startswith("unix:"):
+            Path(self.address.removeprefix("unix:")).unlink(missing_ok=True)  # noqa: ASYNC240 - a name, at the very end
+        self._unlock()
+        for session in list(self._company.all):
+            session.leave()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_S):
+                await asyncio.gather(*(session.gone.wait() for session in list(self._company.all)))
+        for session in list(self._company.all):
+            session.abort()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+
+def _beside(grpc_address: str) -> Address:
+    address = parse_address(grpc_address, field="listen")
+    return type(address)("", 0, f"{address.path}.frames") if address.path else type(address)(address.host, 0)

@@ -1,0 +1,4 @@
+"""The coordinator's state machines: jobs, membership, shards, barriers, checkpoints, commands.
+
+Pure: calls and times in, events and answers out. No clock, no sockets, no disk, no randomness.
+"""

@@ -1,0 +1,235 @@
+"""Barriers: nobody goes on until everybody is there.
+
+A barrier is known by (name, step) within a generation. It counts identities, not arrivals, so arriving twice is
+harmless, and coming back after the release is answered at once. Arrivals are not durable, the release is: after a
+coordinator's death the members arrive again, and those who were late find the release standing. A barrier that cannot
+complete ends for all who wait, at once, with the names of the missing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import xxhash
+
+from strata.coordinator.state import limits
+from strata.coordinator.state.events import BarrierReleased
+from strata.errors import BarrierBroken, BarrierMismatch, InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from strata.coordinator.config import Limits
+    from strata.coordinator.state.membership import Member, Membership
+
+MAX_MISSING_NAMED = 32
+
+
+class Ticket(NamedTuple):
+    """What a caller waits for."""
+
+    job_id: str
+    generation: int
+    barrier_id: str
+    step: int
+    round: int
+    """Which opening of this barrier: one that broke and is entered again is another wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """All came."""
+
+    generation: int
+    num_members: int
+
+
+class Release(NamedTuple):
+    """What is remembered of a barrier that ended well."""
+
+    num_members: int
+    named: str
+    """A digest of the named members; empty: everybody."""
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierEnded:
+    """To be told to everybody who holds the ticket."""
+
+    ticket: Ticket
+    outcome: Released | BarrierBroken
+
+
+@dataclass(slots=True)
+class OpenBarrier:
+    ticket: Ticket
+    members: frozenset[str] | None
+    """None: every member of the generation."""
+    opened_s: float
+    deadline_s: float
+    arrived: set[str] = field(default_factory=set)
+
+
+class Barriers:
+    def __init__(self, job_id: str, *, limits: Limits) -> None:
+        self.job_id = job_id
+        self.open: dict[tuple[str, int], OpenBarrier] = {}
+        self.released: dict[tuple[str, int], Release] = {}
+        """In this generation, by (name, step)."""
+        self._num_opened = 0
+        self._limits = limits
+
+    # -- decisions -------------------------------------------------------------------------------------------------
+
+    def check(self, membership: Membership, worker_id: str, barrier_id: str, step: int, named: frozenset[str]) -> None:
+        """Refuses an arrival that cannot be meant; looks only."""
+        limits.check_id(barrier_id, "barrier_id")
+        limits.check_count(step, "step")
+        strangers = [worker for worker in named if worker not in membership.members]
+        if strangers:
+            raise InvalidArgument(
+                f"members names {_shown(strangers)}, not in generation {membership.generation}; leave them out",
+                field="members",
+            )
+        if named and worker_id not in named:
+            raise InvalidArgument(f"members does not name {worker_id!r} itself, who waits; add it", field="members")
+        release = self.released.get((barrier_id, step))
+        if release is not None and release.named != _digest(named):
+            raise BarrierMismatch(
+                f"barrier {barrier_id!r} at step {step} was released to {release.num_members} members, this call names "
+                f"{_shown(named) if named else 'all members'}; give every set its own barrier_id",
+                field="members",
+            )
+        standing = self.open.get((barrier_id, step))
+        if release is None and standing is None:
+            limits.check_room(
+                len(self.open),
+                self._limits.max_open_barriers_per_job,
+                "open barriers",
+                "max_open_barriers_per_job",
+                field="barrier_id",
+            )
+        elif standing is not None and standing.members != (named or None):
+            theirs = "all members" if standing.members is None else _shown(standing.members)
+            raise BarrierMismatch(
+                f"barrier {barrier_id!r} at step {step} waits for {theirs}, this call names "
+                f"{_shown(named) if named else 'all members'}; all callers must name the same set",
+                field="members",
+            )
+
+    def arrive(
+        self,
+        membership: Membership,
+        worker_id: str,
+        barrier_id: str,
+        step: int,
+        named: frozenset[str],
+        *,
+        now_s: float,
+        deadline_s: float,
+    ) -> tuple[Ticket, list[BarrierReleased]]:
+        """Counts a checked arrival: what it waits for, and the release, if it was the last."""
+        barrier = self.open.get((barrier_id, step))
+        if barrier is None:
+            self._num_opened += 1
+            ticket = Ticket(self.job_id, membership.generation, barrier_id, step, self._num_opened)
+            barrier = OpenBarrier(ticket, named or None, opened_s=now_s, deadline_s=deadline_s)
+            self.open[barrier_id, step] = barrier
+        barrier.arrived.add(worker_id)
+        barrier.deadline_s = min(barrier.deadline_s, deadline_s)
+        num_members = len(membership.members) if barrier.members is None else len(barrier.members)
+        if len(barrier.arrived) < num_members:
+            return barrier.ticket, []
+        released = BarrierReleased(
+            job_id=self.job_id,
+            generation=membership.generation,
+            barrier_id=barrier_id,
+            step=step,
+            num_members=num_members,
+            named=_digest(named),
+        )
+        return barrier.ticket, [released]
+
+    # -- ends ------------------------------------------------------------------------------------------------------
+
+    def expire(self, membership: Membership, now_s: float) -> list[BarrierEnded]:
+        """Breaks those whose deadline has passed."""
+        late = [b for b in self.open.values() if b.deadline_s <= now_s]
+        return [
+            self._break(
+                b,
+                f"not everybody came within {b.deadline_s - b.opened_s:.1f} s",
+                {w: _whereabouts(m, now_s) for w, m in self._missing(b, membership)},
+                membership.generation,
+            )
+            for b in late
+        ]
+
+    def break_all(self, membership: Membership, departed: Mapping[str, str]) -> list[BarrierEnded]:
+        """Ends every barrier of the generation that is over; `departed` says who left it and why."""
+        why = f"generation {membership.generation} began: {membership.generation_reason}"
+        ended = []
+        for barrier in list(self.open.values()):
+            missing = {
+                worker: reason
+                for worker, reason in departed.items()
+                if barrier.members is None or worker in barrier.members
+            }
+            ended.append(self._break(barrier, why, missing, membership.generation))
+        return ended
+
+    def excuse(self, seconds: float) -> None:
+        """We did not listen for this long, so nobody could arrive."""
+        for barrier in self.open.values():
+            barrier.deadline_s += seconds
+
+    def _break(self, barrier: OpenBarrier, why: str, missing: Mapping[str, str], generation: int) -> BarrierEnded:
+        ticket = barrier.ticket
+        del self.open[ticket.barrier_id, ticket.step]
+        named = dict(sorted(missing.items())[:MAX_MISSING_NAMED])
+        who = "; ".join(f"{worker}: {reason}" for worker, reason in named.items())
+        more = len(missing) - len(named)
+        message = f"barrier {ticket.barrier_id!r} at step {ticket.step} broke: {why}"
+        if who:
+            message += f" — missing {who}" + (f"; and {more} more" if more else "")
+        message += f"; arrive again in generation {generation}"
+        return BarrierEnded(ticket, BarrierBroken(message, field="barrier_id", generation=generation, missing=named))
+
+    def _missing(self, barrier: OpenBarrier, membership: Membership) -> Iterable[tuple[str, Member]]:
+        awaited = membership.members if barrier.members is None else barrier.members
+        return [(w, membership.members[w]) for w in awaited if w not in barrier.arrived]
+
+    # -- apply -----------------------------------------------------------------------------------------------------
+
+    def apply_released(self, event: BarrierReleased) -> None:
+        key = (event.barrier_id, event.step)
+        self.open.pop(key, None)
+        self.released[key] = Release(event.num_members, event.named)
+        while len(self.released) > self._limits.max_released_barriers_per_job:
+            del self.released[next(iter(self.released))]
+
+    def apply_generation(self) -> None:
+        self.released.clear()
+
+    # -- snapshot --------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> tuple[tuple[str, int, int, str], ...]:
+        return tuple((name, step, *release) for (name, step), release in self.released.items())
+
+    def restore(self, released: Iterable[tuple[str, int, int, str]]) -> None:
+        self.released = {(name, step): Release(num_members, named) for name, step, num_members, named in released}
+
+
+def _whereabouts(member: Member, now_s: float) -> str:
+    return f"{member.state} at step {member.step}, last heard {now_s - member.last_seen_s:.1f} s ago"
+
+
+def _digest(named: frozenset[str]) -> str:
+    """Sets of thousands of names, remembered in 16 characters."""
+    return xxhash.xxh3_64_hexdigest("\n".join(sorted(named)).encode()) if named else ""
+
+
+def _shown(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    return ", ".join(ordered[:5]) + (f" and {len(ordered) - 5} more" if len(ordered) > 5 else "")

@@ -1,0 +1,369 @@
+"""Who is in a job, and since when.
+
+Every change of the members is a new *generation*. Changes gather until `seal` makes one generation of them, so that a
+rack that dies is one change. A member is known by its name (`worker_id`), by the process behind it (`instance_id`), and
+by its *incarnation*: a number that no other member of the job ever had, with which a process that was declared dead is
+told from its successor. What a worker's calls carry is its *fence*: the incarnation together with a random number that
+only that process was told, so that no other can speak for it.
+
+Three things end a membership without the worker's doing: silence longer than the lease, a reset connection that was not
+renewed in time, and a step counter that stands still while the worker says that it trains.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from strata.coordinator.state import limits
+from strata.coordinator.state.events import GenerationStarted, NumbersSkipped, WorkerJoined, WorkerLeft, number_of
+from strata.coordinator.state.series import Series
+from strata.errors import StaleGeneration, StaleIncarnation, UnknownWorker, WorkerExists
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from strata.coordinator.config import LeaseConfig, Limits
+    from strata.coordinator.state.events import LeaveCause
+
+WorkerStateName = Literal["INITIALIZING", "IDLE", "LOADING_DATA", "TRAINING", "CHECKPOINTING", "RECOVERING", "ERROR"]
+
+MAX_DEPARTED = 1_000
+"""Departed incarnations remembered, to tell a late caller why it is out."""
+MAX_REASONS_IN_WORDS = 4
+MAX_SUSPECT_REASON = 200
+"""Characters; a rack that dies is told in one line."""
+GATHERING = 1.0
+"""Heartbeats that a silent worker's death may wait for those who fell silent with it: so far apart lie last beats."""
+SKIPPED_NUMBERS = 1_000_000
+MAX_FENCE = 2**63 - 1
+
+
+@dataclass(slots=True)
+class Member:
+    """A worker that is in. What is durable about it is `joined`; the rest is from its heartbeats."""
+
+    joined: WorkerJoined
+    last_seen_s: float
+    progress_s: float
+    """When its step last moved, or it last did something other than training."""
+    suspect_since_s: float | None = None
+    suspect_reason: str = ""
+    """What was reported with the suspicion, if somebody reported it."""
+    state: WorkerStateName = "INITIALIZING"
+    step: int = 0
+    epoch: int = 0
+    metrics: dict[str, Series] = field(default_factory=dict)
+
+    @property
+    def worker_id(self) -> str:
+        return self.joined.worker_id
+
+    @property
+    def incarnation(self) -> int:
+        return self.joined.incarnation
+
+
+class Membership:
+    def __init__(self, job_id: str, *, lease: LeaseConfig, limits: Limits) -> None:
+        self.job_id = job_id
+        self.generation = 0
+        self.generation_reason = "no worker has joined yet"
+        self.last_incarnation = 0
+        self.members: dict[str, Member] = {}
+        """By worker id, in the order of joining, which is the order of ranks and of incarnations."""
+        self.changes: list[str] = []
+        """In words, since the last seal."""
+        self.successors: dict[int, int] = {}
+        """Incarnations that ended and whose worker id joined again, since the last seal."""
+        self.leaving: dict[str, str] = {}
+        """Who left and why, since the last seal."""
+        self.departed: dict[str, WorkerLeft] = {}
+        """The last to leave under each name that is not in now."""
+        self._ranks: dict[str, int] | None = None
+        """Counted when first asked for after a change."""
+        self._lease = lease
+        self._limits = limits
+
+    # -- decisions: they look, and say what happens ----------------------------------------------------------------
+
+    def register(
+        self,
+        worker_id: str,
+        *,
+        instance_id: str,
+        capacity: float,
+        hostname: str,
+        takeover: bool,
+        nonce: int = 0,
+        is_watched: bool = False,
+    ) -> list[WorkerLeft | WorkerJoined]:
+        """Nothing, if this very process is in already; else it joins, in the place of a predecessor that may go."""
+        limits.check_id(worker_id, "worker_id")
+        limits.check_id(instance_id, "instance_id")
+        limits.check_text(hostname, "hostname")
+        limits.check_number(capacity, "capacity", least=1e-3, most=1e6)
+        events: list[WorkerLeft | WorkerJoined] = []
+        standing = self.members.get(worker_id)
+        if standing is not None:
+            if standing.joined.instance_id == instance_id:
+                return []
+            if not takeover and standing.suspect_since_s is None:
+                raise WorkerExists(
+                    f"worker_id={worker_id!r} is held by a live process (incarnation {standing.incarnation}); "
+                    f"choose another id, set takeover to replace it, or wait {self._lease.lease_s} s after its death",
+                    field="worker_id",
+                )
+            events.append(self._left(standing, "replaced", "replaced by another process of the same id"))
+        else:
+            limits.check_room(
+                len(self.members),
+                self._limits.max_workers_per_job,
+                "workers in this job",
+                "max_workers_per_job",
+                field="worker_id",
+            )
+        events.append(
+            WorkerJoined(
+                job_id=self.job_id,
+                worker_id=worker_id,
+                incarnation=self.last_incarnation + 1,
+                instance_id=instance_id,
+                nonce=nonce,
+                capacity=capacity,
+                hostname=hostname,
+                is_watched=is_watched,
+            )
+        )
+        return events
+
+    def deregister(self, worker_id: str, fence: int, reason: str) -> list[WorkerLeft]:
+        """Nothing, if this incarnation is out already."""
+        limits.check_text(reason, "reason")
+        gone = self.departed.get(worker_id)
+        if worker_id not in self.members and gone is not None and gone.fence == fence:
+            return []
+        member = self.member(worker_id, fence)
+        limits.check_count(fence, "incarnation", least=1, most=MAX_FENCE)
+        return [self._left(member, "deregistered", reason or "it said good-bye")]
+
+    def sweep(self, now_s: float, *, lenient: bool = False) -> list[WorkerLeft]:
+        """Everybody who is dead by now, and why; `lenient` overlooks lost connections."""
+        dead = [left for member in self.members.values() if (left := self._verdict(member, now_s, lenient))]
+        return [] if dead and self._should_wait(dead, now_s) else dead
+
+    def _should_wait(self, dead: Sequence[WorkerLeft], now_s: float) -> bool:
+        """Whether others are about to fall silent for a lease, too: the workers of one node, each with a last beat of
+        its own. Waiting for them, not longer than a heartbeat, makes one generation of what is one failure.
+        """
+        if any(left.cause != "lease" for left in dead):
+            return False
+        lease = self._lease
+        patience_s = lease.heartbeat_s * GATHERING
+        silent_s = [now_s - member.last_seen_s for member in self.members.values()]
+        longest_s = max(silent_s)
+        return longest_s <= lease.lease_s + patience_s and any(
+            lease.lease_s - patience_s < s <= lease.lease_s for s in silent_s
+        )
+
+    def skip(self) -> list[NumbersSkipped]:
+        """Far enough that no number is given out twice, whatever was lost."""
+        return [
+            NumbersSkipped(
+                job_id=self.job_id,
+                generation=self.generation + SKIPPED_NUMBERS,
+                incarnation=self.last_incarnation + SKIPPED_NUMBERS,
+            )
+        ]
+
+    def seal(self) -> list[GenerationStarted]:
+        """One generation out of all changes since the last one."""
+        if not self.changes:
+            return []
+        return [
+            GenerationStarted(
+                job_id=self.job_id,
+                generation=self.generation + 1,
+                num_workers=len(self.members),
+                reason=self._changes_in_words(),
+            )
+        ]
+
+    def _changes_in_words(self) -> str:
+        words = "; ".join(self.changes[:MAX_REASONS_IN_WORDS])
+        more = len(self.changes) - MAX_REASONS_IN_WORDS
+        return f"{words}; and {more} more" if more > 0 else words
+
+    def _verdict(self, member: Member, now_s: float, lenient: bool) -> WorkerLeft | None:
+        lease = self._lease
+        silent_s = now_s - member.last_seen_s
+        if silent_s > lease.lease_s:
+            return self._left(member, "lease", f"silent for {silent_s:.1f} s, lease {lease.lease_s} s")
+        suspect_since_s = None if lenient else member.suspect_since_s
+        if suspect_since_s is not None and now_s - suspect_since_s > lease.suspicion_s:
+            why = f" ({member.suspect_reason})" if member.suspect_reason else ""
+            reason = f"connection lost and not renewed within {lease.suspicion_s} s{why}"
+            return self._left(member, "connection", reason)
+        if lease.step_timeout_s and member.state == "TRAINING" and not member.joined.is_watched:
+            stuck_s = now_s - member.progress_s
+            if stuck_s > lease.step_timeout_s:
+                reason = f"hung at step {member.step} for {stuck_s:.1f} s, limit {lease.step_timeout_s} s"
+                return self._left(member, "hung", reason)
+        return None
+
+    def _left(self, member: Member, cause: LeaveCause, reason: str) -> WorkerLeft:
+        return WorkerLeft(
+            job_id=self.job_id,
+            worker_id=member.worker_id,
+            incarnation=member.incarnation,
+            nonce=member.joined.nonce,
+            cause=cause,
+            reason=reason,
+        )
+
+    # -- fencing -------------------------------------------------------------------------------------------------
+
+    def member(self, worker_id: str, fence: int) -> Member:
+        """The member, if it is this incarnation; 0 is whichever lives."""
+        member = self.members.get(worker_id)
+        if member is not None and fence in (0, member.joined.fence):
+            return member
+        gone = self.departed.get(worker_id)
+        if member is not None or (gone is not None and gone.fence == fence):
+            why = gone.reason if gone is not None and gone.fence == fence else "another process has its id"
+            raise StaleIncarnation(
+                f"incarnation {number_of(fence)} of worker {worker_id!r} is out: {why}; register again",
+                field="incarnation",
+                generation=self.generation,
+            )
+        limits.check_id(worker_id, "worker_id")
+        raise UnknownWorker(
+            f"job {self.job_id!r} has no worker {worker_id!r}; register it first (or again, if it was declared dead)",
+            field="worker_id",
+        )
+
+    def fenced(self, worker_id: str, fence: int, generation: int) -> Member:
+        """The member, if the caller knows the newest membership.
+
+        A generation is over with the first change, not only with the seal: who has left must not be counted as there.
+        The refusal names the generation that the seal will begin, since it is told after that.
+        """
+        if fence == 0:
+            raise StaleIncarnation("incarnation is 0; send the one that RegisterWorker answered", field="incarnation")
+        member = self.member(worker_id, fence)
+        if self.changes or generation != self.generation:
+            stands = self.generation + bool(self.changes)
+            reason = self._changes_in_words() if self.changes else self.generation_reason
+            raise StaleGeneration(
+                f"generation {generation} is over, {stands} stands ({reason}); "
+                "fetch your shards again and repeat the call with the new generation",
+                field="generation",
+                generation=stands,
+            )
+        return member
+
+    # -- what is not durable ---------------------------------------------------------------------------------------
+
+    def beat(
+        self,
+        member: Member,
+        now_s: float,
+        *,
+        state: WorkerStateName | None,
+        step: int | None,
+        epoch: int | None,
+        metrics: Mapping[str, float],
+    ) -> None:
+        if metrics:
+            self._check_metrics(member, metrics)
+        if step is not None:
+            limits.check_count(step, "step")
+        if epoch is not None:
+            limits.check_count(epoch, "epoch")
+        member.last_seen_s = max(member.last_seen_s, now_s)
+        member.suspect_since_s = None
+        if state is not None and state != member.state:
+            member.state = state
+            member.progress_s = now_s
+        if step is not None and step != member.step:
+            member.step = step
+            member.progress_s = now_s
+        if epoch is not None:
+            member.epoch = epoch
+        if not metrics:
+            return
+        for name, value in metrics.items():
+            series = member.metrics.get(name)
+            if series is None:
+                series = member.metrics[name] = Series(self._limits.max_points_per_series)
+            series.add(member.step, value)
+
+    def _check_metrics(self, member: Member, metrics: Mapping[str, float]) -> None:
+        new = [name for name in metrics if name not in member.metrics]
+        for num, name in enumerate(new, start=len(member.metrics)):
+            limits.check_id(name, "metrics")
+            limits.check_room(
+                num, self._limits.max_series_per_worker, "metrics", "max_series_per_worker", field="metrics"
+            )
+
+    def suspect(self, worker_id: str, fence: int, now_s: float, reason: str = "") -> None:
+        """Its connection was reset; it may be dead, or reconnecting."""
+        member = self.members.get(worker_id)
+        if member is not None and member.joined.fence == fence and member.suspect_since_s is None:
+            member.suspect_since_s = now_s
+            member.suspect_reason = reason[:MAX_SUSPECT_REASON]
+
+    def excuse(self, seconds: float, now_s: float) -> None:
+        """We did not listen for this long, so nobody's silence counts for it."""
+        for member in self.members.values():
+            member.last_seen_s = min(member.last_seen_s + seconds, now_s)
+            member.progress_s = min(member.progress_s + seconds, now_s)
+            if member.suspect_since_s is not None:
+                member.suspect_since_s = min(member.suspect_since_s + seconds, now_s)
+
+    def renew_all(self, now_s: float) -> None:
+        """After a restart: everybody gets a fresh lease to come back in."""
+        for member in self.members.values():
+            member.last_seen_s = member.progress_s = now_s
+            member.suspect_since_s = None
+
+    def ranked(self) -> Iterator[tuple[int, Member]]:
+        return enumerate(self.members.values())
+
+    def rank(self, worker_id: str) -> int:
+        if self._ranks is None:
+            self._ranks = {worker_id: rank for rank, worker_id in enumerate(self.members)}
+        return self._ranks[worker_id]
+
+    # -- apply -----------------------------------------------------------------------------------------------------
+
+    def apply_joined(self, event: WorkerJoined, now_s: float) -> None:
+        gone = self.departed.pop(event.worker_id, None)
+        if gone is not None:
+            self.successors[gone.incarnation] = event.incarnation
+        self.members[event.worker_id] = Member(event, last_seen_s=now_s, progress_s=now_s)
+        self.last_incarnation = event.incarnation
+        self._ranks = None
+        self.changes.append(event.words())
+
+    def apply_left(self, event: WorkerLeft) -> None:
+        del self.members[event.worker_id]
+        self._ranks = None
+        self.departed.pop(event.worker_id, None)
+        self.departed[event.worker_id] = event
+        while len(self.departed) > MAX_DEPARTED:
+            del self.departed[next(iter(self.departed))]
+        self.changes.append(event.words())
+        self.leaving[event.worker_id] = event.reason
+
+    def apply_skipped(self, event: NumbersSkipped) -> None:
+        self.generation = event.generation
+        self.last_incarnation = event.incarnation
+        self.changes.append(event.words())
+
+    def apply_generation(self, event: GenerationStarted) -> None:
+        self.generation = event.generation
+        self.generation_reason = event.reason
+        self.changes.clear()
+        self.successors = {}
+        self.leaving = {}

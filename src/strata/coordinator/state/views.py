@@ -1,0 +1,90 @@
+"""What a client gets to see of jobs, workers and datasets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from strata.coordinator.state.events import CheckpointRecord
+    from strata.coordinator.state.membership import WorkerStateName
+    from strata.coordinator.state.shards import Shard
+
+
+@dataclass(frozen=True, slots=True)
+class JobInfo:
+    job_id: str
+    generation: int
+    num_workers: int
+    num_datasets: int
+    checkpoint_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    worker_id: str
+    incarnation: int
+    rank: int
+    state: WorkerStateName
+    step: int
+    epoch: int
+    capacity: float
+    hostname: str
+    silent_s: float
+    suspect: bool
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class MembershipInfo:
+    generation: int
+    reason: str
+    workers: list[WorkerInfo]
+    """In the order of their ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a worker stands in the newest membership."""
+
+    generation: int
+    rank: int
+    world_size: int
+    reason: str
+    """Why this generation began."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetInfo:
+    dataset_id: str
+    num_shards: int
+    total_samples: int
+    epoch: int
+    num_done: int
+    shuffle: bool
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Of a dataset in its epoch."""
+
+    num_done: int
+    num_shards: int
+
+    @property
+    def complete(self) -> bool:
+        return self.num_done == self.num_shards
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryPlan:
+    """Everything a worker needs to go on after a failure."""
+
+    checkpoint: CheckpointRecord | None
+    """None: begin at step 0."""
+    generation: int
+    rank: int
+    world_size: int
+    shards: list[Shard]
+    reason: str

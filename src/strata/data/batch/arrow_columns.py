@@ -1,0 +1,58 @@
+"""Columns that stay Arrow arrays until a batch is handed over: because the user wants Arrow, or Python objects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from strata.data.batch.arrow_types import enlarged, of_numbers, recast
+from strata.errors import LimitExceeded
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ArrowColumn:
+    array: pa.Array
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.array.nbytes)
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def slice(self, first: int, last: int) -> ArrowColumn:
+        return ArrowColumn(self.array.slice(first, last - first))
+
+    @classmethod
+    def gather(cls, pieces: Sequence[ArrowColumn], index: npt.NDArray[np.int64] | None) -> ArrowColumn:
+        array = joined([piece.array for piece in pieces])
+        return ArrowColumn(array if index is None else array.take(of_numbers(index, pa.int64())))
+
+
+def joined(arrays: Sequence[pa.Array]) -> pa.Array:
+    """One array of them all. Strings of more than 2 GiB become large ones, and so do lists.
+
+    Raises:
+        LimitExceeded: Together they hold more than their type can address.
+    """
+    if len(arrays) == 1:
+        return arrays[0]
+    wide = enlarged(arrays[0].type)
+    try:
+        if all(array.type == arrays[0].type for array in arrays):
+            return pa.concat_arrays(arrays)
+    except (pa.ArrowInvalid, pa.ArrowCapacityError) as error:
+        if wide == arrays[0].type:
+            raise LimitExceeded(
+                f"{sum(map(len, arrays)):,} rows of a {arrays[0].type} column do not fit into one array: {error}; "
+                "lower shuffle_buffer_size or batch_size"
+            ) from error
+    return pa.concat_arrays([recast(array, wide) for array in arrays])

@@ -1,0 +1,94 @@
+"""Columns as batches are made of them, and the three things that are done to them: cut, joined, gathered.
+
+There are three kinds: `Dense` (an array, one row per entry of its first axis), `Ragged` (rows of different lengths) and
+`ArrowColumn` (whatever Arrow can hold). All columns of a chunk have the same number of rows; most of them are *packed*
+into one batch (`packed.py`) while they are on their way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, Self
+
+from strata.data.batch.packed import Packed, pack
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy as np
+    import numpy.typing as npt
+
+
+class Column(Protocol):
+    """Rows of one column. Never changed once made, so that slices may share memory."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+    def slice(self, first: int, last: int) -> Self:
+        """Rows from `first` up to, not including, `last`; nothing is copied."""
+        ...
+
+    @classmethod
+    def gather(cls, pieces: Sequence[Self], index: npt.NDArray[np.int64] | None) -> Self:
+        """The pieces behind one another, and of these the rows `index` names; all, in order, if it is None.
+
+        Called from several threads at once. The index has been checked: every entry is a row.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows of all columns."""
+
+    columns: Mapping[str, Column]
+    num_rows: int
+    packed: Packed | None = None
+    """More of them, side by side."""
+    names: tuple[str, ...] = ()
+    """The order of all columns, if some are packed."""
+
+    @property
+    def nbytes(self) -> int:
+        packed = 0 if self.packed is None else self.packed.nbytes
+        return packed + sum(column.nbytes for column in self.columns.values())
+
+    def slice(self, first: int, last: int) -> Chunk:
+        if first == 0 and last == self.num_rows:
+            return self
+        return Chunk(
+            {name: column.slice(first, last) for name, column in self.columns.items()},
+            last - first,
+            None if self.packed is None else self.packed.slice(first, last),
+            self.names,
+        )
+
+    def pack(self) -> Chunk:
+        """The same, quicker to cut and to gather."""
+        packed, others = pack(self.columns)
+        return self if packed is None else Chunk(others, self.num_rows, packed, tuple(self.columns))
+
+    def unpack(self) -> Chunk:
+        """The same, column by column."""
+        if self.packed is None:
+            return self
+        columns = self.packed.columns() | dict(self.columns)
+        return Chunk({name: columns[name] for name in self.names}, self.num_rows)
+
+
+def gather(pieces: Sequence[Chunk], index: npt.NDArray[np.int64] | None) -> Chunk:
+    """The pieces behind one another, and of these the rows that `index` names."""
+    if index is None and len(pieces) == 1:
+        return pieces[0]
+    total = sum(piece.num_rows for piece in pieces)
+    # Checked once for all columns: they gather without looking, and would deliver some other row.
+    assert index is None or not len(index) or (index.min() >= 0 and index.max() < total), "no such row"
+    columns: dict[str, Column] = {}
+    for name, column in pieces[0].columns.items():
+        columns[name] = type(column).gather([piece.columns[name] for piece in pieces], index)
+    packed = [piece.packed for piece in pieces if piece.packed is not None]
+    gathered = Packed.gather(packed, index) if packed else None
+    return Chunk(columns, total if index is None else len(index), gathered, pieces[0].names)

@@ -1,0 +1,135 @@
+"""Columns side by side in one Arrow batch, so that all of them are cut, joined or gathered by one native call.
+
+Column by column, a worker would give up the interpreter's lock and ask for it again twice for every column of a block,
+and each time wait until the training loop lets go of it: beside a loop that is busy in Python it would hardly move.
+
+To Arrow a number of n bytes is an unsigned integer of n bytes: it only moves them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strata.data.batch.arrow_columns import ArrowColumn
+from strata.data.batch.arrow_types import enlarged, of_numbers, recast
+from strata.data.batch.dense import Dense
+from strata.data.memory import pool
+from strata.errors import LimitExceeded
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy.typing as npt
+
+    from strata.data.batch.columns import Column
+
+_STAND_IN = {1: pa.uint8(), 2: pa.uint16(), 4: pa.uint32(), 8: pa.uint64()}
+"""By the bytes of a number."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Packed:
+    batch: pa.RecordBatch
+    dtypes: tuple[np.dtype[Any] | None, ...]
+    """What the numbers of each column are; None for a column that is Arrow's own."""
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.batch.nbytes)
+
+    def slice(self, first: int, last: int) -> Packed:
+        return Packed(self.batch.slice(first, last - first), self.dtypes)
+
+    @classmethod
+    def gather(cls, pieces: Sequence[Packed], index: npt.NDArray[np.int64] | None) -> Packed:
+        """As `Column.gather`.
+
+        Raises:
+            LimitExceeded: Together the pieces hold more than the type of a column can address.
+        """
+        batches = [piece.batch for piece in pieces]
+        if all(batch.schema == batches[0].schema for batch in batches):
+            with contextlib.suppress(pa.ArrowInvalid, pa.ArrowCapacityError):
+                if (made := _gathered(batches, index)) is not None:
+                    return cls(made, pieces[0].dtypes)
+        try:
+            made = _gathered([_enlarged(batch) for batch in batches], index)
+        except (pa.ArrowInvalid, pa.ArrowCapacityError) as error:
+            raise _too_large(batches, str(error)) from error
+        if made is None:
+            raise _too_large(batches, "a column has more than its type can address")
+        return cls(made, pieces[0].dtypes)
+
+    def columns(self) -> dict[str, Column]:
+        """As they were, by name."""
+        return {
+            name: ArrowColumn(array) if dtype is None else Dense(_numbers(array, dtype))
+            for name, array, dtype in zip(self.batch.schema.names, self.batch.columns, self.dtypes, strict=True)
+        }
+
+
+def _gathered(batches: Sequence[pa.RecordBatch], index: npt.NDArray[np.int64] | None) -> pa.RecordBatch | None:
+    """The rows that `index` names, of all batches; None if they do not fit into one.
+
+    Raises:
+        pa.ArrowInvalid, pa.ArrowCapacityError: Likewise.
+    """
+    table = pa.Table.from_batches(batches)
+    if index is not None:
+        # Half as wide, so that more of it stays in the cache; checked by who calls.
+        is_small = table.num_rows < 1 << 32
+        rows = of_numbers(index.astype(np.uint32), pa.uint32()) if is_small else of_numbers(index, pa.int64())
+        table = pc.take(table, rows, boundscheck=False, memory_pool=pool())
+    if not table.num_rows:  # Arrow has no batch for no rows
+        return batches[0].slice(0, 0)
+    made = table.combine_chunks(pool()).to_batches()
+    return made[0] if len(made) == 1 else None
+
+
+def _enlarged(batch: pa.RecordBatch) -> pa.RecordBatch:
+    arrays = [recast(array, enlarged(array.type)) for array in batch.columns]
+    return pa.RecordBatch.from_arrays(arrays, batch.schema.names)
+
+
+def _too_large(batches: Sequence[pa.RecordBatch], reason: str) -> LimitExceeded:
+    return LimitExceeded(
+        f"{sum(batch.num_rows for batch in batches):,} rows of a column do not fit into one array: {reason}; lower "
+        "shuffle_buffer_size or batch_size"
+    )
+
+
+def pack(columns: Mapping[str, Column]) -> tuple[Packed | None, dict[str, Column]]:
+    """What can be packed, and what cannot."""
+    arrays: dict[str, pa.Array] = {}
+    dtypes: list[np.dtype[Any] | None] = []
+    others: dict[str, Column] = {}
+    for name, column in columns.items():
+        if isinstance(column, ArrowColumn):
+            arrays[name] = column.array
+            dtypes.append(None)
+        elif isinstance(column, Dense) and _is_plain(column.values):
+            arrays[name] = of_numbers(column.values, _STAND_IN[column.values.itemsize])
+            dtypes.append(column.values.dtype)
+        else:
+            others[name] = column
+    if len(arrays) < 2:
+        return None, dict(columns)
+    return Packed(pa.RecordBatch.from_arrays(list(arrays.values()), list(arrays)), tuple(dtypes)), others
+
+
+def _is_plain(values: npt.NDArray[Any]) -> bool:
+    return values.ndim == 1 and values.flags.c_contiguous and values.itemsize in _STAND_IN
+
+
+def _numbers(array: pa.Array, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    buffer = array.buffers()[1]
+    if not len(array) or buffer is None:
+        return np.empty(0, dtype)
+    first = array.offset * dtype.itemsize
+    return np.frombuffer(buffer, dtype, count=len(array), offset=first)

@@ -1,0 +1,447 @@
+"""Filters, in the three ways people write them, made one.
+
+A pyarrow expression; tuples as `pyarrow.parquet` takes them, `[("x", ">", 3), ("c", "in", ["a"])]`, a list of lists
+being an `or` of `and`s; or a line of text, `x > 3 and country in ("de", "fr") and day >= date("2024-01-01")`, which is
+read by Python's own parser, of which only what is listed here is understood. Nothing is ever evaluated.
+
+A row passes when the filter is true for it: a comparison with null is not. As in pyarrow, `x not in (…)` is true for
+null.
+"""
+
+from __future__ import annotations
+
+import ast
+import datetime as dt
+import decimal
+import difflib
+import io
+import re
+import tokenize
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strata.data.filter import expression as expressions
+from strata.data.filter import literals
+from strata.errors import InvalidArgument, SchemaMismatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+MAX_LENGTH = 100_000
+"""Characters of a filter written as text."""
+
+
+_FAILURES = (pa.ArrowInvalid, pa.ArrowNotImplementedError)
+"""Of evaluating a filter on some value: a cast, or a division by zero."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Condition:
+    expression: pc.Expression
+    columns: tuple[str, ...]
+    """Top-level columns that it uses, sorted."""
+    text: str
+    """The same however the filter was written; part of a dataset's fingerprint."""
+
+
+def parse(filters: pc.Expression | str | Sequence[Any]) -> Condition:
+    """Reads a filter.
+
+    Raises:
+        InvalidArgument: It cannot be understood; the message says what to write.
+    """
+    if isinstance(filters, pc.Expression):
+        expression = filters
+    elif isinstance(filters, str):
+        expression = _from_text(filters)
+    elif isinstance(filters, list | tuple):
+        expression = _from_tuples(filters)
+    else:
+        _refuse(
+            f"filters is a {type(filters).__name__}; give a pyarrow expression (pc.field('x') > 3), tuples "
+            "([('x', '>', 3)]) or text ('x > 3')"
+        )
+    tree = expressions.decode(expression)
+    columns = expressions.columns(tree)
+    if not columns:
+        _refuse(f"the filter {expressions.text(tree)} uses no column; leave filters out to take all rows")
+    return Condition(expression, columns, expressions.text(tree))
+
+
+def bind(condition: Condition, schema: pa.Schema) -> Condition:
+    """The same filter, with its literals in the types of these columns (`literals.py`).
+
+    Raises:
+        SchemaMismatch: A column is not there, or cannot be compared so.
+    """
+    check_names(condition, schema.names)
+    used = pa.schema([schema.field(name) for name in condition.columns])
+    fitted = expressions.encode(literals.fitted(expressions.decode(condition.expression), used))
+    try:
+        # Of no rows some comparisons are not made, and so not refused.
+        found = expressions.mask(pa.table([pa.nulls(1, field.type) for field in used], schema=_nullable(used)), fitted)
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        types = ", ".join(f"{field.name} is {field.type}" for field in used)
+        raise SchemaMismatch(
+            f"the filter {condition.text} cannot be asked: {str(error).splitlines()[0]}; {types}. Compare numbers with "
+            'numbers, text with text, days with date("2024-01-01"), times with timestamp("2024-01-01T00:00:00") and, '
+            'where the column has a time zone, timestamp("2024-01-01T00:00:00Z")',
+            field="filters",
+        ) from error
+    if not pa.types.is_boolean(found.type):
+        raise SchemaMismatch(
+            f"the filter {condition.text} gives {found.type}, not true or false; compare it with something",
+            field="filters",
+        )
+    return replace(condition, expression=fitted)
+
+
+def count(condition: Condition, table: pa.Table, where: str) -> int:
+    """How many rows pass. `where`: what they were read from.
+
+    Raises:
+        SchemaMismatch: The filter cannot be evaluated on a value: it casts, or divides by zero.
+    """
+    try:
+        return expressions.count(table, condition.expression)
+    except _FAILURES as error:
+        raise _failed(condition.expression, table, where, error) from error
+
+
+def passing(expression: pc.Expression, table: pa.Table, where: str) -> pa.Table:
+    """The rows that pass.
+
+    Raises:
+        SchemaMismatch: As for `count`, of which statistics may have said that it is not needed.
+    """
+    try:
+        return table.filter(expression)
+    except _FAILURES as error:
+        raise _failed(expression, table, where, error) from error
+
+
+def _failed(expression: pc.Expression, table: pa.Table, where: str, error: Exception) -> SchemaMismatch:
+    columns = expressions.columns(tree := expressions.decode(expression))
+    types = ", ".join(f"{name} is {table.schema.field(name).type}" for name in columns)
+    return SchemaMismatch(
+        f"{where}: the filter {expressions.text(tree)} fails on a row: {str(error).splitlines()[0]}; {types}. Compare "
+        "columns of one type, or change the filter so that it holds for every value",
+        field="filters",
+    )
+
+
+def _nullable(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([field.with_nullable(nullable=True) for field in schema])
+
+
+def check_names(condition: Condition, names: Sequence[str]) -> None:
+    """
+    Raises:
+        SchemaMismatch: A column that the filter uses is not among them.
+    """
+    for name in condition.columns:
+        if name not in names:
+            raise SchemaMismatch(
+                f"the filter {condition.text} uses column {name!r}, which is not there; {nearest(name, names)} "
+                "(text stands in quotes)",
+                field="filters",
+            )
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The cure for a name that is not there."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    if not near:
+        near = [other for other in names if other.lower() == name.lower()][:1]
+    shown = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+    return f"did you mean {near[0]!r}?" if near else f"there are: {shown or 'none'}"
+
+
+def _refuse(message: str) -> NoReturn:
+    raise InvalidArgument(message, field="filters")
+
+
+def _all(parts: Sequence[pc.Expression]) -> pc.Expression:
+    return _joined(parts, lambda left, right: left & right)
+
+
+def _any(parts: Sequence[pc.Expression]) -> pc.Expression:
+    return _joined(parts, lambda left, right: left | right)
+
+
+def _joined(
+    parts: Sequence[pc.Expression], join: Callable[[pc.Expression, pc.Expression], pc.Expression]
+) -> pc.Expression:
+    """Halves first, so that a long list does not become a deep tree."""
+    if len(parts) == 1:
+        return parts[0]
+    half = len(parts) // 2
+    return join(_joined(parts[:half], join), _joined(parts[half:], join))
+
+
+_COMPARE: dict[str, Callable[[Any, Any], pc.Expression]] = {
+    "==": lambda left, right: left == right,
+    "=": lambda left, right: left == right,
+    "!=": lambda left, right: left != right,
+    "<": lambda left, right: left < right,
+    "<=": lambda left, right: left <= right,
+    ">": lambda left, right: left > right,
+    ">=": lambda left, right: left >= right,
+}
+
+
+# --- tuples ---
+
+
+def _from_tuples(filters: Sequence[Any]) -> pc.Expression:
+    if not filters:
+        _refuse("filters is empty; leave it out to take all rows")
+    if isinstance(filters, tuple) and isinstance(filters[0], str):
+        return _from_tuple(filters)
+    if all(isinstance(part, tuple) for part in filters):
+        return _all([_from_tuple(part) for part in filters])
+    if not all(isinstance(part, list) and part for part in filters):
+        _refuse(f"filters must be tuples, or lists of tuples (an `or` of `and`s), found {_shown(filters)}")
+    return _any([_all([_from_tuple(part) for part in conjunction]) for conjunction in filters])
+
+
+def _from_tuple(part: Any) -> pc.Expression:
+    if not isinstance(part, tuple) or len(part) != 3 or not isinstance(part[0], str) or not isinstance(part[1], str):
+        _refuse(f"a filter's tuple is (column, operator, value), such as ('x', '>', 3); found {_shown(part)}")
+    name, operator, value = part
+    operator = " ".join(operator.lower().split())
+    if operator in ("in", "not in"):
+        if isinstance(value, str | bytes) or not hasattr(value, "__iter__"):
+            _refuse(f"({name!r}, {operator!r}, …) needs a list of values, found {_shown(value)}")
+        found = _isin(_field(name), list(value))
+        return found if operator == "in" else ~found
+    if operator not in _COMPARE:
+        _refuse(f"the operator of {_shown(part)} is none of {', '.join([*_COMPARE, 'in', 'not in'])}")
+    if value is None:
+        _refuse(
+            f"{_shown(part)}: nothing is equal to null; use pc.field({name!r}).is_null(), or the text '{name} is None'"
+        )
+    return _COMPARE[operator](_field(name), _scalar(value))
+
+
+def _field(name: str) -> pc.Expression:
+    return pc.field(name)
+
+
+def _isin(field: pc.Expression, values: list[Any]) -> pc.Expression:
+    if not values:
+        _refuse("a filter asks whether a column is in an empty list, which is never so; give values")
+    try:
+        return field.isin(_array(values))
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+        _refuse(f"the values {_shown(values)} of a filter are not of one type: {error}")
+
+
+def _scalar(value: Any) -> pc.Expression:
+    try:
+        return pc.scalar(_array([value])[0] if isinstance(value, int) else value)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+        _refuse(f"{_shown(value)} cannot be compared with: {error}")
+
+
+def _array(values: list[Any]) -> pa.Array:
+    """As pyarrow guesses their type, and integers that no int64 holds too."""
+    is_int = [isinstance(value, int) for value in values if value is not None]
+    if all(is_int) and any(not -(2**63) <= value < 2**63 for value in values if value is not None):
+        return pa.array([None if value is None else decimal.Decimal(value) for value in values])
+    return pa.array(values)
+
+
+def _shown(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 80 else shown[:79] + "…"
+
+
+# --- text ---
+
+_SQL = {
+    "AND": "and",
+    "OR": "or",
+    "NOT": "not",
+    "IN": "in",
+    "IS": "is",
+    "NULL": "None",
+    "TRUE": "True",
+    "FALSE": "False",
+}
+_OPERATORS: dict[type[ast.cmpop], str] = {
+    ast.Eq: "==",
+    ast.NotEq: "!=",
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+}
+_UNDERSTOOD = (
+    "a filter consists of columns, numbers, 'text', True, False, None, date('2024-01-01'), "
+    "timestamp('2024-01-01T12:00:00'), comparisons, in (…), is None, and, or, not; for anything else "
+    "give a pyarrow expression"
+)
+
+
+def _from_text(text: str) -> pc.Expression:
+    if not text.strip():
+        _refuse("filters is empty; leave it out to take all rows")
+    if len(text) > MAX_LENGTH:
+        _refuse(f"the filter has {len(text)} characters, at most {MAX_LENGTH} are read; give a pyarrow expression")
+    line = _pythonic(text)
+    try:
+        tree = ast.parse(line, mode="eval")
+        return _truth(tree.body)
+    except (SyntaxError, ValueError) as error:
+        if isinstance(error, InvalidArgument):
+            raise
+        _refuse(f"the filter {_shown(text)} cannot be read: {_syntax_cure(text, error)}")
+    except (RecursionError, MemoryError):
+        _refuse(f"the filter {_shown(text)} is nested too deep; write long lists as x in (…)")
+
+
+def _pythonic(text: str) -> str:
+    """Upper-case SQL keywords as Python writes them; texts in quotes stay as they are."""
+    words: list[str] = []
+    try:
+        tokens = list(tokenize.generate_tokens(io.StringIO(" ".join(text.split("\n"))).readline))
+    except (tokenize.TokenError, SyntaxError, IndentationError):
+        return text.strip()
+    for token in tokens:
+        if token.type == tokenize.NAME:
+            if token.string == "BETWEEN":
+                _refuse("BETWEEN is not understood in a filter; write 1 <= x <= 5")
+            if token.string == "LIKE":
+                _refuse("LIKE is not understood in a filter; give pc.match_like(pc.field('x'), 'a%')")
+            words.append(_SQL.get(token.string, token.string))
+        elif token.type not in (tokenize.INDENT, tokenize.DEDENT, tokenize.NEWLINE, tokenize.NL, tokenize.ENDMARKER):
+            words.append(token.string)
+    return " ".join(words).replace("< >", "<>")
+
+
+def _syntax_cure(text: str, error: Exception) -> str:
+    bare = re.sub(r"'[^']*'|\"[^\"]*\"", "''", text)
+    if "<>" in bare:
+        return "write != for <>"
+    if "&&" in bare or "||" in bare:
+        return "write `and`, `or` for &&, ||"
+    if re.search(r"(?<![<>=!:])=(?!=)", bare):
+        return "write == to compare, not ="
+    if "`" in bare or re.search(r"[A-Za-z_]\w* [A-Za-z_]\w* *[=<>!]", bare):
+        return "write col('a name') for a column whose name is not a plain word"
+    return f"{error.args[0] if error.args else error}; {_UNDERSTOOD}"
+
+
+def _truth(node: ast.expr) -> pc.Expression:
+    """What is true or false of a row."""
+    if isinstance(node, ast.BoolOp):
+        parts = [_truth(part) for part in node.values]
+        return _all(parts) if isinstance(node.op, ast.And) else _any(parts)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return ~_truth(node.operand)
+    if isinstance(node, ast.Compare):
+        sides = [node.left, *node.comparators]
+        pairs = zip(sides, node.ops, sides[1:], strict=False)
+        return _all([_comparison(left, operator, right) for left, operator, right in pairs])
+    if _is_column(node):
+        return _column(node)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd | ast.BitOr):
+        _refuse("write `and`, `or` in a filter's text, not & and |")
+    _refuse(f"{_source(node)} is not true or false of a row; {_UNDERSTOOD}")
+
+
+def _comparison(left: ast.expr, operator: ast.cmpop, right: ast.expr) -> pc.Expression:
+    if isinstance(operator, ast.Is | ast.IsNot):
+        if not (isinstance(right, ast.Constant) and right.value is None):
+            _refuse(f"`is` asks for None only: write {_source(left)} == {_source(right)}")
+        null = _operand(left).is_null()
+        return ~null if isinstance(operator, ast.IsNot) else null
+    if isinstance(operator, ast.In | ast.NotIn):
+        if not _is_column(left):
+            _refuse(f"{_source(left)} in …: a column stands before `in`; to look into lists give a pyarrow expression")
+        elements = right.elts if isinstance(right, ast.Tuple | ast.List | ast.Set) else [right]
+        found = _isin(_column(left), [_value(element) for element in elements])
+        return ~found if isinstance(operator, ast.NotIn) else found
+    for side, other in ((left, right), (right, left)):
+        if isinstance(side, ast.Constant) and side.value is None:
+            _refuse(f"nothing is equal to null: write {_source(other)} is None, or {_source(other)} is not None")
+    return _COMPARE[_OPERATORS[type(operator)]](_operand(left), _operand(right))
+
+
+def _operand(node: ast.expr) -> pc.Expression:
+    return _column(node) if _is_column(node) else _scalar(_value(node))
+
+
+def _is_column(node: ast.expr) -> bool:
+    if isinstance(node, ast.Attribute):
+        return _is_column(node.value)
+    return isinstance(node, ast.Name) or (
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "col"
+    )
+
+
+def _column(node: ast.expr) -> pc.Expression:
+    return pc.field(*_path(node))
+
+
+def _path(node: ast.expr) -> list[str]:
+    if isinstance(node, ast.Attribute):
+        return [*_path(node.value), node.attr]
+    if isinstance(node, ast.Name):
+        return [node.id]
+    assert isinstance(node, ast.Call)
+    return _texts(node, "col('a name')")
+
+
+def _timestamp(text: str) -> pa.Scalar:
+    found = dt.datetime.fromisoformat(text)
+    if found.tzinfo is None:
+        return pa.scalar(found, pa.timestamp("us"))
+    return pa.scalar(found.astimezone(dt.UTC), pa.timestamp("us", "UTC"))
+
+
+_MADE: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "date": ("date('2024-01-01')", dt.date.fromisoformat),
+    "timestamp": ("timestamp('2024-01-01T12:00:00')", _timestamp),
+    "decimal": ("decimal('1.50')", decimal.Decimal),
+}
+
+
+def _value(node: ast.expr) -> Any:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes | bool | int | float | None):
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
+        value = _value(node.operand)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return -value if isinstance(node.op, ast.USub) else value
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _MADE:
+        example, make = _MADE[node.func.id]
+        texts = _texts(node, example)
+        try:
+            return make(texts[0])
+        except (ValueError, decimal.InvalidOperation) as error:
+            _refuse(f"{_source(node)} is not understood ({error}); write it as {example}")
+    if _is_column(node):
+        _refuse(f"{_source(node)} stands where a value is expected; put text in quotes: '{_source(node)}'")
+    _refuse(f"{_source(node)} is no value; {_UNDERSTOOD}")
+
+
+def _texts(node: ast.Call, example: str) -> list[str]:
+    found = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
+    texts = [text for text in found if isinstance(text, str)]
+    if node.keywords or not texts or len(texts) != len(node.args):
+        _refuse(f"{_source(node)}: write it as {example}")
+    return texts
+
+
+def _source(node: ast.expr) -> str:
+    return _shown_text(ast.unparse(node))
+
+
+def _shown_text(text: str) -> str:
+    return text if len(text) <= 80 else text[:79] + "…"

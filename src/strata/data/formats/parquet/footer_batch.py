@@ -1,0 +1,235 @@
+"""Looking into many Parquet files at once.
+
+To open a Parquet file, the decoder makes a schema of its footer, and that of Arrow beside it, which takes most of the
+time and comes to the same for every file of a dataset. Here they are made once for as many files as have them in common
+(`footer_reader.py`); each file is reported as if it had been opened alone. A file that is in any way odd
+is opened alone.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+from pyarrow.parquet.core import ParquetReader as NativeReader
+
+from strata.data.formats.base import FileFacts
+from strata.data.formats.parquet.chunks import FooterDamaged, hidden_leaves
+from strata.data.formats.parquet.footer import Footer, null_counts, read_tail, units_of
+from strata.data.formats.parquet.footer_reader import joined, layout_of, row_groups_of
+from strata.data.source.source import reaching
+from strata.errors import DataError, StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Self
+
+    import pyarrow.parquet as pq
+
+    from strata.data.formats.parquet.footer import Tail
+    from strata.data.formats.parquet.footer_reader import Layout, RowGroups
+    from strata.data.source.file import DataFile
+    from strata.data.source.source import Source
+
+    Result: TypeAlias = FileFacts | DataError | StorageError
+
+NUM_JOINED = 16
+"""Footers that are parsed together: more of them do not fit into the processor's cache, and take longer again."""
+MAX_TAIL_BYTES = 256 << 10
+"""A larger one is dealt with at once: it is not the schema that takes the time, and many would take memory."""
+MAX_FAMILIES = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Family:
+    """Files whose footers differ in their row groups alone."""
+
+    layout: Layout
+    schema: pa.Schema
+    names: list[str]
+    flat: frozenset[int]
+    num_columns: int
+    """That are stored: leaves."""
+
+
+_families: tuple[_Family, ...] = ()
+"""That were met last; by whichever thread."""
+
+
+class _Member(Footer):
+    """The footer of a file that was parsed with those of others."""
+
+    __slots__ = ()
+
+    def __init__(self, file: DataFile, family: _Family, groups: Sequence[pq.RowGroupMetaData]) -> None:
+        self._file = file
+        self.metadata = _OwnGroups(groups, family.num_columns)
+        self.schema, self.names, self.flat = family.schema, family.names, family.flat
+        self.hidden = frozenset()
+
+
+class _OwnGroups:
+    """What is asked of a file's metadata, for some row groups of others'."""
+
+    __slots__ = ("num_columns", "num_row_groups", "row_group")
+
+    def __init__(self, groups: Sequence[pq.RowGroupMetaData], num_columns: int) -> None:
+        self.num_columns = num_columns
+        self.num_row_groups = len(groups)
+        self.row_group = groups.__getitem__
+
+
+def inspect_all(
+    source: Source, files: Sequence[DataFile], *, columns: Sequence[str] | None, with_nulls: Sequence[bool]
+) -> list[Result]:
+    """See `Together.inspect_all`."""
+    return _Look(source, files, columns, with_nulls).results()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Look:
+    source: Source
+    files: Sequence[DataFile]
+    columns: Sequence[str] | None
+    with_nulls: Sequence[bool]
+
+    def results(self) -> list[Result]:
+        found: dict[int, Result] = {}
+        tails: dict[int, Tail] = {}
+        for number, file in enumerate(self.files):
+            try:
+                tail = _tail_of(self.source, file)
+            except (DataError, StorageError) as error:
+                found[number] = error
+                continue
+            if len(tail.data) > MAX_TAIL_BYTES:
+                found[number] = self._alone(number, tail)[0]
+            else:
+                tails[number] = tail
+        for family in _families:
+            found |= self._of_family(family, tails, found)
+        for number, tail in tails.items():
+            if number not in found:
+                found[number], learned = self._alone(number, tail, learns=True)
+                if learned is not None:
+                    found |= self._of_family(learned, tails, found)
+                break  # to learn takes longer than to open a file: at most once for so many files
+        for number, tail in tails.items():
+            if number not in found:
+                found[number] = self._alone(number, tail)[0]
+        return [found[number] for number in range(len(self.files))]
+
+    def _alone(self, number: int, tail: Tail, *, learns: bool = False) -> tuple[Result, _Family | None]:
+        try:
+            footer = Footer(self.files[number], tail)
+            return self._facts(number, footer, tail), _learn(footer, tail) if learns else None
+        except (DataError, StorageError) as error:
+            return error, None
+
+    def _of_family(self, family: _Family, tails: Mapping[int, Tail], found: Mapping[int, Result]) -> dict[int, Result]:
+        """Of all files that are not found yet and belong to the family."""
+        parts: dict[int, RowGroups] = {}
+        for number, tail in tails.items():
+            if (
+                number not in found
+                and (part := row_groups_of(tail.footer, family.layout)) is not None
+                and _is_open(tail)
+            ):
+                parts[number] = part
+        made: dict[int, Result] = {}
+        for start in range(0, len(parts), NUM_JOINED):
+            numbers = list(parts)[start : start + NUM_JOINED]
+            try:
+                footers = _parsed(family, {number: parts[number] for number in numbers}, self.files)
+                made |= {number: self._facts(number, footer, tails[number]) for number, footer in footers.items()}
+            except (OSError, pa.ArrowException, ValueError, IndexError):  # one of them is damaged: each for itself
+                made |= {number: self._alone(number, tails[number])[0] for number in numbers}
+        return made
+
+    def _facts(self, number: int, footer: Footer, tail: Tail) -> FileFacts:
+        leaves = footer.leaves if self.columns is None else footer.leaves_of(self.columns)
+        units = units_of(footer, None if self.columns is None else [leaf for leaf, _ in leaves])
+        nulls = null_counts(footer, leaves) if self.with_nulls[number] else {}
+        return FileFacts(footer.schema, units, tail.version, nulls)
+
+
+def _is_open(tail: Tail) -> bool:
+    """Whether pyarrow may be asked about all its column chunks; opening the file alone will tell why it may not."""
+    try:
+        return not hidden_leaves(tail.footer, tail.version)
+    except FooterDamaged:
+        return False
+
+
+def _learn(footer: Footer, tail: Tail) -> _Family | None:
+    global _families  # noqa: PLW0603 - only ever replaced as a whole; a family that gets lost is learned again
+    layout = layout_of(tail.footer)
+    if layout is None or footer.hidden:
+        return None
+    family = _Family(layout, footer.schema, footer.names, footer.flat, footer.metadata.num_columns)
+    _families = (family, *_families[: MAX_FAMILIES - 1])
+    return family
+
+
+def _parsed(family: _Family, parts: Mapping[int, RowGroups], files: Sequence[DataFile]) -> dict[int, _Member]:
+    """
+    Raises:
+        ValueError: A file says another number of rows than its row groups have: they may be another file's.
+        OSError, pa.ArrowException: They cannot be parsed.
+    """
+    footer = joined(family.layout, list(parts.values()))
+    native = NativeReader()
+    native.open(pa.BufferReader(b"".join([b"PAR1", footer, len(footer).to_bytes(4, "little"), b"PAR1"])))
+    metadata = native.metadata
+    members = {}
+    first = 0
+    for number, part in parts.items():
+        groups = [metadata.row_group(index) for index in range(first, first + part.num_groups)]
+        first += part.num_groups
+        if sum(group.num_rows for group in groups) != part.num_rows:
+            raise ValueError(f"the row groups do not have {part.num_rows} rows")
+        if any(group.num_columns != family.num_columns for group in groups):
+            raise ValueError(f"the row groups do not have {family.num_columns} columns")
+        members[number] = _Member(files[number], family, groups)
+    return members
+
+
+# --- reading ---
+
+
+def _tail_of(source: Source, file: DataFile) -> Tail:
+    if isinstance(source.filesystem, pafs.LocalFileSystem):
+        with reaching(file.name), _LocalFile(file.path) as opened:
+            return read_tail(source, file, opened)
+    with source.open(file) as opened:
+        return read_tail(source, file, opened)
+
+
+class _LocalFile:
+    """As pyarrow's, at half of its time for a single read."""
+
+    __slots__ = ("_descriptor",)
+
+    def __init__(self, path: str) -> None:
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+
+    def size(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def read_at(self, num_bytes: int, offset: int) -> bytes:
+        found = os.pread(self._descriptor, num_bytes, offset)
+        while len(found) < num_bytes:  # as some file systems do
+            more = os.pread(self._descriptor, num_bytes - len(found), offset + len(found))
+            if not more:
+                break
+            found += more
+        return found

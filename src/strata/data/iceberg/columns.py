@@ -1,0 +1,187 @@
+"""Which column of a file is which of the table: by field id, never by name alone.
+
+A column that was dropped and added again under its old name has another id, and what an older file has under this name
+is not read. Files that were written by others and carry no ids are read with the table's name mapping, which gives ids
+to names. This is how Iceberg's specification has it ("Column Projection").
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyiceberg.types import ListType, MapType, StructType
+
+from strata.data.iceberg.projection import Cast, FitColumn, List, Map, Member, Recipe, Struct
+from strata.data.iceberg.types import arrow_type, can_read
+from strata.errors import SchemaMismatch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from pyiceberg.table.name_mapping import MappedField, NameMapping
+    from pyiceberg.types import IcebergType, NestedField
+
+_ID_KEYS = (b"PARQUET:field_id", b"iceberg.id")
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A field of the file, with the part of the name mapping that speaks of what is inside it."""
+
+    place: int
+    field: pa.Field
+    inside: Sequence[MappedField] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Resolver:
+    """Fits the columns of one file to those of the table."""
+
+    file_name: str
+    file_schema: pa.Schema
+    mapping: NameMapping | None
+    """The table's; used if the file has no ids."""
+    partition: Mapping[int, Any]
+    """What all rows of the file have, by field id: where the table is partitioned by the column itself."""
+    wide: bool = False
+
+    def fit(self, fields: Iterable[NestedField]) -> dict[str, FitColumn]:
+        """How to read these columns of the table.
+
+        Raises:
+            SchemaMismatch: The file has a column with a type that cannot be read as the table's, or lacks one that must
+                have values, or nothing tells which of its columns is which.
+        """
+        found = self._top_level()
+        return {field.name: self._column(field, found.get(field.field_id)) for field in fields}
+
+    def sources(self, fields: Iterable[NestedField]) -> dict[str, pa.Field]:
+        """The file's columns behind these of the table, by the table's names; without those that it does not have."""
+        found = self._top_level()
+        return {field.name: found[field.field_id].field for field in fields if field.field_id in found}
+
+    def _top_level(self) -> dict[int, _Found]:
+        if any(_own_id(field) is not None for field in self.file_schema):
+            return _by_id(self.file_schema, None)
+        if self.mapping is None:
+            raise SchemaMismatch(
+                f"{self.file_name} carries no field ids and the table has no name mapping, so nothing tells which of "
+                "its columns is which; set the table's property schema.name-mapping.default, or rewrite the file"
+            )
+        return _by_id(self.file_schema, self.mapping.root)
+
+    def _column(self, field: NestedField, found: _Found | None) -> FitColumn:
+        if found is not None:
+            return FitColumn(
+                self._recipe(field.field_type, found.field.type, found.inside, field.name), found.field.name
+            )
+        kind = self._type(field.field_type, field.name)
+        return FitColumn(Cast(kind), None, self._constant(field, kind, field.name))
+
+    def _constant(self, field: NestedField, kind: pa.DataType, where: str) -> pa.Scalar | None:
+        if field.field_id in self.partition:
+            return _scalar(self.partition[field.field_id], kind)
+        if field.initial_default is None and field.required:
+            raise SchemaMismatch(
+                f"{self.file_name} has no column {where} (field id {field.field_id}), which the table requires to have "
+                "values, and the table has no initial default for it; leave it out with columns=, or make it optional"
+            )
+        return _scalar(field.initial_default, kind)
+
+    def _recipe(
+        self, wanted: IcebergType, found: pa.DataType, inside: Sequence[MappedField] | None, where: str
+    ) -> Recipe:
+        kind = self._type(wanted, where)
+        if isinstance(wanted, StructType) and pa.types.is_struct(found):
+            return self._struct(wanted, kind, found, inside, where)
+        if isinstance(wanted, ListType) and (pa.types.is_list(found) or pa.types.is_large_list(found)):
+            element = self._recipe(
+                wanted.element_type, found.value_type, _mapped(inside, "element"), f"{where}.element"
+            )
+            return _simplest(List(kind, element), found)
+        if isinstance(wanted, MapType) and pa.types.is_map(found):
+            key = self._recipe(wanted.key_type, found.key_type, _mapped(inside, "key"), f"{where}.key")
+            value = self._recipe(wanted.value_type, found.item_type, _mapped(inside, "value"), f"{where}.value")
+            return _simplest(Map(kind, key, value), found)
+        if wanted.is_primitive and not pa.types.is_nested(found) and can_read(found, kind):
+            return Cast(kind)
+        raise SchemaMismatch(
+            f"{self.file_name}: column {where} is {found}, which cannot be read as the table's {wanted}; "
+            "rewrite the file, or leave the column out with columns="
+        )
+
+    def _struct(
+        self,
+        wanted: StructType,
+        kind: pa.DataType,
+        found: pa.DataType,
+        inside: Sequence[MappedField] | None,
+        where: str,
+    ) -> Recipe:
+        by_id = _by_id([found.field(place) for place in range(found.num_fields)], inside)
+        members = []
+        for field in wanted.fields:
+            path = f"{where}.{field.name}"
+            member = by_id.get(field.field_id)
+            if member is not None:
+                recipe = self._recipe(field.field_type, member.field.type, member.inside, path)
+                members.append(Member(field.name, member.place, recipe))
+            else:
+                missing = self._type(field.field_type, path)
+                members.append(Member(field.name, None, Cast(missing), self._constant(field, missing, path)))
+        return _simplest(Struct(kind, tuple(members)), found)
+
+    def _type(self, wanted: IcebergType, where: str) -> pa.DataType:
+        kind = arrow_type(wanted, wide=self.wide)
+        if kind is None:
+            raise SchemaMismatch(f"column {where} has the type {wanted}, which is not read; leave it out with columns=")
+        return kind
+
+
+def _own_id(field: pa.Field) -> int | None:
+    metadata = field.metadata or {}
+    return next((int(metadata[key]) for key in _ID_KEYS if key in metadata), None)
+
+
+def _by_id(fields: Iterable[pa.Field], mapping: Sequence[MappedField] | None) -> dict[int, _Found]:
+    found: dict[int, _Found] = {}
+    by_name = {name: mapped for mapped in mapping or () for name in mapped.names}
+    for place, field in enumerate(fields):
+        if mapping is None:
+            number, inside = _own_id(field), None
+        else:
+            mapped = by_name.get(field.name)
+            number, inside = (mapped.field_id, mapped.fields) if mapped is not None else (None, None)
+        if number is not None:
+            found[number] = _Found(place, field, inside)
+    return found
+
+
+def _mapped(mapping: Sequence[MappedField] | None, name: str) -> Sequence[MappedField] | None:
+    if mapping is None:
+        return None
+    return next((mapped.fields for mapped in mapping if name in mapped.names), [])
+
+
+def _simplest(recipe: Struct | List | Map, found: pa.DataType) -> Recipe:
+    """A cast alone, where every part is taken as it is from where it is."""
+    return Cast(recipe.type) if recipe.type.equals(found) and _keeps(recipe) else recipe
+
+
+def _keeps(recipe: Recipe) -> bool:
+    if isinstance(recipe, Struct):
+        return all(member.source == place and _keeps(member.recipe) for place, member in enumerate(recipe.members))
+    if isinstance(recipe, List):
+        return _keeps(recipe.element)
+    if isinstance(recipe, Map):
+        return _keeps(recipe.key) and _keeps(recipe.value)
+    return True
+
+
+def _scalar(value: Any, kind: pa.DataType) -> pa.Scalar | None:
+    if value is None:
+        return None
+    return pa.scalar(value.bytes if isinstance(value, uuid.UUID) else value, type=kind)

@@ -1,0 +1,228 @@
+"""The user's filters: for pyiceberg, which leaves out files, and for pyarrow, which leaves out rows.
+
+A `scan_filter` is written for pyiceberg and is translated for pyarrow; `filters` are written as for files and are
+translated for pyiceberg, as far as that is exact: what has no exact translation leaves out no files.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyiceberg.expressions import (
+    AlwaysTrue,
+    And,
+    BooleanExpression,
+    EqualTo,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNull,
+    LessThan,
+    LessThanOrEqual,
+    NotNull,
+    Or,
+    Reference,
+)
+from pyiceberg.expressions import parser as iceberg_parser
+from pyiceberg.expressions.visitors import bind, extract_field_ids
+from pyiceberg.io.pyarrow import expression_to_pyarrow
+from pyiceberg.types import DateType, IcebergType, IntegerType, LongType, StringType, TimestampType, TimestamptzType
+from pyparsing import ParseBaseException
+
+from strata.data.filter import expression as expressions
+from strata.data.filter import filter as row_filters
+from strata.errors import InvalidArgument, SchemaMismatch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pyarrow.compute as pc
+    from pyiceberg.schema import Schema
+
+    from strata.data.filter.filter import Condition
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScanFilter:
+    expression: BooleanExpression
+    condition: Condition
+    """The same for rows, by the table's names."""
+
+
+def parse(scan_filter: str | BooleanExpression | None, filters: Any, schema: Schema) -> ScanFilter | None:
+    """Reads what a user gave, in either way or in both; a row must pass both.
+
+    Raises:
+        InvalidArgument: It cannot be understood.
+        SchemaMismatch: It names a column that the table does not have, or compares one with what it cannot be.
+    """
+    scanned = _parse_scan(scan_filter, schema)
+    if filters is None:
+        return scanned
+    condition = row_filters.parse(filters)
+    row_filters.check_names(condition, [field.name for field in schema.fields])
+    own = ScanFilter(_for_files(expressions.decode(condition.expression), schema), condition)
+    if scanned is None:
+        return own
+    both = row_filters.parse(scanned.condition.expression & condition.expression)
+    return ScanFilter(And(scanned.expression, own.expression), both)
+
+
+def _parse_scan(scan_filter: str | BooleanExpression | None, schema: Schema) -> ScanFilter | None:
+    """Reads the filter, and checks it against the table's schema.
+
+    Raises:
+        InvalidArgument: It cannot be understood.
+        SchemaMismatch: It names a column that the table does not have, or compares one with what it cannot be.
+    """
+    if scan_filter is None:
+        return None
+    expression = _read(scan_filter)
+    if isinstance(expression, AlwaysTrue):
+        return None
+    try:
+        bound = bind(schema, expression, case_sensitive=True)
+        _refuse_dots(bound, schema)
+        return ScanFilter(expression, row_filters.parse(_plain(expression_to_pyarrow(bound, schema))))
+    except InvalidArgument:
+        raise
+    except (ValueError, TypeError, NotImplementedError) as error:
+        named = ", ".join(field.name for field in schema.fields)
+        raise SchemaMismatch(
+            f"scan_filter cannot be asked of this table: {error}; its columns are: {named}", field="scan_filter"
+        ) from error
+
+
+def _read(scan_filter: str | BooleanExpression) -> BooleanExpression:
+    if isinstance(scan_filter, BooleanExpression):
+        return scan_filter
+    if not isinstance(scan_filter, str):
+        raise InvalidArgument(
+            f"scan_filter is a {type(scan_filter).__name__}; give text (\"x > 3 and y = 'a'\"), or an expression",
+            field="scan_filter",
+        )
+    try:
+        return iceberg_parser.parse(scan_filter)
+    except (ParseBaseException, ValueError) as error:
+        raise InvalidArgument(
+            f"scan_filter {scan_filter!r} cannot be read: {error}; write it as in SQL: \"x > 3 and y in ('a', 'b')\"",
+            field="scan_filter",
+        ) from error
+
+
+def _refuse_dots(bound: BooleanExpression, schema: Schema) -> None:
+    """A dot in a column's own name would be taken for a member of a struct."""
+    used = extract_field_ids(bound)
+    dotted = [field.name for field in schema.fields if field.field_id in used and "." in field.name]
+    if dotted:
+        raise InvalidArgument(
+            f"scan_filter uses the column {dotted[0]!r}, whose name has a dot; filter by another, or rename it",
+            field="scan_filter",
+        )
+
+
+_COMPARISONS = {
+    "equal": EqualTo,
+    "less": LessThan,
+    "less_equal": LessThanOrEqual,
+    "greater": GreaterThan,
+    "greater_equal": GreaterThanOrEqual,
+}
+_MIRRORED = {"less": "greater", "less_equal": "greater_equal", "greater": "less", "greater_equal": "less_equal"}
+_EXACT: dict[type[IcebergType], type] = {
+    IntegerType: int,
+    LongType: int,
+    StringType: str,
+    DateType: dt.date,
+    TimestampType: dt.datetime,
+    TimestamptzType: dt.datetime,
+}
+"""Values that both compare alike. Floats are not among them: pyiceberg rounds them to the column's width, and files do
+not state bounds for NaN, which passes a negated comparison.
+"""
+
+
+def _for_files(node: expressions.Node, schema: Schema) -> BooleanExpression:
+    """True wherever the filter may be: of a file for which this is false, no row passes."""
+    if not isinstance(node, expressions.Call):
+        return AlwaysTrue()
+    if node.function in ("and_kleene", "or_kleene"):
+        left, right = (_for_files(argument, schema) for argument in node.arguments)
+        return And(left, right) if node.function == "and_kleene" else Or(left, right)
+    found = _comparison(node, schema) or _membership(node, schema)
+    if found is None:
+        return AlwaysTrue()
+    try:
+        bind(schema, found, case_sensitive=True)
+    except (ValueError, TypeError, NotImplementedError):
+        return AlwaysTrue()
+    return found
+
+
+def _comparison(node: expressions.Call, schema: Schema) -> BooleanExpression | None:
+    if node.function not in _COMPARISONS or len(node.arguments) != 2:
+        return None
+    function, (field, literal) = node.function, node.arguments
+    if isinstance(field, expressions.Literal):
+        function, field, literal = _MIRRORED.get(function, function), literal, field
+    name = _column(field)
+    if name is None or not isinstance(literal, expressions.Literal):
+        return None
+    value = _exact(literal.value[0], name, schema)
+    return None if value is None else _COMPARISONS[function](name, value)
+
+
+def _membership(node: expressions.Call, schema: Schema) -> BooleanExpression | None:
+    options = node.options[0].as_py() if node.options is not None else {}
+    name = _column(node.arguments[0]) if len(node.arguments) == 1 else None
+    if name is None:
+        return None
+    if node.function == "is_valid":
+        return NotNull(term=Reference(name))
+    if node.function == "is_null" and not options.get("nan_is_null"):
+        return IsNull(term=Reference(name))
+    if node.function == "is_in" and node.options is not None:
+        values = [_exact(value, name, schema) for value in node.options.field("value_set").values]
+        return None if None in values else In(term=Reference(name), values=set(values))
+    return None
+
+
+def _column(node: expressions.Node) -> str | None:
+    """A top-level column; None for anything else, and for a name with a dot, which pyiceberg takes for a member."""
+    if not isinstance(node, expressions.Field) or len(node.path) > 1 or "." in node.path[0]:
+        return None
+    return node.path[0]
+
+
+def _exact(value: pa.Scalar, name: str, schema: Schema) -> Any:
+    wanted = _EXACT.get(type(schema.find_field(name).field_type))
+    if wanted is None or (pa.types.is_timestamp(value.type) and value.type.unit == "ns"):
+        return None
+    found = value.as_py()
+    return found if type(found) is wanted else None
+
+
+def _plain(condition: pc.Expression) -> pc.Expression:
+    """With UUIDs as the bytes that columns have."""
+
+    def plain(node: expressions.Node) -> expressions.Node:
+        if isinstance(node, expressions.Literal) and isinstance(node.value, pa.ExtensionArray):
+            return expressions.Literal(node.value.storage)
+        if isinstance(node, expressions.Call):
+            return expressions.Call(node.function, tuple(map(plain, node.arguments)), node.options)
+        return node
+
+    return expressions.encode(plain(expressions.decode(condition)))
+
+
+def renamed(node: expressions.Node, names: Mapping[str, str]) -> expressions.Node:
+    """The same filter over a file's own column names."""
+    if isinstance(node, expressions.Field):
+        return expressions.Field((names[node.path[0]], *node.path[1:]))
+    if isinstance(node, expressions.Call):
+        parts = tuple(renamed(argument, names) for argument in node.arguments)
+        return expressions.Call(node.function, parts, node.options)
+    return node

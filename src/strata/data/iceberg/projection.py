@@ -1,0 +1,181 @@
+"""How one data file of an Iceberg table becomes rows of the table.
+
+A file keeps the names and types it was written with; the table has moved on since. What belongs together is told by
+field ids, which are resolved once, at plan time (`columns.py`). What is left is here, and needs pyarrow alone: take
+this column of the file, cast it, rebuild structs whose members changed, fill in what the file does not have, and leave
+out the rows that were deleted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy.typing as npt
+
+    from strata.data.formats.base import Unit
+
+NO_ROWS: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Values stay what they are; their type may be a wider one."""
+
+    type: pa.DataType
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One member of a struct: its place in the file's struct, or a constant."""
+
+    name: str
+    source: int | None
+    recipe: Recipe
+    constant: pa.Scalar | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Struct:
+    type: pa.DataType
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class List:
+    type: pa.DataType
+    element: Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    type: pa.DataType
+    key: Recipe
+    value: Recipe
+
+
+Recipe: TypeAlias = "Cast | Struct | List | Map"
+"""How an array of the file becomes one of the table; `type` is what comes out."""
+
+
+@dataclass(frozen=True, slots=True)
+class FitColumn:
+    """One column of the table, seen from a file."""
+
+    recipe: Recipe
+    source: str | None = None
+    """The file's column; None where it has none."""
+    constant: pa.Scalar | None = None
+    """What all rows have then; None stands for null."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether what is in the file is what is delivered."""
+        return self.source is not None and isinstance(self.recipe, Cast)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IcebergFit:
+    """The `Fit` of a data file."""
+
+    columns: Mapping[str, FitColumn]
+    deleted: npt.NDArray[np.int64] = field(default_factory=lambda: NO_ROWS)
+    """Rows of the file that are no longer in the table: sorted, each once, counted from the file's first."""
+
+    def file_columns(self, columns: Sequence[str]) -> list[str]:
+        sources = (self.columns[name].source for name in columns)
+        return list(dict.fromkeys(source for source in sources if source is not None))
+
+    def num_left(self, unit: Unit) -> int:
+        """How many rows of the unit are not deleted."""
+        return unit.num_rows - len(self._deleted_in(unit))
+
+    def apply(self, table: pa.Table, unit: Unit, columns: Sequence[str]) -> pa.Table:
+        gone = self._deleted_in(unit)
+        num_rows = unit.num_rows - len(gone)
+        if len(gone) and table.num_columns:
+            kept = np.ones(unit.num_rows, dtype=np.bool_)
+            kept[gone - unit.first_row] = False
+            table = table.filter(pa.array(kept))
+        if not columns:
+            return pa.table({"rows": pa.nulls(num_rows)}).select([])
+        return pa.table([self._column(table, name, num_rows) for name in columns], names=list(columns))
+
+    def _deleted_in(self, unit: Unit) -> npt.NDArray[np.int64]:
+        if not len(self.deleted):
+            return self.deleted
+        first, last = np.searchsorted(self.deleted, [unit.first_row, unit.first_row + unit.num_rows])
+        return self.deleted[first:last]
+
+    def _column(self, table: pa.Table, name: str, num_rows: int) -> pa.ChunkedArray | pa.Array:
+        column = self.columns[name]
+        if column.source is None:
+            return _repeat(column.constant, column.recipe.type, num_rows)
+        return _shape_chunks(table.column(column.source), column.recipe)
+
+
+def _repeat(constant: pa.Scalar | None, kind: pa.DataType, num_rows: int) -> pa.Array:
+    return pa.nulls(num_rows, kind) if constant is None else pa.repeat(constant, num_rows)
+
+
+def _shape_chunks(column: pa.ChunkedArray, recipe: Recipe) -> pa.ChunkedArray:
+    if isinstance(recipe, Cast):
+        return (
+            column
+            if column.type.equals(recipe.type)
+            else pa.chunked_array([_cast(chunk, recipe.type) for chunk in column.chunks], type=recipe.type)
+        )
+    return pa.chunked_array([shape(chunk, recipe) for chunk in column.chunks], type=recipe.type)
+
+
+def shape(array: pa.Array, recipe: Recipe) -> pa.Array:
+    """The array as the recipe says."""
+    if isinstance(recipe, Cast):
+        return _cast(array, recipe.type)
+    if isinstance(recipe, Struct):
+        return _shape_struct(array, recipe)
+    if isinstance(recipe, List):
+        return _rebuild(array, recipe.type, shape(array.values, recipe.element))
+    entries = pa.StructArray.from_arrays(
+        [shape(array.keys, recipe.key), shape(array.items, recipe.value)],
+        fields=[recipe.type.key_field, recipe.type.item_field],
+    )
+    return _rebuild(array, recipe.type, entries)
+
+
+def _shape_struct(array: pa.StructArray, recipe: Struct) -> pa.Array:
+    members = [
+        _repeat(member.constant, member.recipe.type, len(array))
+        if member.source is None
+        else shape(array.field(member.source), member.recipe)
+        for member in recipe.members
+    ]
+    fields = [pa.field(member.name, member.recipe.type) for member in recipe.members]
+    return pa.StructArray.from_arrays(members, fields=fields, mask=array.is_null())
+
+
+def _rebuild(array: pa.Array, kind: pa.DataType, values: pa.Array) -> pa.Array:
+    """The same lists, or maps, over other values. Its buffers are shared, so it may begin anywhere in them."""
+    wide = pa.types.is_large_list(array.type)
+    if wide != pa.types.is_large_list(kind):
+        same_width = pa.large_list(values.type) if wide else pa.list_(values.type)
+        return _rebuild(array, same_width, values).cast(kind)
+    return pa.Array.from_buffers(
+        kind, len(array), array.buffers()[:2], null_count=array.null_count, offset=array.offset, children=[values]
+    )
+
+
+def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    if array.type.equals(kind):
+        return array
+    if isinstance(array, pa.ExtensionArray):
+        return _cast(array.storage, kind)
+    # Tables keep microseconds where files may have nanoseconds: what is finer is cut off, as everywhere in Iceberg.
+    return pc.cast(array, options=pc.CastOptions(target_type=kind, allow_time_truncate=True))

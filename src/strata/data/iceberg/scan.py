@@ -1,0 +1,189 @@
+"""What a snapshot consists of: data files, and for each the delete files that apply to it.
+
+pyiceberg plans scans too, but refuses tables with equality deletes, and asks filters of today's schema when the past is
+read. So its parts are used, the manifests and the evaluators of filters, and put together here as the specification has
+it ("Scan Planning").
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.expressions.visitors import (
+    _InclusiveMetricsEvaluator,
+    expression_evaluator,
+    inclusive_projection,
+    manifest_evaluator,
+)
+from pyiceberg.manifest import DataFileContent, ManifestContent
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import VoidTransform
+
+from strata.data.source.source import reaching
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from pyiceberg.expressions import BooleanExpression
+    from pyiceberg.manifest import DataFile, ManifestEntry, ManifestFile
+    from pyiceberg.partitioning import PartitionSpec
+    from pyiceberg.table import Table
+    from pyiceberg.table.snapshots import Snapshot
+    from pyiceberg.typedef import Record
+
+_PATH_ID = 2147483546
+"""The field id of `file_path` in position delete files."""
+
+_Key = tuple[int, str]
+"""A partition: of which spec, and its values."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScannedFile:
+    """A data file, and the delete files that may say something about its rows."""
+
+    file: DataFile
+    sequence: int
+    position_deletes: tuple[DataFile, ...] = ()
+    equality_deletes: tuple[DataFile, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    files: tuple[ScannedFile, ...]
+    """In the order in which they were added to the table, and by path within a commit."""
+    num_pruned: int
+    """Data files that cannot have rows which pass the filter."""
+
+
+def scan(
+    table: Table, snapshot: Snapshot, schema: Schema, row_filter: BooleanExpression | None, *, num_threads: int
+) -> Scan:
+    """Reads the manifests that may matter, and matches deletes with data.
+
+    `schema`: what the filter's names mean.
+    """
+    pruner = _Pruner(table, schema, row_filter if row_filter is not None else AlwaysTrue())
+    with reaching(f"the manifest list of snapshot {snapshot.snapshot_id}"):
+        manifests = list(snapshot.manifests(table.io))
+    wanted = [manifest for manifest in manifests if pruner.may_matter(manifest)]
+    with ThreadPoolExecutor(max(1, min(num_threads, len(wanted)))) as pool:
+        entries = [entry for found in pool.map(lambda one: _entries(table, one), wanted) for entry in found]
+    data = [entry for entry in entries if entry.data_file.content == DataFileContent.DATA]
+    kept = [entry for entry in data if pruner.may_have_rows(entry.data_file)]
+    deletes = _Deletes(
+        (entry for entry in entries if entry.data_file.content != DataFileContent.DATA),
+        unpartitioned=frozenset(number for number, spec in table.specs().items() if not _partitions(spec)),
+    )
+    files = sorted((deletes.matched(entry) for entry in kept), key=lambda one: (one.sequence, one.file.file_path))
+    read = {manifest.manifest_path for manifest in wanted}
+    unread = [manifest for manifest in manifests if manifest.manifest_path not in read]
+    return Scan(tuple(files), len(data) - len(kept) + sum(map(_num_data_files, unread)))
+
+
+def _entries(table: Table, manifest: ManifestFile) -> list[ManifestEntry]:
+    with reaching(manifest.manifest_path):
+        return manifest.fetch_manifest_entry(table.io)
+
+
+def _partitions(spec: PartitionSpec) -> bool:
+    """A field that is removed from the spec of a table of version 1 stays in it, with nothing but nulls."""
+    return not all(isinstance(field.transform, VoidTransform) for field in spec.fields)
+
+
+def _num_data_files(manifest: ManifestFile) -> int:
+    if manifest.content != ManifestContent.DATA:
+        return 0
+    return (manifest.added_files_count or 0) + (manifest.existing_files_count or 0)
+
+
+class _Pruner:
+    """What the filter says of manifests, by their partitions, and of data files, by partition and bounds of columns."""
+
+    def __init__(self, table: Table, schema: Schema, row_filter: BooleanExpression) -> None:
+        self._specs = table.specs()
+        self._schema = schema
+        self._filter = row_filter
+        self._bounds = _InclusiveMetricsEvaluator(schema, row_filter).eval
+        self._of_manifests: dict[int, Callable[[ManifestFile], bool]] = {}
+        self._of_partitions: dict[int, Callable[[Record], bool]] = {}
+
+    def may_matter(self, manifest: ManifestFile) -> bool:
+        self._prepare(manifest.partition_spec_id)
+        return self._of_manifests[manifest.partition_spec_id](manifest)
+
+    def may_have_rows(self, file: DataFile) -> bool:
+        return self._of_partitions[file.spec_id](file.partition) and self._bounds(file)
+
+    def _prepare(self, spec_id: int) -> None:
+        if spec_id in self._of_manifests:
+            return
+        spec = self._specs[spec_id]
+        projected = inclusive_projection(self._schema, spec)(self._filter)
+        self._of_manifests[spec_id] = manifest_evaluator(spec, self._schema, projected)
+        partitions = Schema(*spec.partition_type(self._schema).fields)
+        self._of_partitions[spec_id] = expression_evaluator(partitions, projected, case_sensitive=True)
+
+
+class _Deletes:
+    """Delete files, found by what they apply to.
+
+    Deletes of positions apply to data of the same commit and before it, deletes by equality only to what was there
+    before. Both stay within their partition, except deletes by equality that were written without one: those apply
+    everywhere. `unpartitioned`: the specs that make no partitions.
+    """
+
+    def __init__(self, entries: Iterable[ManifestEntry], *, unpartitioned: frozenset[int]) -> None:
+        self._unpartitioned = unpartitioned
+        self._by_path: dict[bytes, list[tuple[int, DataFile]]] = defaultdict(list)
+        self._by_partition: dict[_Key, list[tuple[int, DataFile]]] = defaultdict(list)
+        self._equal: dict[_Key, list[tuple[int, DataFile]]] = defaultdict(list)
+        self._equal_anywhere: list[tuple[int, DataFile]] = []
+        for entry in entries:
+            self._add(entry.sequence_number or 0, entry.data_file)
+
+    def _add(self, sequence: int, file: DataFile) -> None:
+        if file.content == DataFileContent.EQUALITY_DELETES:
+            place = self._equal_anywhere if file.spec_id in self._unpartitioned else self._equal[_key(file)]
+            place.append((sequence, file))
+            return
+        lower, upper = _path_bounds(file)
+        if lower is not None and lower == upper:
+            self._by_path[lower].append((sequence, file))
+        else:
+            self._by_partition[_key(file)].append((sequence, file))
+
+    def matched(self, entry: ManifestEntry) -> ScannedFile:
+        file, sequence, path = entry.data_file, entry.sequence_number or 0, entry.data_file.file_path.encode()
+        positions = [
+            delete
+            for written, delete in self._by_path.get(path, []) + self._by_partition.get(_key(file), [])
+            if written >= sequence and _may_name(delete, path)
+        ]
+        equal = [
+            delete for written, delete in self._equal_anywhere + self._equal.get(_key(file), []) if written > sequence
+        ]
+        return ScannedFile(file, sequence, _by_name(positions), _by_name(equal))
+
+
+def _by_name(files: list[DataFile]) -> tuple[DataFile, ...]:
+    """Each once: one file can hold the deletion vectors of many data files, and is then listed for each."""
+    return tuple(sorted({file.file_path: file for file in files}.values(), key=lambda file: file.file_path))
+
+
+def _key(file: DataFile) -> _Key:
+    return file.spec_id, repr(file.partition)
+
+
+def _path_bounds(file: DataFile) -> tuple[bytes | None, bytes | None]:
+    return (file.lower_bounds or {}).get(_PATH_ID), (file.upper_bounds or {}).get(_PATH_ID)
+
+
+def _may_name(delete: DataFile, path: bytes) -> bool:
+    """Bounds may be cut short, downwards and upwards: they tell what is out, not what is in."""
+    lower, upper = _path_bounds(delete)
+    return (lower is None or lower <= path) and (upper is None or path <= upper)

@@ -1,0 +1,337 @@
+"""Loaders over a map-style dataset of the user's own, as torch knows them. Imported only where torch is installed.
+
+`map_loader` builds a `DataLoader`; `RowSampler` is for users who build one themselves, and `adopt` turns theirs into
+the same thing. Torch fetches ahead of the training loop, so neither a sampler nor a worker knows what was delivered:
+the loader's own iterator does, and moves the place.
+
+Random numbers that the dataset and `collate_fn` draw come from generators that are seeded for every batch, from the
+shuffle seed, the epoch and the batch's first position. So they do not depend on how many workers fetch, and not on
+where an epoch was interrupted; and the training process's own generators do not notice that data are loaded at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import random
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, get_worker_info
+from torch.utils.data.distributed import DistributedSampler
+
+from strata.data.order.map_rows import MapRows, Share
+from strata.data.runtime.iterator import CLOSED
+from strata.errors import InvalidArgument, PlanChanged, StrataError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from strata.data.order.steps import Tail
+    from strata.data.ranks import Ranks
+
+_SEEDED = "the order and the workers' seeds follow from shuffle_seed=; pass that"
+_OWN_SAMPLER = (
+    "the loader has a sampler of its own, which makes it exact; leave it out, or build the DataLoader yourself, with "
+    "sampler=ctx.sampler(dataset), and pass it to ctx.attach"
+)
+_CONTRADICTIONS = {
+    "sampler": _OWN_SAMPLER,
+    "batch_sampler": _OWN_SAMPLER,
+    "generator": _SEEDED,
+}
+
+
+class RowSampler(DistributedSampler[Any]):
+    """Says which rows a rank gets. For a `DataLoader` that is passed to `ctx.attach`, which iterates in its stead."""
+
+    def __init__(self, dataset: Any, *, ranks: Ranks, shuffle: bool, seed: int, tail: Tail) -> None:
+        check_map_style(dataset)
+        # As a DistributedSampler it is left alone by frameworks that would shard the loader otherwise.
+        super().__init__(dataset, num_replicas=ranks.num_ranks, rank=ranks.rank, shuffle=shuffle, seed=seed)
+        self.ranks = ranks
+        self.tail: Tail = tail
+        self.rows: MapRows | None = None
+        """Of the loader that has taken it over."""
+
+    def __iter__(self) -> Iterator[Any]:
+        raise StrataError(
+            "the loader of this sampler is not attached, so nobody counts which rows are delivered; call "
+            "ctx.attach(loader) before the loop. If a framework has built the loader anew, tell it not to shard or "
+            "replace samplers"
+        )
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+        if self.rows is not None:
+            self.rows.set_epoch(epoch)
+
+    def adopted(self, *, batch_size: int, drop_last: bool) -> MapRows:
+        if self.rows is not None:
+            raise InvalidArgument(
+                "this sampler belongs to another loader already; make one for each with ctx.sampler", field="loader"
+            )
+        if drop_last and self.tail == "pad":
+            raise InvalidArgument(
+                "drop_last=True and tail='pad' contradict each other; leave out one of them", field="tail"
+            )
+        self.rows = MapRows(
+            len(self.dataset),  # type: ignore[arg-type]
+            ranks=self.ranks,
+            batch_size=batch_size,
+            shuffle=self.shuffle,
+            seed=self.seed,
+            tail="drop" if drop_last else self.tail,
+        )
+        return self.rows
+
+
+@functools.cache
+def _counting(kind: Any) -> Any:
+    """The same class of loaders, which takes its batches from a `RowSampler` and keeps the place.
+
+    A class of this one base, so that loaders that exist can become of it.
+    """
+
+    class Counting(kind):  # type: ignore[misc]
+        has_global_state = True
+        """The same on all ranks, of any number of them."""
+        map_rows: MapRows
+        rows_delivered = 0
+        """By this rank, in all; for whoever watches."""
+
+        @property
+        def position(self) -> tuple[int, int]:
+            """The epoch, and how many of its rows all ranks together have been given."""
+            return self.map_rows.epoch, self.map_rows.position
+
+        @property
+        def is_last(self) -> bool:
+            """Whether the batch that was delivered last is the last one of its epoch."""
+            return self.map_rows.is_last
+
+        @property
+        def num_batches_left(self) -> int:
+            """Batches from the position to the end of the epoch, the same on every rank."""
+            return self.map_rows.steps(self.map_rows.position).num_batches
+
+        @property
+        def _index_sampler(self) -> _Shares:
+            return _Shares(self.map_rows)
+
+        def __len__(self) -> int:
+            """Batches of a whole epoch, the same on every rank."""
+            return self.map_rows.steps().num_batches
+
+        def __iter__(self) -> _Deliveries:
+            if len(self.dataset) != self.map_rows.num_rows:
+                raise PlanChanged(
+                    f"the dataset had {self.map_rows.num_rows} rows when the loader was made, and has "
+                    f"{len(self.dataset)} now; make another loader when it changes"
+                )
+            number = self.map_rows.begin()
+            return _Deliveries(self, number, super().__iter__())
+
+        def _get_iterator(self) -> Any:
+            """As torch makes it, of a copy of this loader that seeds every batch."""
+            seeded: Any = copy.copy(self)
+            vars(seeded)["dataset"] = _Seeded(self.dataset, self.collate_fn)
+            seeded.collate_fn = _as_it_is
+            seeded.worker_init_fn = functools.partial(_init_worker, self.worker_init_fn)
+            seeded.generator = torch.Generator()
+            seeded.generator.manual_seed(self.map_rows.epoch_seed)
+            return super(Counting, seeded)._get_iterator()
+
+        def set_epoch(self, epoch: int) -> None:
+            self.map_rows.set_epoch(epoch)
+
+        def state_dict(self) -> dict[str, Any]:
+            """Where the epoch stands: what the training loop has been given, not what was fetched ahead of it."""
+            return self.map_rows.state_dict()
+
+        def load_state_dict(self, state: Mapping[str, Any], *, on_change: str = "refuse") -> None:
+            self.map_rows.load_state_dict(state, on_change=on_change)
+
+    Counting.__name__ = Counting.__qualname__ = kind.__name__
+    return Counting
+
+
+def map_loader(
+    dataset: Any,
+    *,
+    ranks: Ranks,
+    batch_size: int = 1,
+    shuffle: bool = False,
+    shuffle_seed: int = 0,
+    tail: Tail = "uneven",
+    drop_last: bool = False,
+    **options: Any,
+) -> DataLoader[Any]:
+    """A `torch.utils.data.DataLoader` with the state of a `StatefulDataLoader`; `options` are those of the former.
+
+    Raises:
+        InvalidArgument: The dataset is not map-style, or an option contradicts an exact order.
+    """
+    for name, why in _CONTRADICTIONS.items():
+        if options.pop(name, None) is not None:
+            raise InvalidArgument(f"{name}= cannot be given: {why}", field=name)
+    sampler = RowSampler(dataset, ranks=ranks, shuffle=shuffle, seed=shuffle_seed, tail=tail)
+    loader = DataLoader(dataset, batch_size=batch_size, drop_last=drop_last, sampler=sampler, **options)
+    adopt(loader)
+    return loader
+
+
+def adopt(loader: Any) -> None:
+    """Makes a loader that was built with a `RowSampler` count what it delivers.
+
+    Raises:
+        InvalidArgument: It is built in a way in which that cannot be.
+    """
+    sampler, batches = sampler_of(loader), loader.batch_sampler
+    assert sampler is not None
+    if hasattr(loader, "state_dict"):
+        raise InvalidArgument(
+            f"a {type(loader).__name__} counts by itself; use torch's own DataLoader with ctx.sampler",
+            field="loader",
+        )
+    if not getattr(loader, "in_order", True):
+        raise InvalidArgument(
+            "with in_order=False batches come in another order every time; leave it out", field="in_order"
+        )
+    if loader.generator is not None:
+        raise InvalidArgument(f"generator= cannot be given: {_SEEDED}", field="generator")
+    if batches is None:
+        raise InvalidArgument(
+            "batch_size=None makes no batches to count; say batch_size=1 and collate_fn=lambda rows: rows[0]",
+            field="batch_size",
+        )
+    if type(batches) is not BatchSampler:
+        raise InvalidArgument(
+            f"a batch sampler of your own, a {type(batches).__name__}, cannot be counted; build the loader with "
+            "batch_size=… and sampler=ctx.sampler(dataset)",
+            field="batch_sampler",
+        )
+    if loader.dataset is not sampler.dataset:
+        raise InvalidArgument(
+            f"the loader is of a {type(loader.dataset).__name__} and its sampler of another dataset; make the sampler "
+            "of the dataset that the loader has",
+            field="loader",
+        )
+    loader.map_rows = sampler.adopted(batch_size=batches.batch_size, drop_last=batches.drop_last)
+    kind: Any = type(loader)
+    loader.__class__ = _counting(kind)
+
+
+def sampler_of(loader: Any) -> RowSampler | None:
+    """Its `RowSampler`, wherever the user has put it."""
+    batches = getattr(loader, "batch_sampler", None)
+    candidates = (getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None))
+    return next((each for each in candidates if isinstance(each, RowSampler)), None)
+
+
+def check_map_style(dataset: Any) -> None:
+    """
+    Raises:
+        InvalidArgument: It has no rows that can be asked for by number.
+    """
+    if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise InvalidArgument(
+            f"a {type(dataset).__name__} cannot be asked for its n-th row; give it __len__ and __getitem__. Or pass "
+            "torchdata's StatefulDataLoader of it to ctx.attach; the number of workers is fixed then",
+            field="dataset",
+        )
+
+
+class _Deliveries:
+    """One pass, as the training loop iterates over it."""
+
+    def __init__(self, loader: Any, number: int, batches: Iterator[Any]) -> None:
+        self._loader = loader
+        self._number = number
+        self._batches = batches
+        self._num_delivered = 0
+        self._num_batches = loader.map_rows.num_batches
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __len__(self) -> int:
+        return int(self._num_batches)
+
+    def __next__(self) -> Any:
+        rows: MapRows = self._loader.map_rows
+        if not rows.is_current(self._number):
+            raise StrataError(CLOSED)
+        try:
+            batch, num_rows = next(self._batches)
+        except StopIteration:
+            rows.ended()
+            raise
+        rows.delivered(self._num_delivered)
+        self._num_delivered += 1
+        self._loader.rows_delivered += num_rows
+        return batch
+
+
+class _Shares:
+    """The batch sampler that torch sees."""
+
+    def __init__(self, rows: MapRows) -> None:
+        self._rows = rows
+
+    def __iter__(self) -> Iterator[Share]:
+        return self._rows.shares()
+
+    def __len__(self) -> int:
+        return self._rows.num_batches
+
+
+class _Seeded:
+    """The dataset as torch's workers see it. It collates, too, so that this is seeded with the rest."""
+
+    def __init__(self, dataset: Any, collate: Callable[[Any], Any]) -> None:
+        self.dataset = dataset
+        self._collate = collate
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitems__(self, share: Share) -> tuple[Any, int]:
+        with _seeded(share.seed):
+            if getattr(self.dataset, "__getitems__", None):
+                found = self.dataset.__getitems__(share.rows)
+            else:
+                found = [self.dataset[row] for row in share.rows]
+            return self._collate(found), len(share.rows)
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Python's, numpy's and torch's generators of the CPU. The training process has its own back after it."""
+    before = None
+    if get_worker_info() is None:
+        before = random.getstate(), np.random.get_state(legacy=False), torch.default_generator.get_state()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        if before is not None:
+            random.setstate(before[0])
+            np.random.set_state(before[1])
+            torch.default_generator.set_state(before[2])
+
+
+def _init_worker(init: Callable[[int], None] | None, worker: int) -> None:
+    info = get_worker_info()
+    if info is not None:  # the user's dataset, where users look for it
+        object.__setattr__(info, "dataset", info.dataset.dataset)  # type: ignore[attr-defined]  # torch has it frozen
+    if init is not None:
+        init(worker)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

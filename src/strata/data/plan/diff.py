@@ -1,0 +1,116 @@
+"""What to say when a state belongs to other data: which file, which setting.
+
+A fingerprint only says that something is different. So a loader's state carries a summary beside it, small
+whatever the size of the dataset, from which the difference can be named when the time has come.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from strata.data.plan.plan import Plan
+
+MAX_FILES = 256
+"""By name; of a larger dataset the others are only counted."""
+_VERSION_DIGITS = 8
+_MAX_NAMES = 3
+_MAX_CONDITION = 1000
+
+
+def summary(plan: Plan) -> dict[str, Any]:
+    """For `explain`, as JSON can hold it."""
+    rows = np.bincount(plan.unit_file, weights=plan.unit_rows, minlength=len(plan.files)).astype(np.int64).tolist()
+    listed = sorted(zip(plan.files, rows, strict=True), key=lambda each: each[0].file.name)[:MAX_FILES]
+    starts = plan.split_starts[:-1]
+    return {
+        "num_files": len(plan.files),
+        "num_units": plan.num_units,
+        "num_splits": plan.num_splits,
+        "num_rows": plan.num_rows,
+        "largest_split_bytes": int(np.add.reduceat(plan.unit_bytes, starts).max()) if len(starts) else 0,
+        "condition": plan.condition_text[:_MAX_CONDITION],
+        "files": [[file.file.name, file.version[:_VERSION_DIGITS], num_rows] for file, num_rows in listed],
+    }
+
+
+def explain(before: Mapping[str, Any], plan: Plan) -> str:
+    """What is different now, in a sentence or two. `before` was read from a state, so it may hold anything."""
+    now = summary(plan)
+    try:
+        reasons = [*_conditions(before, now), *_files(before, now)]
+        if not reasons:
+            reasons = _splits(before, now)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+        reasons = []
+    return "; ".join(reasons) or "what changed cannot be told from the state; it is of other data"
+
+
+def _conditions(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    if before["condition"] == now["condition"]:
+        return []
+    return [f"the filter was {_or_none(before['condition'])} and is {_or_none(now['condition'])}"]
+
+
+def _or_none(condition: str) -> str:
+    return str(condition) if condition else "none"
+
+
+def _files(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    then = {str(name): (str(version), int(rows)) for name, version, rows in before["files"]}
+    here = {str(name): (str(version), int(rows)) for name, version, rows in now["files"]}
+    if before["num_files"] > len(then) or now["num_files"] > len(here):
+        # Lists that were cut say nothing of names that are behind the end of the shorter one.
+        last = min(max(names, default="") for names, cut in _cuts(before, now, then, here) if cut)
+        then = {name: told for name, told in then.items() if name <= last}
+        here = {name: told for name, told in here.items() if name <= last}
+    same_filter = before["condition"] == now["condition"]
+    rewritten = [name for name in sorted(then.keys() & here.keys()) if then[name][0] != here[name][0]]
+    recounted = [
+        name
+        for name in sorted(then.keys() & here.keys())
+        if then[name][0] == here[name][0] and then[name][1] != here[name][1]
+    ]
+    reasons = []
+    # With another filter, files come and go by having rows that pass.
+    if same_filter:
+        reasons += _named("added", sorted(here.keys() - then.keys()))
+        reasons += _named("removed", sorted(then.keys() - here.keys()))
+        reasons += _named("read with another number of rows", recounted)
+    reasons += _named("rewritten", rewritten)
+    if same_filter and before["num_files"] != now["num_files"]:
+        reasons.append(f"there were {before['num_files']} files and are {now['num_files']}")
+    if same_filter and before["num_rows"] != now["num_rows"]:
+        reasons.append(f"there were {before['num_rows']} rows and are {now['num_rows']}")
+    return reasons
+
+
+def _cuts(
+    before: Mapping[str, Any], now: Mapping[str, Any], then: Mapping[str, Any], here: Mapping[str, Any]
+) -> list[tuple[Mapping[str, Any], bool]]:
+    return [(then, before["num_files"] > len(then)), (here, now["num_files"] > len(here))]
+
+
+def _named(what: str, names: list[str]) -> list[str]:
+    if not names:
+        return []
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return [f"{', '.join(names[:_MAX_NAMES])}{more} {'was' if len(names) == 1 else 'were'} {what}"]
+
+
+def _splits(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The same files and filter: then it is how rows are grouped."""
+    if before["num_units"] != now["num_units"]:
+        counts = f"the files are read in {now['num_units']} units, before in {before['num_units']}"
+        return [f"{counts}: split_bytes decides how large they are in text files"]
+    if before["num_splits"] != now["num_splits"] or before["largest_split_bytes"] != now["largest_split_bytes"]:
+        is_now = f"{now['num_splits']} splits of up to {now['largest_split_bytes']} bytes"
+        was = f"{before['num_splits']} of up to {before['largest_split_bytes']}"
+        return [f"the same files make {is_now}, before {was}: split_bytes, split_rows or columns changed"]
+    if before["num_files"] > MAX_FILES:
+        return [f"a file behind the first {MAX_FILES} (by name) was rewritten"]
+    return []

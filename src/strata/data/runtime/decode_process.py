@@ -1,0 +1,271 @@
+"""Decoding in processes: for transforms that would hold the interpreter's lock.
+
+Each worker thread has one process to itself, asks it for a unit over a socket, and gets the rows back as Arrow IPC in a
+memfd: shared memory without a name, which nothing can leave behind. The thread waits meanwhile, without the lock; so
+the pipeline is the same as with threads.
+
+A process ends when its socket does, which is at the latest when the parent dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import multiprocessing
+import os
+import pickle
+import select
+import signal
+import threading
+import weakref
+from multiprocessing import reduction
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow as pa
+
+from strata.data.runtime.decoder import ThreadDecoder
+from strata.data.runtime.metrics import State, WorkerMetrics, WorkerRecorder
+from strata.errors import BY_KIND, DataWorkerDied, ForkedProcess, InvalidArgument, StrataError
+from strata.lifecycle import Home, finalize, renewed
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.context import ForkServerProcess
+
+    from strata.data.runtime.decoder import Recipe
+
+GRACE_S = 5.0
+"""How long a process may take to end once its socket is closed."""
+MAX_MESSAGE_BYTES = 1 << 20
+
+
+class _Done(msgspec.Struct, frozen=True):
+    """What a process says when a unit is decoded; the memfd follows."""
+
+    num_bytes: int
+    counts: WorkerMetrics
+    """What this unit cost."""
+
+
+class _Failed(msgspec.Struct, frozen=True, tag=True):
+    kind: str
+    message: str
+    field: str = ""
+
+
+class ProcessDecoder:
+    """Decodes in a process of its own, which is started when the first unit is asked for."""
+
+    def __init__(self, recipe: Recipe, recorder: WorkerRecorder) -> None:
+        self._recipe = recipe
+        self._recorder = recorder
+        self._lock = renewed(threading.Lock())
+        self._home = Home()
+        self._process: ForkServerProcess | None = None
+        self._connection: Connection[Any, Any] | None = None
+        self._is_busy = False
+        self._is_aborted = False
+        self._stop: Any = None
+
+    def decode(self, number: int) -> pa.Table:
+        self._is_busy = True
+        try:
+            connection = self._connected()
+            with self._recorder.during(State.DECODE):
+                connection.send_bytes(str(number).encode())
+                answer = connection.recv_bytes(MAX_MESSAGE_BYTES)
+                if answer[:1] == b"-":
+                    raise _rebuilt(msgspec.json.decode(answer[1:], type=_Failed))
+                done = msgspec.json.decode(answer, type=_Done)
+                table = _mapped(reduction.recv_handle(connection), done.num_bytes)
+                self._recorder.move(done.counts.transform_s, State.TRANSFORM)
+        except (EOFError, OSError) as error:
+            if isinstance(error, StrataError):
+                raise
+            epitaph = self._epitaph()
+            self.shutdown()  # the next unit, or the next loop, gets a fresh process
+            raise DataWorkerDied(epitaph) from error
+        finally:
+            self._is_busy = False
+        counts = done.counts
+        self._recorder.read_unit(rows=counts.rows, bytes_read=counts.bytes_read, bytes_decoded=counts.bytes_decoded)
+        for _ in range(counts.files):
+            self._recorder.opened_file()
+        return table
+
+    def close(self) -> None:
+        """The process stays for the next pass; `shutdown` ends it."""
+
+    def ready(self) -> None:
+        """Before a pass: a process that died since the last one is replaced."""
+        self._is_aborted = False
+        with self._lock:
+            self._disown_if_forked()
+            process = self._process
+        if process is not None and not process.is_alive():
+            self.shutdown()
+
+    def abort(self) -> None:
+        """Ends a process that is at work, whatever it does: nobody waits for its answer any more."""
+        self._is_aborted = True  # also for who is about to start one
+        if self._is_busy:
+            self.shutdown()
+
+    def shutdown(self) -> None:
+        with self._lock:
+            stop, self._stop = self._stop, None
+            self._process = self._connection = None
+        if stop is not None:
+            stop()
+
+    def _connected(self) -> Connection[Any, Any]:
+        with self._lock:
+            if self._is_aborted:
+                raise DataWorkerDied("the worker process was stopped")
+            self._disown_if_forked()
+            if self._connection is None:
+                self._start()
+            assert self._connection is not None
+            return self._connection
+
+    def _disown_if_forked(self) -> None:
+        """The process is the parent's. Python refuses to say whether it lives; and its finalizer does nothing here."""
+        if not self._home.is_here:
+            self._home = Home()
+            self._process = self._connection = self._stop = None
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["strata.data.runtime.decode_process"])
+        ours, theirs = context.Pipe()
+        try:
+            process = context.Process(
+                target=_serve, args=(theirs, self._recipe), name=f"strata-data-{self._recorder.worker}", daemon=True
+            )
+            process.start()
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            ours.close()
+            raise InvalidArgument(
+                f"worker_type='process' hands the transform and the file system to other processes, which failed: "
+                f"{error}. Define the transform at the top level of a module (no lambda, no inner function)",
+                field="transform",
+            ) from error
+        except ChildProcessError:  # of Python's forkserver, which is not ours to ask
+            ours.close()
+            raise ForkedProcess(
+                "worker_type='process' needs Python's forkserver, which belongs to the process that forked this one; "
+                "use worker_type='thread' here, or start this process with multiprocessing.get_context('spawn')",
+                field="worker_type",
+            ) from None
+        finally:
+            theirs.close()
+        _started.add(process)
+        self._process, self._connection = process, ours
+        self._stop = finalize(self, _end, process, ours)
+
+    def _epitaph(self) -> str:
+        process = self._process
+        if process is None:
+            return "the worker process was stopped"
+        process.join(GRACE_S)
+        code = process.exitcode
+        if code is not None and code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
+            cure = "; if memory ran out, use fewer workers or a smaller split_bytes" if code == -signal.SIGKILL else ""
+        else:
+            how = f"ended with code {code}"
+            cure = (
+                "; its error output says why. A script that starts processes must begin its work below "
+                "`if __name__ == '__main__':`"
+            )
+        return f"worker process {process.pid} {how} while it decoded{cure}"
+
+
+_started: weakref.WeakSet[ForkServerProcess] = weakref.WeakSet()
+
+
+def _disown() -> None:
+    """In a forked child, where multiprocessing would end them at exit: they are its parent's."""
+    multiprocessing.process._children.difference_update(_started)  # type: ignore[attr-defined]
+
+
+os.register_at_fork(after_in_child=_disown)
+
+
+def _end(process: ForkServerProcess, connection: Connection[Any, Any]) -> None:
+    connection.close()
+    process.terminate()
+    process.join(GRACE_S)
+    if process.is_alive():
+        process.kill()
+        process.join(GRACE_S)
+    with contextlib.suppress(ValueError):  # the kernel does not let it go yet: Python reaps it later
+        process.close()
+
+
+def _mapped(handle: int, num_bytes: int) -> pa.Table:
+    """The rows, where they lie; the memory goes with the last array that uses it."""
+    try:
+        memory = mmap.mmap(handle, num_bytes)
+    finally:
+        os.close(handle)
+    return pa.ipc.open_stream(pa.py_buffer(memory)).read_all()
+
+
+def _rebuilt(failed: _Failed) -> StrataError:
+    kind = BY_KIND.get(failed.kind, StrataError)
+    return kind(failed.message, field=failed.field)
+
+
+# In the process
+
+
+def _serve(connection: Connection[Any, Any], recipe: Recipe) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    threading.Thread(target=_end_with_parent, args=(connection.fileno(),), daemon=True).start()
+    recorder = WorkerRecorder(0)
+    decoder = ThreadDecoder(recipe, recorder)
+    with contextlib.suppress(EOFError, OSError), connection:
+        while True:
+            number = int(connection.recv_bytes(MAX_MESSAGE_BYTES))
+            recorder.reset()
+            recorder.enter(State.DECODE)
+            try:
+                handle, num_bytes = _written(decoder.decode(number))
+            except StrataError as error:
+                _send_failure(connection, type(error).__name__, error.message, error.field)
+                continue
+            except Exception as error:  # noqa: BLE001 - the parent raises it
+                _send_failure(connection, "DataError", f"{type(error).__name__}: {error}", "")
+                continue
+            try:
+                connection.send_bytes(msgspec.json.encode(_Done(num_bytes, recorder.snapshot())))
+                reduction.send_handle(connection, handle, os.getppid())
+            finally:
+                os.close(handle)
+
+
+def _end_with_parent(handle: int) -> None:
+    """The socket is hung up when the parent is gone, also while a transform does not return."""
+    poll = select.poll()
+    poll.register(handle, select.POLLRDHUP)
+    poll.poll()
+    os._exit(1)
+
+
+def _send_failure(connection: Connection[Any, Any], kind: str, message: str, field: str) -> None:
+    failed = _Failed(kind, message[: MAX_MESSAGE_BYTES // 8], field)
+    connection.send_bytes(b"-" + msgspec.json.encode(failed))
+
+
+def _written(table: pa.Table) -> tuple[int, int]:
+    """Rows in shared memory without a name: its handle and size."""
+    handle = os.memfd_create("strata-data", os.MFD_CLOEXEC)
+    try:
+        with os.fdopen(os.dup(handle), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
+            stream.write_table(table)
+        return handle, max(1, os.fstat(handle).st_size)
+    except BaseException:
+        os.close(handle)
+        raise

@@ -1,0 +1,238 @@
+"""From a unit's number to its rows: read, fit to the dataset, filter, transform."""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import pyarrow as pa
+
+from strata.data.batch.arrow_columns import joined
+from strata.data.filter import filter as filters
+from strata.data.formats.base import Headed, PagedReader
+from strata.data.plan.projection import PlainFit
+from strata.data.runtime.metrics import State
+from strata.errors import DataFileChanged, StrataError, TransformFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from strata.data.formats.base import Format, Reader, Rows, Unit
+    from strata.data.plan.plan import Fit, Plan
+    from strata.data.runtime.metrics import WorkerRecorder
+    from strata.data.runtime.prefetch import Fetcher
+    from strata.data.source.source import Source
+
+    Transform = Callable[[pa.RecordBatch], Any]
+
+MAX_OPEN_FILES = 16
+"""Of one worker. Lanes are in several files at once; a footer that was parsed should serve until its file is done."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recipe:
+    """All that is needed to decode a plan's units, here or in another process."""
+
+    source: Source
+    plan: Plan
+    formats: Mapping[str, Format]
+    transform: Transform | None = None
+
+    @property
+    def columns(self) -> list[str]:
+        """What is read: the columns to be delivered, and those that only the filter needs."""
+        plan = self.plan
+        return [*plan.columns, *(name for name in plan.condition_columns if name not in plan.columns)]
+
+
+class Decoder(Protocol):
+    """Of one worker: used by one thread at a time."""
+
+    def decode(self, number: int) -> pa.Table:
+        """The unit's rows as they are to be delivered, of the columns that are to be delivered.
+
+        Raises:
+            DataError, StorageError: Its message names the file and the unit.
+        """
+        ...
+
+    def close(self) -> None:
+        """By its thread, at the end of a pass."""
+        ...
+
+    def abort(self) -> None:
+        """By another thread: the pass is over, what is being decoded is of no use."""
+        ...
+
+
+@runtime_checkable
+class HeadDecoder(Decoder, Protocol):
+    """One that can begin with a unit."""
+
+    def decode_head(self, number: int, num_rows: int) -> pa.Table:
+        """As `decode`, the first rows alone, of a unit that `has_head`. They are counted when the unit is decoded."""
+        ...
+
+
+class ThreadDecoder:
+    """Decodes in the thread that asks."""
+
+    def __init__(self, recipe: Recipe, recorder: WorkerRecorder, fetcher: Fetcher | None = None) -> None:
+        self._recipe = recipe if fetcher is None else replace(recipe, source=fetcher.source)
+        self._recorder = recorder
+        self._fetcher = fetcher
+        self._readers: OrderedDict[int, Reader] = OrderedDict()
+
+    def decode(self, number: int) -> pa.Table:
+        if self._fetcher is None:
+            return self._decode(number)
+        try:
+            with self._recorder.during(State.READ):
+                self._fetcher.wait(number)
+            return self._decode(number)
+        finally:
+            self._fetcher.release(number)
+
+    def _decode(self, number: int) -> pa.Table:
+        plan, unit = self._recipe.plan, self._recipe.plan.unit(number)
+        file_number = int(plan.unit_file[number])
+        planned = plan.files[file_number]
+        wanted = self._recipe.columns
+        reader = self._reader(file_number)
+        before = reader.bytes_read
+        parts = plan.parts_of(number)
+        columns = planned.fit.file_columns(wanted)
+        try:
+            if parts and isinstance(reader, PagedReader):
+                table = _fitted(planned.fit, reader.read_rows(unit, columns, parts), unit, wanted, parts)
+            else:
+                table = planned.fit.apply(reader.read(unit, columns), unit, wanted)
+        finally:
+            bytes_read = reader.bytes_read - before
+        if plan.condition is not None:
+            table = filters.passing(plan.condition, table, where(plan, number)).select(list(plan.columns))
+        expected = int(plan.unit_rows[number])
+        if table.num_rows != expected:
+            raise DataFileChanged(
+                f"{where(plan, number)} has {table.num_rows} rows to deliver, but {expected} when it was planned; "
+                "make the dataset again, with cache=False if files were rewritten in place"
+            )
+        if self._recipe.transform is not None:
+            with self._recorder.during(State.TRANSFORM):
+                table = transformed(self._recipe.transform, table, where(plan, number))
+        self._recorder.read_unit(rows=table.num_rows, bytes_read=bytes_read, bytes_decoded=table.nbytes)
+        return table
+
+    def decode_head(self, number: int, num_rows: int) -> pa.Table:
+        plan, unit = self._recipe.plan, self._recipe.plan.unit(number)
+        planned = plan.files[int(plan.unit_file[number])]
+        format = self._recipe.formats[planned.format]
+        assert isinstance(format, Headed)
+        wanted = self._recipe.columns
+        reader = self._reader(int(plan.unit_file[number]))
+        table = format.read_head(reader, unit, planned.fit.file_columns(wanted), num_rows)
+        return planned.fit.apply(table, replace(unit, num_rows=num_rows), wanted)
+
+    def close(self) -> None:
+        while self._readers:
+            self._readers.popitem()[1].close()
+
+    def abort(self) -> None:
+        """A unit is decoded to its end: native code cannot be stopped, and soon returns."""
+
+    def _reader(self, file_number: int) -> Reader:
+        if file_number in self._readers:
+            self._readers.move_to_end(file_number)
+            return self._readers[file_number]
+        planned = self._recipe.plan.files[file_number]
+        format = self._recipe.formats[planned.format]
+        reader = format.open(self._recipe.source, planned.file, planned.schema, planned.version)
+        self._recorder.opened_file()
+        self._readers[file_number] = reader
+        if len(self._readers) > MAX_OPEN_FILES:
+            self._readers.popitem(last=False)[1].close()
+        return reader
+
+
+def has_head(recipe: Recipe, number: int) -> bool:
+    """Whether the first rows of a unit can be had without the others, and what is delivered of them is the same.
+
+    A filter or deletes decide which rows are the first; a transform may look at all rows of a unit.
+    """
+    plan = recipe.plan
+    planned = plan.files[int(plan.unit_file[number])]
+    return (
+        recipe.source.is_local
+        and recipe.transform is None
+        and plan.condition is None
+        and plan.unit_rows[number] == plan.unit_total_rows[number]
+        and isinstance(planned.fit, PlainFit)
+        and bool(planned.fit.file_columns(recipe.columns))
+        and isinstance(recipe.formats[planned.format], Headed)
+    )
+
+
+def _fitted(fit: Fit, table: pa.Table, unit: Unit, wanted: Sequence[str], parts: Sequence[Rows]) -> pa.Table:
+    """Each part as if it were a unit: a fit knows rows by their place in the file."""
+    ends = itertools.accumulate(num_rows for _, num_rows in parts)
+    made = [
+        fit.apply(
+            table.slice(end - num_rows, num_rows),
+            replace(unit, num_rows=num_rows, first_row=unit.first_row + first),
+            wanted,
+        )
+        for (first, num_rows), end in zip(parts, ends, strict=True)
+    ]
+    return made[0] if len(made) == 1 else pa.concat_tables(made)
+
+
+def where(plan: Plan, number: int) -> str:
+    """A unit, as people find it."""
+    planned = plan.files[int(plan.unit_file[number])]
+    unit = plan.unit(number)
+    return f"{planned.file.name}, unit {unit.index} (from row {unit.first_row})"
+
+
+def transformed(transform: Transform, table: pa.Table, place: str) -> pa.Table:
+    """What the user's function makes of the rows.
+
+    Raises:
+        TransformFailed: It raised, gave back something else than columns, or another number of rows.
+    """
+    try:
+        made = _as_table(transform(_one_batch(table)))
+    except StrataError:
+        raise
+    except Exception as error:
+        raise TransformFailed(f"transform raised {type(error).__name__} for {place}: {error}") from error
+    if made is None:
+        raise TransformFailed(
+            f"transform must give back a RecordBatch, a Table or a dict of columns; for {place} it did not"
+        )
+    if made.num_rows != table.num_rows:
+        raise TransformFailed(
+            f"transform made {made.num_rows} rows of {table.num_rows} ({place}); it must keep their number, because "
+            "positions are counted before it runs. To leave rows out use filters="
+        )
+    return made
+
+
+def _one_batch(table: pa.Table) -> pa.RecordBatch:
+    batches = table.combine_chunks().to_batches()
+    if len(batches) == 1:
+        return batches[0]
+    return pa.RecordBatch.from_arrays(
+        [joined(column.chunks or [pa.array([], column.type)]) for column in table.columns], table.column_names
+    )
+
+
+def _as_table(made: Any) -> pa.Table | None:
+    if isinstance(made, pa.Table):
+        return made
+    if isinstance(made, pa.RecordBatch):
+        return pa.Table.from_batches([made])
+    if isinstance(made, dict):
+        return pa.table(made)
+    return None

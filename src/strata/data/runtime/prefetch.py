@@ -1,0 +1,256 @@
+"""Bytes of units, from far away, before they are needed.
+
+A decoder that reads from an object store waits for round trips. So the bytes of units that are due are asked for ahead,
+in parts, over several connections; a decoder finds them in memory. How many bytes are on their way is bounded; a unit
+that did not fit is asked for when its turn comes, in parts as well.
+
+All that decoders read from far away is read by threads of the fetcher, which they need not wait for: a loop can be left
+at once, whatever the store does.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from strata.data.formats.base import PagedRanged, Ranged
+from strata.data.runtime.threads import Threads
+from strata.data.source.ranged_file import RangedFile
+from strata.data.source.ranges import Range, coalesced, parts
+from strata.data.source.source import Source, reaching
+from strata.errors import DataFileChanged
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from strata.data.formats.base import UnitRanges
+    from strata.data.runtime.decoder import Recipe
+    from strata.data.source.file import DataFile
+
+NUM_CONNECTIONS = 16
+MAX_FILES_OPEN = 64
+MAX_FILES_KNOWN = 256
+"""Whose ranges are kept: a lane is in one file for a while."""
+JOIN_S = 0.2
+"""How long to wait for reads under way when the loop is left; one that takes longer is left behind."""
+
+
+class _Parts:
+    """What has been asked for of one unit."""
+
+    def __init__(self, file: DataFile, ranges: Sequence[Range], futures: Sequence[Future[bytes]]) -> None:
+        self.file = file
+        self.ranges = ranges
+        self.futures = futures
+        self._offsets = [each.offset for each in ranges]
+
+    def read(self, offset: int, num_bytes: int) -> pa.Buffer | None:
+        """These bytes; None if they were not asked for."""
+        place = bisect_right(self._offsets, offset) - 1
+        if place < 0 or offset >= self.ranges[place].end:
+            return None
+        found: list[memoryview] = []
+        while num_bytes:
+            if place == len(self.ranges) or self.ranges[place].offset > offset:
+                return None
+            part = self.ranges[place]
+            first = offset - part.offset
+            view = memoryview(self.futures[place].result())[first : first + num_bytes]
+            found.append(view)
+            offset, num_bytes, place = offset + len(view), num_bytes - len(view), place + 1
+        return pa.py_buffer(found[0]) if len(found) == 1 else pa.py_buffer(b"".join(found))
+
+
+class Fetcher:
+    """Fetches for one pass. `ahead` may be called from any thread, the rest by the decoder of the unit."""
+
+    def __init__(self, recipe: Recipe, *, budget_bytes: int, num_connections: int = NUM_CONNECTIONS) -> None:
+        self._recipe = recipe
+        self._budget_bytes = budget_bytes
+        self._lock = threading.RLock()  # the collector may end a pass in a thread that has it
+        self._units: dict[int, Future[_Parts]] = {}
+        self._by_path: dict[str, list[_Parts]] = {}
+        self._files: dict[str, pa.NativeFile] = {}
+        self._bytes_ahead = 0
+        self._planners = Threads(num_connections // 4 or 1, "strata-data-fetch")
+        self._readers = Threads(num_connections, "strata-data-read")
+        self._file_ranges: dict[int, Future[UnitRanges]] = {}
+        self.source = FetchedSource(recipe.source, self)
+        """What decoders read from."""
+
+    def ahead(self, number: int) -> None:
+        """Asks for a unit's bytes, if they fit; returns at once."""
+        size = int(self._recipe.plan.unit_bytes[number])
+        with self._lock:
+            if number in self._units or self._bytes_ahead + size > self._budget_bytes:
+                return
+            self._begin(number, size)
+
+    def wait(self, number: int) -> None:
+        """Until all bytes of the unit are there.
+
+        Raises:
+            DataError, StorageError: They cannot be had.
+            CancelledError: The pass is over.
+        """
+        with self._lock:
+            if number not in self._units:
+                self._begin(number, int(self._recipe.plan.unit_bytes[number]))
+            asked = self._units[number]
+        for future in asked.result().futures:
+            future.result()
+
+    def release(self, number: int) -> None:
+        with self._lock:
+            asked = self._units.pop(number, None)
+            if asked is None:
+                return
+            self._bytes_ahead -= int(self._recipe.plan.unit_bytes[number])
+            if asked.done() and asked.exception() is None:
+                unit = asked.result()
+                self._by_path[unit.file.path].remove(unit)
+
+    def cancel(self) -> None:
+        """The pass is over: nobody gets anything any more, and who waits is woken."""
+        for threads in (self._planners, self._readers):
+            threads.cancel()
+
+    def close(self) -> None:
+        self.cancel()
+        has_ended = all(threads.join(JOIN_S) for threads in (self._planners, self._readers))
+        with self._lock:
+            files, self._files = self._files, {}
+            self._units.clear()
+            self._by_path.clear()
+        if has_ended:  # else somebody may be reading from them: the last one to let go of a file closes it
+            for file in files.values():
+                file.close()
+
+    def read(self, path: str, offset: int, num_bytes: int) -> pa.Buffer | None:
+        """What was fetched of a file; None if this was not."""
+        with self._lock:
+            units = list(self._by_path.get(path, ()))
+        for unit in units:
+            found = unit.read(offset, num_bytes)
+            if found is not None:
+                return found
+        return None
+
+    def _begin(self, number: int, size: int) -> None:
+        self._bytes_ahead += size
+        self._units[number] = self._planners.submit(partial(self._ask, number))
+
+    def _ask(self, number: int) -> _Parts:
+        plan = self._recipe.plan
+        file_number = int(plan.unit_file[number])
+        file = plan.files[file_number].file
+        cut = parts(coalesced(self._ranges(number, file_number)))
+        opened = self.opened(file)
+        unit = _Parts(file, cut, [self._readers.submit(partial(_read, opened, file, each)) for each in cut])
+        with self._lock:
+            self._by_path.setdefault(file.path, []).append(unit)
+        return unit
+
+    def _ranges(self, number: int, file_number: int) -> Sequence[Range]:
+        """Of a unit; none where nobody knows: then it is read when it is decoded."""
+        planned, unit = self._recipe.plan.files[file_number], self._recipe.plan.unit(number)
+        format = self._recipe.formats[planned.format]
+        if not format.is_typed:  # units of text are ranges
+            return [Range(unit.offset, unit.num_bytes)]
+        if not isinstance(format, Ranged):
+            return []
+        with self._lock:
+            known = self._file_ranges.get(file_number)
+            is_first = known is None
+            if known is None:
+                known = self._file_ranges[file_number] = Future()
+                if len(self._file_ranges) > MAX_FILES_KNOWN:
+                    del self._file_ranges[next(iter(self._file_ranges))]
+        if is_first:  # the others wait, so that a footer is read once
+            try:
+                known.set_result(self._ranges_of_file(format, file_number))
+            except Exception as error:  # noqa: BLE001 - raised for whoever needs it
+                known.set_exception(error)
+        return known.result()(unit)
+
+    def _ranges_of_file(self, format: Ranged, file_number: int) -> UnitRanges:
+        plan, source = self._recipe.plan, self.source
+        planned = plan.files[file_number]
+        columns = planned.fit.file_columns(self._recipe.columns)
+        if plan.parts is not None and isinstance(format, PagedRanged):
+            first, last = np.searchsorted(plan.unit_file, [file_number, file_number + 1]).tolist()
+            parts = {int(plan.unit_index[number]): plan.parts_of(number) for number in range(first, last)}
+            some = {index: rows for index, rows in parts.items() if rows}
+            return format.page_ranges(source, planned.file, columns, planned.version, some)
+        return format.ranges(source, planned.file, columns, planned.version)
+
+    def opened(self, file: DataFile) -> pa.NativeFile:
+        """
+        Raises:
+            DataFileChanged: It has another size than it had when it was planned.
+        """
+        with self._lock:
+            if file.path in self._files:
+                return self._files[file.path]
+        opened = self._recipe.source.open(file)
+        _check_size(opened, file)
+        with self._lock:
+            while len(self._files) >= MAX_FILES_OPEN:  # not closed here: another thread may be reading from it
+                del self._files[next(iter(self._files))]
+            kept = self._files.setdefault(file.path, opened)
+        if kept is not opened:  # another thread was quicker
+            opened.close()
+        return kept
+
+    def read_there(self, file: DataFile, part: Range) -> bytes:
+        """What was not fetched ahead. Whoever wanted the bytes counts them."""
+        return self._readers.submit(lambda: _read(self.opened(file), file, part), is_urgent=True).result()
+
+
+def _check_size(opened: pa.NativeFile, file: DataFile) -> None:
+    """Here, once for all formats: what decoders get to see always has the size that was planned."""
+    with reaching(file.name):
+        size_bytes = opened.size()
+    if size_bytes != file.size_bytes:
+        raise DataFileChanged(
+            f"{file.name} has {size_bytes:,} bytes and had {file.size_bytes:,} when planned; "
+            "make the dataset anew, or bring the old file back"
+        )
+
+
+def _read(opened: pa.NativeFile, file: DataFile, part: Range) -> bytes:
+    with reaching(file.name):
+        found: bytes = opened.read_at(part.num_bytes, part.offset)
+    return found
+
+
+class FetchedSource(Source):
+    """A source whose files give what was fetched from memory, and the rest from where it is."""
+
+    __slots__ = ("_fetcher",)
+    _fetcher: Fetcher
+
+    def __init__(self, there: Source, fetcher: Fetcher) -> None:
+        super().__init__(there.filesystem, there.is_local, there.timeout_s, there.max_attempts, there.counter)
+        object.__setattr__(self, "_fetcher", fetcher)
+
+    @property
+    def costs_trips(self) -> bool:
+        return False
+
+    def open(self, file: DataFile) -> pa.NativeFile:
+        fetcher = self._fetcher
+
+        def read(offset: int, num_bytes: int) -> pa.Buffer:
+            found = fetcher.read(file.path, offset, num_bytes)
+            if found is not None:
+                return found
+            return pa.py_buffer(fetcher.read_there(file, Range(offset, num_bytes)))
+
+        return pa.PythonFile(RangedFile(file.size_bytes, read), mode="r")

@@ -1,0 +1,138 @@
+"""A node's own side: places become processes here, with this machine's environment, script and logs.
+
+The agent that leads uses it for its own machine; a node agent elsewhere, or an actor on a cluster, for theirs.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from typing import TYPE_CHECKING
+
+import psutil
+
+from strata.launch.environment import LAST_STEP, STOPPED, environment, take_last_step
+from strata.launch.processes import stacks
+from strata.launch.processes.base import WorkerExit, WorkerOrder
+from strata.launch.processes.imports import preloads
+from strata.launch.processes.local import LocalWorkers
+from strata.launch.record.failure import NUM_LAST_LINES, cause, last_lines
+from strata.launch.spec import ANY_NUMBER
+from strata.printing import log_line, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from strata.launch.environment import Place
+    from strata.launch.processes.base import Workers
+    from strata.launch.record.directory import RunDirectory
+
+MAX_LINE_CHARS = 200
+"""Of a line of a log that other machines are told of."""
+NO_WORDS = (0, STOPPED, -signal.SIGKILL, -signal.SIGTERM)
+"""Exit codes of workers that had nothing to say about their end."""
+
+
+class LocalNode:
+    """`nodes.Node` on this machine, for the run of a directory."""
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        *,
+        name: str = "",
+        address: str = "127.0.0.1",
+        slots: int = ANY_NUMBER,
+        workers: Workers | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        spec = directory.spec
+        self.name = name or socket.gethostname()
+        self.host = self.address = address
+        self.slots = slots
+        self._directory = directory
+        self._variables = {**(os.environ if variables is None else variables), **spec.variables}
+        self._workers = workers or LocalWorkers(
+            preload=[*preloads(spec.script, is_module=spec.is_module, directory=spec.directory), *spec.preload],
+            is_warm=spec.is_warm,
+            variables=self._variables,
+        )
+        self._attempts: dict[int, int] = {}
+        """By rank: whose log it writes."""
+
+    async def prepare(self) -> None:
+        """Begins with the imports, and does not wait for them."""
+        await self._workers.prepare()
+
+    async def free_port(self) -> int:
+        with socket.socket() as probe:
+            probe.bind(("", 0) if self.address != "127.0.0.1" else (self.address, 0))
+            return int(probe.getsockname()[1])
+
+    async def launch(self, places: Sequence[Place]) -> None:
+        self._attempts |= {place.rank: place.attempt for place in places}
+        await self._workers.start([self._order(place) for place in places])
+
+    async def next_exit(self) -> WorkerExit:
+        gone = await self._workers.next_exit()
+        log = self._directory.log_path(self._attempts[gone.rank], gone.rank)
+        step = take_last_step(_step_file(log))
+        if gone.code in NO_WORDS:
+            return WorkerExit(gone.rank, gone.code, step=step)
+        lines = [*last_lines(log), *map(log_line, gone.log_end)]
+        log_end = tuple(line[:MAX_LINE_CHARS] for line in lines[-NUM_LAST_LINES:])
+        return WorkerExit(gone.rank, gone.code, cause(lines), log_end, step)
+
+    def kill(self, ranks: Iterable[int]) -> None:
+        self._workers.kill(ranks)
+
+    def send_signal(self, rank: int, number: signal.Signals) -> None:
+        self._workers.send_signal(rank, number)
+
+    async def dump_stacks(self, rank: int) -> None:
+        pid = self._workers.pid_of(rank)
+        if pid is not None:
+            await stacks.dump(pid, self._directory.log_path(self._attempts[rank], rank))
+
+    async def close(self) -> None:
+        await self._workers.close()
+
+    def _order(self, place: Place) -> WorkerOrder:
+        spec = self._directory.spec
+        log = self._directory.log_path(place.attempt, place.rank)
+        return WorkerOrder(
+            rank=place.rank,
+            script=spec.script,
+            arguments=spec.arguments,
+            is_module=spec.is_module,
+            directory=spec.directory,
+            variables={
+                **_shared_cores(place.local_world_size),
+                **(_interface_of(self.address) if place.num_nodes > 1 else {}),
+                **self._variables,
+                **environment(place),
+                LAST_STEP: str(_step_file(log)),
+            },
+            log=log,
+            log_bytes=spec.log_bytes,
+            title=f"strata: {place.run} rank {place.rank} of {place.world_size}: {printable(spec.command)}",
+        )
+
+
+def _step_file(log: Path) -> Path:
+    return log.with_suffix(".step").absolute()
+
+
+def _interface_of(address: str) -> dict[str, str]:
+    """Left alone, gloo takes what the machine's name resolves to: often the loopback, where others cannot reach it."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address.partition("%")[0] == address for each in addresses):
+            return {"GLOO_SOCKET_IFNAME": name}
+    return {}
+
+
+def _shared_cores(num_workers: int) -> dict[str, str]:
+    """As torchrun has it: workers that each took all cores would only be in each other's way."""
+    return {"OMP_NUM_THREADS": "1"} if num_workers > 1 else {}

@@ -1,0 +1,1 @@
+"""Worker processes on one machine: started cold or forked from a warm process, killed with their descendants."""
