@@ -184,7 +184,7 @@ def test_the_page_names_every_option_with_its_default() -> None:
 def test_the_page_on_iceberg_names_what_differs() -> None:
     of_tables = set(inspect.signature(IcebergDataset.create_dataloader).parameters)
     of_files = set(inspect.signature(StructuredDataset.create_dataloader).parameters)
-    without = re.search(r"All others are those of .*? without (.*?), which a table knows", text(ICEBERG), re.DOTALL)
+    without = re.search(r"All other options are those of .*? without (.*?), which the table", text(ICEBERG), re.DOTALL)
     assert without
 
     assert set(re.findall(r"^\| `(\w+)` \|", text(ICEBERG), re.MULTILINE)) == of_tables - of_files
@@ -192,7 +192,7 @@ def test_the_page_on_iceberg_names_what_differs() -> None:
 
 
 def test_the_page_names_every_format_its_endings_and_the_options_of_csv() -> None:
-    rows = re.findall(r"^\| `\"(\w+)\"` \| (.*?) \|", section(DATA, "Which files"), re.MULTILINE)
+    rows = re.findall(r"^\| `\"(\w+)\"` \| (.*?) \|", section(DATA, "Input files"), re.MULTILINE)
     endings = {name: tuple(re.findall(r"`(\.\w+)`", told.partition(";")[0])) for name, told in rows}
 
     assert endings == dict(paths.SUFFIXES)
@@ -206,7 +206,7 @@ def test_the_page_names_every_format_its_endings_and_the_options_of_csv() -> Non
 
 
 def test_what_the_page_names_on_a_dataset_is_there() -> None:
-    names = [name.partition("(")[0] for name in first_cells(section(DATA, "From files to a training loop"))]
+    names = [name.partition("(")[0] for name in first_cells(section(DATA, "Quick start"))]
 
     assert len(names) >= 10
     assert [name for name in names if not hasattr(StructuredDataset, name)] == []
@@ -222,12 +222,12 @@ def test_the_page_has_the_policy_tables_of_the_code() -> None:
 
 
 def test_the_page_names_every_strategy() -> None:
-    assert {f'"{name}"' for name in BY_NAME} <= set(first_cells(section(WORKERS, "Workers")))
+    assert {f'"{name}"' for name in BY_NAME} <= set(first_cells(section(WORKERS, "Decode threads")))
 
 
 def test_the_page_names_every_measurement_and_no_other() -> None:
-    tables = section(METRICS, "Where does the time go?")
-    loader, _, worker = tables.partition("| Of a worker")
+    tables = section(METRICS, "Where the time goes")
+    loader, _, worker = tables.partition("| Decode thread field")
 
     def known(kind: type) -> set[str]:
         made = {name for name, value in vars(kind).items() if isinstance(value, property)}
@@ -279,7 +279,7 @@ def test_what_the_page_says_a_loader_tells_is_what_it_tells(cause: Cause) -> Non
     )
     facts = PlanFacts(num_units=1, num_splits=1, is_local=True)
     diagnosis = diagnose(window, facts, num_workers=1)
-    rows = re.findall(r"^\| ([^|]*) \| [^|]+ \| [^|]+ \|$", section(METRICS, "The warnings"), re.MULTILINE)
+    rows = re.findall(r"^\| ([^|]*) \| [^|]+ \| [^|]+ \|$", section(METRICS, "Bottleneck warnings"), re.MULTILINE)
     told = [row.strip("… ") for row in rows[1:]]
 
     assert diagnosis is not None
@@ -299,7 +299,7 @@ def test_the_page_on_stores_tells_how_often_reading_is_tried_again() -> None:
 
 def test_the_table_of_faults_names_every_error_of_data() -> None:
     known = {name for name, kind in errors.BY_KIND.items() if issubclass(kind, DataError)} - {"DataError"}
-    told = set(re.findall(r"`([A-Z]\w+)`", section(RESUME, "When something goes wrong"))) | {"PlanChanged"}
+    told = set(re.findall(r"`([A-Z]\w+)`", section(RESUME, "Errors"))) | {"PlanChanged"}
 
     assert known <= told
     assert [name for name in told if name not in errors.BY_KIND] == []

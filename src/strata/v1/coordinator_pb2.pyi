@@ -3,14 +3,15 @@
 isort:skip_file
 The coordinator's service.
 
-Rules that hold for every call:
-- `job_id` left empty means the job "default". Ids are 1 to 128 characters, letters, digits and `._:/@+-`, and begin with
-  a letter or digit.
-- A call that changes something is answered after the change is on disk.
-- Every call may be sent again with the same content after a lost connection: the second one changes nothing and gets
-  the answer that the first one would get now. (SendCommand needs a `request_id` for that.)
-- `incarnation` and `generation` fence: a caller that was declared dead, or that has not heard of the newest
-  membership, is refused (FAILED_PRECONDITION, kind StaleIncarnation or StaleGeneration) and changes nothing.
+Rules for every call:
+- An empty `job_id` means the job "default". Ids have 1 to 128 characters: letters, digits and `._:/@+-`. They start
+  with a letter or digit.
+- The response to a call that changes state is sent after the change is durable.
+- Every call is idempotent: after a lost connection it may be sent again with the same content. The second call
+  changes nothing and gets the response that the first one would get now. (SendCommand needs a `request_id` for
+  this.)
+- `incarnation` and `generation` fence calls: if the caller was declared dead or does not know the newest membership,
+  the call fails (FAILED_PRECONDITION, kind StaleIncarnation or StaleGeneration) and changes nothing.
 """
 
 from google.protobuf import descriptor as _descriptor

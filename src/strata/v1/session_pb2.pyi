@@ -3,9 +3,9 @@
 isort:skip_file
 The session: the coordinator's calls in frames.
 
-A unary gRPC call costs the server far more than the work in it, so clients that have much to say put many calls in
-one frame. Frames and answers may be cut in any way: only the ids matter. After a lost connection a client opens a
-new stream with the same session id and sends the calls again that were not answered.
+The overhead of a unary gRPC call exceeds the work in it by far, so a client with many calls puts several into one
+frame. Requests and responses may be grouped into frames in any way: only the ids matter. After a lost connection, a
+client opens a new stream with the same session id and resends the calls that have no response yet.
 """
 
 from collections import abc as _abc
@@ -33,7 +33,7 @@ class ClientFrame(_message.Message):
     REQUESTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
-        """In the first frame, and only there."""
+        """Only in the first frame."""
 
     @_builtins.property
     def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___Request]: ...
@@ -59,11 +59,11 @@ class Hello(_message.Message):
     CLIENT_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
-    """A random string of the client."""
+    """A random string chosen by the client."""
     client: _builtins.str
     """For the coordinator's log: "strata-python 0.1.0"."""
     token: _builtins.str
-    """Only on a bare connection: over gRPC the token is in the call's metadata."""
+    """Only on a connection without gRPC; over gRPC, the token is in the call's metadata."""
     def __init__(
         self,
         *,
@@ -103,7 +103,7 @@ class Request(_message.Message):
     DROP_JOB_FIELD_NUMBER: _builtins.int
     GET_MEMBERSHIP_FIELD_NUMBER: _builtins.int
     id: _builtins.int
-    """Chosen by the client; the answer carries it."""
+    """Chosen by the client; the response repeats it."""
     @_builtins.property
     def register_worker(self) -> _calls_pb2.RegisterWorkerRequest: ...
     @_builtins.property
@@ -183,7 +183,7 @@ class ServerFrame(_message.Message):
     GOODBYE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome:
-        """Answer to Hello."""
+        """Response to Hello."""
 
     @_builtins.property
     def responses(self) -> _containers.RepeatedCompositeFieldContainer[Global___Response]: ...
@@ -191,7 +191,7 @@ class ServerFrame(_message.Message):
     def notices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Notice]: ...
     @_builtins.property
     def goodbye(self) -> Global___Goodbye:
-        """The last frame of a bare connection: over gRPC, the call's status."""
+        """In the last frame of a connection without gRPC; over gRPC, the call's status replaces it."""
 
     def __init__(
         self,
@@ -217,7 +217,7 @@ class Goodbye(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     code: _builtins.int
-    """As a gRPC status."""
+    """A gRPC status code."""
     message: _builtins.str
     @_builtins.property
     def error(self) -> _types_pb2.Error: ...
@@ -247,13 +247,13 @@ class Welcome(_message.Message):
     server: _builtins.str
     """For the client's log: "strata 0.1.0"."""
     max_message_bytes: _builtins.int
-    """The largest frame that is taken here, from this role; a larger one ends the stream. 0: not told."""
+    """The maximum frame size that the server accepts from this role; a larger frame ends the stream. 0: unknown."""
     frames: _builtins.str
-    """Where the same session is served without HTTP/2, at a fraction of the cost: ":PORT" of the same host, or "unix:PATH".
-    Empty: nowhere.
+    """Address that serves the same session without HTTP/2, at a fraction of the cost: ":PORT" on the same host, or
+    "unix:PATH". Empty: not available.
     """
     instance: _builtins.str
-    """A random name of this process: whoever follows `frames` makes sure that the same one greets there."""
+    """A random name of this process. A client that connects to `frames` verifies that it reaches the same process."""
     def __init__(
         self,
         *,
@@ -369,7 +369,7 @@ Global___Response: _TypeAlias = Response  # noqa: Y015
 
 @_typing.final
 class Notice(_message.Message):
-    """What the coordinator says unasked, to sessions with a worker in the job."""
+    """A message that the coordinator pushes to sessions that have a worker in the job."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -397,7 +397,7 @@ Global___Notice: _TypeAlias = Notice  # noqa: Y015
 
 @_typing.final
 class GenerationChanged(_message.Message):
-    """The membership changed: shards have moved, and calls with the old generation are refused from now on."""
+    """The membership changed: shards have moved, and calls with the old generation fail from now on."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -409,7 +409,7 @@ class GenerationChanged(_message.Message):
     generation: _builtins.int
     num_workers: _builtins.int
     reason: _builtins.str
-    """In words: "worker-3 left: silent 5.2 s, lease 5.0 s"."""
+    """Human-readable: "worker-3 left: silent 5.2 s, lease 5.0 s"."""
     def __init__(
         self,
         *,
@@ -428,7 +428,7 @@ Global___GenerationChanged: _TypeAlias = GenerationChanged  # noqa: Y015
 
 @_typing.final
 class CommandQueued(_message.Message):
-    """A command waits for this worker."""
+    """A command is pending for this worker."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
