@@ -1,7 +1,7 @@
-"""Trains a small model from Parquet, is stopped in the middle of an epoch, and goes on with the very next row.
+"""Train a small model from Parquet, stop in the middle of an epoch, and resume at the next row.
 
-python examples/train_from_parquet.py                makes a small dataset of clicks first
-python examples/train_from_parquet.py PATH           uses yours, with columns price, country, items and clicked
+python examples/train_from_parquet.py                creates a small dataset of clicks first
+python examples/train_from_parquet.py PATH           uses your data, with columns price, country, items and clicked
 """
 
 import sys
@@ -41,11 +41,11 @@ class Net(torch.nn.Module):
 with tempfile.TemporaryDirectory() as temporary:
     path = sys.argv[1] if len(sys.argv) > 1 else write_clicks(temporary)
     model = state = None
-    for stop_at in (30, None):  # the second time as after a crash: a new loader, and the state that was saved
+    for stop_at in (30, None):  # the second pass resumes as after a crash: new loader, saved state
         options = {"batch_size": 128, "shuffle": True, "strings": {"country": "codes"}}
         loader, dataset = StructuredDataset.create_dataloader(path, **options)
         if state is not None:
-            loader.load_state_dict(state)  # small, and plain JSON
+            loader.load_state_dict(state)  # small, plain JSON
         model = model or Net(dataset.vocabulary("country").num_codes)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
         for step, batch in enumerate(loader, start=1):

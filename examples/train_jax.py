@@ -1,6 +1,6 @@
-"""Trains a small JAX model from Parquet; killed at any moment, it goes on at the exact row and step.
+"""Train a small JAX model from Parquet; after a kill at any moment, it resumes at the exact row and step.
 
-python examples/train_jax.py [PATH]        your data, with columns x, y and z; left out, a small dataset is made
+python examples/train_jax.py [PATH]        data with columns x, y and z; without PATH, creates a small dataset
 """
 
 import sys
@@ -46,7 +46,7 @@ with tempfile.TemporaryDirectory() as temporary:
     with strata.init(checkpoints=None if len(sys.argv) > 1 else f"{temporary}/checkpoints", every=50) as ctx:
         loader = ctx.dataloader(path, batch_size=128, shuffle=True, output_format="numpy")
         progress = ctx.restore(fresh_state(seed=1))
-        state, step = progress.state, progress.step  # arrays of JAX do not change: the restored ones are others
+        state, step = progress.state, progress.step  # JAX arrays are immutable, so restore returns new ones
         print("begins after step", step, flush=True)
         for _ in ctx.epochs(3):
             for batch in loader:

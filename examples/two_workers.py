@@ -1,6 +1,6 @@
-"""Two workers share a dataset, meet at a barrier, and commit a checkpoint, in one process.
+"""Run two workers in one process: they share a dataset, wait at a barrier, and commit a checkpoint.
 
-python examples/two_workers.py                       brings its own coordinator
+python examples/two_workers.py                       embeds a coordinator
 python examples/two_workers.py localhost:50051       uses yours
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def train(worker: Worker) -> int:
-    """One epoch of one worker: how many samples it saw."""
+    """Train one epoch on one worker and return the number of samples."""
     worker.wait_for_workers(2)
     num_samples = 0
     for step, shard in enumerate(worker.shards("numbers")):

@@ -249,7 +249,7 @@ def test_the_page_names_every_metric_with_its_type_and_labels() -> None:
         for family in registry.collect()
     }
     registration.unregister()
-    table = section(DOCS / "metrics.md", "Of a loader")
+    table = section(DOCS / "metrics.md", "Loader metrics")
     rows = re.findall(r"^\| (counter|gauge) \| `(\w+)` \| (.*?) \|", table, re.MULTILINE)
 
     assert {name: (kind, set(re.findall(r"\w+", labels))) for kind, name, labels in rows} == exported

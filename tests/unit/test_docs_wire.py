@@ -56,7 +56,7 @@ def test_every_command_is_told_of(text: str) -> None:
 
 
 def test_every_call_that_changes_something_says_what_a_second_one_does(text: str) -> None:
-    section = text.split("### Sending again")[1].split("###", maxsplit=1)[0]
+    section = text.split("### Retries and idempotency")[1].split("###", maxsplit=1)[0]
     reading = {"GetAssignedShards", "GetLatestCheckpoint", "GetMembership", "RequestRecovery", "Session"}
     calls = {method.name for method in coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].methods}
     changing = {name for name in calls - reading if not name.startswith("List")}
