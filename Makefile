@@ -23,12 +23,20 @@ setup: ## Build .venv from requirements/dev.txt (nothing to do: well under a sec
 	@scripts/setup_venv.sh dev
 
 .PHONY: test
-test: setup system-packages $(if $(strip $(ARGS)),,lint types) ## Lint, types and all tests; or ARGS="tests/unit -k lease" for some tests only
+test: setup system-packages $(if $(strip $(ARGS)),,lint types) ## Lint, types and tests (≤ 15 minutes); ARGS="tests/unit -k lease" runs those tests only
 ifeq ($(strip $(ARGS)),)
 	$(BIN)/python scripts/run_tests.py --jobs $(JOBS) --waiting-jobs $(WAITING_JOBS)
 else
 	$(PYTEST) $(ARGS)
 endif
+
+.PHONY: test-slow
+test-slow: setup system-packages ## Tests that take longer: many kills, long waits, the widest parametrisations
+	$(BIN)/python scripts/run_tests.py --suite slow --jobs $(JOBS) --waiting-jobs $(WAITING_JOBS)
+
+.PHONY: test-pythons
+test-pythons: ## The pure suites on every Python from 3.11 to 3.13 that is installed
+	@scripts/test_pythons.sh $(ARGS)
 
 .PHONY: soak
 soak: setup ## Simulated jobs, then real runs that are killed, with new seeds until one fails (MINUTES=30 in all, JOBS=2)

@@ -1,10 +1,11 @@
-"""Run the whole suite: every phase in parallel, then each failed test once more, alone.
+"""Run the suite: each phase in parallel, then every failed test once more, alone.
 
-A test that fails in parallel and passes alone does not fail the run: a busy machine must not reject good work. It is
-listed under `flaky:` at the very end with both outcomes, because it is a bug to find. A test that fails twice fails
-the run.
+A test that fails in parallel and passes alone does not fail the run, because a busy machine must not reject good work.
+It is listed under `flaky:` at the very end with both outcomes: it is a bug to find. A test that fails twice fails the
+run.
 
-    scripts/run_tests.py --jobs 2 --waiting-jobs 3
+    scripts/run_tests.py                 # what `make test` runs: everything except tests marked slow
+    scripts/run_tests.py --suite slow    # what `make test-slow` runs: only tests marked slow
 """
 
 from __future__ import annotations
@@ -18,32 +19,40 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / ".build"
 MAX_RERUNS = 20
-"""More failures than these are not bad luck."""
-RAN, SOME_FAILED = 0, 1
+"""More failures than this are not bad luck, so nothing runs again."""
+PASSED, SOME_FAILED, NONE_COLLECTED = 0, 1, 5
+MARKS = {"fast": "not slow", "slow": "slow"}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Run the whole suite; repeat what failed, alone.")
+    parser = argparse.ArgumentParser(description="Run the suite, then run failed tests again, alone.")
+    parser.add_argument("--suite", choices=sorted(MARKS), default="fast", help="which tests to run")
     parser.add_argument("--jobs", type=int, default=2, help="processes for tests that compute")
     parser.add_argument("--waiting-jobs", type=int, default=3, help="processes for tests that wait for servers")
     arguments = parser.parse_args()
     failed: dict[str, str] = {}
+    ran_any = False
     for phase in (
         ("-n", str(arguments.jobs), "tests/unit", "tests/contract", "tests/simulation"),
         ("-n", str(arguments.waiting_jobs), "--dist", "loadfile", "tests/integration", "tests/fault"),
     ):
-        code, failures = run_pytest(*phase)
-        if code not in (RAN, SOME_FAILED) or (code == SOME_FAILED and not failures):
-            return code  # interrupted, or a mistake in the suite itself
+        code, failures = run_pytest("-m", MARKS[arguments.suite], *phase)
+        if code == NONE_COLLECTED:
+            continue
+        ran_any = True
+        if code not in (PASSED, SOME_FAILED) or (code == SOME_FAILED and not failures):
+            return code  # interrupted, or an error in the suite itself
         failed |= failures
+    if not ran_any:
+        return NONE_COLLECTED
     if not failed:
         return 0
     if len(failed) > MAX_RERUNS:
         print(f"\n{len(failed)} tests failed; more than {MAX_RERUNS} are not run again.")
         return 1
-    print(f"\nrunning again, alone: {len(failed)} failed", flush=True)
+    print(f"\nrunning {len(failed)} failed tests again, alone", flush=True)
     code, failed_again = run_pytest("-n", "0", *failed)
-    if code not in (RAN, SOME_FAILED) or (code == SOME_FAILED and not failed_again):
+    if code not in (PASSED, SOME_FAILED) or (code == SOME_FAILED and not failed_again):
         return code
     print(report(failed, failed_again))
     return 1 if failed_again else 0
@@ -60,7 +69,7 @@ def run_pytest(*arguments: str) -> tuple[int, dict[str, str]]:
 
 
 def report(failed: dict[str, str], failed_again: dict[str, str]) -> str:
-    """List what failed twice, then what failed once, each with its errors."""
+    """List tests that failed twice, then tests that failed once, each with its errors."""
     lines = []
     for name in sorted(failed_again):
         lines += [f"failed: {name}", f"  in parallel: {failed.get(name, '')}", f"  alone: {failed_again[name]}"]

@@ -3,7 +3,7 @@
 #   scripts/setup_venv.sh demo    .venv with `strata`, torch and pyarrow          (make demo)
 #   scripts/setup_venv.sh dev     .venv with all that the tests use               (make setup); contains demo
 #   scripts/setup_venv.sh peers   .venv-peers with the systems we compare against (make bench-setup)
-# PYTHON names the interpreter to build with; otherwise the first one that is new enough.
+# PYTHON names the interpreter to build with; otherwise the first one that is new enough. VENV names another directory.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,6 +15,7 @@ case $stage in
   peers) venv=.venv-peers ;;
   *) die "usage: $0 demo|dev|peers" ;;
 esac
+venv=${VENV:-$venv}
 lock=requirements/$stage.txt
 
 is_new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null; }

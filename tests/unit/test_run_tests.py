@@ -58,6 +58,27 @@ def test_an_interrupted_run_and_a_broken_suite_are_not_repeated(
     assert list(left) == [(0, {})]
 
 
+def test_a_phase_without_tests_of_the_suite_is_skipped(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes(script, monkeypatch, (script.NONE_COLLECTED, {}), (0, {}))
+    assert script.main() == 0
+
+
+def test_a_suite_without_any_test_is_a_failure(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes(script, monkeypatch, (script.NONE_COLLECTED, {}), (script.NONE_COLLECTED, {}))
+    assert script.main() == script.NONE_COLLECTED
+
+
+@pytest.mark.parametrize(("suite", "marks"), [("fast", "not slow"), ("slow", "slow")])
+def test_each_suite_selects_tests_by_the_slow_mark(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, suite: str, marks: str
+) -> None:
+    calls: list[tuple[str, ...]] = []
+    monkeypatch.setattr(script, "run_pytest", lambda *arguments: (calls.append(arguments), (0, {}))[1])
+    monkeypatch.setattr(sys, "argv", ["run_tests.py", "--suite", suite])
+    assert script.main() == 0
+    assert [call[:2] for call in calls] == [("-m", marks)] * 2
+
+
 def test_many_failures_are_not_taken_for_bad_luck(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     many = {f"a::{number}": "wrong" for number in range(script.MAX_RERUNS + 1)}
     outcomes(script, monkeypatch, (1, many), (0, {}))
