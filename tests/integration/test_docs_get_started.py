@@ -124,3 +124,42 @@ def test_seven_lines_are_added_to_the_script() -> None:
     assert len(added) == len(added_lines(short)) == 7
     calls = [re.findall(r"(?:strata|ctx)\.\w+", line) for line in (shown, short)]
     assert calls[0] == calls[1]
+
+
+PREAMBLE = """
+import numpy as np, os, pyarrow as pa, pyarrow.parquet as pq, torch
+if not os.path.exists("data"):
+    os.mkdir("data")
+    pq.write_table(pa.table({"x": np.arange(5_120, dtype=np.float32)}), "data/0.parquet", row_group_size=1_000)
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+stop_at = int(os.environ["STOP_AT"])
+num_batches = 0
+"""
+BODY = """
+        loss = model(batch["x"][:, None]).square().mean()
+        loss.backward()
+        optimizer.step()
+        num_batches += 1
+        if ctx.step == stop_at:
+            raise RuntimeError("stopped")
+"""
+
+
+@pytest.mark.timeout(120)
+def test_the_seven_lines_of_the_readme_resume_a_script(tmp_path: Path) -> None:
+    (diff,) = [block.text for block in blocks(README) if block.info == "diff"]
+    after = "\n".join(line[1:] for line in diff.splitlines() if not line.startswith("-"))
+    script = PREAMBLE + after.replace("\n        …", BODY) + "\nprint(ctx.step, num_batches)\n"
+    script = script.replace("strata.init()", "strata.init(every=5)")  # the default first saves after a minute
+    (tmp_path / "train.py").write_text(script, encoding="utf-8")
+
+    def run(stop_at: int) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "STOP_AT": str(stop_at)}
+        command = [sys.executable, "train.py"]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+
+    stopped, finished = run(stop_at=13), run(stop_at=-1)
+    assert "RuntimeError: stopped" in stopped.stderr
+    assert (finished.returncode, finished.stdout) == (0, "30 20\n"), finished.stderr  # of 3 × 10 steps, 10 were saved
+    assert "step-000000000030" in "".join(path.name for path in tmp_path.glob("checkpoints/*/*"))
