@@ -62,6 +62,11 @@ demo: ## Install what it needs (torch and pyarrow), then train, kill a worker, c
 	@scripts/setup_venv.sh demo
 	@$(BIN)/strata demo $(ARGS)
 
+.PHONY: docs
+docs: setup ## Build the documentation site into .build/site; a broken link or anchor fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict # not with --quiet: it would hide what --strict counts
+	@echo "docs: .build/site/index.html"
+
 .PHONY: proto
 proto: setup ## Make src/strata/v1 from proto/
 	PYTHON=$(BIN)/python scripts/generate_proto.sh

@@ -131,8 +131,8 @@ def test_a_transform_runs_in_processes_as_shown(place: Path) -> None:
     run_script(shown(WORKERS, of='worker_type="process"'), place, "-W", "error")
 
 
-def test_what_the_readme_shows_runs(place: Path) -> None:
-    script = shown(ROOT / "README.md", of="StructuredDataset")
+def test_what_the_index_shows_runs(place: Path) -> None:
+    script = shown(ROOT / "docs" / "README.md", of="StructuredDataset")
     assert "s3://bucket/clicks/" in script
     names: dict[str, Any] = {}
     exec(script.replace("s3://bucket/clicks/", str(place / "clicks")), names)
