@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata.data import StructuredDataset
-from strata.data.batch.arrow_types import recast
+from strata.data.arrow_types import recast
 from strata.data.formats.parquet.format import ParquetReader
 from strata.errors import SchemaMismatch
 

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strata.data.arrow_types import enlarged
 from strata.data.batch import dense
 from strata.data.batch.arrow_columns import ArrowColumn
-from strata.data.batch.arrow_types import enlarged
 from strata.data.batch.columns import Chunk, Column, gather
 from strata.data.batch.dense import Dense
 from strata.data.batch.output import Presenter

@@ -23,11 +23,11 @@ from rich.console import Console
 
 from strata.data.filter import filter as filters
 from strata.data.formats.parquet.format import ParquetFormat
-from strata.data.plan import splits, surveyor
+from strata.data.plan import surveyor
 from strata.data.plan import table as plan_table
 from strata.data.plan.diff import MAX_FILES, explain, summary
 from strata.data.plan.plan import Plan
-from strata.data.plan.planner import build
+from strata.data.plan.planner import build, pack_splits, parse_rows
 from strata.data.plan.survey import Survey
 from strata.data.plan.surveyor import survey
 from strata.data.source.file import DataFile
@@ -76,7 +76,7 @@ def test_splits_cover_every_unit_once_in_order_within_their_bounds(
     unit_file = np.array([number for number, units in enumerate(files) for _ in units], np.int64)
     rows = np.array([rows for units in files for rows, _ in units], np.int64)
     num_bytes = np.array([size for units in files for _, size in units], np.int64)
-    starts = splits.pack(unit_file, rows, num_bytes, split_bytes=split_bytes, split_rows=split_rows).tolist()
+    starts = pack_splits(unit_file, rows, num_bytes, split_bytes=split_bytes, split_rows=split_rows).tolist()
 
     def fits(first: int, last: int) -> bool:
         within = num_bytes[first:last].sum() <= split_bytes and (
@@ -93,21 +93,21 @@ def test_splits_cover_every_unit_once_in_order_within_their_bounds(
 
 def test_sizes_are_read_as_people_write_them() -> None:
     written = ["128MiB", "1GB", "1.5 GiB", "10_000", " 3kb ", 77]
-    assert [splits.parse_bytes(size) for size in written] == [2**27, 10**9, 3 * 2**29, 10_000, 3000, 77]
-    assert [splits.parse_rows(rows) for rows in (None, 1, 10**9)] == [None, 1, 10**9]
+    assert [parse_bytes(size) for size in written] == [2**27, 10**9, 3 * 2**29, 10_000, 3000, 77]
+    assert [parse_rows(rows) for rows in (None, 1, 10**9)] == [None, 1, 10**9]
 
 
 @pytest.mark.parametrize("size", ["128M", "much", "", 0, -1, True, 1.5, None, "1e3", "2TiB", "9" * 50])
 def test_a_size_that_is_not_clear_is_refused(size: Any) -> None:
     with pytest.raises(InvalidArgument) as caught:
-        splits.parse_bytes(size)
+        parse_bytes(size)
     assert caught.value.field == "split_bytes"
 
 
 @pytest.mark.parametrize("rows", [0, -1, True, "5", 1.0])
 def test_a_number_of_rows_that_is_none_is_refused(rows: Any) -> None:
     with pytest.raises(InvalidArgument, match="split_rows"):
-        splits.parse_rows(rows)
+        parse_rows(rows)
 
 
 # --- plans ---

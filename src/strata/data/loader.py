@@ -12,9 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from strata.clock import SystemClock
+from strata.config import parse_bytes
 from strata.data.batch.delivery import Deliverer, Types
 from strata.data.config import DEFAULT_BUFFER_ROWS, Delivery
-from strata.data.plan.splits import parse_bytes
 from strata.data.ranks import find_ranks, share
 from strata.errors import DataError, InvalidArgument
 

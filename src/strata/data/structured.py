@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import pyarrow as pa
 
+from strata.config import parse_bytes
 from strata.data import formats
 from strata.data.config import check_on_empty
 from strata.data.dataset import Dataset
@@ -18,7 +19,6 @@ from strata.data.plan import cache as survey_cache
 from strata.data.plan import survey as surveys
 from strata.data.plan.planner import build
 from strata.data.plan.progress import SurveyProgress
-from strata.data.plan.splits import parse_bytes
 from strata.data.plan.surveyor import survey
 from strata.data.ranks import share
 from strata.data.runtime.decoder import Recipe

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from strata.data.batch.arrow_types import enlarged, of_numbers, recast
+from strata.data.arrow_types import enlarged, of_numbers, recast
 from strata.errors import LimitExceeded
 
 if TYPE_CHECKING:

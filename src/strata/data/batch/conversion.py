@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from strata.data.arrow_types import physical, plain, recast
 from strata.data.batch.arrow_columns import ArrowColumn
-from strata.data.batch.arrow_types import physical, plain, recast
 from strata.data.batch.columns import Chunk
 from strata.data.batch.dense import Dense
 from strata.data.batch.policy import Kind, Nulls

@@ -21,8 +21,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
+from strata.data.arrow_types import of_numbers, recast
 from strata.data.batch.arrow_columns import ArrowColumn
-from strata.data.batch.arrow_types import of_numbers, recast
 from strata.data.batch.dense import Dense
 from strata.data.batch.policy import OUTPUT_FORMATS, Kind
 from strata.data.batch.ragged import Ragged

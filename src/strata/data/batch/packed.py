@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from strata.data.arrow_types import enlarged, of_numbers, recast
 from strata.data.batch.arrow_columns import ArrowColumn
-from strata.data.batch.arrow_types import enlarged, of_numbers, recast
 from strata.data.batch.dense import Dense
 from strata.data.memory import pool
 from strata.errors import LimitExceeded

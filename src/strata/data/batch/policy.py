@@ -56,7 +56,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from strata.data.batch.arrow_types import (
+from strata.data.arrow_types import (
     TORCH_DTYPES,
     for_pandas,
     gatherable,

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import xxhash
 
+from strata.config import parse_bytes
 from strata.data.filter.filter import bind
-from strata.data.plan import splits
 from strata.data.plan.plan import Plan, PlannedFile, Pruning
 from strata.data.plan.projection import PlainFit
 from strata.data.plan.schema import retyped, unify
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from strata.data.filter.filter import Condition
     from strata.data.plan.schema import SchemaMode, Unified
     from strata.data.plan.survey import Survey, SurveyedFile
+
 
 _FINGERPRINT_VERSION = 1
 
@@ -97,8 +98,8 @@ def build(
         columns=unified.columns,
         condition=bind(condition, unified.schema) if condition else None,
         null_counts=_null_counts(files, schemas, unified, partition_fields, is_keyed=survey.is_keyed),
-        split_bytes=splits.parse_bytes(split_bytes),
-        split_rows=splits.parse_rows(split_rows),
+        split_bytes=parse_bytes(split_bytes),
+        split_rows=parse_rows(split_rows),
         pruning=Pruning(
             num_files=survey.num_files,
             num_files_pruned=survey.num_files_pruned,
@@ -137,7 +138,7 @@ def assemble(
     planned = tuple(files[number] for number in used.tolist())
     unit_file = unit_file.astype(np.int64).reshape(-1)
     rows, num_bytes, index = units.rows[kept], units.num_bytes[kept], units.index[kept]
-    split_starts = splits.pack(unit_file, rows, num_bytes, split_bytes=split_bytes, split_rows=split_rows)
+    split_starts = pack_splits(unit_file, rows, num_bytes, split_bytes=split_bytes, split_rows=split_rows)
     return Plan(
         files=planned,
         unit_file=unit_file,
@@ -272,3 +273,48 @@ def _no_data(survey: Survey, *, num_rows: int) -> NoData:
         f"there are no rows: {len(survey.files)} files were read and all are empty.{skipped} "
         "Check the path and the files"
     )
+
+
+def pack_splits(
+    unit_file: npt.NDArray[np.int64],
+    unit_rows: npt.NDArray[np.int64],
+    unit_bytes: npt.NDArray[np.int64],
+    *,
+    split_bytes: int,
+    split_rows: int | None = None,
+) -> npt.NDArray[np.int64]:
+    """Where splits begin, and at the end how many units there are.
+
+    A split takes consecutive units of one file as long as they stay within the bounds; a unit that is larger than a
+    bound is a split of its own. How far a split that begins at a unit reaches is found for all units at once; what is
+    left to do one by one is to jump from split to split.
+    """
+    num_units = len(unit_file)
+    ends = np.searchsorted(unit_file, unit_file, side="right")
+    ends = np.minimum(ends, _reach(unit_bytes, split_bytes))
+    if split_rows is not None:
+        ends = np.minimum(ends, _reach(unit_rows, split_rows))
+    jumps = np.maximum(ends, np.arange(1, num_units + 1)).tolist()
+    starts = [0]
+    while starts[-1] < num_units:
+        starts.append(jumps[starts[-1]])
+    return np.array(starts, np.int64)
+
+
+def _reach(sizes: npt.NDArray[np.int64], limit: int) -> npt.NDArray[np.int64]:
+    """For each unit, up to which one (not included) the sizes from here on stay within the limit."""
+    # What is above the limit is so by however much; this keeps sums far from overflow.
+    sums = np.concatenate([[0], np.cumsum(np.minimum(sizes, limit + 1))])
+    return np.searchsorted(sums, sums[:-1] + limit, side="right") - 1
+
+
+def parse_rows(rows: object, *, field: str = "split_rows") -> int | None:
+    """
+    Raises:
+        InvalidArgument: It is not a number of rows.
+    """
+    if rows is None:
+        return None
+    if isinstance(rows, bool) or not isinstance(rows, int) or not 1 <= rows <= 2**62:
+        raise InvalidArgument(f"{field} is {rows!r}; give a number of rows from 1, or leave it out", field=field)
+    return rows

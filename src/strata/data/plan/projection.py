@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from strata.data.batch.arrow_types import recast
+from strata.data.arrow_types import recast
 from strata.errors import SchemaMismatch
 
 if TYPE_CHECKING:

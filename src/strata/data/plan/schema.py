@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import pyarrow as pa
 import pyarrow.types as pat
 
-from strata.data.batch import arrow_types
+from strata.data import arrow_types
 from strata.data.filter.filter import nearest
 from strata.errors import InvalidArgument, SchemaMismatch
 
