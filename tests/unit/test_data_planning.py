@@ -21,6 +21,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from strata.config import parse_bytes
 from strata.data.filter import filter as filters
 from strata.data.formats.parquet.format import ParquetFormat
 from strata.data.plan import surveyor

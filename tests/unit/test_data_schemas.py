@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strata.data.formats.base import Unit
-from strata.data.plan.projection import PlainFit
-from strata.data.plan.schema import keeps_values, retyped, unify, widen
+from strata.data.plan.schema import PlainFit, keeps_values, retyped, unify, widen
 from strata.errors import InvalidArgument, SchemaMismatch
 
 CODES = pa.dictionary(pa.int8(), pa.string())

@@ -12,8 +12,7 @@ import xxhash
 from strata.config import parse_bytes
 from strata.data.filter.filter import bind
 from strata.data.plan.plan import Plan, PlannedFile, Pruning
-from strata.data.plan.projection import PlainFit
-from strata.data.plan.schema import retyped, unify
+from strata.data.plan.schema import PlainFit, retyped, unify
 from strata.data.plan.survey import named_schemas, schema_of, unpack, unpack_parts
 from strata.data.source.partitions import partition_values
 from strata.errors import InvalidArgument, NoData

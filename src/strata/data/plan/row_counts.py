@@ -18,8 +18,7 @@ from strata.data.filter import expression
 from strata.data.filter import filter as filters
 from strata.data.formats.base import PagedReader, Presence, Saving, is_keyed, joined
 from strata.data.plan.probe import UNREADABLE, attempts, known_values
-from strata.data.plan.projection import PlainFit
-from strata.data.plan.schema import keeps_values, retyped, unify
+from strata.data.plan.schema import PlainFit, keeps_values, retyped, unify
 from strata.data.plan.survey import SurveyedFile, named_schemas, pack, unpack
 from strata.data.source.partitions import partition_values
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 from strata.data.batch.arrow_columns import joined
 from strata.data.filter import filter as filters
 from strata.data.formats.base import Headed, PagedReader
-from strata.data.plan.projection import PlainFit
+from strata.data.plan.schema import PlainFit
 from strata.data.runtime.metrics import State
 from strata.errors import DataFileChanged, StrataError, TransformFailed
 
