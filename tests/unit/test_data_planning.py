@@ -24,11 +24,10 @@ from rich.console import Console
 from strata.config import parse_bytes
 from strata.data.filter import filter as filters
 from strata.data.formats.parquet.format import ParquetFormat
-from strata.data.plan import surveyor
-from strata.data.plan import table as plan_table
-from strata.data.plan.diff import MAX_FILES, explain, summary
+from strata.data.plan import report, surveyor
 from strata.data.plan.plan import Plan
 from strata.data.plan.planner import build, pack_splits, parse_rows
+from strata.data.plan.report import MAX_FILES, explain, summary
 from strata.data.plan.survey import Survey
 from strata.data.plan.surveyor import survey
 from strata.data.source.file import DataFile
@@ -435,7 +434,7 @@ def test_the_summary_of_many_files_is_small_and_still_names_changes_among_the_fi
 
 def shown(made: Plan) -> str:
     out = io.StringIO()
-    Console(file=out, width=160).print(plan_table.table(made))
+    Console(file=out, width=160).print(report.table(made))
     return out.getvalue()
 
 
@@ -443,7 +442,7 @@ def test_the_table_has_a_line_per_split_and_says_what_was_left_out() -> None:
     fake = FakeFormat(unit_rows=2)
     files = [fake.add("a", {"x": [1, 2, 3, 4, 9, 9]}), fake.add("z", None)]
     made = plan(fake, files, "x not in (3, 4)", on_error="skip")
-    assert plan_table.rows(made) == [
+    assert report.rows(made) == [
         {"split": 0, "file": "a", "units": "0–2 without 1", "rows": 4, "bytes": 32, "share": 1.0}
     ]
     text = " ".join(shown(made).split())
@@ -467,8 +466,8 @@ def test_a_long_plan_is_shortened() -> None:
     assert "60 more splits" in text
     assert "60.0%" in text
     assert len(text.splitlines()) < 55
-    assert len(plan_table.rows(made)) == 100
+    assert len(report.rows(made)) == 100
     nothing = dataclasses.replace(made, split_starts=np.array([0]))
-    assert plan_table.rows(nothing) == []
-    sizes = [plan_table.size(size) for size in (5, 2**10, 3 * 2**19, 2**30, 2**41)]
+    assert report.rows(nothing) == []
+    sizes = [report.size(size) for size in (5, 2**10, 3 * 2**19, 2**30, 2**41)]
     assert sizes == ["5 B", "1.0 KiB", "1.5 MiB", "1.0 GiB", "2.0 TiB"]

@@ -19,7 +19,7 @@ from strata.data.order.cursor import Cursor, read_cursor
 from strata.data.order.order import choose_lanes, choose_window, make_order
 from strata.data.order.schedule import Schedule
 from strata.data.order.steps import Steps
-from strata.data.plan.diff import explain, summary
+from strata.data.plan.report import explain, summary
 from strata.data.runtime.bottleneck import Lookout, PlanFacts
 from strata.data.runtime.decode_process import ProcessDecoder
 from strata.data.runtime.decoder import Recipe, ThreadDecoder, has_head

@@ -125,7 +125,7 @@ class Plan:
         return len(self.split_starts) - 1
 
     def __rich__(self) -> Table:
-        from strata.data.plan.table import table  # noqa: PLC0415 - only people need it
+        from strata.data.plan.report import table  # noqa: PLC0415 - only people need it
 
         return table(self)
 
