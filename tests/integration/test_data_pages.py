@@ -87,7 +87,7 @@ def test_pages_that_cannot_pass_are_not_read_and_the_plan_says_so(
     assert other.plan.pruning.bytes_planned - pruning.bytes_planned == pruning.bytes_pages_pruned
     saved = other.get_metrics().total.bytes_read - read
     assert pruning.bytes_pages_pruned * 0.8 < saved <= pruning.bytes_pages_pruned
-    assert report.rows(other.plan) == plan_table.rows(dataset.plan)
+    assert report.rows(other.plan) == report.rows(dataset.plan)
 
 
 def test_what_pages_decide_is_not_decoded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

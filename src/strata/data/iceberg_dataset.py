@@ -12,7 +12,7 @@ from strata.data.dataset import Dataset
 from strata.data.iceberg import plan_table, table_state
 from strata.data.loader import Options, create
 from strata.data.plan import cache as survey_cache
-from strata.data.plan.progress import SurveyProgress
+from strata.data.plan.probe import SurveyProgress
 from strata.data.ranks import share
 from strata.data.runtime.decoder import Recipe
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from strata.data.config import OnEmpty, OnError, OutputFormat, WorkerType
+    from strata.data.loader import PlainLoader
     from strata.data.order.assignment import Strategy
     from strata.data.order.steps import Tail
-    from strata.data.plain_loader import PlainLoader
     from strata.data.ranks import Ranks
     from strata.data.torch import Loader
 

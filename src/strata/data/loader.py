@@ -19,7 +19,7 @@ from strata.data.ranks import find_ranks, share
 from strata.errors import DataError, InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from strata.data.config import OnError, OutputFormat, WorkerType
     from strata.data.dataset import Dataset
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from strata.data.order.steps import Tail
     from strata.data.ranks import Ranks
     from strata.data.runtime.decoder import Recipe
+
 
 MAX_DEFAULT_WORKERS = 8
 
@@ -111,7 +112,7 @@ def create(kind: type[Any], plan: Callable[[Ranks], Recipe], options: Options) -
     if not has_torch():
         dataset = kind(recipe, deliverer, delivery, ranks, name=options.name, plan_s=plan_s)
         check_same(dataset)
-        return importlib.import_module("strata.data.plain_loader").PlainLoader(dataset), dataset
+        return PlainLoader(dataset), dataset
     torch_loader = importlib.import_module("strata.data.torch")
     dataset = torch_loader.iterable(kind)(recipe, deliverer, delivery, ranks, name=options.name, plan_s=plan_s)
     check_same(dataset)
@@ -159,3 +160,38 @@ def prefetch_budget(given: int | str | None, split_bytes: int | str, num_workers
     if given is not None:
         return parse_bytes(given, field="prefetch_bytes")
     return parse_bytes(split_bytes) // 2 * (1 + max(1, num_workers))
+
+
+class PlainLoader:
+    """What `create_dataloader` returns where torch is not installed: the same protocol without its base class."""
+
+    has_global_state = True
+    """The same on all ranks, of any number of them."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.dataset.begin()
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """The epoch, and how many of its rows all ranks together have been given."""
+        return self.dataset.epoch, self.dataset.position
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the batch that was delivered last is the last one of its epoch."""
+        return self.dataset.position == self.dataset.plan.num_rows
+
+    def set_epoch(self, epoch: int) -> None:
+        self.dataset.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.dataset.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any], *, on_change: str = "refuse") -> None:
+        self.dataset.load_state_dict(state, on_change=on_change)

@@ -18,7 +18,7 @@ from strata.data.loader import Options, create
 from strata.data.plan import cache as survey_cache
 from strata.data.plan import survey as surveys
 from strata.data.plan.planner import build
-from strata.data.plan.progress import SurveyProgress
+from strata.data.plan.probe import SurveyProgress
 from strata.data.plan.surveyor import survey
 from strata.data.ranks import share
 from strata.data.runtime.decoder import Recipe
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
     from strata.data.config import OnEmpty, OnError, OutputFormat, WorkerType
     from strata.data.formats.base import Format
+    from strata.data.loader import PlainLoader
     from strata.data.order.assignment import Strategy
     from strata.data.order.steps import Tail
-    from strata.data.plain_loader import PlainLoader
     from strata.data.ranks import Ranks
     from strata.data.torch import Loader
 

@@ -6,18 +6,24 @@ import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self, TypeVar
 
 import pyarrow as pa
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as ProgressBar
 
 from strata.errors import DataError, DataFileInvalid, DataFileMissing, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from rich.progress import TaskID
+
     from strata.data.filter.filter import Condition
     from strata.data.formats.base import Format
     from strata.data.source.source import Source
+
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -143,3 +149,30 @@ def _in_threads(work: Callable[[], None], num_threads: int, stop: threading.Even
         except BaseException:  # Ctrl-C: nobody begins another file
             stop.set()
             raise
+
+
+class SurveyProgress:
+    """What `survey` reports, drawn on standard error; or nothing."""
+
+    def __init__(self, *, is_shown: bool) -> None:
+        self._bar: ProgressBar | None = None
+        if is_shown:
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            self._bar = ProgressBar(*columns, console=Console(stderr=True))
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if self._bar is None:
+            return
+        if what not in self._tasks:
+            self._tasks[what] = self._bar.add_task(what, total=total)
+        self._bar.update(self._tasks[what], completed=done, total=total)
