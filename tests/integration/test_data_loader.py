@@ -667,7 +667,7 @@ def test_files_without_rows_give_an_empty_loader_where_one_is_wanted_and_a_missi
 def test_none_is_the_default_window(folder: Path) -> None:
     by_default, _ = open_loader(folder, shuffle=True)
     by_none, dataset = open_loader(folder, shuffle=True, shuffle_buffer_size=None)
-    assert dataset.delivery.shuffle_buffer_size == 100_000
+    assert dataset.config.order.shuffle_buffer_size == 100_000
     assert by_none.state_dict() == by_default.state_dict()
 
 

@@ -93,14 +93,14 @@ def test_what_rank_0_makes_or_raises_is_what_all_ranks_get_and_its_death_is_told
     assert empty == ([0, "", 0],) * NUM_RANKS
     assert refused == (["NoData", "there are no files in /nowhere; check the path", "path"],) * NUM_RANKS
     assert failed[0][0] == "KeyError"
-    assert failed[1] == failed[2] == ["DataError", "rank 0 failed: KeyError: 'nothing'; its log tells more", ""]
+    assert failed[1] == failed[2] == ["DataError", "rank 0 failed: KeyError: 'nothing'; see its log", ""]
     assert [(kind, len(message)) for kind, message, _ in long] == [("NoData", 1_000_000), *[("NoData", 8_000)] * 2]
     assert {kind for kind, _, _ in too_much} == {"LimitExceeded"}
     assert last == ([7, b"in s".hex(), sum(b"in step")],) * NUM_RANKS
     for one in found[1:]:
         kind, message, _ = one["heard"][7]
         assert kind == "DataError"
-        assert message.startswith("the ranks could not be told what rank 0 found: ")
+        assert message.startswith("the broadcast from rank 0 failed: ")
 
 
 def test_a_real_accelerator_is_asked() -> None:

@@ -68,7 +68,7 @@ class Made:
             num_units=8,
             num_splits=8,
             is_local=True,
-            num_ranks=1,
+            world_size=1,
             unit_name="row group",
             worker_type="thread",
             num_cpus=2,
@@ -86,8 +86,8 @@ class Made:
         )
 
 
-def steps_of(num_rows: int, *, first: int = 0, num_ranks: int = 1, tail: Any = "uneven") -> Steps:
-    return Steps(num_rows=num_rows, first=first, batch_size=4, num_ranks=num_ranks, tail=tail)
+def steps_of(num_rows: int, *, first: int = 0, world_size: int = 1, tail: Any = "uneven") -> Steps:
+    return Steps(num_rows=num_rows, first=first, batch_size=4, world_size=world_size, tail=tail)
 
 
 def test_the_position_moves_when_a_batch_is_handed_over_and_not_when_its_block_is_there() -> None:
@@ -124,7 +124,7 @@ def test_rows_that_are_repeated_are_counted_where_they_are_delivered() -> None:
     # Ten rows for three ranks of four: the second and third rank get two and four rows of others.
     counts = []
     for rank, sizes in enumerate(([4], [4], [4])):
-        made = Made([block(0, sizes)], steps_of(10, num_ranks=3, tail="pad"), rank=rank)
+        made = Made([block(0, sizes)], steps_of(10, world_size=3, tail="pad"), rank=rank)
         assert len(list(made.iterator)) == 1
         assert made.iterator.last_batch_rows == 10
         counts.append(made.recorder.snapshot().padded_rows)
@@ -143,7 +143,7 @@ def test_rows_of_a_hole_are_counted_too() -> None:
 def test_rows_that_are_dropped_are_counted_by_one_rank() -> None:
     counts = []
     for rank in range(2):
-        made = Made([block(0, [4])], steps_of(11, num_ranks=2, tail="drop"), rank=rank)
+        made = Made([block(0, [4])], steps_of(11, world_size=2, tail="drop"), rank=rank)
         assert len(list(made.iterator)) == 1
         assert made.positions[-1] == 11
         counts.append(made.recorder.snapshot().dropped_rows)

@@ -11,15 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strata.data.order.map_rows import MapRows, permuted
-from strata.data.ranks import Ranks
 from strata.errors import InvalidArgument, PlanChanged
 
 TAILS = ("uneven", "pad", "drop")
 
 
-def rows_of(num_rows: int, *, rank: int = 0, num_ranks: int = 1, **arguments: Any) -> MapRows:
-    settings: dict[str, Any] = {"batch_size": 3, "shuffle": True, "seed": 5, **arguments}
-    return MapRows(num_rows, ranks=Ranks(rank, num_ranks), **settings)
+def rows_of(num_rows: int, *, rank: int = 0, world_size: int = 1, **arguments: Any) -> MapRows:
+    settings: dict[str, Any] = {"batch_size": 3, "shuffle": True, "shuffle_seed": 5, **arguments}
+    return MapRows(num_rows, rank=rank, world_size=world_size, **settings)
 
 
 def delivered(ranks: list[MapRows], num_batches: int) -> list[int]:
@@ -79,11 +78,11 @@ def test_every_row_is_delivered_once_whatever_dies_and_however_many_ranks_go_on(
     kept: list[int] = []
     state: dict[str, Any] | None = None
     for attempt in itertools.count():
-        num_ranks = data.draw(st.integers(1, 5), "ranks")
+        world_size = data.draw(st.integers(1, 5), "ranks")
         batch_size = data.draw(st.integers(1, 7), "batch size")
         ranks = [
-            rows_of(num_rows, rank=rank, num_ranks=num_ranks, batch_size=batch_size, shuffle=shuffle)
-            for rank in range(num_ranks)
+            rows_of(num_rows, rank=rank, world_size=world_size, batch_size=batch_size, shuffle=shuffle)
+            for rank in range(world_size)
         ]
         for each in ranks:
             if state is not None:
@@ -104,26 +103,26 @@ def test_every_row_is_delivered_once_whatever_dies_and_however_many_ranks_go_on(
 
 @given(
     num_rows=st.integers(0, 100),
-    num_ranks=st.integers(1, 5),
+    world_size=st.integers(1, 5),
     batch_size=st.integers(1, 7),
     tail=st.sampled_from(TAILS),
 )
 def test_all_ranks_have_the_same_number_of_batches_and_none_is_empty(
-    num_rows: int, num_ranks: int, batch_size: int, tail: Any
+    num_rows: int, world_size: int, batch_size: int, tail: Any
 ) -> None:
     shares = []
-    for rank in range(num_ranks):
-        rows = rows_of(num_rows, rank=rank, num_ranks=num_ranks, batch_size=batch_size, tail=tail)
+    for rank in range(world_size):
+        rows = rows_of(num_rows, rank=rank, world_size=world_size, batch_size=batch_size, tail=tail)
         rows.begin()
         shares.append([share.rows for share in rows.shares()])
     assert len({len(each) for each in shares}) == 1
     assert all(len(batch) for each in shares for batch in each)
     seen = [row for each in shares for batch in each for row in batch]
     if tail == "drop":
-        assert len(set(seen)) == len(seen) == num_rows // (num_ranks * batch_size) * num_ranks * batch_size
+        assert len(set(seen)) == len(seen) == num_rows // (world_size * batch_size) * world_size * batch_size
     else:
         assert sorted(set(seen)) == list(range(num_rows))
-    if tail == "uneven" and num_rows >= num_ranks:
+    if tail == "uneven" and num_rows >= world_size:
         assert len(seen) == num_rows
 
 
@@ -131,7 +130,7 @@ def test_the_order_does_not_depend_on_ranks_and_changes_with_the_epoch() -> None
     alone = rows_of(60, batch_size=12)
     alone.begin()
     batches = [share.rows for share in alone.shares()]
-    ranks = [rows_of(60, rank=rank, num_ranks=4) for rank in range(4)]
+    ranks = [rows_of(60, rank=rank, world_size=4) for rank in range(4)]
     for each in ranks:
         each.begin()
     shares = zip(*(each.shares() for each in ranks), strict=True)
@@ -240,7 +239,7 @@ def test_a_newer_state_says_to_upgrade() -> None:
     [
         ({"batch_size": 0}, "batch_size=0 must be at least 1"),
         ({"tail": "ragged"}, "tail='ragged'; use one of uneven, pad, drop"),
-        ({"seed": -1}, "shuffle_seed=-1"),
+        ({"shuffle_seed": -1}, "shuffle_seed=-1"),
     ],
 )
 def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], message: str) -> None:

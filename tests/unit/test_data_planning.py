@@ -434,7 +434,7 @@ def test_the_summary_of_many_files_is_small_and_still_names_changes_among_the_fi
 
 def shown(made: Plan) -> str:
     out = io.StringIO()
-    Console(file=out, width=160).print(report.table(made))
+    Console(file=out, width=160).print(report.as_table(made))
     return out.getvalue()
 
 

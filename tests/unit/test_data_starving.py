@@ -56,7 +56,7 @@ def test_two_row_groups_leave_two_of_four_workers_without_work() -> None:
 
 
 def test_what_counts_is_how_many_units_a_rank_has() -> None:
-    facts = replace(MANY, num_units=20, num_ranks=4, unit_name="stripe")
+    facts = replace(MANY, num_units=20, world_size=4, unit_name="stripe")
     found = told(window(*[{"decode_s": 6.0, "idle_s": 4.0}] * 4), facts)
 
     assert found.cause is Cause.TOO_FEW_UNITS

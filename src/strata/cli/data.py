@@ -74,7 +74,7 @@ def plan(
         output_format="numpy",
     )
     made: Plan = dataset.plan
-    num_workers = dataset.delivery.num_workers
+    num_workers = dataset.config.runtime.num_workers
     tasks = [Task(n, int(made.unit_bytes[n]), int(made.unit_rows[n])) for n in range(made.num_units)]
     spread = balance(by_name(strategy)(tasks, num_workers * ranks), tasks)
     policies = describe(dataset.policies or ())
@@ -99,7 +99,7 @@ def plan(
         echo_json(told)
         return
     console, all_workers = _console(), counted(ranks * num_workers, "worker")
-    console.print(report.table(made))
+    console.print(report.as_table(made))
     console.print(_as_table("Columns", policies))
     console.print(
         f"{counted(steps['batches'], 'batch', 'batches')} of {counted(batch_size, 'row')} on each of "

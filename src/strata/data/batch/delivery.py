@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,7 +17,7 @@ from strata.data.batch.columns import Chunk
 from strata.data.batch.conversion import Converter, vocabulary_values
 from strata.data.batch.output import Presenter
 from strata.data.batch.policy import decide
-from strata.data.batch.vocabulary import MAX_VALUES, Vocabulary, from_bytes, to_bytes
+from strata.data.batch.vocabulary import Vocabulary, from_bytes, to_bytes
 from strata.data.runtime.decoder import ThreadDecoder, has_head, where
 from strata.data.runtime.metrics import WorkerRecorder
 from strata.errors import (
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from strata.data.batch.policy import Policy
-    from strata.data.config import Delivery, OutputFormat
+    from strata.data.config import LoaderConfig
     from strata.data.plan.plan import Plan
     from strata.data.runtime.decoder import Recipe
 
@@ -45,30 +45,6 @@ GROWTH = 3
 NUM_MEASURED = 4
 """Units whose first rows are decoded to find out how wide rows are."""
 MEASURED_ROWS = 4096
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Types:
-    """How columns are to be delivered; `policy.py` has the table."""
-
-    output_format: OutputFormat
-    strings: str | Mapping[str, str] = "python"
-    string_width: int | None = None
-    nulls: str | Mapping[str, Any] | None = None
-    decimals: str | Mapping[str, str] | None = None
-    vocabularies: Mapping[str, Sequence[str] | Vocabulary] | None = None
-    max_vocabulary: int = MAX_VALUES
-
-    def decide(self, schema: pa.Schema, null_counts: Mapping[str, int]) -> tuple[Policy, ...]:
-        return decide(
-            schema,
-            null_counts,
-            output_format=self.output_format,
-            strings=self.strings,
-            string_width=self.string_width,
-            nulls=self.nulls,
-            decimals=self.decimals,
-        )
 
 
 class Deliverer:
@@ -83,34 +59,35 @@ class Deliverer:
     def __init__(
         self,
         recipe: Recipe,
-        types: Types,
-        delivery: Delivery,
+        config: LoaderConfig,
         share: Callable[[Callable[[], bytes]], bytes] = lambda produce: produce(),
     ) -> None:
         self._plan = recipe.plan
-        self._types = types
+        self._config = config.batch
         self._is_transformed = recipe.transform is not None
         self._lock = renewed(threading.Lock())
         self._made: tuple[tuple[Policy, ...], Converter, Presenter] | None = None
         self.vocabularies: dict[str, Vocabulary] = {
-            name: values if isinstance(values, Vocabulary) else Vocabulary.given(name, values, types.max_vocabulary)
-            for name, values in (types.vocabularies or {}).items()
+            name: values
+            if isinstance(values, Vocabulary)
+            else Vocabulary.given(name, values, config.batch.max_vocabulary)
+            for name, values in (config.batch.vocabularies or {}).items()
         }
         policies: tuple[Policy, ...] = ()
         if not self._is_transformed:
-            policies = types.decide(delivered_schema(recipe.plan), _null_counts(recipe.plan))
+            policies = self._decide(delivered_schema(recipe.plan), _null_counts(recipe.plan))
         missing = [policy for policy in policies if policy.is_coded and policy.name not in self.vocabularies]
 
         def find() -> bytes:
             found = find_vocabularies(
                 recipe,
                 missing,
-                num_threads=max(1, delivery.num_workers),
-                max_values=types.max_vocabulary,
-                skips_bad_units=delivery.on_error == "skip",
+                num_threads=config.runtime.num_threads,
+                max_values=config.batch.max_vocabulary,
+                skips_bad_units=config.plan.on_error == "skip",
             )
             self.vocabularies |= found
-            chooses_lanes = delivery.shuffle and delivery.lanes is None
+            chooses_lanes = config.order.shuffle and config.order.lanes is None
             width = self._measure(recipe, policies) if chooses_lanes else row_bytes(recipe.plan)
             return msgspec.msgpack.encode((to_bytes(found.values()), width))
 
@@ -138,7 +115,7 @@ class Deliverer:
         if made is None:
             with self._lock:
                 if self._made is None:
-                    self._made = self._make(self._types.decide(table.schema, {}))
+                    self._made = self._make(self._decide(table.schema, {}))
                 made = self._made
         if self._is_transformed:
             self._check_columns(table, made[0], number)
@@ -182,7 +159,19 @@ class Deliverer:
                     field="vocabularies",
                 )
         converter = Converter(policies, self.vocabularies, is_private=not self._is_transformed)
-        return policies, converter, Presenter(self._types.output_format, policies)
+        return policies, converter, Presenter(self._config.output_format, policies)
+
+    def _decide(self, schema: pa.Schema, null_counts: Mapping[str, int]) -> tuple[Policy, ...]:
+        config = self._config
+        return decide(
+            schema,
+            null_counts,
+            output_format=config.output_format,
+            strings=config.strings,
+            string_width=config.string_width,
+            nulls=config.nulls,
+            decimals=config.decimals,
+        )
 
 
 def delivered_schema(plan: Plan) -> pa.Schema:

@@ -1,4 +1,8 @@
-"""A plan as people read it: one line per split, and what was left out."""
+"""Reports on a plan for people: a table of its splits, and an explanation of how it differs from a saved state.
+
+A fingerprint shows only that a plan changed. A loader's state therefore contains a summary of the plan as well, small
+for any dataset, from which `explain` names the difference.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +24,15 @@ if TYPE_CHECKING:
 
 MAX_SPLITS = 40
 _MAX_NAME = 60
+MAX_FILES = 256
+"""Files that a summary names; the others are only counted."""
+_VERSION_DIGITS = 8
+_MAX_NAMES = 3
+_MAX_CONDITION = 1000
 
 
 def rows(plan: Plan, *, max_splits: int | None = None) -> list[dict[str, Any]]:
-    """One entry per split, in the plan's order; `share` is that of all rows."""
+    """Return one entry per split, in the order of the plan; `share` is the fraction of all rows."""
     starts = plan.split_starts[:-1]
     if not len(starts):
         return []
@@ -44,26 +53,26 @@ def rows(plan: Plan, *, max_splits: int | None = None) -> list[dict[str, Any]]:
     ]
 
 
-def table(plan: Plan, *, max_splits: int = MAX_SPLITS) -> Table:
-    """For a terminal. Names of files are shown as they are: nothing in them is taken for markup."""
-    made = Table(title=_title(plan), caption=_caption(plan), caption_justify="left", title_justify="left")
-    for name in ("split", "file", "units", "rows", "bytes", "share"):
-        made.add_column(name, justify="left" if name in ("file", "units") else "right", overflow="fold")
+def as_table(plan: Plan, *, max_splits: int = MAX_SPLITS) -> Table:
+    """Return a table for a terminal. File names are printed literally, never as markup."""
+    table = Table(title=_title(plan), caption=_caption(plan), caption_justify="left", title_justify="left")
+    for name in ("split", "file", "row groups", "rows", "bytes", "share"):
+        table.add_column(name, justify="left" if name in ("file", "row groups") else "right", overflow="fold")
     for row in rows(plan, max_splits=max_splits):
         cells = (str(row["split"]), _name(row["file"]), row["units"], f"{row['rows']:,}")
-        made.add_row(*map(Text, cells), Text(size(row["bytes"])), Text(f"{row['share']:.1%}"))
+        table.add_row(*map(Text, cells), Text(size(row["bytes"])), Text(f"{row['share']:.1%}"))
     left = plan.num_splits - max_splits
     if left > 0:
         unit = int(plan.split_starts[max_splits])
         num_rows, num_bytes = int(plan.unit_rows[unit:].sum()), int(plan.unit_bytes[unit:].sum())
-        made.add_section()
+        table.add_section()
         share = f"{num_rows / plan.num_rows:.1%}"
-        made.add_row("…", f"{left:,} more splits", "", f"{num_rows:,}", size(num_bytes), share)
-    return made
+        table.add_row("…", f"{left:,} more splits", "", f"{num_rows:,}", size(num_bytes), share)
+    return table
 
 
 def size(num_bytes: int) -> str:
-    """1234567 → 1.2 MiB."""
+    """Format bytes: 1234567 → 1.2 MiB."""
     amount = float(num_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if amount < 1024:
@@ -74,7 +83,8 @@ def size(num_bytes: int) -> str:
 
 def _title(plan: Plan) -> Text:
     return Text(
-        f"{plan.num_rows:,} rows in {plan.num_splits:,} splits of {plan.num_units:,} units of {len(plan.files):,} files"
+        f"{plan.num_rows:,} rows in {plan.num_splits:,} splits of {plan.num_units:,} row groups in "
+        f"{len(plan.files):,} files"
     )
 
 
@@ -85,13 +95,13 @@ def _caption(plan: Plan) -> Text:
         lines.append(
             f"filter {plan.condition_text[:200]}: "
             f"{pruning.num_files_pruned:,} of {pruning.num_files:,} files not opened, "
-            f"{pruning.num_units_pruned:,} of {pruning.num_units:,} units left out, "
+            f"{pruning.num_units_pruned:,} of {pruning.num_units:,} row groups pruned, "
             f"{pruning.num_units_counted:,} counted"
         )
     if pruning.num_pages_pruned:
         lines.append(
-            f"{pruning.num_units_in_part:,} units are read in part: {pruning.num_pages_pruned:,} of "
-            f"{pruning.num_pages:,} pages left out, {size(pruning.bytes_pages_pruned)}"
+            f"{pruning.num_units_in_part:,} row groups are read in part: {pruning.num_pages_pruned:,} of "
+            f"{pruning.num_pages:,} pages pruned, {size(pruning.bytes_pages_pruned)}"
         )
     if pruning.bytes_total:
         lines.append(f"an epoch reads {size(pruning.bytes_planned)} of {size(pruning.bytes_total)}")
@@ -110,20 +120,13 @@ def _units(index: npt.NDArray[np.int64]) -> str:
 
 
 def _name(name: str) -> str:
-    """The end of a long name says more than its start; what would move the cursor is shown instead of done."""
+    """Shorten a long name to its end, which tells more than its start; control characters are escaped."""
     shown = printable(name)
     return shown if len(shown) <= _MAX_NAME else "…" + shown[-(_MAX_NAME - 1) :]
 
 
-MAX_FILES = 256
-"""By name; of a larger dataset the others are only counted."""
-_VERSION_DIGITS = 8
-_MAX_NAMES = 3
-_MAX_CONDITION = 1000
-
-
 def summary(plan: Plan) -> dict[str, Any]:
-    """For `explain`, as JSON can hold it."""
+    """Return a JSON-compatible summary of a plan for `explain`. Its keys are part of a loader's state."""
     rows = np.bincount(plan.unit_file, weights=plan.unit_rows, minlength=len(plan.files)).astype(np.int64).tolist()
     listed = sorted(zip(plan.files, rows, strict=True), key=lambda each: each[0].file.name)[:MAX_FILES]
     starts = plan.split_starts[:-1]
@@ -139,7 +142,7 @@ def summary(plan: Plan) -> dict[str, Any]:
 
 
 def explain(before: Mapping[str, Any], plan: Plan) -> str:
-    """What is different now, in a sentence or two. `before` was read from a state, so it may hold anything."""
+    """Describe what changed since the summary `before`, which comes from a state and may contain anything."""
     now = summary(plan)
     try:
         reasons = [*_conditions(before, now), *_files(before, now)]
@@ -147,13 +150,13 @@ def explain(before: Mapping[str, Any], plan: Plan) -> str:
             reasons = _splits(before, now)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         reasons = []
-    return "; ".join(reasons) or "what changed cannot be told from the state; it is of other data"
+    return "; ".join(reasons) or "the state does not show what changed, but it belongs to other data"
 
 
 def _conditions(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     if before["condition"] == now["condition"]:
         return []
-    return [f"the filter was {_or_none(before['condition'])} and is {_or_none(now['condition'])}"]
+    return [f"the filter was {_or_none(before['condition'])} and is now {_or_none(now['condition'])}"]
 
 
 def _or_none(condition: str) -> str:
@@ -164,10 +167,10 @@ def _files(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     then = {str(name): (str(version), int(rows)) for name, version, rows in before["files"]}
     here = {str(name): (str(version), int(rows)) for name, version, rows in now["files"]}
     if before["num_files"] > len(then) or now["num_files"] > len(here):
-        # Lists that were cut say nothing of names that are behind the end of the shorter one.
+        # A truncated list has no information about names beyond its end.
         last = min(max(names, default="") for names, cut in _cuts(before, now, then, here) if cut)
-        then = {name: told for name, told in then.items() if name <= last}
-        here = {name: told for name, told in here.items() if name <= last}
+        then = {name: facts for name, facts in then.items() if name <= last}
+        here = {name: facts for name, facts in here.items() if name <= last}
     same_filter = before["condition"] == now["condition"]
     rewritten = [name for name in sorted(then.keys() & here.keys()) if then[name][0] != here[name][0]]
     recounted = [
@@ -176,16 +179,16 @@ def _files(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         if then[name][0] == here[name][0] and then[name][1] != here[name][1]
     ]
     reasons = []
-    # With another filter, files come and go by having rows that pass.
+    # Another filter adds and removes files by itself, depending on which rows pass.
     if same_filter:
         reasons += _named("added", sorted(here.keys() - then.keys()))
         reasons += _named("removed", sorted(then.keys() - here.keys()))
         reasons += _named("read with another number of rows", recounted)
     reasons += _named("rewritten", rewritten)
     if same_filter and before["num_files"] != now["num_files"]:
-        reasons.append(f"there were {before['num_files']} files and are {now['num_files']}")
+        reasons.append(f"there were {before['num_files']} files, and now there are {now['num_files']}")
     if same_filter and before["num_rows"] != now["num_rows"]:
-        reasons.append(f"there were {before['num_rows']} rows and are {now['num_rows']}")
+        reasons.append(f"there were {before['num_rows']} rows, and now there are {now['num_rows']}")
     return reasons
 
 
@@ -203,14 +206,14 @@ def _named(what: str, names: list[str]) -> list[str]:
 
 
 def _splits(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The same files and filter: then it is how rows are grouped."""
+    """Explain a change of the grouping, given the same files and filter."""
     if before["num_units"] != now["num_units"]:
-        counts = f"the files are read in {now['num_units']} units, before in {before['num_units']}"
-        return [f"{counts}: split_bytes decides how large they are in text files"]
+        counts = f"the files had {before['num_units']} row groups and now have {now['num_units']}"
+        return [f"{counts}: in text files, split_bytes decides their size"]
     if before["num_splits"] != now["num_splits"] or before["largest_split_bytes"] != now["largest_split_bytes"]:
-        is_now = f"{now['num_splits']} splits of up to {now['largest_split_bytes']} bytes"
-        was = f"{before['num_splits']} of up to {before['largest_split_bytes']}"
-        return [f"the same files make {is_now}, before {was}: split_bytes, split_rows or columns changed"]
+        was = f"{before['num_splits']} splits of up to {before['largest_split_bytes']} bytes"
+        is_now = f"{now['num_splits']} of up to {now['largest_split_bytes']}"
+        return [f"the same files had {was} and now have {is_now}: split_bytes, split_rows or columns changed"]
     if before["num_files"] > MAX_FILES:
-        return [f"a file behind the first {MAX_FILES} (by name) was rewritten"]
+        return [f"a file after the first {MAX_FILES} (by name) was rewritten"]
     return []

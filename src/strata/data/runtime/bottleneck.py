@@ -60,7 +60,7 @@ class PlanFacts:
     """Of the whole plan."""
     num_splits: int
     is_local: bool
-    num_ranks: int = 1
+    world_size: int = 1
     unit_name: str = "row group"
     worker_type: Literal["thread", "process"] = "thread"
     num_cpus: int | None = None
@@ -68,7 +68,7 @@ class PlanFacts:
 
     @property
     def units_per_rank(self) -> int:
-        return -(-self.num_units // self.num_ranks)
+        return -(-self.num_units // self.world_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +119,8 @@ def _slow_consumer(waiting: float, resting: float) -> Diagnosis:
 
 def _too_few_units(found: str, idle: float, facts: PlanFacts, num_workers: int) -> Diagnosis:
     unit, num = facts.unit_name, facts.units_per_rank
-    per_rank = f", {num:,} on each of {facts.num_ranks} ranks," if facts.num_ranks > 1 else ""
-    enough = UNITS_PER_WORKER * num_workers * facts.num_ranks
+    per_rank = f", {num:,} on each of {facts.world_size} ranks," if facts.world_size > 1 else ""
+    enough = UNITS_PER_WORKER * num_workers * facts.world_size
     fewer = f", or set num_workers={num}: more have nothing to do" if num < num_workers else ""
     return Diagnosis(
         cause=Cause.TOO_FEW_UNITS,
