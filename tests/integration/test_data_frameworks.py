@@ -328,7 +328,7 @@ def test_a_loader_that_is_none_of_ours_has_no_state_to_keep(tmp_path: Path) -> N
     rows = [{"x": torch.tensor(1.0), "labels": torch.tensor(2.0), "id": torch.tensor(3)}] * 4
     arguments = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[], disable_tqdm=True)
     trainer = transformers.Trainer(model=Model(), args=arguments, train_dataset=rows, callbacks=[hf.KeepState()])
-    with pytest.raises(InvalidArgument, match="KeepState is for loaders of create_dataloader"):
+    with pytest.raises(InvalidArgument, match="KeepState needs a loader from create_dataloader"):
         trainer.train()
 
 

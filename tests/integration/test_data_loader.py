@@ -612,7 +612,7 @@ def test_a_link_that_leads_nowhere_is_skipped_and_counted(tmp_path: Path, caplog
     assert sum(len(batch["id"]) for batch in loader) == 500
     assert dataset.plan.pruning.num_files_skipped == dataset.get_metrics().plan_skipped_files == 1
     assert dataset.plan.pruning.skipped[0][0] == "1.parquet"
-    assert "left out of the plan, because it cannot be read: 1.parquet" in caplog.text
+    assert "left out of the plan because it is unreadable: 1.parquet" in caplog.text
     (tmp_path / "0.parquet").unlink()
     with pytest.raises(DataFileMissing):
         open_loader(tmp_path, on_error="skip")
@@ -660,7 +660,7 @@ def test_files_without_rows_give_an_empty_loader_where_one_is_wanted_and_a_missi
     assert list(loader) == []
     with pytest.raises(NoData, match="there is nothing at"):
         open_loader(tmp_path / "elsewhere", on_empty="empty")
-    with pytest.raises(InvalidArgument, match=r"on_empty='nothing'; use one of raise, empty"):
+    with pytest.raises(InvalidArgument, match=r"on_empty='nothing' is unknown; use one of raise, empty"):
         open_loader(tmp_path, on_empty="nothing")
 
 

@@ -77,7 +77,7 @@ def test_pages_that_cannot_pass_are_not_read_and_the_plan_says_so(
     # In file a, row group 1, four columns: three pages of twenty hold the times. File b has no index.
     assert (pruning.num_units_in_part, pruning.num_pages, pruning.num_pages_pruned) == (1, 80, 68)
     assert (pruning.num_units, pruning.num_units_pruned, pruning.num_units_counted) == (8, 6, 2)
-    assert "1 units are read in part: 68 of 80 pages left out" in str(dataset.plan)
+    assert "1 row groups are read in part: 68 of 80 pages pruned" in str(dataset.plan)
     read = dataset.get_metrics().total.bytes_read
     without_pages(monkeypatch)
     same, other = load(folder, filters, columns=["x", "word", "vector"])

@@ -319,8 +319,8 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("wrong", "cure"),
     [
-        ({"path": []}, "give a path or a URL"),
-        ({"path": 123}, "give a path or a URL"),
+        ({"path": []}, "pass a path or URL"),
+        ({"path": 123}, "pass a path or URL"),
         ({"schema": {"id": "int32"}}, "pa.schema"),
         ({"shuffle": "yes"}, "True or False"),
         ({"batch_size": 2.5}, "whole number"),

@@ -200,7 +200,7 @@ def test_seeds_of_batches_follow_from_their_place_alone() -> None:
 def test_a_state_of_another_dataset_is_refused_unless_accepted() -> None:
     state = {**rows_of(10).state_dict(), "position": 9}
     shrunk = rows_of(8)
-    with pytest.raises(PlanChanged, match=r"a dataset of 10 rows, and this one has 8\..*on_change='accept'"):
+    with pytest.raises(PlanChanged, match=r"a dataset of 10 rows, but this one has 8\..*on_change='accept'"):
         shrunk.load_state_dict(state)
     shrunk.load_state_dict(state, on_change="accept")
     assert shrunk.position == 8
@@ -214,11 +214,11 @@ def test_a_state_of_another_dataset_is_refused_unless_accepted() -> None:
         ({"version": "1"}, "not the state of a loader over a map-style dataset"),
         ({"version": None}, "the state has no version"),
         ({"kind": "files"}, "not the state of a loader"),
-        ({"position": 11}, "position is 11; it must be from 0 to 10"),
-        ({"position": -1}, "position is -1"),
-        ({"epoch": -1}, "epoch is -1"),
-        ({"seed": 2**63}, "seed is"),
-        ({"fingerprint": "x"}, "was it saved by another kind of loader"),
+        ({"position": 11}, "position=11, which is not from 0 to 10"),
+        ({"position": -1}, "position=-1"),
+        ({"epoch": -1}, "epoch=-1"),
+        ({"seed": 2**63}, "seed="),
+        ({"fingerprint": "x"}, "if another loader saved it"),
     ],
 )
 def test_a_state_that_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -238,7 +238,7 @@ def test_a_newer_state_says_to_upgrade() -> None:
     ("arguments", "message"),
     [
         ({"batch_size": 0}, "batch_size=0 must be at least 1"),
-        ({"tail": "ragged"}, "tail='ragged'; use one of uneven, pad, drop"),
+        ({"tail": "ragged"}, "tail='ragged' is unknown; use one of uneven, pad, drop"),
         ({"shuffle_seed": -1}, "shuffle_seed=-1"),
     ],
 )

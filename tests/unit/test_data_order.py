@@ -238,7 +238,9 @@ def test_one_rank_without_shuffle_reads_plain_file_order_and_copies_nothing() ->
 def test_with_the_lanes_that_we_choose_a_unit_is_read_by_one_rank_or_by_two_at_a_border(
     rows: list[int], world_size: int, batch: int
 ) -> None:
-    lanes = choose_lanes(world_size=world_size, batch_size=batch, num_units=len(rows), shuffle=True, max_lanes_per_rank=4)
+    lanes = choose_lanes(
+        world_size=world_size, batch_size=batch, num_units=len(rows), shuffle=True, max_lanes_per_rank=4
+    )
     window = choose_window(num_lanes=lanes, batch_rows=world_size * batch, shuffle_buffer_size=50)
     order = make_order(plan_of(rows), seed=3, epoch=0, shuffle=True, num_lanes=lanes, window_rows=window)
     steps = steps_of(order, (world_size, batch), tail="drop")

@@ -235,10 +235,10 @@ def test_a_filter_that_does_not_fit_is_refused_before_anything_is_counted() -> N
     for text, told in (("z > 1", "'z', which is not there"), ("y == 'a'", "y is int64"), ("x > 'a'", "x is int64")):
         with pytest.raises(SchemaMismatch, match=told):
             look(fake, files, text)
-    with pytest.raises(SchemaMismatch, match="no column 'xx' in any file; did you mean 'x'"):
+    with pytest.raises(SchemaMismatch, match="no file has a column 'xx'; did you mean 'x'"):
         look(fake, files, "x > 1", columns=["xx"])
     assert not [what for what, _ in fake.calls if what == "open"]
-    with pytest.raises(InvalidArgument, match="was made for the filter 'x > 0'"):
+    with pytest.raises(InvalidArgument, match="the survey is for the filter 'x > 0'"):
         build(look(fake, files, "x > 0"), condition=filters.parse("x > 1"))
 
 
@@ -250,9 +250,9 @@ def test_no_rows_are_told_apart_by_when_they_went() -> None:
         plan(fake, [fake.add("e", {"x": pa.array([], pa.int64())})])
     with pytest.raises(NoData, match="no row passes the filter x > 9: there were 2 rows in 1 files before it"):
         plan(fake, [fake.add("a", {"x": [1, 2]})], "x > 9")
-    with pytest.raises(NoData, match=r"no row passes the filter y == 3: .*1 files were left out by their partition"):
+    with pytest.raises(NoData, match=r"no row passes the filter y == 3: .*1 files were pruned by their partition"):
         plan(fake, [fake.add("y=1/a", {"x": [1, 2]})], "y == 3")
-    with pytest.raises(NoData, match="1 could not be read and were skipped, the first: bad: bad is damaged"):
+    with pytest.raises(NoData, match="1 were unreadable and skipped, the first: bad: bad is damaged"):
         plan(fake, [fake.add("bad", None)], on_error="skip")
 
 
@@ -316,7 +316,7 @@ def test_progress_is_told_and_what_it_raises_stops_the_work() -> None:
     files = [fake.add(f"f{number}", {"x": [1, 2]}) for number in range(20)]
     told: list[tuple[str, int, int]] = []
     look(fake, files, "x > 1", progress=lambda *args: told.append(args), num_threads=3)
-    steps = ("looking at files", "asking statistics", "counting rows")
+    steps = ("reading metadata", "reading statistics", "counting rows")
     assert told == [(what, done, 20) for what in steps for done in range(1, 21)]
 
     def stop(*_: object) -> None:
@@ -404,12 +404,12 @@ def test_what_changed_is_named() -> None:
     told = explain(before, made_of(fake, a=[1, 2, 3], b=[9], d=[5]))
     assert told == "d was added; c was removed; b was rewritten"
     told = explain(before, made_of(fake, a=[1, 2, 3], b=[4], c=[5], d=[6, 7], e=[8], f=[9], g=[1]))
-    assert told == "d, e, f and 1 more were added; there were 3 files and are 7; there were 5 rows and are 10"
+    assert told == "d, e, f and 1 more were added; there were 3 files, and now there are 7; there were 5 rows, and now there are 10"
     files = [fake.add("a", {"x": [1, 2, 3]}), fake.add("b", {"x": [4]}), fake.add("c", {"x": [5]})]
-    assert explain(before, plan(fake, files, "x > 1")) == "the filter was none and is x > 1"
+    assert explain(before, plan(fake, files, "x > 1")) == "the filter was none and is now x > 1"
     assert "splits of up to 16 bytes, before 3 of up to 24" in explain(before, plan(fake, files, split_rows=2))
     fake.unit_rows = 1
-    assert "in 5 units, before in 4" in explain(before, plan(fake, files))
+    assert "had 4 row groups and now have 5" in explain(before, plan(fake, files))
 
 
 @pytest.mark.parametrize("before", [{}, {"condition": 3, "files": [[1]]}, {"condition": "", "files": None}])
@@ -424,7 +424,7 @@ def test_the_summary_of_many_files_is_small_and_still_names_changes_among_the_fi
     before = summary(made)
     assert len(before["files"]) == MAX_FILES
     assert len(json.dumps(before)) < 40 * MAX_FILES
-    assert explain(before, plan(fake, files[1:])).startswith("f00000 was removed; there were 512 files and are 511")
+    assert explain(before, plan(fake, files[1:])).startswith("f00000 was removed; there were 512 files, and now there are 511")
     last = [*files[:-1], fake.add("f00511", {"x": [-1]})]
     assert "behind the first 256" in explain(before, plan(fake, last))
 
@@ -446,7 +446,7 @@ def test_the_table_has_a_line_per_split_and_says_what_was_left_out() -> None:
         {"split": 0, "file": "a", "units": "0–2 without 1", "rows": 4, "bytes": 32, "share": 1.0}
     ]
     text = " ".join(shown(made).split())
-    for told in ("4 rows in 1 splits", "0–2 without 1", "32 B", "100.0%", "1 of 3 units left out", "z is damaged"):
+    for told in ("4 rows in 1 splits", "0–2 without 1", "32 B", "100.0%", "1 of 3 row groups pruned", "z is damaged"):
         assert told in text
 
 

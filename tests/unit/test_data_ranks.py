@@ -172,7 +172,9 @@ def test_an_error_about_a_malformed_environment_names_the_variable(
     assert caught.value.field == field
 
 
-def test_a_malformed_environment_is_only_a_warning_if_another_source_has_the_rank(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_malformed_environment_is_only_a_warning_if_another_source_has_the_rank(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     found = find_ranks(accelerator=accelerator(1, 2), environment={"RANK": "first", "WORLD_SIZE": "2"})
 
     assert (found.rank, found.num_ranks) == (1, 2)

@@ -117,13 +117,13 @@ def test_a_users_own_strategy_is_used_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("own", "words"),
     [
-        (lambda tasks, _: [[0, 1, 2]], "gave back 1 lists for 2 workers"),
-        (lambda tasks, _: [[0, 1], [1, 2]], "gave back task 1 more than once"),
+        (lambda tasks, _: [[0, 1, 2]], "returned 1 lists for 2 workers"),
+        (lambda tasks, _: [[0, 1], [1, 2]], "returned task 1 more than once"),
         (lambda tasks, _: [[0], [2]], "left out 1 of 3 tasks, the first of them task 1"),
-        (lambda tasks, _: [[0, 1, 2], [8]], "gave back task 8, which does not exist"),
-        (lambda tasks, _: [[tasks[0]], []], "give back `task.number`"),
-        (lambda tasks, _: None, "gave back NoneType, not a list"),
-        (lambda tasks, _: [0, 1], "gave back list, not a list of task numbers per worker"),
+        (lambda tasks, _: [[0, 1, 2], [8]], "returned task 8, which does not exist"),
+        (lambda tasks, _: [[tasks[0]], []], "return `task.number`"),
+        (lambda tasks, _: None, "returned NoneType, not a list"),
+        (lambda tasks, _: [0, 1], "returned list, not a list of task numbers per worker"),
     ],
 )
 def test_a_users_strategy_that_loses_or_repeats_a_task_is_refused(own: Callable[..., object], words: str) -> None:
