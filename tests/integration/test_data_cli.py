@@ -37,7 +37,7 @@ def run(*arguments: Any, code: int = 0) -> Result:
 
 def test_a_plan_is_told_as_a_table_of_splits_and_columns(data: Path) -> None:
     said = run("plan", data, "--ranks", 2, "--batch-size", 10, "--workers", 1).output
-    assert "200 rows in 3 splits of 9 units of 3 files" in said
+    assert "200 rows in 3 splits of 9 row groups in 3 files" in said
     assert "part-1.parquet" in said
     assert "Python objects" in said
     assert "10 batches of 10 rows on each of 2 ranks, 2 lanes" in said

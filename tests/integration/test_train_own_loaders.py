@@ -329,14 +329,14 @@ def test_a_sampler_cannot_be_used_without_a_loader_that_counts(context: Context)
         context.attach(DataLoader(dataset, batch_size=BATCH))
     with pytest.raises(InvalidArgument, match=r"generator= is not supported"):
         context.attach(DataLoader(dataset, batch_size=BATCH, sampler=sampler, generator=torch.Generator()))
-    with pytest.raises(InvalidArgument, match=r"of another dataset"):
+    with pytest.raises(InvalidArgument, match=r"belongs to another dataset"):
         context.attach(DataLoader(Rows(), batch_size=BATCH, sampler=sampler))
     with pytest.raises(InvalidArgument, match=r"a StatefulDataLoader keeps its own position"):
         context.attach(StatefulDataLoader(dataset, batch_size=BATCH, sampler=sampler))
-    with pytest.raises(InvalidArgument, match=r"a batch sampler of your own, a Pairs"):
+    with pytest.raises(InvalidArgument, match=r"a custom batch sampler, a Pairs"):
         context.attach(DataLoader(dataset, batch_sampler=Pairs(sampler, 2, drop_last=False)))
     context.attach(loader)
-    with pytest.raises(InvalidArgument, match=r"belongs to another loader already"):
+    with pytest.raises(InvalidArgument, match=r"already belongs to another loader"):
         context.attach(DataLoader(dataset, batch_size=BATCH, sampler=sampler))
     assert len(list(loader)) == len(loader) == EPOCH_STEPS
 
@@ -352,7 +352,7 @@ def test_the_rows_that_a_loader_is_resumed_with_must_be_as_many(context: Context
     context.close()
     with strata.init(checkpoints="ckpt", saver="thread") as again:
         again.dataloader(Rows(NUM_ROWS + 1), batch_size=BATCH)
-        with pytest.raises(PlanChanged, match=r"a dataset of 60 rows, and this one has 61"):
+        with pytest.raises(PlanChanged, match=r"a dataset of 60 rows, but this one has 61"):
             again.restore({"seen": Seen()})
 
 

@@ -407,7 +407,7 @@ def test_what_changed_is_named() -> None:
     assert told == "d, e, f and 1 more were added; there were 3 files, and now there are 7; there were 5 rows, and now there are 10"
     files = [fake.add("a", {"x": [1, 2, 3]}), fake.add("b", {"x": [4]}), fake.add("c", {"x": [5]})]
     assert explain(before, plan(fake, files, "x > 1")) == "the filter was none and is now x > 1"
-    assert "splits of up to 16 bytes, before 3 of up to 24" in explain(before, plan(fake, files, split_rows=2))
+    assert "had 3 splits of up to 24 bytes and now have 4 of up to 16" in explain(before, plan(fake, files, split_rows=2))
     fake.unit_rows = 1
     assert "had 4 row groups and now have 5" in explain(before, plan(fake, files))
 
@@ -426,7 +426,7 @@ def test_the_summary_of_many_files_is_small_and_still_names_changes_among_the_fi
     assert len(json.dumps(before)) < 40 * MAX_FILES
     assert explain(before, plan(fake, files[1:])).startswith("f00000 was removed; there were 512 files, and now there are 511")
     last = [*files[:-1], fake.add("f00511", {"x": [-1]})]
-    assert "behind the first 256" in explain(before, plan(fake, last))
+    assert "after the first 256" in explain(before, plan(fake, last))
 
 
 # --- the table ---
