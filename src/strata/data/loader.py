@@ -13,9 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from strata.clock import SystemClock
-from strata.data.batch.delivery import Deliverer
 from strata.data.config import has_torch
 from strata.data.ranks import find_ranks, share
+from strata.data.runtime.sampling import make_deliverer
 from strata.errors import DataError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def create(
     ranks = find_ranks(rank=rank, num_ranks=num_ranks, accelerator=accelerator)
     recipe = replace(plan(ranks), transform=config.batch.transform)
     plan_s = clock.monotonic_s() - began_s  # without `import torch`, which the next line may trigger
-    deliverer = Deliverer(recipe, config, partial(share, ranks))
+    deliverer = make_deliverer(recipe, config, partial(share, ranks))
     if not has_torch():
         dataset = kind(recipe, deliverer, config, ranks, plan_s=plan_s)
         check_same(dataset)

@@ -143,6 +143,12 @@ class Plan:
             console.print(self)
         return captured.get()
 
+    def describe(self, number: int) -> str:
+        """Return the file, index and first row of a row group, for messages."""
+        unit = self.unit(number)
+        name = self.files[int(self.unit_file[number])].file.name
+        return f"{name}, row group {unit.index} (from row {unit.first_row})"
+
     def parts_of(self, number: int) -> list[Rows]:
         """Return the ranges of rows to read in a row group; an empty list means all rows."""
         if self.parts is None:

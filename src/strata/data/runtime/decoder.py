@@ -112,16 +112,16 @@ class ThreadDecoder:
         finally:
             bytes_read = reader.bytes_read - before
         if plan.condition is not None:
-            table = filters.passing(plan.condition, table, where(plan, number)).select(list(plan.columns))
+            table = filters.passing(plan.condition, table, plan.describe(number)).select(list(plan.columns))
         expected = int(plan.unit_rows[number])
         if table.num_rows != expected:
             raise DataFileChanged(
-                f"{where(plan, number)} has {table.num_rows} rows to deliver, but {expected} when it was planned; "
+                f"{plan.describe(number)} has {table.num_rows} rows to deliver, but {expected} when it was planned; "
                 "make the dataset again, with cache=False if files were rewritten in place"
             )
         if self._recipe.transform is not None:
             with self._recorder.during(State.TRANSFORM):
-                table = transformed(self._recipe.transform, table, where(plan, number))
+                table = transformed(self._recipe.transform, table, plan.describe(number))
         self._recorder.read_unit(rows=table.num_rows, bytes_read=bytes_read, bytes_decoded=table.nbytes)
         return table
 
@@ -186,13 +186,6 @@ def _fitted(fit: Fit, table: pa.Table, unit: Unit, wanted: Sequence[str], parts:
         for (first, num_rows), end in zip(parts, ends, strict=True)
     ]
     return made[0] if len(made) == 1 else pa.concat_tables(made)
-
-
-def where(plan: Plan, number: int) -> str:
-    """A unit, as people find it."""
-    planned = plan.files[int(plan.unit_file[number])]
-    unit = plan.unit(number)
-    return f"{planned.file.name}, unit {unit.index} (from row {unit.first_row})"
 
 
 def transformed(transform: Transform, table: pa.Table, place: str) -> pa.Table:
