@@ -110,7 +110,7 @@ def test_the_position_moves_when_a_batch_is_handed_over_and_not_when_its_block_i
 def test_a_loop_whose_block_another_thread_takes_away_by_closing_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Made([block(0, [4, 4])], steps_of(8))
     monkeypatch.setattr(made.iterator, "_look", made.iterator.close)  # when the block is there and no batch is taken
-    with pytest.raises(StrataError, match="begin a new loop"):
+    with pytest.raises(StrataError, match="start a new loop"):
         next(made.iterator)
 
 
@@ -158,7 +158,7 @@ def test_an_error_ends_the_pass_and_leaves_the_position_after_the_last_batch() -
     assert made.positions == [4]
     assert made.pipeline.num_closed == 1
     assert not made.iterator.is_exhausted
-    with pytest.raises(StrataError, match="begin a new loop"):
+    with pytest.raises(StrataError, match="start a new loop"):
         next(made.iterator)
 
 

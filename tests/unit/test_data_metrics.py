@@ -216,8 +216,8 @@ def test_what_was_padded_dropped_and_skipped_is_reported_in_one_line() -> None:
     assert (found.buffered_bytes, found.peak_buffered_bytes) == (1 << 20, 3 << 20)
     assert found.log_line() == (
         "300 rows in 3 batches, 27 rows/s, read 0 B, decoded 0 B, 2 workers 0% busy, waited for data 3.0 of 11.0 s, "
-        "at most 3.0 MiB buffered, 7 padded rows, 11 dropped rows, 1,000 skipped rows, 2 skipped units, "
-        "3 files left out of the plan, 4 units left out of the plan"
+        "at most 3.0 MiB buffered, 7 padded rows, 11 dropped rows, 1,000 skipped rows, 2 skipped row groups, "
+        "3 files left out of the plan, 4 row groups left out of the plan"
     )
 
 
@@ -390,7 +390,7 @@ def test_the_number_of_datasets_is_bounded_by_those_that_live(caplog: pytest.Log
         prometheus.register(f"dataset-{number}", one.get_metrics, registry)
     last = Loader(1)
     prometheus.register("one more", last.get_metrics, registry).unregister()
-    assert "100 datasets export metrics, so 'one more' does not" in caplog.text
+    assert "100 datasets export metrics, which is the limit, so 'one more' does not" in caplog.text
     prometheus.register("one more", last.get_metrics, registry)
     assert 'strata_data_rows_total{dataset="one more",worker="1"}' not in scrape(registry)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from strata.data.runtime.bottleneck import (
     MIN_BATCHES,
     PAUSE_S,
-    WINDOW_S,
+    INTERVAL_S,
     Cause,
     Diagnosis,
     Lookout,
@@ -49,9 +49,9 @@ def test_two_row_groups_leave_two_of_four_workers_without_work() -> None:
     assert found.cause is Cause.TOO_FEW_UNITS
     assert found.is_warning
     assert str(found) == (
-        "the training loop waits for data 50% of its time, and the workers have nothing to do 50% of theirs: there are "
-        "only 2 row groups (1 split) for 4 workers; write the data with smaller row groups, 8 of them at least, or set "
-        "num_workers=2: more have nothing to do"
+        "the training loop waits for data 50% of its time, and the workers are idle 50% of theirs: there are only "
+        "2 row groups (1 split) for 4 workers; write the data with at least 8 smaller row groups, or set "
+        "num_workers=2, because more are idle"
     )
 
 
@@ -61,7 +61,7 @@ def test_what_counts_is_how_many_units_a_rank_has() -> None:
 
     assert found.cause is Cause.TOO_FEW_UNITS
     assert "only 20 stripes (100 splits), 5 on each of 4 ranks, for 4 workers" in found.found
-    assert found.cure == "write the data with smaller stripes, 32 of them at least"
+    assert found.cure == "write the data with at least 32 smaller stripes"
 
 
 def test_idle_workers_with_plenty_of_units_are_not_explained_by_a_guess() -> None:
@@ -74,7 +74,7 @@ def test_slow_storage_is_told_by_the_wait_for_bytes_and_its_speed() -> None:
 
     assert found.cause is Cause.SLOW_STORAGE
     assert "80% of it waiting for bytes (5.0 MB/s for each worker)" in found.found
-    assert found.cure == "raise num_workers above 2, so that more is read at once, or make a local copy of the data"
+    assert found.cure == "raise num_workers above 2 to read more in parallel, or copy the data to a local disk"
     assert "faster disk" in told(window(reading, reading)).cure
 
 
@@ -82,14 +82,14 @@ def test_workers_that_decode_all_the_time_are_too_few() -> None:
     found = told(window(DECODING, DECODING))
 
     assert found.cause is Cause.SLOW_DECODE
-    assert "2 workers work 100% of theirs, most of it decoding (100.0 MB/s read by each worker)" in found.found
+    assert "2 workers are busy 100% of theirs, most of it decoding (100.0 MB/s read by each worker)" in found.found
     assert found.cure == "raise num_workers above 2, or read fewer columns (columns=)"
 
 
 def test_more_workers_than_processors_are_not_advised() -> None:
     found = told(window(DECODING, DECODING), replace(MANY, num_cpus=2))
 
-    assert found.cure == "all 2 CPUs are in use, so get more of them, or read fewer columns (columns=)"
+    assert found.cure == "add CPUs (all 2 are in use), or read fewer columns (columns=)"
 
 
 def test_far_away_data_whose_reading_was_not_timed_may_be_slow_either_way() -> None:
@@ -111,7 +111,7 @@ def test_workers_that_may_not_go_on_while_the_loop_waits_need_more_memory() -> N
     found = told(window(DECODING, {"blocked_s": 10.0}))
 
     assert found.cause is Cause.MEMORY_BOUND
-    assert "50% of the workers' time they may not decode further ahead" in found.found
+    assert "the workers are blocked 50% of theirs" in found.found
 
 
 def test_a_slow_training_loop_is_no_reason_to_warn() -> None:
@@ -120,8 +120,8 @@ def test_a_slow_training_loop_is_no_reason_to_warn() -> None:
     assert found.cause is Cause.SLOW_CONSUMER
     assert not found.is_warning
     assert str(found) == (
-        "the training loop sets the pace: it waits for data 1% of its time, the workers for it 90% of theirs; there is "
-        "nothing to change in the loader"
+        "the training loop is the limit: it waits for data 1% of its time, and the workers wait 90% of theirs; the "
+        "loader needs no change"
     )
 
 
@@ -175,7 +175,7 @@ class Run:
 
     def passes(self, epoch: int = 0, *, wait: float = 5.0, **spent: float) -> Cause | None:
         """A window in which the worker spent its time like this."""
-        self.now_s += WINDOW_S
+        self.now_s += INTERVAL_S
         assert self.lookout.is_due(self.now_s)
         [before] = self.metrics.workers
         sums = {name: getattr(before, name) + seconds for name, seconds in spent.items()}
@@ -184,7 +184,7 @@ class Run:
             workers=(msgspec.structs.replace(before, **sums),),
             batches=self.metrics.batches + 100,
             consumer_wait_s=self.metrics.consumer_wait_s + wait,
-            consumer_busy_s=self.metrics.consumer_busy_s + WINDOW_S - wait,
+            consumer_busy_s=self.metrics.consumer_busy_s + INTERVAL_S - wait,
         )
         found = self.lookout.look(self.metrics, epoch=epoch, now_s=self.now_s)
         assert not self.lookout.is_due(self.now_s)
