@@ -193,7 +193,7 @@ def test_a_second_loop_ends_the_first_and_reads_the_epoch_from_its_beginning(fol
     old = {thread for thread in threading.enumerate() if thread.name.startswith("strata-data-")}
     second = iter(loader)
     assert not any(thread.is_alive() for thread in old)
-    with pytest.raises(StrataError, match="begin a new loop"):
+    with pytest.raises(StrataError, match="start a new loop"):
         next(first)
     assert sum(len(batch["id"]) for batch in second) == NUM_ROWS
     assert dataset.get_metrics().rows == NUM_ROWS + 100

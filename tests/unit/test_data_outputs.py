@@ -239,7 +239,7 @@ def test_rows_without_columns_still_make_batches(output_format: str) -> None:
 
 
 def test_an_unknown_format_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="output_format='csv' is none of torch, numpy"):
+    with pytest.raises(InvalidArgument, match="output_format='csv' is unknown; use one of torch, numpy"):
         Presenter("csv", ())
 
 

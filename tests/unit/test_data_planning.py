@@ -404,10 +404,13 @@ def test_what_changed_is_named() -> None:
     told = explain(before, made_of(fake, a=[1, 2, 3], b=[9], d=[5]))
     assert told == "d was added; c was removed; b was rewritten"
     told = explain(before, made_of(fake, a=[1, 2, 3], b=[4], c=[5], d=[6, 7], e=[8], f=[9], g=[1]))
-    assert told == "d, e, f and 1 more were added; there were 3 files, and now there are 7; there were 5 rows, and now there are 10"
+    assert told == (
+        "d, e, f and 1 more were added; there were 3 files, and now there are 7; there were 5 rows, and now there are 10"
+    )
     files = [fake.add("a", {"x": [1, 2, 3]}), fake.add("b", {"x": [4]}), fake.add("c", {"x": [5]})]
     assert explain(before, plan(fake, files, "x > 1")) == "the filter was none and is now x > 1"
-    assert "had 3 splits of up to 24 bytes and now have 4 of up to 16" in explain(before, plan(fake, files, split_rows=2))
+    smaller = plan(fake, files, split_rows=2)
+    assert "had 3 splits of up to 24 bytes and now have 4 of up to 16" in explain(before, smaller)
     fake.unit_rows = 1
     assert "had 4 row groups and now have 5" in explain(before, plan(fake, files))
 
@@ -424,7 +427,8 @@ def test_the_summary_of_many_files_is_small_and_still_names_changes_among_the_fi
     before = summary(made)
     assert len(before["files"]) == MAX_FILES
     assert len(json.dumps(before)) < 40 * MAX_FILES
-    assert explain(before, plan(fake, files[1:])).startswith("f00000 was removed; there were 512 files, and now there are 511")
+    removed = explain(before, plan(fake, files[1:]))
+    assert removed.startswith("f00000 was removed; there were 512 files, and now there are 511")
     last = [*files[:-1], fake.add("f00511", {"x": [-1]})]
     assert "after the first 256" in explain(before, plan(fake, last))
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strata.data.runtime.bottleneck import (
+    INTERVAL_S,
     MIN_BATCHES,
     PAUSE_S,
-    INTERVAL_S,
     Cause,
     Diagnosis,
     Lookout,
