@@ -364,7 +364,7 @@ def test_a_table_that_is_not_as_planned_is_refused() -> None:
         converter.convert(good.drop_columns("x"), "file-9")
     with pytest.raises(SchemaMismatch, match="column 'x' is int32, but was planned as int64"):
         converter.convert(good.set_column(2, "x", pa.array([1], pa.int32())), "file-9")
-    with pytest.raises(SchemaMismatch, match=r"column 's\.a' is missing, planned as int8"):
+    with pytest.raises(SchemaMismatch, match=r"column 's\.a' is missing, but was planned as int8"):
         converter.convert(good.set_column(0, "s", pa.array([1])), "file-9")
 
 

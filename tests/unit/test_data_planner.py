@@ -405,7 +405,8 @@ def test_what_changed_is_named() -> None:
     assert told == "d was added; c was removed; b was rewritten"
     told = explain(before, made_of(fake, a=[1, 2, 3], b=[4], c=[5], d=[6, 7], e=[8], f=[9], g=[1]))
     assert told == (
-        "d, e, f and 1 more were added; there were 3 files, and now there are 7; there were 5 rows, and now there are 10"
+        "d, e, f and 1 more were added; there were 3 files, and now there are 7; "
+        "there were 5 rows, and now there are 10"
     )
     files = [fake.add("a", {"x": [1, 2, 3]}), fake.add("b", {"x": [4]}), fake.add("c", {"x": [5]})]
     assert explain(before, plan(fake, files, "x > 1")) == "the filter was none and is now x > 1"
