@@ -39,12 +39,12 @@ def plan_of(*kinds: pa.DataType, unit_rows: int = 100, read_bytes: int = 0) -> A
     ],
     ids=str,
 )
-def test_types_of_one_width_are_counted_exactly_whatever_is_read_of_them(kind: pa.DataType, width: int) -> None:
+def test_types_of_fixed_width_are_counted_exactly(kind: pa.DataType, width: int) -> None:
     assert estimate_row_bytes(plan_of(kind, pa.int32(), read_bytes=10_000)) == width + 4
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.list_(pa.float32()), pa.struct([("a", pa.binary())])], ids=str)
-def test_types_of_any_width_take_more_the_more_is_read_of_them(kind: pa.DataType) -> None:
+def test_types_of_variable_width_are_estimated_from_the_bytes_read(kind: pa.DataType) -> None:
     assert estimate_row_bytes(plan_of(kind, pa.int64(), read_bytes=1)) == VARIABLE_BYTES + 8
     assert estimate_row_bytes(plan_of(kind, pa.int64(), read_bytes=5000)) == GROWTH * 5000
 

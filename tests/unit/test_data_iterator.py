@@ -90,7 +90,7 @@ def steps_of(num_rows: int, *, first: int = 0, world_size: int = 1, tail: Any = 
     return Steps(num_rows=num_rows, first=first, batch_size=4, world_size=world_size, tail=tail)
 
 
-def test_the_position_moves_when_a_batch_is_handed_over_and_not_when_its_block_is_there() -> None:
+def test_the_position_advances_when_a_batch_is_delivered_not_when_its_block_is_ready() -> None:
     made = Made([block(0, [4, 4]), block(2, [2])], steps_of(10))
     assert made.positions == []
     assert next(made.iterator) == "batch 0"
@@ -107,20 +107,20 @@ def test_the_position_moves_when_a_batch_is_handed_over_and_not_when_its_block_i
     assert (metrics.rows, metrics.batches, metrics.padded_rows, metrics.dropped_rows) == (10, 3, 0, 0)
 
 
-def test_a_loop_whose_block_another_thread_takes_away_by_closing_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_that_another_thread_closes_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Made([block(0, [4, 4])], steps_of(8))
     monkeypatch.setattr(made.iterator, "_look", made.iterator.close)  # when the block is there and no batch is taken
     with pytest.raises(StrataError, match="start a new loop"):
         next(made.iterator)
 
 
-def test_a_pass_that_begins_in_mid_epoch_counts_from_there() -> None:
+def test_a_pass_that_starts_within_an_epoch_counts_from_there() -> None:
     made = Made([block(0, [4, 2])], steps_of(10, first=4))
     assert list(made.iterator) == ["batch 0", "batch 1"]
     assert made.positions[:2] == [8, 10]
 
 
-def test_rows_that_are_repeated_are_counted_where_they_are_delivered() -> None:
+def test_repeated_rows_are_counted_on_the_rank_that_delivers_them() -> None:
     # Ten rows for three ranks of four: the second and third rank get two and four rows of others.
     counts = []
     for rank, sizes in enumerate(([4], [4], [4])):
@@ -131,7 +131,7 @@ def test_rows_that_are_repeated_are_counted_where_they_are_delivered() -> None:
     assert counts == [0, 0, 2]
 
 
-def test_rows_of_a_hole_are_counted_too() -> None:
+def test_skipped_rows_are_counted() -> None:
     made = Made([block(0, [1, 3], [1, 0], [4, 1])], steps_of(8))
     next(made.iterator)
     assert made.recorder.snapshot().skipped_rows == 4
@@ -140,7 +140,7 @@ def test_rows_of_a_hole_are_counted_too() -> None:
     assert (metrics.rows, metrics.padded_rows, metrics.skipped_rows) == (4, 1, 5)
 
 
-def test_rows_that_are_dropped_are_counted_by_one_rank() -> None:
+def test_dropped_rows_are_counted_by_one_rank() -> None:
     counts = []
     for rank in range(2):
         made = Made([block(0, [4])], steps_of(11, world_size=2, tail="drop"), rank=rank)
@@ -185,7 +185,7 @@ def test_an_interrupt_while_the_caller_waits_ends_the_threads() -> None:
     assert made.pipeline.num_closed == 1
 
 
-def test_an_iterator_that_is_closed_says_so_and_one_that_is_forgotten_ends_its_threads() -> None:
+def test_a_closed_iterator_raises_and_a_dropped_one_ends_its_threads() -> None:
     made = Made([block(0, [4, 4])], steps_of(8))
     next(made.iterator)
     made.iterator.close()
@@ -201,7 +201,7 @@ def test_an_iterator_that_is_closed_says_so_and_one_that_is_forgotten_ends_its_t
     assert other.pipeline.num_closed == 1
 
 
-def test_the_time_inside_next_is_ours_and_the_time_between_is_the_callers() -> None:
+def test_time_inside_next_counts_as_waiting_and_time_between_as_busy() -> None:
     made = Made([block(0, [4, 4])], steps_of(8))
     made.clock.now_s += 50  # before the first batch is asked for: nobody's
     next(made.iterator)
@@ -215,7 +215,7 @@ def test_the_time_inside_next_is_ours_and_the_time_between_is_the_callers() -> N
     assert metrics.first_batch_s == 50
 
 
-def test_a_batch_that_was_handed_over_is_the_callers_alone() -> None:
+def test_the_iterator_keeps_no_reference_to_a_delivered_batch() -> None:
     class Batch:
         pass
 

@@ -36,12 +36,12 @@ def delivered(ranks: list[MapRows], num_batches: int) -> list[int]:
 
 
 @given(num_rows=st.integers(0, 3_000), seed=st.integers(0, 2**63 - 1), epoch=st.integers(0, 50))
-def test_every_row_has_one_place_in_the_permutation(num_rows: int, seed: int, epoch: int) -> None:
+def test_every_row_has_one_position_in_the_permutation(num_rows: int, seed: int, epoch: int) -> None:
     order = permuted(np.arange(num_rows), num_rows, seed=seed, epoch=epoch)
     assert sorted(order.tolist()) == list(range(num_rows))
 
 
-def test_one_place_is_found_without_the_others_also_among_many_rows() -> None:
+def test_one_position_of_many_is_computed_alone() -> None:
     positions = np.arange(299_999_000, 300_000_000)
     order = permuted(positions, 300_000_000, seed=1, epoch=2)
     assert len(set(order.tolist())) == 1_000
@@ -50,7 +50,7 @@ def test_one_place_is_found_without_the_others_also_among_many_rows() -> None:
     assert permuted(positions[7:8], 300_000_000, seed=1, epoch=2).tolist() == order[7:8].tolist()
 
 
-def test_the_order_is_the_same_in_every_version() -> None:
+def test_the_permutation_never_changes_between_versions() -> None:
     """A state that was saved years ago means the rows that it meant then."""
     assert permuted(np.arange(12), 12, seed=0, epoch=0).tolist() == [11, 6, 2, 7, 1, 3, 9, 10, 0, 5, 8, 4]
     assert permuted(np.array([0, 1, 999_999_999]), 1_000_000_000, seed=7, epoch=3).tolist() == [
@@ -60,7 +60,7 @@ def test_the_order_is_the_same_in_every_version() -> None:
     ]
 
 
-def test_rows_are_spread_evenly_over_the_places() -> None:
+def test_rows_are_spread_evenly_over_positions() -> None:
     num_rows, num_orders = 50, 2_000
     counts = np.zeros((num_rows, num_rows))
     for seed in range(num_orders):
@@ -71,7 +71,7 @@ def test_rows_are_spread_evenly_over_the_places() -> None:
 
 
 @given(data=st.data())
-def test_every_row_is_delivered_once_whatever_dies_and_however_many_ranks_go_on(data: st.DataObject) -> None:
+def test_every_row_is_delivered_once_across_failures_and_resizes(data: st.DataObject) -> None:
     """Attempts with other numbers of ranks and other batch sizes, each from the state of the last checkpoint."""
     num_rows = data.draw(st.integers(1, 200), "rows")
     shuffle = data.draw(st.booleans(), "shuffle")
@@ -147,7 +147,7 @@ def test_without_shuffle_rows_come_in_their_order() -> None:
     assert [share.rows for share in rows.shares()] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
-def test_an_epoch_that_was_read_is_followed_by_the_next_and_one_that_was_left_begins_anew() -> None:
+def test_a_complete_epoch_is_followed_by_the_next_and_an_abandoned_one_restarts() -> None:
     rows = rows_of(10)
     delivered([rows], 2)
     assert (rows.epoch, rows.position) == (0, 6)
@@ -162,7 +162,7 @@ def test_an_epoch_that_was_read_is_followed_by_the_next_and_one_that_was_left_be
     assert (rows.epoch, rows.position) == (7, 0)
 
 
-def test_a_loaded_state_stays_when_its_own_epoch_is_set() -> None:
+def test_setting_the_epoch_of_a_loaded_state_keeps_the_position() -> None:
     rows = rows_of(10)
     delivered([rows], 2)
     again = rows_of(10)
@@ -173,7 +173,7 @@ def test_a_loaded_state_stays_when_its_own_epoch_is_set() -> None:
     assert again.position == 0
 
 
-def test_a_pass_that_nothing_was_taken_from_begins_again_where_it_began() -> None:
+def test_a_pass_without_a_delivered_batch_starts_over() -> None:
     rows = rows_of(10)
     delivered([rows], 2)
     again = rows_of(10)
@@ -186,7 +186,7 @@ def test_a_pass_that_nothing_was_taken_from_begins_again_where_it_began() -> Non
     assert not again.is_current(number)
 
 
-def test_seeds_of_batches_follow_from_their_place_alone() -> None:
+def test_the_seed_of_a_batch_depends_only_on_its_position() -> None:
     whole = rows_of(60, batch_size=5)
     whole.begin()
     seeds = [share.seed for share in whole.shares()]
@@ -221,7 +221,7 @@ def test_a_state_of_another_dataset_is_refused_unless_accepted() -> None:
         ({"fingerprint": "x"}, "if another loader saved it"),
     ],
 )
-def test_a_state_that_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_an_impossible_state_is_refused(changes: dict[str, Any], message: str) -> None:
     state = {**rows_of(10).state_dict(), **changes}
     with pytest.raises(InvalidArgument, match=message):
         rows_of(10).load_state_dict(state)
@@ -229,7 +229,7 @@ def test_a_state_that_cannot_be_is_refused(changes: dict[str, Any], message: str
         rows_of(10).load_state_dict({key: value for key, value in state.items() if key != "version"})
 
 
-def test_a_newer_state_says_to_upgrade() -> None:
+def test_an_error_about_a_newer_state_asks_to_upgrade() -> None:
     with pytest.raises(PlanChanged, match="upgrade"):
         rows_of(10).load_state_dict({**rows_of(10).state_dict(), "version": 2})
 

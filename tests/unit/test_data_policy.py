@@ -52,7 +52,7 @@ def test_a_number_is_delivered_as(kind: pa.DataType, torch: str, numpy: str, uni
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_binary(), pa.string_view(), pa.binary(4)], ids=str)
-def test_strings_become_what_is_asked_for(kind: pa.DataType) -> None:
+def test_strings_are_delivered_as_chosen(kind: pa.DataType) -> None:
     python = policy_of(kind)
     assert (python.kind, python.nulls) == (Kind.PYTHON, Nulls.KEEP)
     codes = policy_of(kind, strings="codes")
@@ -70,7 +70,7 @@ def test_strings_become_what_is_asked_for(kind: pa.DataType) -> None:
         policy_of(pa.list_(kind), strings={"x": "bytes"})
 
 
-def test_decimals_become_what_is_asked_for() -> None:
+def test_decimals_are_delivered_as_chosen() -> None:
     kind = pa.decimal128(12, 2)
     cents = policy_of(kind, decimals="int64")
     assert (cents.dtype, cents.unit, cents.nulls) == (np.dtype("int64"), "10^-2", Nulls.ERROR)
@@ -111,12 +111,12 @@ def test_a_type_without_a_tensor_is_refused_with_three_cures(kind: pa.DataType) 
     assert policy_of(kind, output_format="arrow").kind is Kind.ARROW
 
 
-def test_all_columns_that_are_refused_are_named_at_once() -> None:
+def test_one_error_names_all_refused_columns() -> None:
     with pytest.raises(SchemaMismatch, match=r"'a' has type null.*'b' has type null"):
         decide(pa.schema([("a", pa.null()), ("b", pa.null())]), {})
 
 
-def test_nulls_that_files_tell_of_are_refused_when_planning() -> None:
+def test_nulls_in_null_counts_are_refused_when_planning() -> None:
     schema = pa.schema([("a", pa.int64()), ("b", pa.bool_()), ("c", pa.float32()), ("d", pa.string())])
     with pytest.raises(NullsFound, match=r"a \(int64\), at least 1,200, b \(bool\), at least 3; pass a fill value"):
         decide(schema, {"a": 1200, "b": 3, "c": 5, "d": 6})
@@ -178,19 +178,19 @@ def test_a_fill_value_of_the_wrong_type_is_refused_when_planning(kind: pa.DataTy
     assert caught.value.field == "nulls"
 
 
-def test_a_mask_has_the_name_of_its_column_and_must_not_meet_another() -> None:
+def test_the_name_of_a_mask_must_not_be_taken() -> None:
     assert policy_of(pa.int64(), nulls="mask").mask == "x_mask"
     assert policy_of(pa.int64()).mask == ""
     with pytest.raises(SchemaMismatch, match=r"would be named 'x_mask'.*rename one"):
         decide(pa.schema([("x", pa.int64()), ("x_mask", pa.int64())]), {}, nulls={"x": "mask"})
 
 
-def test_names_that_meet_after_flattening_are_refused() -> None:
+def test_names_that_collide_after_flattening_are_refused() -> None:
     with pytest.raises(SchemaMismatch, match=r"would be named 's\.a'"):
         decide(pa.schema([("s", pa.struct([("a", pa.int64())])), ("s.a", pa.int64())]), {})
 
 
-def test_keep_needs_something_that_stands_for_null() -> None:
+def test_keep_needs_a_type_that_can_hold_null() -> None:
     assert policy_of(pa.string(), nulls="keep").nulls is Nulls.KEEP
     assert policy_of(pa.float64(), nulls="keep").nulls_text == "filled: nan"
     for kind in (pa.int64(), pa.list_(pa.float32())):
@@ -217,14 +217,14 @@ def test_keep_needs_something_that_stands_for_null() -> None:
     ],
     ids=str,
 )
-def test_an_option_that_means_nothing_is_refused(options: dict[str, Any], field: str) -> None:
+def test_an_unknown_option_is_refused(options: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         policy_of(pa.int64(), **options)
     assert caught.value.field == field
 
 
 @pytest.mark.parametrize("output_format", ["arrow", "pandas", "dict"])
-def test_other_formats_take_every_type_as_it_is(output_format: str) -> None:
+def test_other_formats_deliver_every_type_unchanged(output_format: str) -> None:
     kinds = [kind for kind in UNSUPPORTED if output_format != "pandas" or not pa.types.is_union(kind)]
     schema = pa.schema([(f"c{number}", kind) for number, kind in enumerate([*kinds, pa.uint64(), pa.string()])])
     policies = decide(schema, {"c5": 4}, output_format=output_format)
@@ -239,7 +239,7 @@ def test_a_union_is_refused_for_pandas_before_anything_is_read() -> None:
         decide(pa.schema([("x", kind)]), {}, output_format="pandas")
 
 
-def test_the_policies_can_be_read_as_a_table() -> None:
+def test_policies_are_described_as_a_table() -> None:
     schema = pa.schema(
         [
             ("id", pa.int64()),
