@@ -68,7 +68,7 @@ tell()
 """
 
 
-def test_what_rank_0_makes_or_raises_is_what_all_ranks_get_and_its_death_is_told(tmp_path: Path) -> None:
+def test_all_ranks_get_the_result_or_the_error_of_rank_0_and_its_death_is_reported(tmp_path: Path) -> None:
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     children = [
         subprocess.Popen(
@@ -103,7 +103,7 @@ def test_what_rank_0_makes_or_raises_is_what_all_ranks_get_and_its_death_is_told
         assert message.startswith("the broadcast from rank 0 failed: ")
 
 
-def test_a_real_accelerator_is_asked() -> None:
+def test_a_real_accelerator_provides_the_rank() -> None:
     accelerate = pytest.importorskip("accelerate")
     accelerator = accelerate.Accelerator(cpu=True)
     try:
