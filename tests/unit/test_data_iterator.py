@@ -81,7 +81,7 @@ class Made:
             recorder=self.recorder,
             lookout=Lookout(facts, num_workers=1),
             clock=self.clock,
-            collate=collate,
+            collate_fn=collate,
             on_position=self.positions.append,
         )
 

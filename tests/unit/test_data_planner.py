@@ -160,7 +160,7 @@ def test_files_whose_partition_cannot_pass_are_not_opened() -> None:
     assert made.columns == ("x", "year", "c")
     assert made.pruning.num_files_pruned == 2
     assert made.pruning.num_units_counted == 1
-    assert made.files[1].fit.file_columns(["year", "x", "c"]) == ["x"]
+    assert made.files[1].projection.file_columns(["year", "x", "c"]) == ["x"]
 
 
 def test_row_groups_are_counted_only_if_statistics_do_not_decide() -> None:

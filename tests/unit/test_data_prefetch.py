@@ -217,7 +217,7 @@ def test_text_is_fetched_by_byte_ranges(tmp_path: Path, requests: Requests) -> N
 def test_row_groups_beyond_the_limit_are_not_prefetched(data: Path, requests: Requests) -> None:
     _, dataset = far_away(data, requests)
     size = int(dataset.plan.unit_bytes.max())
-    fetcher = Fetcher(dataset._recipe, budget_bytes=size * 2)
+    fetcher = Fetcher(dataset._recipe, prefetch_bytes=size * 2)
     try:
         for number in range(5):
             fetcher.ahead(number)

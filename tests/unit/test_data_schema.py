@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strata.data.formats.base import Unit
-from strata.data.plan.schema import PlainFit, keeps_values, retyped, unify, widen
+from strata.data.plan.schema import PlainProjection, keeps_values, retyped, unify, widen
 from strata.errors import InvalidArgument, SchemaMismatch
 
 CODES = pa.dictionary(pa.int8(), pa.string())
@@ -219,28 +219,30 @@ UNIT = Unit(index=0, num_rows=2, first_row=10, offset=0, num_bytes=1)
 def test_a_table_that_fits_is_returned_unchanged() -> None:
     schema = pa.schema([("x", pa.int8()), ("y", pa.int8())])
     table = pa.table({"x": [1, 2], "y": [3, 4]}, schema=schema)
-    assert PlainFit(schema, schema).apply(table, UNIT, ["x", "y"]) is table
+    assert PlainProjection(schema, schema).apply(table, UNIT, ["x", "y"]) is table
 
 
 def test_a_table_is_cast_completed_and_reordered() -> None:
     dataset = pa.schema([("year", pa.int64()), ("x", pa.int64()), ("new", pa.string()), ("c", pa.string())])
     own = pa.schema([("c", CODES), ("x", pa.int8()), ("year", pa.string())])
-    fit = pickle.loads(pickle.dumps(PlainFit(own, dataset, {"year": 2024}, "a.parquet")))
-    assert fit.file_columns(dataset.names) == ["x", "c"]
+    projection = pickle.loads(pickle.dumps(PlainProjection(own, dataset, {"year": 2024}, "a.parquet")))
+    assert projection.file_columns(dataset.names) == ["x", "c"]
     read = pa.table({"x": pa.array([1, 2], pa.int8()), "c": pa.array(["a", None]).cast(CODES)})
-    table = fit.apply(read, UNIT, dataset.names)
+    table = projection.apply(read, UNIT, dataset.names)
     assert table.schema.equals(dataset)
     assert table.to_pydict() == {"year": [2024, 2024], "x": [1, 2], "new": [None, None], "c": ["a", None]}
 
 
 def test_columns_missing_from_the_file_need_only_its_number_of_rows() -> None:
-    fit = PlainFit(pa.schema([("x", pa.int8())]), pa.schema([("p", pa.string()), ("n", pa.int8())]), {"p": None})
+    projection = PlainProjection(
+        pa.schema([("x", pa.int8())]), pa.schema([("p", pa.string()), ("n", pa.int8())]), {"p": None}
+    )
     rows_only = pa.table({"": [0, 0]}).select([])
-    assert fit.apply(rows_only, UNIT, ["p", "n"]).to_pydict() == {"p": [None, None], "n": [None, None]}
-    assert fit.apply(rows_only, UNIT, []).num_rows == 2
+    assert projection.apply(rows_only, UNIT, ["p", "n"]).to_pydict() == {"p": [None, None], "n": [None, None]}
+    assert projection.apply(rows_only, UNIT, []).num_rows == 2
 
 
 def test_an_error_about_a_value_that_does_not_fit_names_file_and_rows() -> None:
     own, dataset = pa.schema([("x", pa.int64())]), pa.schema([("x", pa.int8())])
     with pytest.raises(SchemaMismatch, match=r"a\.parquet: column 'x' \(int64\), rows from 10: .* int8"):
-        PlainFit(own, dataset, {}, "a.parquet").apply(pa.table({"x": [1, 1000]}), UNIT, ["x"])
+        PlainProjection(own, dataset, {}, "a.parquet").apply(pa.table({"x": [1, 1000]}), UNIT, ["x"])

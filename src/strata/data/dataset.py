@@ -191,7 +191,7 @@ class Dataset:
             recorder=self._recorder,
             lookout=self._lookout,
             clock=self._clock,
-            collate=config.batch.collate_fn,
+            collate_fn=config.batch.collate_fn,
             on_position=self._moved,
         )
         self._pass = weakref.ref(begun)  # leaving the loop drops the pass, which ends its threads
@@ -318,7 +318,7 @@ class Dataset:
         """Return a prefetcher for remote files; processes read for themselves."""
         if self._recipe.source.is_local or self._processes:
             return None
-        return Fetcher(self._recipe, budget_bytes=self.config.runtime.prefetch_bytes)
+        return Fetcher(self._recipe, prefetch_bytes=self.config.runtime.prefetch_bytes)
 
     def _has_head(self, unit: int) -> bool:
         # With on_error="skip", no row of a damaged row group is delivered, and only its end shows that it is intact.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from strata.data.source.file import DataFile
 
 
-class Fit(Protocol):
+class Projection(Protocol):
     """Turns the columns of one file into those of the dataset: names, types, constants, deleted rows. Picklable."""
 
     def file_columns(self, columns: Sequence[str]) -> list[str]:
@@ -47,7 +47,7 @@ class PlannedFile:
     version: str
     schema: pa.Schema
     """The schema of the file, not of the dataset."""
-    fit: Fit
+    projection: Projection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

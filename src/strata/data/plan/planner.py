@@ -12,7 +12,7 @@ import xxhash
 from strata.config import parse_bytes
 from strata.data.filter.filter import bind
 from strata.data.plan.plan import Plan, PlannedFile, Pruning
-from strata.data.plan.schema import PlainFit, retyped, unify
+from strata.data.plan.schema import PlainProjection, retyped, unify
 from strata.data.plan.survey import named_schemas, schema_of, unpack, unpack_parts
 from strata.data.source.partitions import partition_values
 from strata.errors import InvalidArgument, NoData
@@ -223,8 +223,8 @@ def _planned(
         if file.partition not in constants:
             constants[file.partition] = partition_values(data_file, used) if used else {}
         schema = read_as[file.schema]
-        fit = PlainFit(schema, dataset, constants[file.partition], file.name)
-        planned.append(PlannedFile(data_file, survey.format, file.version, schema, fit))
+        projection = PlainProjection(schema, dataset, constants[file.partition], file.name)
+        planned.append(PlannedFile(data_file, survey.format, file.version, schema, projection))
     return planned
 
 

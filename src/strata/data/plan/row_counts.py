@@ -17,7 +17,7 @@ from strata.data.filter import expression
 from strata.data.filter import filter as filters
 from strata.data.formats.base import PagedReader, Presence, Saving, is_keyed, joined
 from strata.data.plan.probe import UNREADABLE, attempts, known_values
-from strata.data.plan.schema import PlainFit, keeps_values, retyped, unify
+from strata.data.plan.schema import PlainProjection, keeps_values, retyped, unify
 from strata.data.plan.survey import SurveyedFile, named_schemas, pack, unpack
 from strata.data.source.partitions import partition_values
 
@@ -258,7 +258,7 @@ def _count_units(
     data_file = file.data_file()
     constants = partition_values(data_file, probe.partition_fields) if probe.partition_fields else {}
     read_schema = _read_schema(probe, schema, dataset)
-    fit = PlainFit(read_schema, dataset, constants, file.name)
+    projection = PlainProjection(read_schema, dataset, constants, file.name)
     reader = probe.format.open(probe.source, data_file, read_schema, file.version)
     counts: list[_Counted | DataError] = []
     try:
@@ -271,7 +271,7 @@ def _count_units(
             judged = reader.judge(task.units, task.left.node, _compared(dataset, task.left.columns))
         for unit in task.units:
             try:
-                counts.append(_count_unit(probe, reader, fit, unit, judged.get(unit.index)))
+                counts.append(_count_unit(probe, reader, projection, unit, judged.get(unit.index)))
             except UNREADABLE as error:
                 if probe.on_error == "raise":
                     raise
@@ -281,15 +281,17 @@ def _count_units(
     return counts
 
 
-def _count_unit(probe: Probe, reader: Reader, fit: PlainFit, unit: Unit, judged: Judged | None) -> _Counted:
+def _count_unit(
+    probe: Probe, reader: Reader, projection: PlainProjection, unit: Unit, judged: Judged | None
+) -> _Counted:
     assert probe.condition is not None
     names = probe.condition.columns
-    columns = fit.file_columns(names)
+    columns = projection.file_columns(names)
 
     def num_passing(table: pa.Table) -> int:
         assert probe.condition is not None
-        place = f"{fit.name}, {probe.format.unit_name} {unit.index}"
-        return filters.count(probe.condition, fit.apply(table, unit, names), place)
+        place = f"{projection.name}, {probe.format.unit_name} {unit.index}"
+        return filters.count(probe.condition, projection.apply(table, unit, names), place)
 
     if judged is None or not isinstance(reader, PagedReader):
         return _Counted(num_passing(reader.read(unit, columns)), is_decoded=True)
@@ -298,7 +300,7 @@ def _count_unit(probe: Probe, reader: Reader, fit: PlainFit, unit: Unit, judged:
         found += num_passing(reader.read_rows(unit, columns, judged.open))
     if not found:
         return _Counted(0, bool(judged.open))
-    read = fit.file_columns(fit.file_schema.names if probe.read_columns is None else probe.read_columns)
+    read = projection.file_columns(projection.file_schema.names if probe.read_columns is None else probe.read_columns)
     parts = joined([*judged.passing, *judged.open], MAX_PARTS)
     saving = reader.saving(unit, read, parts)
     if saving.bytes_skipped < MIN_SAVED * max(1, saving.num_bytes):

@@ -328,7 +328,7 @@ def _structs(a: pa.DataType, b: pa.DataType, is_typed: bool) -> pa.DataType | No
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PlainFit:
+class PlainProjection:
     """The projection of a file whose columns have the names of the dataset, and that has no deleted rows."""
 
     file_schema: pa.Schema

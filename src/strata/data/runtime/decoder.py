@@ -12,7 +12,7 @@ import pyarrow as pa
 from strata.data.batch.arrow_columns import joined
 from strata.data.filter import filter as filters
 from strata.data.formats.base import Headed, PagedReader
-from strata.data.plan.schema import PlainFit
+from strata.data.plan.schema import PlainProjection
 from strata.data.runtime.metrics import State
 from strata.errors import DataFileChanged, StrataError, TransformFailed
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from strata.data.formats.base import Format, Reader, Rows, Unit
-    from strata.data.plan.plan import Fit, Plan
+    from strata.data.plan.plan import Plan, Projection
     from strata.data.runtime.metrics import WorkerRecorder
     from strata.data.runtime.prefetch import Fetcher
     from strata.data.source.source import Source
@@ -103,12 +103,12 @@ class ThreadDecoder:
         reader = self._reader(file_number)
         before = reader.bytes_read
         parts = plan.parts_of(number)
-        columns = planned.fit.file_columns(wanted)
+        columns = planned.projection.file_columns(wanted)
         try:
             if parts and isinstance(reader, PagedReader):
-                table = _fitted(planned.fit, reader.read_rows(unit, columns, parts), unit, wanted, parts)
+                table = _project_parts(planned.projection, reader.read_rows(unit, columns, parts), unit, wanted, parts)
             else:
-                table = planned.fit.apply(reader.read(unit, columns), unit, wanted)
+                table = planned.projection.apply(reader.read(unit, columns), unit, wanted)
         finally:
             bytes_read = reader.bytes_read - before
         if plan.condition is not None:
@@ -132,8 +132,8 @@ class ThreadDecoder:
         assert isinstance(format, Headed)
         wanted = self._recipe.columns
         reader = self._reader(int(plan.unit_file[number]))
-        table = format.read_head(reader, unit, planned.fit.file_columns(wanted), num_rows)
-        return planned.fit.apply(table, replace(unit, num_rows=num_rows), wanted)
+        table = format.read_head(reader, unit, planned.projection.file_columns(wanted), num_rows)
+        return planned.projection.apply(table, replace(unit, num_rows=num_rows), wanted)
 
     def close(self) -> None:
         while self._readers:
@@ -168,17 +168,19 @@ def has_head(recipe: Recipe, number: int) -> bool:
         and recipe.transform is None
         and plan.condition is None
         and plan.unit_rows[number] == plan.unit_total_rows[number]
-        and isinstance(planned.fit, PlainFit)
-        and bool(planned.fit.file_columns(recipe.columns))
+        and isinstance(planned.projection, PlainProjection)
+        and bool(planned.projection.file_columns(recipe.columns))
         and isinstance(recipe.formats[planned.format], Headed)
     )
 
 
-def _fitted(fit: Fit, table: pa.Table, unit: Unit, wanted: Sequence[str], parts: Sequence[Rows]) -> pa.Table:
+def _project_parts(
+    projection: Projection, table: pa.Table, unit: Unit, wanted: Sequence[str], parts: Sequence[Rows]
+) -> pa.Table:
     """Project each part as if it were a row group: a projection identifies rows by their place in the file."""
     ends = itertools.accumulate(num_rows for _, num_rows in parts)
     made = [
-        fit.apply(
+        projection.apply(
             table.slice(end - num_rows, num_rows),
             replace(unit, num_rows=num_rows, first_row=unit.first_row + first),
             wanted,

@@ -43,7 +43,7 @@ class Pass:
         recorder: LoaderRecorder,
         lookout: Lookout,
         clock: Clock,
-        collate: Callable[[Any], Any] | None,
+        collate_fn: Callable[[Any], Any] | None,
         on_position: Callable[[int], None],
     ) -> None:
         self._pipeline = pipeline
@@ -53,7 +53,7 @@ class Pass:
         self._recorder = recorder
         self._lookout = lookout
         self._clock = clock
-        self._collate = collate
+        self._collate_fn = collate_fn
         self._on_position = on_position
         self._block: Batches | None = None
         self._place = 0
@@ -136,9 +136,9 @@ class Pass:
             raise StrataError(CLOSED)
         batch = block.batches[place]
         block.batches[place] = None  # the caller owns it now, and frees it by dropping it
-        if self._collate is not None:
+        if self._collate_fn is not None:
             try:
-                batch = self._collate(batch)
+                batch = self._collate_fn(batch)
             except StopIteration as error:  # it would end the loop as if the epoch were complete
                 raise TransformFailed("collate_fn raised StopIteration; raise another error") from error
         number = self._next_batch

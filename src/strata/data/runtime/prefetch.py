@@ -70,9 +70,9 @@ class _Parts:
 class Fetcher:
     """Fetches for one pass. Any thread may call `ahead`; the decoder of a row group calls the rest."""
 
-    def __init__(self, recipe: Recipe, *, budget_bytes: int, num_connections: int = NUM_CONNECTIONS) -> None:
+    def __init__(self, recipe: Recipe, *, prefetch_bytes: int, num_connections: int = NUM_CONNECTIONS) -> None:
         self._recipe = recipe
-        self._budget_bytes = budget_bytes
+        self._prefetch_bytes = prefetch_bytes
         self._lock = threading.RLock()  # re-entrant: garbage collection may end a pass in a thread that holds it
         self._units: dict[int, Future[_Parts]] = {}
         self._by_path: dict[str, list[_Parts]] = {}
@@ -88,7 +88,7 @@ class Fetcher:
         """Request the bytes of a row group if they fit, without waiting."""
         size = int(self._recipe.plan.unit_bytes[number])
         with self._lock:
-            if number in self._units or self._bytes_ahead + size > self._budget_bytes:
+            if number in self._units or self._bytes_ahead + size > self._prefetch_bytes:
                 return
             self._begin(number, size)
 
@@ -182,7 +182,7 @@ class Fetcher:
     def _ranges_of_file(self, format: Ranged, file_number: int) -> UnitRanges:
         plan, source = self._recipe.plan, self.source
         planned = plan.files[file_number]
-        columns = planned.fit.file_columns(self._recipe.columns)
+        columns = planned.projection.file_columns(self._recipe.columns)
         if plan.parts is not None and isinstance(format, PagedRanged):
             first, last = np.searchsorted(plan.unit_file, [file_number, file_number + 1]).tolist()
             parts = {int(plan.unit_index[number]): plan.parts_of(number) for number in range(first, last)}
