@@ -274,9 +274,9 @@ def _nulls(column: FitColumn, facts: Sequence[FileFacts]) -> int:
 def _fingerprint(table: Table, plan: Plan) -> str:
     """Of the table and its rows, not of the snapshot: one that changed only how files are listed is the same."""
     files = [
-        (f"{table.metadata.table_uuid} {each.file.name}", f"{each.version} {digest_of(each.fit.deleted)}")
+        (f"{table.metadata.table_uuid} {each.file.name}", f"{each.version} {digest_of(each.projection.deleted)}")
         for each in plan.files
-        if isinstance(each.fit, IcebergFit)
+        if isinstance(each.projection, IcebergFit)
     ]
     numbers = [plan.unit_file, plan.unit_index, plan.unit_rows, plan.split_starts]
     return fingerprint(files, numbers, plan.condition_text)
