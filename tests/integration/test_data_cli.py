@@ -1,4 +1,4 @@
-"""`strata data`, as people and programs call it."""
+"""The commands of `strata data`."""
 
 from __future__ import annotations
 

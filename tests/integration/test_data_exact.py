@@ -1,4 +1,4 @@
-"""Every row exactly once, whoever reads: real Parquet files, all ranks of a world in this process, in step."""
+"""Every row is delivered exactly once: real Parquet files, all ranks in this process, in step."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FILTERS: dict[str | None, Callable[[int], bool]] = {
 
 
 def write_files(folder: Path, file_rows: list[int], group_rows: int, *, width: int = 1) -> int:
-    """Files whose rows know who they are; gives back how many rows there are."""
+    """Write files of numbered rows and return the number of rows."""
     folder.mkdir(parents=True, exist_ok=True)
     first = 0
     for number, rows in enumerate(file_rows):
@@ -76,11 +76,11 @@ class World:
     num_workers: int = 1
     batch_size: int = 8
     steps: int | None = None
-    """After which it crashes; None: it reads to the end."""
+    """Batches after which it crashes; None reads to the end."""
 
 
 class Loaders:
-    """Of all ranks of a world, in step."""
+    """The batches of all ranks of a world, in step."""
 
     def __init__(self, path: Path, world: World, **arguments: Any) -> None:
         made = [
@@ -455,7 +455,7 @@ def test_a_moved_dataset_is_the_same(tmp_path: Path) -> None:
 
 
 class CountingFileSystem(fsspec.implementations.local.LocalFileSystem):  # type: ignore[misc]
-    """Knows which bytes of which file were read."""
+    """Records which bytes of which file were read."""
 
     cachable = False
 
@@ -482,7 +482,7 @@ class _CountingFile:
 
 
 def covered(ranges: list[tuple[str, int, int]], sizes: dict[str, int]) -> dict[str, np.ndarray[Any, Any]]:
-    """Per file, how often each byte was read."""
+    """Return how often each byte was read, by file."""
     times = {name: np.zeros(size, dtype=np.int64) for name, size in sizes.items()}
     for name, first, last in ranges:
         times[name][first:last] += 1
@@ -578,7 +578,7 @@ def files_of_batches(path: Path, **arguments: Any) -> tuple[list[np.ndarray[Any,
 
 
 def share_of_pairs(batches: list[np.ndarray[Any, Any]]) -> float:
-    """How often two rows of a batch are of one file."""
+    """Return how often two rows of a batch are from one file."""
     return float(np.mean([((np.bincount(batch) / len(batch)) ** 2).sum() for batch in batches[:-1]]))
 
 
@@ -618,7 +618,7 @@ def test_without_shuffle_neighbours_share_a_file(many_files: Path) -> None:
 
 
 def peak_bytes(path: Path, **arguments: Any) -> int:
-    """The most that a loader held in memory in an epoch, of a caller who takes his time."""
+    """Return the peak memory of a loader in an epoch with a slow caller."""
     loader, dataset = StructuredDataset.create_dataloader(
         path, batch_size=250, num_workers=2, output_format="numpy", **arguments
     )
@@ -670,7 +670,7 @@ def test_memory_stays_bounded_if_rows_are_wider_than_estimated(wide_files: Path,
 
 @pytest.fixture(scope="module")
 def categories(root: Path) -> Path:
-    """Strings of 100 characters of which files hold 50, and a code for each row. As pandas writes a Categorical."""
+    """Strings of 100 characters, of which files hold 50 distinct ones and a code per row, like a pandas Categorical."""
     (root / "categories").mkdir()
     words = pa.array([f"{number:02}" * 50 for number in range(50)])
     for number in range(10):
@@ -682,7 +682,7 @@ def categories(root: Path) -> Path:
 
 @pytest.mark.parametrize("output_format", ["numpy", "arrow"])
 def test_memory_stays_bounded_for_dictionary_encoded_strings(categories: Path, output_format: str) -> None:
-    """The process itself is measured, too: allocators keep some of what is freed, Python objects are larger."""
+    """Measures the process as well: allocators keep freed memory, and Python objects are larger."""
     row_bytes, group_rows, window_rows = 108, 100_000, 20_000
     split_bytes = 2 * group_rows * row_bytes
     command = [sys.executable, data_children.__file__, "hold", str(categories), output_format, str(split_bytes)]

@@ -1,4 +1,4 @@
-"""The example that trains from Parquet does what it says. That it runs at all is shown by `test_examples.py`."""
+"""The example that trains from Parquet resumes as documented; `test_examples.py` shows that it runs."""
 
 from __future__ import annotations
 

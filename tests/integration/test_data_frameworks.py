@@ -1,4 +1,4 @@
-"""The loader in the hands of real training libraries: they find nothing to wrap, shard or skip, and keep its state."""
+"""The loader in real training libraries: they do not wrap, shard or skip it, and save its state."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def ids_of(batches: Any) -> list[int]:
 
 @pytest.fixture
 def accelerate() -> Iterator[Any]:
-    """Its state is the process's: what one test leaves, the next one would meet."""
+    """Reset the state, which is global to the process."""
     accelerate = pytest.importorskip("accelerate")
     yield accelerate
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
@@ -244,7 +244,7 @@ def train(
     at_once: bool = False,
     accumulate: int = 1,
 ) -> list[int]:
-    """With the Trainer of transformers, three epochs or what is left of them; gives back the ids that the model saw."""
+    """Train up to three epochs with the transformers Trainer and return the ids that the model saw."""
     hf = importlib.import_module("strata.data.hf")
     loader, _ = open_loader(folder)
 

@@ -1,4 +1,4 @@
-"""Three real ranks that train together over gloo: nobody waits for a batch that another rank does not have."""
+"""Three real ranks that train over gloo: no rank waits for a batch that another does not have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loader as its user meets it: what a batch is, and what is left when a loop ends in whatever way."""
+"""The loader as users see it: the contents of batches, and what remains when a loop ends in any way."""
 
 from __future__ import annotations
 
@@ -82,13 +82,13 @@ _others: set[int] = set()
 
 @pytest.fixture(autouse=True)
 def _processes_of_others() -> None:
-    """Servers that serve all tests of a session are there before, and stay."""
+    """Remember the processes of servers that all tests share."""
     _others.clear()
     _others.update(child.pid for child in psutil.Process().children(recursive=True))
 
 
 def our_processes() -> list[psutil.Process]:
-    """Worker processes; multiprocessing's own two, which serve all of a program, are not ours to end."""
+    """Return the worker processes, without the two of multiprocessing, which serve the whole program."""
     of_python = {
         multiprocessing.forkserver._forkserver._forkserver_pid,  # type: ignore[attr-defined]
         multiprocessing.resource_tracker._resource_tracker._pid,  # type: ignore[attr-defined]
@@ -98,7 +98,7 @@ def our_processes() -> list[psutil.Process]:
 
 
 def our_shared_memory() -> set[str]:
-    """What this program has there, and names that would be ours: others have things there too."""
+    """Return this program's shared memory, and any with our names."""
     held = {mapped.path for mapped in psutil.Process().memory_maps() if mapped.path.startswith("/dev/shm/")}
     marks = ("strata", f"torch_{os.getpid()}_")
     return held | {path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(marks)}
@@ -113,7 +113,7 @@ def _nothing_is_left() -> Iterator[None]:
 
 
 def small_steps(folder: Path, **arguments: Any) -> tuple[Any, Any]:
-    """A loader that is far from done when its first batch has come."""
+    """Return a loader that is far from complete after its first batch."""
     return open_loader(folder, shuffle=True, shuffle_buffer_size=100, lanes=1, prefetch_bytes=1, **arguments)
 
 
@@ -287,7 +287,7 @@ def test_ctrl_c_and_a_sudden_death_end_all_processes_in_seconds(
 
 
 def _wait_for_workers(pid: int) -> list[psutil.Process]:
-    """The tree of a program with two worker processes: them, and the two of multiprocessing."""
+    """Return the process tree of a program: two worker processes, and the two of multiprocessing."""
     end_s = time.monotonic() + DEADLINE_S
     while len(found := psutil.Process(pid).children(recursive=True)) < 4:
         assert time.monotonic() < end_s, found
@@ -517,7 +517,7 @@ def test_a_transform_that_other_processes_cannot_find_is_refused_with_the_cure(f
 
 
 def damage(path: Path, group: int) -> None:
-    """The pages of one row group are no pages any more; the footer does not know."""
+    """Damage the pages of one row group but not the footer."""
     column = pq.read_metadata(path).row_group(group).column(0)
     data = bytearray(path.read_bytes())
     first = column.dictionary_page_offset or column.data_page_offset
@@ -564,7 +564,7 @@ def test_a_damaged_row_group_that_is_larger_than_a_block_is_skipped_too(tmp_path
 
 
 def large_files(folder: Path) -> None:
-    """A block is a batch of a file or two, so that the last file is not touched when the first batch comes."""
+    """Blocks cover one or two files, so that the last file is unread when the first batch is delivered."""
     for number in range(11):
         write_ids(folder / f"{number:02}.parquet", number * 70_000, 70_000, group_rows=70_000)
 
@@ -736,7 +736,7 @@ def test_an_error_about_a_csv_file_names_a_cure_that_helps(
 
 @pytest.mark.parametrize("rewrite", ["in place", "replaced", "broken"])
 def test_a_csv_file_rewritten_during_an_epoch_has_changed(tmp_path: Path, rewrite: str) -> None:
-    """With as many bytes and records as before: nothing but its contents tells."""
+    """The rewritten file has the same size and number of records, so only its contents differ."""
     path = tmp_path / "a.csv"
     path.write_text("a,b\n" + "".join(f"{number:06},x\n" for number in range(20_000)))
     loader, _ = open_loader(path, num_workers=1, split_bytes=2_000, prefetch_bytes=1)

@@ -1,4 +1,4 @@
-"""A real `DataLoader` over a map-style dataset: what is delivered counts, not what its workers have fetched ahead."""
+"""A real `DataLoader` over a map-style dataset: delivered rows count, not prefetched ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NUM_ROWS = 103
 
 
 class Rows(Dataset[Any]):
-    """Rows with random numbers of all kinds. Where a path is given, it is noted there which rows were fetched."""
+    """Rows with random numbers of all kinds. If there is a path, fetched rows are logged to it."""
 
     def __init__(self, num_rows: int = NUM_ROWS, fetched: Path | None = None) -> None:
         self.num_rows = num_rows
@@ -37,7 +37,7 @@ class Rows(Dataset[Any]):
 
 
 class Together(Rows):
-    """Gives many rows at once."""
+    """Returns many rows in one call."""
 
     def __getitems__(self, rows: list[int]) -> list[tuple[int, str]]:
         assert type(rows) is list
@@ -70,7 +70,7 @@ def test_prefetched_rows_are_not_counted(tmp_path: Path) -> None:
 
 
 def test_random_numbers_of_a_batch_depend_only_on_its_position() -> None:
-    """Not on the number of workers, nor on where the epoch was interrupted; the process's own go on undisturbed."""
+    """They depend neither on the number of workers nor on interruptions, and the process's own are unaffected."""
     random.seed(1)
     np.random.seed(1)
     torch.manual_seed(1)

@@ -1,4 +1,4 @@
-"""Types that Arrow cannot join, take or convert as they are: delivered in a form that it can, whatever the order."""
+"""Types that Arrow cannot concatenate, take or convert are delivered in a type that it can."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ ODD: dict[str, pa.Array] = {
 
 
 def write(path: Path, *columns: pa.Array) -> None:
-    """A file for each, of two record batches."""
+    """Write one file of two record batches per type."""
     first = 0
     for number, column in enumerate(columns):
         schema = pa.schema([("x", column.type), ("id", pa.int64())])
@@ -232,7 +232,7 @@ def test_a_value_that_python_cannot_hold_raises_a_strata_error(tmp_path: Path) -
 
 
 class _Refusing:
-    """Fails as the decoder does over lists with more than 2 GiB of strings."""
+    """Fails like the decoder on lists with more than 2 GiB of strings."""
 
     def __init__(self, native: Any) -> None:
         self._native = native

@@ -1,4 +1,4 @@
-"""Faults that were found once, each with the shortest way to it."""
+"""Regressions: faults that were found once, each with a minimal reproduction."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_files_left_out_of_the_plan_are_named_and_counted(tmp_path: Path, caplog
 
 @pytest.fixture
 def late_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """In one file `label` comes only after what columns are guessed from; in the other it is there at once."""
+    """In one file `label` appears only after the sample for guessing columns; in the other it is in the sample."""
     monkeypatch.setattr("strata.data.formats.text.SAMPLE_BYTES", 20)
     for name, first in (("a", 5), ("b", 0)):
         records = ({"id": i} | ({"label": i} if i >= first else {}) for i in range(10))
@@ -334,7 +334,7 @@ def test_numpy_integers_are_accepted(folder: Path) -> None:
 
 
 def test_pandas_is_imported_only_if_needed(folder: Path) -> None:
-    """pyarrow imports it to look at numbers that come from Python: a third of a second, before the first batch."""
+    """pyarrow imports it to inspect Python numbers, which delays the first batch by a third of a second."""
     script = f"""
 import sys
 from strata import StructuredDataset

@@ -1,4 +1,4 @@
-"""Ranks as real libraries tell them, and what rank 0 hands to real processes over gloo."""
+"""Ranks from real libraries, and broadcasts from rank 0 to real processes over gloo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From decoded units to batches: what is copied, what is shared, and what becomes of rows that could not be read."""
+"""Assembly of batches: what is copied, what is shared, and what happens to unreadable rows."""
 
 from __future__ import annotations
 

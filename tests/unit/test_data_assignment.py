@@ -1,4 +1,4 @@
-"""Who decodes what: every task once, and how even it is."""
+"""Assignment strategies: every task is assigned once, and evenly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is slow, from numbers alone."""
+"""Bottleneck diagnosis from metrics alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DECODING = {"decode_s": 10.0, "bytes_read": 1_000_000_000}
 
 
 def window(*workers: dict[str, float], wait: float = 5.0, busy: float = 5.0, batches: int = 100) -> LoaderMetrics:
-    """Ten seconds."""
+    """Return the metrics of ten seconds."""
     return LoaderMetrics(
         workers=tuple(WorkerMetrics(worker=n, **spent) for n, spent in enumerate(workers)),  # type: ignore[arg-type]
         batches=batches,
@@ -166,7 +166,7 @@ def test_only_a_loop_that_waits_gets_a_warning(
 
 
 class Run:
-    """A loader that is looked at, window after window."""
+    """A loader that is diagnosed interval by interval."""
 
     def __init__(self) -> None:
         self.lookout = Lookout(MANY, num_workers=1)

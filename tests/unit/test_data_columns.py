@@ -1,4 +1,4 @@
-"""Columns: cut, joined and gathered as if they were lists."""
+"""Columns are sliced, concatenated and gathered like lists."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def dense_of(dtype: str, width: int | None) -> Callable[[Sequence[int]], Dense]:
 
 
 def ragged_of(rows: Sequence[int]) -> Ragged:
-    """Row n is n % 4 times n, with values around that belong to nobody."""
+    """Row n is n % 4 times n, surrounded by values of no row."""
     lists = [[row] * (row % 4) for row in rows]
     values = np.array([-1, *(value for row in lists for value in row), -2], np.int32)
     return Ragged(values, Ragged.of(values, np.array([len(row) for row in lists], np.int64)).offsets + 1)

@@ -1,4 +1,4 @@
-"""From Arrow to columns: every type of the policy table comes through as plain Python says it should."""
+"""Conversion of every type of the policy table, compared with plain Python."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def as_rows(column: Column) -> list[Any]:
 
 
 def same(found: Any, expected: Any) -> bool:
-    """Equal, NaN being itself."""
+    """Compare values; NaN equals NaN."""
     if isinstance(found, list) and isinstance(expected, list):
         return len(found) == len(expected) and all(map(same, found, expected))
     is_nan = isinstance(found, float) and math.isnan(found)
@@ -87,7 +87,7 @@ def is_floating(kind: pa.DataType) -> bool:
 
 
 def chunked(values: Sequence[Any], kind: pa.DataType, cuts: Sequence[int], *, before: int = 1) -> pa.ChunkedArray:
-    """The values as a column of several chunks, each a slice of something larger."""
+    """Return the values as a column of several chunks, each a slice of a larger array."""
     bounds = [0, *sorted(cut % (len(values) + 1) for cut in cuts), len(values)]
     rows = list(values)
     arrays = [pa.array([*rows[:before], *rows[a:b]], kind)[len(rows[:before]) :] for a, b in itertools.pairwise(bounds)]

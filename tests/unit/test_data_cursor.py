@@ -1,4 +1,4 @@
-"""A loader's state as it comes back: from JSON, from another version, or from somebody who means harm."""
+"""States of a loader from JSON, from other versions, and from an attacker."""
 
 from __future__ import annotations
 

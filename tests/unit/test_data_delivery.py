@@ -1,4 +1,4 @@
-"""How much a delivered row takes, as far as anybody knows before it is decoded."""
+"""Estimates of the size of a delivered row before it is decoded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from strata.data.batch.delivery import GROWTH, VARIABLE_BYTES, estimate_row_byte
 
 
 def plan_of(*kinds: pa.DataType, unit_rows: int = 100, read_bytes: int = 0) -> Any:
-    """Two units, of rows of which so many bytes are read."""
+    """Return a plan of two row groups with `read_bytes` bytes per row."""
     schema = pa.schema([(f"c{number}", kind) for number, kind in enumerate(kinds)])
     rows = np.array([unit_rows, unit_rows], dtype=np.int64)
     return SimpleNamespace(

@@ -1,4 +1,4 @@
-"""One pass over batches, without threads: the position, the counts, and how it ends."""
+"""One pass over batches, without threads: the position, the metrics, and how it ends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Clock:
 
 
 class FakePipeline:
-    """Gives these blocks, or raises them."""
+    """Returns these blocks, or raises them."""
 
     def __init__(self, blocks: list[Batches | BaseException]) -> None:
         self._blocks = iter(blocks)

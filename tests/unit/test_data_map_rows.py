@@ -1,4 +1,4 @@
-"""Rows of a map-style dataset: which rank gets which, and going on from any place on any number of ranks."""
+"""Row order of a map-style dataset: assignment to ranks, and resuming anywhere on any number of ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def rows_of(num_rows: int, *, rank: int = 0, world_size: int = 1, **arguments: A
 
 
 def delivered(ranks: list[MapRows], num_batches: int) -> list[int]:
-    """The rows of so many batches on all ranks; what is fetched ahead of them does not count."""
+    """Return the rows of the next batches on all ranks; prefetched batches do not count."""
     seen: list[int] = []
     for each in ranks:
         each.begin()
@@ -51,7 +51,7 @@ def test_one_position_of_many_is_computed_alone() -> None:
 
 
 def test_the_permutation_never_changes_between_versions() -> None:
-    """A state that was saved years ago means the rows that it meant then."""
+    """A state saved years ago must resume at the same rows."""
     assert permuted(np.arange(12), 12, seed=0, epoch=0).tolist() == [11, 6, 2, 7, 1, 3, 9, 10, 0, 5, 8, 4]
     assert permuted(np.array([0, 1, 999_999_999]), 1_000_000_000, seed=7, epoch=3).tolist() == [
         822002165,
@@ -72,7 +72,7 @@ def test_rows_are_spread_evenly_over_positions() -> None:
 
 @given(data=st.data())
 def test_every_row_is_delivered_once_across_failures_and_resizes(data: st.DataObject) -> None:
-    """Attempts with other numbers of ranks and other batch sizes, each from the state of the last checkpoint."""
+    """Run attempts with varying world and batch sizes, each from the state of the last checkpoint."""
     num_rows = data.draw(st.integers(1, 200), "rows")
     shuffle = data.draw(st.booleans(), "shuffle")
     kept: list[int] = []

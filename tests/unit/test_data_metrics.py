@@ -1,4 +1,4 @@
-"""What is counted is what happened: sums by a clock that the tests move."""
+"""Metrics, measured with a clock that the tests advance."""
 
 from __future__ import annotations
 
@@ -308,7 +308,7 @@ def test_the_table_has_a_row_per_worker_and_a_total() -> None:
 
 
 class Loader:
-    """As far as an export is concerned."""
+    """The part of a loader that an export uses."""
 
     def __init__(self, rows: int) -> None:
         self.recorder, self.clock = loader(2)

@@ -1,4 +1,4 @@
-"""The order of rows, the cuts between batches, and what ranks must decode: all without files, threads or processes."""
+"""Row order, batch bounds and what each rank decodes, without files, threads or processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users receive: batches in five formats, theirs to change."""
+"""Batches in five output formats, which callers may modify."""
 
 from __future__ import annotations
 

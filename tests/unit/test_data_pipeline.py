@@ -1,4 +1,4 @@
-"""Threads that decode ahead, with decoders that tests hold in their hands: they go on when a test lets them."""
+"""The pipeline, with decoders that continue only when a test lets them."""
 
 from __future__ import annotations
 

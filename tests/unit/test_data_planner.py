@@ -1,4 +1,4 @@
-"""Looking at files, packing their units into splits, and what a plan says of itself."""
+"""Surveys of files, packing of row groups into splits, and reports on a plan."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ CASTS = [
 
 @given(st.data())
 def test_the_filter_applies_to_rows_as_they_are_delivered(data: st.DataObject) -> None:
-    """Units of one row, whose statistics leave no doubt about what is in the file."""
+    """Row groups of one row, whose statistics are exact."""
     values, found, wanted = data.draw(st.sampled_from(CASTS))
     column = pa.array([data.draw(values), *data.draw(st.lists(values | st.none(), max_size=6))], found)
     border = data.draw(st.sampled_from([column[0], column.cast(wanted)[0]]))

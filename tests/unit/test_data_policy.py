@@ -1,4 +1,4 @@
-"""What becomes of each type, and what is refused before anything is read."""
+"""How each type is delivered, and what is refused before anything is read."""
 
 from __future__ import annotations
 

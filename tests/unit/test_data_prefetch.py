@@ -1,4 +1,4 @@
-"""Bytes that are asked for before they are needed."""
+"""Prefetch of bytes from remote storage."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_parts_are_small_and_cover_the_same_bytes_once(asked: list[Range], size:
 
 
 class Requests(pafs.FileSystemHandler):  # type: ignore[misc]
-    """Counts what is asked of a directory, by file."""
+    """Counts the requests to a directory, by file."""
 
     def __init__(self) -> None:
         self._inner = pafs.LocalFileSystem()

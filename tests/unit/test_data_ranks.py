@@ -1,4 +1,4 @@
-"""Who this process is, by whoever knows it. Libraries are stand-ins with the functions that theirs have."""
+"""Detection of rank and world size. Libraries are replaced by fakes with the same functions."""
 
 from __future__ import annotations
 

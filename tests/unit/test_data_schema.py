@@ -1,4 +1,4 @@
-"""One schema for all files, and how a file's columns become the dataset's."""
+"""One schema for all files, and the projection of a file onto it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A survey in bytes, and kept between runs: it saves work and changes nothing."""
+"""Surveys as bytes and in the cache, which saves work and never changes a plan."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ STEPS = st.lists(
 def test_a_cache_never_changes_a_plan(
     steps: list[tuple[str, list[int | None] | None, str]], filter_: str | None
 ) -> None:
-    """Files come, go and change, with other types too; after each step the plan is that of who has no cache."""
+    """Files are added, removed and changed; after each step the plan equals one made without a cache."""
     condition = filters.parse(filter_) if filter_ else None
     fake = FakeFormat(unit_rows=2)
     files = {"y": fake.add("y", {"y": [1, None, 2]}), "x": fake.add("x", {"x": pa.array([1, None], pa.int8())})}

@@ -1,4 +1,4 @@
-"""The first batch comes from the first rows of a unit, decoded apart, and is the batch that it would have been."""
+"""The first batch comes from the head of a row group, decoded alone, and is the same batch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _every_unit_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def heads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Which units were begun with, and with how many rows."""
+    """Record which heads were decoded, and how many rows of each."""
     found: list[tuple[int, int]] = []
     decode_head = ThreadDecoder.decode_head
 
