@@ -482,7 +482,7 @@ def test_processes_deliver_the_same_batches_as_threads(folder: Path) -> None:
 
 def test_the_death_of_a_worker_process_is_reported(folder: Path) -> None:
     loader, dataset = open_loader(folder, transform=data_children.fatal, worker_type="process")
-    with pytest.raises(DataWorkerDied, match="was killed by SIGKILL while it decoded; if memory ran out"):
+    with pytest.raises(DataWorkerDied, match="was killed by SIGKILL while decoding; if memory ran out"):
         list(loader)
     assert our_threads() == []
     dataset.close()

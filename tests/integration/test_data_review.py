@@ -145,7 +145,7 @@ def test_a_failed_search_for_a_vocabulary_closes_its_files(tmp_path: Path, monke
         closed.append(self)
 
     monkeypatch.setattr(ThreadDecoder, "close", close)
-    with pytest.raises(LimitExceeded, match="may have codes"):
+    with pytest.raises(LimitExceeded, match="more than max_vocabulary=100"):
         load(tmp_path, strings="codes", max_vocabulary=100, num_workers=1)
     assert len(closed) == 1
 

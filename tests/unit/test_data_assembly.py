@@ -102,7 +102,7 @@ def test_unreadable_row_groups_never_empty_a_batch_and_remove_only_their_rows(
     chunks = {unit: chunk if there else None for (unit, chunk), there in zip(CHUNKS.items(), is_there, strict=True)}
     block = block_of(cuts, WHOLE)
     if not any(is_there):
-        with pytest.raises(NoData, match=r"batches 7 to 11: none of their units \(0, 1, 2"):
+        with pytest.raises(NoData, match=r"batches 7 to 11: none of their row groups \(0, 1, 2"):
             assemble(block, chunks, present)
         return
     made = assemble(block, chunks, present)
