@@ -42,7 +42,7 @@ def fatal(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 @dataclass(frozen=True)
 class FatalOnce:
-    """Ends its process at the first unit that any process decodes."""
+    """Ends its process at the first row group that any process decodes."""
 
     mark: Path
 
@@ -54,7 +54,7 @@ class FatalOnce:
 
 
 def endless(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Never comes back, except for the first rows."""
+    """Never returns, except for the first rows."""
     if batch["id"][0].as_py():
         time.sleep(3600)
     return batch
@@ -68,7 +68,7 @@ def say(**words: Any) -> None:
 
 
 def loop_for_ever(path: str, worker_type: str, transform: str) -> None:
-    """Says who its processes are when the first batch has come, and reads on until it is interrupted."""
+    """Print the processes after the first batch, and read until interrupted."""
     sys.modules["torch"] = None  # type: ignore[assignment]  # which takes seconds to import
     import psutil
 
@@ -96,7 +96,7 @@ def loop_for_ever(path: str, worker_type: str, transform: str) -> None:
 
 
 def read_in_two_halves(url: str, num_rows: str) -> None:
-    """With threads and with processes. Says what it has read and waits for a line, before and in the middle."""
+    """Read with threads and with processes; print what was read and wait for a line, before and within an epoch."""
     sys.modules["torch"] = None  # type: ignore[assignment]
     from strata import StructuredDataset
     from strata.errors import StrataError
@@ -139,7 +139,7 @@ def read_in_two_halves(url: str, num_rows: str) -> None:
 
 
 def without_torch(path: str) -> None:
-    """A Python in which there is no torch."""
+    """Run in a Python without torch."""
     sys.modules["torch"] = None  # type: ignore[assignment]
     from strata import StructuredDataset
     from strata.errors import StrataError
@@ -169,7 +169,7 @@ def without_torch(path: str) -> None:
 
 
 def train(path: str, meeting: str, rank: str, num_ranks: str) -> None:
-    """One rank of a real training with DDP over gloo; it says what it read."""
+    """Run one rank of a DDP training over gloo and print what it read."""
     import torch
     import torch.distributed as distributed
     from torch import nn
@@ -226,7 +226,7 @@ def train(path: str, meeting: str, rank: str, num_ranks: str) -> None:
 
 
 def codes(path: str, meeting: str, rank: str, num_ranks: str) -> None:
-    """One rank of several over gloo; it says what the codes are, and what it read to know."""
+    """Run one of several ranks over gloo and print the vocabulary and what it read for it."""
     import torch.distributed as distributed
 
     from strata import StructuredDataset
@@ -256,7 +256,7 @@ def codes(path: str, meeting: str, rank: str, num_ranks: str) -> None:
 
 
 def hold(path: str, output_format: str, split_bytes: str) -> None:
-    """Reads a shuffled epoch; prints the lanes, and the most bytes by the loader's count and by the process's."""
+    """Read a shuffled epoch; print the lanes, and the peak bytes of the loader and of the process."""
     from strata import StructuredDataset
 
     def own_bytes() -> int:

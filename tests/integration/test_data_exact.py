@@ -1,4 +1,4 @@
-"""Every row exactly once, whoever reads: real Parquet files, all ranks of a world in this process, in step."""
+"""Every row is delivered exactly once: real Parquet files, all ranks in this process, in step."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FILTERS: dict[str | None, Callable[[int], bool]] = {
 
 
 def write_files(folder: Path, file_rows: list[int], group_rows: int, *, width: int = 1) -> int:
-    """Files whose rows know who they are; gives back how many rows there are."""
+    """Write files of numbered rows and return the number of rows."""
     folder.mkdir(parents=True, exist_ok=True)
     first = 0
     for number, rows in enumerate(file_rows):
@@ -76,11 +76,11 @@ class World:
     num_workers: int = 1
     batch_size: int = 8
     steps: int | None = None
-    """After which it crashes; None: it reads to the end."""
+    """Batches after which it crashes; None reads to the end."""
 
 
 class Loaders:
-    """Of all ranks of a world, in step."""
+    """The batches of all ranks of a world, in step."""
 
     def __init__(self, path: Path, world: World, **arguments: Any) -> None:
         made = [
@@ -255,7 +255,7 @@ def order_of(root: Path, world: World, *, epoch: int = 0, **arguments: Any) -> l
     return flat(loaders.run())
 
 
-def test_epochs_and_seeds_have_orders_of_their_own_that_come_again(root: Path) -> None:
+def test_every_epoch_and_seed_has_its_own_reproducible_order(root: Path) -> None:
     orders = {
         (seed, epoch): order_of(root, World(), epoch=epoch, shuffle_seed=seed)
         for seed, epoch in itertools.product((0, 1), (0, 1, 2))
@@ -289,7 +289,7 @@ def test_with_lanes_given_the_order_is_the_same_for_any_batch_size(root: Path) -
 # Epochs
 
 
-def test_a_loop_after_a_finished_one_is_the_next_epoch_and_after_a_broken_one_the_same_again(root: Path) -> None:
+def test_a_loop_after_a_complete_one_reads_the_next_epoch_and_after_a_break_the_same(root: Path) -> None:
     loader, dataset = StructuredDataset.create_dataloader(
         root / "many", batch_size=50, shuffle=True, output_format="numpy", num_workers=1, columns=["id"]
     )
@@ -326,7 +326,7 @@ def test_set_epoch_keeps_a_loaded_position_of_that_epoch_and_drops_it_for_anothe
     other.loaders[0].set_epoch(1)
     assert sorted(flat(other.run())) == list(range(240))
     assert other.datasets[0].epoch == 1
-    with pytest.raises(InvalidArgument, match="epoch=-1 must not be negative"):
+    with pytest.raises(InvalidArgument, match="epoch=-1 must be 0 or more"):
         other.loaders[0].set_epoch(-1)
 
 
@@ -342,7 +342,7 @@ def test_the_state_at_the_end_of_an_epoch_has_nothing_left_and_the_loop_after_is
     assert resumed.state()["epoch"] == 1
 
 
-def test_a_state_of_a_shuffled_loader_goes_on_shuffled_whatever_the_new_loader_was_told(root: Path) -> None:
+def test_a_state_of_a_shuffled_loader_resumes_shuffled_in_any_loader(root: Path) -> None:
     world = World(batch_size=50)
     whole = Loaders(root / "many", world, shuffle=True, shuffle_seed=5).run()
     begun = Loaders(root / "many", world, shuffle=True, shuffle_seed=5)
@@ -352,7 +352,7 @@ def test_a_state_of_a_shuffled_loader_goes_on_shuffled_whatever_the_new_loader_w
     assert other.run() == whole[1:]
 
 
-def test_a_loop_after_close_at_the_end_of_an_epoch_is_the_next_epoch(root: Path) -> None:
+def test_a_loop_after_close_at_the_end_of_an_epoch_reads_the_next_epoch(root: Path) -> None:
     loaders = Loaders(root / "many", World())
     loaders.run()
     loaders.datasets[0].close()
@@ -360,7 +360,7 @@ def test_a_loop_after_close_at_the_end_of_an_epoch_is_the_next_epoch(root: Path)
     assert loaders.datasets[0].epoch == 1
 
 
-def test_an_epoch_is_over_when_its_last_batch_was_taken(root: Path) -> None:
+def test_an_epoch_is_complete_when_its_last_batch_is_delivered(root: Path) -> None:
     loader, dataset = StructuredDataset.create_dataloader(
         root / "many", batch_size=50, tail="drop", output_format="numpy", num_workers=1, columns=["id"]
     )
@@ -385,7 +385,7 @@ def test_a_state_with_the_right_fingerprint_and_wrong_numbers_is_refused(root: P
         loaders.load(hostile)
 
 
-def test_a_state_with_a_nonsensical_summary_is_refused_all_the_same(root: Path) -> None:
+def test_a_state_with_an_invalid_summary_is_refused(root: Path) -> None:
     loaders = Loaders(root / "many", World())
     hostile = {**loaders.state(), "fingerprint": "other"}
     hostile["plan"]["files"][0][2] = float("inf")
@@ -423,10 +423,10 @@ def rewrite(folder: Path) -> None:
         (add, None, "extra.parquet was added"),
         (remove, None, "001.parquet was removed"),
         (rewrite, None, "002.parquet was rewritten"),
-        (lambda folder: None, "part < 3", r"the filter was none and is .*part.*<.*3"),
+        (lambda folder: None, "part < 3", r"the filter was none and is now .*part.*<.*3"),
     ],
 )
-def test_a_changed_dataset_is_refused_by_what_changed_or_accepted_on_demand(
+def test_a_changed_dataset_is_refused_with_the_difference_or_accepted_on_request(
     tmp_path: Path, change: Any, filters: str | None, words: str
 ) -> None:
     folder, state = changed(tmp_path)
@@ -443,7 +443,7 @@ def test_a_changed_dataset_is_refused_by_what_changed_or_accepted_on_demand(
     assert len(flat(loaders.run())) == num_rows - 16
 
 
-def test_a_dataset_that_was_moved_is_the_same(tmp_path: Path) -> None:
+def test_a_moved_dataset_is_the_same(tmp_path: Path) -> None:
     folder, state = changed(tmp_path)
     moved = folder.rename(tmp_path / "elsewhere")
     loaders = Loaders(moved, World(num_ranks=2), cache=False)
@@ -455,7 +455,7 @@ def test_a_dataset_that_was_moved_is_the_same(tmp_path: Path) -> None:
 
 
 class CountingFileSystem(fsspec.implementations.local.LocalFileSystem):  # type: ignore[misc]
-    """Knows which bytes of which file were read."""
+    """Records which bytes of which file were read."""
 
     cachable = False
 
@@ -482,7 +482,7 @@ class _CountingFile:
 
 
 def covered(ranges: list[tuple[str, int, int]], sizes: dict[str, int]) -> dict[str, np.ndarray[Any, Any]]:
-    """Per file, how often each byte was read."""
+    """Return how often each byte was read, by file."""
     times = {name: np.zeros(size, dtype=np.int64) for name, size in sizes.items()}
     for name, first, last in ranges:
         times[name][first:last] += 1
@@ -542,7 +542,7 @@ def test_each_row_group_is_read_by_one_rank_or_by_two_at_a_border(tmp_path: Path
     assert max(bytes_read) < 0.45 * sum(bytes_read)
 
 
-def test_a_resume_reads_only_what_is_left_and_at_most_a_window_again(root: Path, tmp_path: Path) -> None:
+def test_a_resume_reads_only_the_remaining_rows_and_at_most_one_shuffle_buffer(root: Path, tmp_path: Path) -> None:
     write_files(tmp_path / "data", [20_000] * 4, 1000)
     arguments = {"shuffle": True, "shuffle_buffer_size": 4000, "lanes": 4}
     whole = Loaders(tmp_path / "data", World(batch_size=100), **arguments)
@@ -578,7 +578,7 @@ def files_of_batches(path: Path, **arguments: Any) -> tuple[list[np.ndarray[Any,
 
 
 def share_of_pairs(batches: list[np.ndarray[Any, Any]]) -> float:
-    """How often two rows of a batch are of one file."""
+    """Return how often two rows of a batch are from one file."""
     return float(np.mean([((np.bincount(batch) / len(batch)) ** 2).sum() for batch in batches[:-1]]))
 
 
@@ -587,7 +587,7 @@ def share_of_neighbours(batches: list[np.ndarray[Any, Any]]) -> float:
     return float((rows[1:] == rows[:-1]).mean())
 
 
-def test_rows_of_a_batch_are_of_as_many_files_as_if_they_were_drawn_at_random_if_the_window_holds_them(
+def test_a_batch_mixes_files_like_a_random_draw_if_the_shuffle_buffer_holds_them(
     many_files: Path,
 ) -> None:
     batches, _ = files_of_batches(many_files, shuffle_buffer_size=100_000)
@@ -596,7 +596,7 @@ def test_rows_of_a_batch_are_of_as_many_files_as_if_they_were_drawn_at_random_if
     assert min(len(set(batch.tolist())) for batch in batches[:-1]) > 0.9 * NUM_FILES
 
 
-def test_with_a_small_window_a_batch_is_mixed_from_as_many_places_as_there_are_lanes(many_files: Path) -> None:
+def test_with_a_small_shuffle_buffer_a_batch_mixes_as_many_places_as_lanes(many_files: Path) -> None:
     batches, num_lanes = files_of_batches(many_files, shuffle_buffer_size=2000)
     assert num_lanes == 8
     assert share_of_pairs(batches) < 1.1 / num_lanes
@@ -604,21 +604,21 @@ def test_with_a_small_window_a_batch_is_mixed_from_as_many_places_as_there_are_l
 
 
 @pytest.mark.parametrize("buffer_rows", [2000, 100_000])
-def test_neighbours_after_shuffling_are_of_one_file_no_more_often_than_any_two_rows_of_a_batch(
+def test_shuffled_neighbours_share_a_file_no_more_often_than_any_two_rows_of_a_batch(
     many_files: Path, buffer_rows: int
 ) -> None:
     batches, _ = files_of_batches(many_files, shuffle_buffer_size=buffer_rows)
     assert share_of_neighbours(batches) < 1.3 * share_of_pairs(batches)
 
 
-def test_without_shuffle_neighbours_are_of_one_file(many_files: Path) -> None:
+def test_without_shuffle_neighbours_share_a_file(many_files: Path) -> None:
     loader, _ = StructuredDataset.create_dataloader(many_files, batch_size=256, num_workers=1, output_format="numpy")
     # 39 borders between 40,000 rows: what the measure says of an order that is none.
     assert share_of_neighbours([batch["file"] for batch in loader]) == 1 - (NUM_FILES - 1) / (40_000 - 1)
 
 
 def peak_bytes(path: Path, **arguments: Any) -> int:
-    """The most that a loader held in memory in an epoch, of a caller who takes his time."""
+    """Return the peak memory of a loader in an epoch with a slow caller."""
     loader, dataset = StructuredDataset.create_dataloader(
         path, batch_size=250, num_workers=2, output_format="numpy", **arguments
     )
@@ -633,7 +633,7 @@ def peak_bytes(path: Path, **arguments: Any) -> int:
 @pytest.mark.parametrize("window_rows", [0, 2000, 10_000])
 @pytest.mark.parametrize("prefetch_bytes", [None, 1])
 @pytest.mark.parametrize("split_bytes", [20_000, 200_000])
-def test_no_more_is_held_than_a_window_and_two_splits_of_each_worker(
+def test_memory_stays_below_a_shuffle_buffer_and_two_splits_per_worker(
     many_files: Path, window_rows: int, prefetch_bytes: int | None, split_bytes: int
 ) -> None:
     row_bytes, group_rows = 8 * 4, 200
@@ -659,7 +659,7 @@ def wide_files(root: Path) -> Path:
 
 
 @pytest.mark.parametrize("window_rows", [0, 1000])
-def test_no_more_is_held_of_rows_that_are_wider_than_anybody_knew(wide_files: Path, window_rows: int) -> None:
+def test_memory_stays_bounded_if_rows_are_wider_than_estimated(wide_files: Path, window_rows: int) -> None:
     row_bytes, group_rows, split_bytes = 4 * 1024 + 4, 100, 2 << 20
     shuffled = {"shuffle": True, "shuffle_buffer_size": window_rows} if window_rows else {}
     peak = peak_bytes(wide_files, split_bytes=split_bytes, **shuffled)
@@ -670,7 +670,7 @@ def test_no_more_is_held_of_rows_that_are_wider_than_anybody_knew(wide_files: Pa
 
 @pytest.fixture(scope="module")
 def categories(root: Path) -> Path:
-    """Strings of 100 characters of which files hold 50, and a code for each row. As pandas writes a Categorical."""
+    """Strings of 100 characters, of which files hold 50 distinct ones and a code per row, like a pandas Categorical."""
     (root / "categories").mkdir()
     words = pa.array([f"{number:02}" * 50 for number in range(50)])
     for number in range(10):
@@ -681,8 +681,8 @@ def categories(root: Path) -> Path:
 
 
 @pytest.mark.parametrize("output_format", ["numpy", "arrow"])
-def test_no_more_is_held_of_strings_that_a_dictionary_makes_small(categories: Path, output_format: str) -> None:
-    """The process itself is measured, too: allocators keep some of what is freed, Python objects are larger."""
+def test_memory_stays_bounded_for_dictionary_encoded_strings(categories: Path, output_format: str) -> None:
+    """Measures the process as well: allocators keep freed memory, and Python objects are larger."""
     row_bytes, group_rows, window_rows = 108, 100_000, 20_000
     split_bytes = 2 * group_rows * row_bytes
     command = [sys.executable, data_children.__file__, "hold", str(categories), output_format, str(split_bytes)]

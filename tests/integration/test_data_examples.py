@@ -1,4 +1,4 @@
-"""The example that trains from Parquet does what it says. That it runs at all is shown by `test_examples.py`."""
+"""The example that trains from Parquet resumes as documented; `test_examples.py` shows that it runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_LINES = 60
 TIMEOUT_S = 50
 
 
-def test_it_trains_from_a_given_dataset_stops_and_goes_on_with_the_next_row(tmp_path: Path) -> None:
+def test_the_example_trains_stops_and_resumes_at_the_next_row(tmp_path: Path) -> None:
     data = tmp_path / "clicks"
     data.mkdir()
     for file, num_rows in enumerate([4_000, 77, 2_000]):
@@ -44,5 +44,5 @@ def test_it_trains_from_a_given_dataset_stops_and_goes_on_with_the_next_row(tmp_
     assert [tuple(map(int, each)) for each in told] == [(30, 3_840, 6_077), (18, 6_077, 6_077)]
 
 
-def test_it_is_short() -> None:
+def test_the_example_is_short() -> None:
     assert len(EXAMPLE.read_text(encoding="utf-8").splitlines()) < MAX_LINES

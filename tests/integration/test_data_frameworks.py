@@ -1,4 +1,4 @@
-"""The loader in the hands of real training libraries: they find nothing to wrap, shard or skip, and keep its state."""
+"""The loader in real training libraries: they do not wrap, shard or skip it, and save its state."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def ids_of(batches: Any) -> list[int]:
 
 @pytest.fixture
 def accelerate() -> Iterator[Any]:
-    """Its state is the process's: what one test leaves, the next one would meet."""
+    """Reset the state, which is global to the process."""
     accelerate = pytest.importorskip("accelerate")
     yield accelerate
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     accelerate.state.GradientState._reset_state()
 
 
-def test_accelerate_prepares_the_loader_by_leaving_it_as_it_is(accelerate: Any, folder: Path) -> None:
+def test_accelerate_prepares_the_loader_without_changing_it(accelerate: Any, folder: Path) -> None:
     accelerator = accelerate.Accelerator(cpu=True)
     loader, dataset = open_loader(folder, accelerator=accelerator)
     assert dataset.ranks.found_in == "the accelerator"
@@ -98,7 +98,7 @@ def test_accelerate_leaves_repeated_rows_out_of_metrics(accelerate: Any, folder:
     assert sorted(gathered) == list(range(NUM_ROWS))
 
 
-def test_accelerate_saves_the_position_and_brings_it_back(accelerate: Any, folder: Path, tmp_path: Path) -> None:
+def test_accelerate_saves_and_restores_the_position(accelerate: Any, folder: Path, tmp_path: Path) -> None:
     accelerator = accelerate.Accelerator(cpu=True)
     loader, _ = open_loader(folder, accelerator=accelerator)
     loader = accelerator.prepare(loader)
@@ -116,7 +116,7 @@ def test_accelerate_saves_the_position_and_brings_it_back(accelerate: Any, folde
     assert [batch["id"].tolist() for batch in fresh] == whole[3:]
 
 
-def test_accelerate_skips_batches_for_those_who_do_not_load_a_state(accelerate: Any, folder: Path) -> None:
+def test_accelerate_skips_batches_without_a_loaded_state(accelerate: Any, folder: Path) -> None:
     accelerator = accelerate.Accelerator(cpu=True)
     loader, _ = open_loader(folder)
     loader = accelerator.prepare(loader)
@@ -195,7 +195,7 @@ def test_lightning_sees_another_order_in_every_epoch(folder: Path, tmp_path: Pat
 
 
 @quiet
-def test_lightning_keeps_the_position_in_its_checkpoint_and_goes_on_from_it(folder: Path, tmp_path: Path) -> None:
+def test_lightning_saves_the_position_in_its_checkpoint_and_resumes_from_it(folder: Path, tmp_path: Path) -> None:
     lightning = pytest.importorskip("lightning")
     expected_loader, _ = open_loader(folder)
     expected = [batch["id"].tolist() for batch in expected_loader]
@@ -244,7 +244,7 @@ def train(
     at_once: bool = False,
     accumulate: int = 1,
 ) -> list[int]:
-    """With the Trainer of transformers, three epochs or what is left of them; gives back the ids that the model saw."""
+    """Train up to three epochs with the transformers Trainer and return the ids that the model saw."""
     hf = importlib.import_module("strata.data.hf")
     loader, _ = open_loader(folder)
 
@@ -284,7 +284,7 @@ def quiet_transformers(test: Any) -> Any:
 
 @quiet_transformers
 @pytest.mark.usefixtures("accelerate")
-def test_the_trainer_of_transformers_sees_every_row_once_per_epoch_and_resumes_in_any_of_them(
+def test_the_transformers_trainer_sees_every_row_once_per_epoch_and_resumes_in_any_epoch(
     folder: Path, tmp_path: Path
 ) -> None:
     transformers = pytest.importorskip("transformers")
@@ -311,7 +311,7 @@ def test_the_trainer_resumes_in_a_later_epoch_while_it_accumulates_gradients(fol
 
 @quiet_transformers
 @pytest.mark.usefixtures("accelerate")
-def test_a_checkpoint_without_a_position_is_resumed_by_reading_and_not_at_once(folder: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_position_is_resumed_by_skipping_batches(folder: Path, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     whole = train(transformers, folder, tmp_path, keeps=False)
     expected = whole[NUM_ROWS + 2 * BATCH_SIZE :]
@@ -322,20 +322,20 @@ def test_a_checkpoint_without_a_position_is_resumed_by_reading_and_not_at_once(f
 
 @quiet_transformers
 @pytest.mark.usefixtures("accelerate")
-def test_a_loader_that_is_none_of_ours_has_no_state_to_keep(tmp_path: Path) -> None:
+def test_a_foreign_loader_has_no_state_to_keep(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     hf = importlib.import_module("strata.data.hf")
     rows = [{"x": torch.tensor(1.0), "labels": torch.tensor(2.0), "id": torch.tensor(3)}] * 4
     arguments = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[], disable_tqdm=True)
     trainer = transformers.Trainer(model=Model(), args=arguments, train_dataset=rows, callbacks=[hf.KeepState()])
-    with pytest.raises(InvalidArgument, match="KeepState is for loaders of create_dataloader"):
+    with pytest.raises(InvalidArgument, match="KeepState needs a loader from create_dataloader"):
         trainer.train()
 
 
 # torchdata
 
 
-def test_it_keeps_its_state_as_torchdata_defines_it(folder: Path) -> None:
+def test_the_loader_has_the_state_protocol_of_torchdata(folder: Path) -> None:
     stateful = pytest.importorskip("torchdata.stateful_dataloader.stateful")
     loader, dataset = open_loader(folder)
     assert isinstance(loader, stateful.Stateful)
@@ -343,7 +343,7 @@ def test_it_keeps_its_state_as_torchdata_defines_it(folder: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata asks torch for it
-def test_torchdatas_own_loader_over_our_dataset_goes_on_at_the_same_row(folder: Path) -> None:
+def test_a_torchdata_loader_over_the_dataset_resumes_at_the_same_row(folder: Path) -> None:
     stateful_dataloader = pytest.importorskip("torchdata.stateful_dataloader")
     _, dataset = open_loader(folder)
     theirs = stateful_dataloader.StatefulDataLoader(dataset, batch_size=None)

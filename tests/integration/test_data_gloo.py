@@ -1,4 +1,4 @@
-"""Three real ranks that train together over gloo: nobody waits for a batch that another rank does not have."""
+"""Three real ranks that train over gloo: no rank waits for a batch that another does not have."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_three_ranks_train_to_the_end_over_unequal_files_with_a_filter(tmp_path:
     assert len({json.dumps(one["state"]) for one in ranks}) == 1
 
 
-def test_rank_0_alone_reads_a_column_to_give_its_strings_codes_and_all_have_the_same(
+def test_only_rank_0_reads_a_column_for_its_vocabulary_and_all_ranks_share_it(
     tmp_path: Path, torch_ranks: TorchRanks
 ) -> None:
     (tmp_path / "data").mkdir()

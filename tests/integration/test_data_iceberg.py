@@ -325,7 +325,7 @@ def test_a_partition_column_that_files_do_not_have_comes_from_the_table(warehous
         warehouse.add_partitioned_parquet(table, part, IDS, Record(name))
     found, plan = planned(table)
     assert found["name"].to_pylist() == ["a"] * 10 + ["b"] * 10 + [None] * 10
-    assert plan.files[0].fit.file_columns(["name", "id"]) == ["id"]
+    assert plan.files[0].projection.file_columns(["name", "id"]) == ["id"]
     filtered, plan = planned(table, scan_filter="name = 'b' and id > 15")
     assert filtered["id"].to_pylist() == [16, 17, 18, 19]
     assert (plan.pruning.num_files, plan.pruning.num_files_pruned) == (3, 2)
@@ -759,6 +759,6 @@ def test_progress_is_told(warehouse: Warehouse) -> None:
 def test_positions_are_numpy_and_sorted(warehouse: Warehouse) -> None:
     table, paths = groups_of_ten(warehouse, (0, 20))
     warehouse.delete_positions(table, {paths[0]: [5, 1]})
-    fit: Any = plan_table(table)[1].files[0].fit
+    fit: Any = plan_table(table)[1].files[0].projection
     assert fit.deleted.dtype == np.int64
     assert fit.deleted.tolist() == [1, 5]

@@ -137,7 +137,7 @@ def test_no_file_is_left_out_whose_nan_passes_a_negated_comparison(warehouse: Wa
 
 
 @pytest.mark.parametrize("filters", ["id < 0", "score > 1000.5", "id > 50 and score < 0"])
-def test_a_filter_that_no_row_passes_gives_an_empty_loader_where_one_is_wanted(table: Table, filters: str) -> None:
+def test_a_filter_that_no_row_passes_returns_an_empty_loader_on_request(table: Table, filters: str) -> None:
     with pytest.raises(NoData, match=r"no row passes the filter.*on_empty='empty'"):
         load(table, filters=filters)
     loader = load(table, filters=filters, on_empty="empty", shuffle=True, shuffle_buffer_size=None)

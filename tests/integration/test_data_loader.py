@@ -1,4 +1,4 @@
-"""The loader as its user meets it: what a batch is, and what is left when a loop ends in whatever way."""
+"""The loader as users see it: the contents of batches, and what remains when a loop ends in any way."""
 
 from __future__ import annotations
 
@@ -82,13 +82,13 @@ _others: set[int] = set()
 
 @pytest.fixture(autouse=True)
 def _processes_of_others() -> None:
-    """Servers that serve all tests of a session are there before, and stay."""
+    """Remember the processes of servers that all tests share."""
     _others.clear()
     _others.update(child.pid for child in psutil.Process().children(recursive=True))
 
 
 def our_processes() -> list[psutil.Process]:
-    """Worker processes; multiprocessing's own two, which serve all of a program, are not ours to end."""
+    """Return the worker processes, without the two of multiprocessing, which serve the whole program."""
     of_python = {
         multiprocessing.forkserver._forkserver._forkserver_pid,  # type: ignore[attr-defined]
         multiprocessing.resource_tracker._resource_tracker._pid,  # type: ignore[attr-defined]
@@ -98,7 +98,7 @@ def our_processes() -> list[psutil.Process]:
 
 
 def our_shared_memory() -> set[str]:
-    """What this program has there, and names that would be ours: others have things there too."""
+    """Return this program's shared memory, and any with our names."""
     held = {mapped.path for mapped in psutil.Process().memory_maps() if mapped.path.startswith("/dev/shm/")}
     marks = ("strata", f"torch_{os.getpid()}_")
     return held | {path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(marks)}
@@ -113,11 +113,11 @@ def _nothing_is_left() -> Iterator[None]:
 
 
 def small_steps(folder: Path, **arguments: Any) -> tuple[Any, Any]:
-    """A loader that is far from done when its first batch has come."""
+    """Return a loader that is far from complete after its first batch."""
     return open_loader(folder, shuffle=True, shuffle_buffer_size=100, lanes=1, prefetch_bytes=1, **arguments)
 
 
-def test_a_loop_that_was_read_to_its_end_leaves_no_thread(folder: Path) -> None:
+def test_a_complete_loop_leaves_no_thread(folder: Path) -> None:
     loader, _ = small_steps(folder)
     assert sum(len(batch["id"]) for batch in loader) == NUM_ROWS
     assert our_threads() == []
@@ -148,7 +148,7 @@ def test_an_exception_in_the_loop_ends_its_threads_at_once(folder: Path) -> None
         dataset.close()
 
 
-def test_a_loader_that_is_forgotten_in_mid_loop_ends_its_threads(folder: Path) -> None:
+def test_a_loader_dropped_within_a_loop_ends_its_threads(folder: Path) -> None:
     before = set(threading.enumerate())
 
     def begin() -> None:
@@ -179,21 +179,21 @@ def test_close_ends_threads_and_processes_and_the_dataset_can_be_used_again(fold
     assert our_processes() == []
 
 
-def test_a_loop_after_close_begins_the_epoch_as_one_after_break_does(folder: Path) -> None:
+def test_a_loop_after_close_restarts_the_epoch_like_one_after_break(folder: Path) -> None:
     loader, dataset = small_steps(folder)
     next(iter(loader))
     dataset.close()
     assert sum(len(batch["id"]) for batch in loader) == NUM_ROWS
 
 
-def test_a_second_loop_ends_the_first_and_reads_the_epoch_from_its_beginning(folder: Path) -> None:
+def test_a_second_loop_ends_the_first_and_restarts_the_epoch(folder: Path) -> None:
     loader, dataset = small_steps(folder)
     first = iter(loader)
     next(first)
     old = {thread for thread in threading.enumerate() if thread.name.startswith("strata-data-")}
     second = iter(loader)
     assert not any(thread.is_alive() for thread in old)
-    with pytest.raises(StrataError, match="begin a new loop"):
+    with pytest.raises(StrataError, match="start a new loop"):
         next(first)
     assert sum(len(batch["id"]) for batch in second) == NUM_ROWS
     assert dataset.get_metrics().rows == NUM_ROWS + 100
@@ -228,7 +228,7 @@ def test_close_by_another_thread_wakes_the_loop_that_waits(folder: Path) -> None
     assert not closing.is_alive()
 
 
-def test_a_strategy_that_deals_out_the_last_first_delays_nobody_for_ever(folder: Path) -> None:
+def test_a_strategy_that_reverses_the_order_does_not_block(folder: Path) -> None:
     def backwards(tasks: Any, num_workers: int) -> list[list[int]]:
         return [[task.number for task in reversed(tasks)], *[[] for _ in range(num_workers - 1)]]
 
@@ -287,7 +287,7 @@ def test_ctrl_c_and_a_sudden_death_end_all_processes_in_seconds(
 
 
 def _wait_for_workers(pid: int) -> list[psutil.Process]:
-    """The tree of a program with two worker processes: them, and the two of multiprocessing."""
+    """Return the process tree of a program: two worker processes, and the two of multiprocessing."""
     end_s = time.monotonic() + DEADLINE_S
     while len(found := psutil.Process(pid).children(recursive=True)) < 4:
         assert time.monotonic() < end_s, found
@@ -298,7 +298,7 @@ def _wait_for_workers(pid: int) -> list[psutil.Process]:
 # What it is
 
 
-def test_it_is_a_torch_dataloader_over_an_iterable_dataset_and_knows_its_length(folder: Path) -> None:
+def test_the_loader_is_a_torch_dataloader_over_an_iterable_dataset_with_a_length(folder: Path) -> None:
     loader, dataset = open_loader(folder, batch_size=300)
     assert isinstance(loader, DataLoader)
     assert isinstance(dataset, IterableDataset)
@@ -362,7 +362,7 @@ def test_a_torch_batch_has_tensors_of_values_codes_lists_and_masks(typed: Path) 
     assert batch["maybe_mask"].tolist() == [True, False, True, True]
 
 
-def test_strings_are_python_objects_or_padded_bytes_and_nulls_are_filled_as_asked(typed: Path) -> None:
+def test_strings_are_python_objects_or_padded_bytes_and_nulls_are_filled(typed: Path) -> None:
     python = one_batch(typed, columns=["word"])
     assert list(python["word"]) == ["one", "two", None, "two"]
     padded = one_batch(typed, columns=["word"], strings="bytes", nulls="fill", string_width=2)
@@ -373,7 +373,7 @@ def test_strings_are_python_objects_or_padded_bytes_and_nulls_are_filled_as_aske
         open_loader(typed, columns=["maybe"])
 
 
-def test_batches_come_as_numpy_arrow_pandas_or_lists(typed: Path) -> None:
+def test_batches_are_numpy_arrow_pandas_or_lists(typed: Path) -> None:
     columns = ["number", "word"]
     numbers = one_batch(typed, output_format="numpy", columns=columns)
     assert isinstance(numbers["number"], np.ndarray)
@@ -389,7 +389,7 @@ def test_batches_come_as_numpy_arrow_pandas_or_lists(typed: Path) -> None:
     assert one_batch(typed, output_format="dict", columns=columns) == expected
 
 
-def test_without_torch_there_is_a_plain_loader_of_numpy_and_arrow(folder: Path) -> None:
+def test_without_torch_a_plain_loader_delivers_numpy_and_arrow(folder: Path) -> None:
     ran = subprocess.run(
         [sys.executable, CHILDREN, "without_torch", folder],
         capture_output=True,
@@ -410,7 +410,7 @@ def test_without_torch_there_is_a_plain_loader_of_numpy_and_arrow(folder: Path) 
 # The user's functions
 
 
-def test_collate_fn_is_given_each_batch_and_transform_what_was_decoded(folder: Path) -> None:
+def test_collate_fn_gets_each_batch_and_transform_the_decoded_rows(folder: Path) -> None:
     decoded = []
 
     def transform(batch: pa.RecordBatch) -> dict[str, Any]:
@@ -425,7 +425,7 @@ def test_collate_fn_is_given_each_batch_and_transform_what_was_decoded(folder: P
     assert torch.equal(halves, ids * 0.5)
 
 
-def test_a_collate_fn_that_raises_is_heard_and_its_batch_is_not_counted(folder: Path) -> None:
+def test_an_error_in_collate_fn_is_raised_and_its_batch_is_not_counted(folder: Path) -> None:
     def collate(batch: Any) -> Any:
         if 250 in batch["id"]:
             raise ArithmeticError("250")
@@ -440,7 +440,7 @@ def test_a_collate_fn_that_raises_is_heard_and_its_batch_is_not_counted(folder: 
 
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
-def test_an_error_in_a_transform_is_told_with_the_place_it_was_at(folder: Path, worker_type: str) -> None:
+def test_an_error_in_a_transform_names_the_row_group(folder: Path, worker_type: str) -> None:
     loader, dataset = open_loader(folder, transform=data_children.poisoned, worker_type=worker_type)
     with pytest.raises(TransformFailed, match=r"ValueError for 1\.parquet.*id 777 is poisoned"):
         list(loader)
@@ -449,7 +449,7 @@ def test_an_error_in_a_transform_is_told_with_the_place_it_was_at(folder: Path, 
     assert our_processes() == []
 
 
-def test_processes_give_the_same_batches_as_threads(folder: Path) -> None:
+def test_processes_deliver_the_same_batches_as_threads(folder: Path) -> None:
     def run(worker_type: str, num_workers: int) -> tuple[list[list[int]], set[int], int]:
         loader, dataset = open_loader(
             folder,
@@ -480,16 +480,16 @@ def test_processes_give_the_same_batches_as_threads(folder: Path) -> None:
     assert our_processes() == []
 
 
-def test_the_death_of_a_worker_process_is_told(folder: Path) -> None:
+def test_the_death_of_a_worker_process_is_reported(folder: Path) -> None:
     loader, dataset = open_loader(folder, transform=data_children.fatal, worker_type="process")
-    with pytest.raises(DataWorkerDied, match="was killed by SIGKILL while it decoded; if memory ran out"):
+    with pytest.raises(DataWorkerDied, match="was killed by SIGKILL while decoding; if memory ran out"):
         list(loader)
     assert our_threads() == []
     dataset.close()
     assert our_processes() == []
 
 
-def test_after_the_death_of_a_worker_process_the_next_loop_has_a_fresh_one(folder: Path, tmp_path: Path) -> None:
+def test_after_the_death_of_a_worker_process_the_next_loop_starts_a_new_one(folder: Path, tmp_path: Path) -> None:
     fatal = data_children.FatalOnce(tmp_path / "died")
     loader, dataset = open_loader(folder, transform=fatal, worker_type="process", num_workers=1)
     with pytest.raises(DataWorkerDied):
@@ -517,7 +517,7 @@ def test_a_transform_that_other_processes_cannot_find_is_refused_with_the_cure(f
 
 
 def damage(path: Path, group: int) -> None:
-    """The pages of one row group are no pages any more; the footer does not know."""
+    """Damage the pages of one row group but not the footer."""
     column = pq.read_metadata(path).row_group(group).column(0)
     data = bytearray(path.read_bytes())
     first = column.dictionary_page_offset or column.data_page_offset
@@ -564,13 +564,13 @@ def test_a_damaged_row_group_that_is_larger_than_a_block_is_skipped_too(tmp_path
 
 
 def large_files(folder: Path) -> None:
-    """A block is a batch of a file or two, so that the last file is not touched when the first batch comes."""
+    """Blocks cover one or two files, so that the last file is unread when the first batch is delivered."""
     for number in range(11):
         write_ids(folder / f"{number:02}.parquet", number * 70_000, 70_000, group_rows=70_000)
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
-def test_a_file_that_vanishes_in_mid_epoch_is_named(
+def test_an_error_about_a_file_deleted_during_an_epoch_names_it(
     tmp_path: Path, on_error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("strata.data.dataset.MAX_BLOCK_ROWS", 1 << 16)
@@ -591,7 +591,7 @@ def test_a_file_that_vanishes_in_mid_epoch_is_named(
     assert our_threads() == []
 
 
-def test_a_file_that_is_rewritten_in_mid_epoch_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_rewritten_during_an_epoch_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("strata.data.dataset.MAX_BLOCK_ROWS", 1 << 16)
     large_files(tmp_path)
     loader, _ = open_loader(tmp_path, batch_size=70_000, num_workers=1, prefetch_bytes=1, columns=["id"])
@@ -603,7 +603,7 @@ def test_a_file_that_is_rewritten_in_mid_epoch_is_refused(tmp_path: Path, monkey
     assert our_threads() == []
 
 
-def test_a_link_that_leads_nowhere_is_skipped_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_dangling_link_is_skipped_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_ids(tmp_path / "0.parquet", 0, 500)
     (tmp_path / "1.parquet").symlink_to(tmp_path / "nowhere")
     with pytest.raises(DataFileMissing, match=r"1\.parquet is a link to something that is not there"):
@@ -612,7 +612,7 @@ def test_a_link_that_leads_nowhere_is_skipped_and_counted(tmp_path: Path, caplog
     assert sum(len(batch["id"]) for batch in loader) == 500
     assert dataset.plan.pruning.num_files_skipped == dataset.get_metrics().plan_skipped_files == 1
     assert dataset.plan.pruning.skipped[0][0] == "1.parquet"
-    assert "left out of the plan, because it cannot be read: 1.parquet" in caplog.text
+    assert "left out of the plan because it is unreadable: 1.parquet" in caplog.text
     (tmp_path / "0.parquet").unlink()
     with pytest.raises(DataFileMissing):
         open_loader(tmp_path, on_error="skip")
@@ -623,7 +623,7 @@ def test_a_link_that_leads_nowhere_is_skipped_and_counted(tmp_path: Path, caplog
 
 @pytest.mark.parametrize("filters", ["id < 0", "day == 9", "day == 1 and x > 1e9"])
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_a_filter_that_no_row_passes_gives_an_empty_loader_where_one_is_wanted(
+def test_a_filter_that_no_row_passes_returns_an_empty_loader_on_request(
     tmp_path: Path, filters: str, shuffle: bool
 ) -> None:
     for day in (1, 2):
@@ -650,7 +650,7 @@ def test_a_filter_that_no_row_passes_gives_an_empty_loader_where_one_is_wanted(
     assert len(full) == 1
 
 
-def test_files_without_rows_give_an_empty_loader_where_one_is_wanted_and_a_missing_path_does_not(
+def test_files_without_rows_return_an_empty_loader_on_request_but_a_missing_path_does_not(
     tmp_path: Path,
 ) -> None:
     write_ids(tmp_path / "0.parquet", 0, 0)
@@ -660,14 +660,14 @@ def test_files_without_rows_give_an_empty_loader_where_one_is_wanted_and_a_missi
     assert list(loader) == []
     with pytest.raises(NoData, match="there is nothing at"):
         open_loader(tmp_path / "elsewhere", on_empty="empty")
-    with pytest.raises(InvalidArgument, match=r"on_empty='nothing'; use one of raise, empty"):
+    with pytest.raises(InvalidArgument, match=r"on_empty='nothing' is unknown; use one of raise, empty"):
         open_loader(tmp_path, on_empty="nothing")
 
 
-def test_none_is_the_default_window(folder: Path) -> None:
+def test_none_is_the_default_shuffle_buffer_size(folder: Path) -> None:
     by_default, _ = open_loader(folder, shuffle=True)
     by_none, dataset = open_loader(folder, shuffle=True, shuffle_buffer_size=None)
-    assert dataset.delivery.shuffle_buffer_size == 100_000
+    assert dataset.config.order.shuffle_buffer_size == 100_000
     assert by_none.state_dict() == by_default.state_dict()
 
 
@@ -705,7 +705,7 @@ def test_hive_keys_in_the_path_of_a_file_are_columns_as_in_pyarrow(tmp_path: Pat
 
 @pytest.mark.parametrize("num_before", [1, 200_000])
 @pytest.mark.parametrize("schema", [None, pa.schema([("a", pa.string())])])
-def test_json_of_mixed_types_is_not_told_to_try_a_schema(
+def test_an_error_about_json_of_mixed_types_does_not_suggest_a_schema(
     tmp_path: Path, num_before: int, schema: pa.Schema | None
 ) -> None:
     (tmp_path / "a.jsonl").write_text('{"a": 1}\n' * num_before + '{"a": "x"}\n')
@@ -722,7 +722,7 @@ def test_json_of_mixed_types_is_not_told_to_try_a_schema(
         (b"3\n", r"Expected 2 columns, got 1.*every record needs as many fields as the first one"),
     ],
 )
-def test_what_is_wrong_with_a_csv_is_told_with_a_cure_that_helps(
+def test_an_error_about_a_csv_file_names_a_cure_that_helps(
     tmp_path: Path, num_before: int, line: bytes, cure: str
 ) -> None:
     (tmp_path / "a.csv").write_bytes(b"a,b\n1,x\n" + b"2,y\n" * num_before + line)
@@ -735,8 +735,8 @@ def test_what_is_wrong_with_a_csv_is_told_with_a_cure_that_helps(
 
 
 @pytest.mark.parametrize("rewrite", ["in place", "replaced", "broken"])
-def test_a_csv_that_is_rewritten_during_an_epoch_has_changed(tmp_path: Path, rewrite: str) -> None:
-    """With as many bytes and records as before: nothing but its contents tells."""
+def test_a_csv_file_rewritten_during_an_epoch_has_changed(tmp_path: Path, rewrite: str) -> None:
+    """The rewritten file has the same size and number of records, so only its contents differ."""
     path = tmp_path / "a.csv"
     path.write_text("a,b\n" + "".join(f"{number:06},x\n" for number in range(20_000)))
     loader, _ = open_loader(path, num_workers=1, split_bytes=2_000, prefetch_bytes=1)
@@ -752,7 +752,7 @@ def test_a_csv_that_is_rewritten_during_an_epoch_has_changed(tmp_path: Path, rew
         list(batches)
 
 
-def test_a_csv_that_is_touched_during_an_epoch_is_the_same(tmp_path: Path) -> None:
+def test_a_csv_file_touched_during_an_epoch_is_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("a\n" + "".join(f"{number:06}\n" for number in range(20_000)))
     loader, _ = open_loader(path, num_workers=1, split_bytes=2_000, prefetch_bytes=1)
@@ -766,7 +766,7 @@ def test_a_csv_that_is_touched_during_an_epoch_is_the_same(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("is_prepared", [False, True])
-def test_threads_that_share_an_iterator_take_turns(folder: Path, is_prepared: bool) -> None:
+def test_threads_may_share_an_iterator(folder: Path, is_prepared: bool) -> None:
     loader, dataset = open_loader(folder, batch_size=7, shuffle=True)
     loader._is_prepared = is_prepared  # as with an accelerator: batches then go through a generator
     batches = iter(loader)

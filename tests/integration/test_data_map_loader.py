@@ -1,4 +1,4 @@
-"""A real `DataLoader` over a map-style dataset: what is delivered counts, not what its workers have fetched ahead."""
+"""A real `DataLoader` over a map-style dataset: delivered rows count, not prefetched ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NUM_ROWS = 103
 
 
 class Rows(Dataset[Any]):
-    """Rows with random numbers of all kinds. Where a path is given, it is noted there which rows were fetched."""
+    """Rows with random numbers of all kinds. If there is a path, fetched rows are logged to it."""
 
     def __init__(self, num_rows: int = NUM_ROWS, fetched: Path | None = None) -> None:
         self.num_rows = num_rows
@@ -37,7 +37,7 @@ class Rows(Dataset[Any]):
 
 
 class Together(Rows):
-    """Gives many rows at once."""
+    """Returns many rows in one call."""
 
     def __getitems__(self, rows: list[int]) -> list[tuple[int, str]]:
         assert type(rows) is list
@@ -53,7 +53,7 @@ def ids_of(batches: Any) -> list[int]:
     return [row[0] for batch in batches for row in batch]
 
 
-def test_what_workers_fetch_ahead_is_not_counted(tmp_path: Path) -> None:
+def test_prefetched_rows_are_not_counted(tmp_path: Path) -> None:
     path = tmp_path / "fetched"
     loader = loader_of(Rows(fetched=path), num_workers=2, prefetch_factor=3)
     batches = iter(loader)
@@ -69,8 +69,8 @@ def test_what_workers_fetch_ahead_is_not_counted(tmp_path: Path) -> None:
     assert sorted(seen + ids_of(resumed)) == list(range(NUM_ROWS))
 
 
-def test_random_numbers_of_a_batch_depend_on_its_place_alone() -> None:
-    """Not on the number of workers, nor on where the epoch was interrupted; the process's own go on undisturbed."""
+def test_random_numbers_of_a_batch_depend_only_on_its_position() -> None:
+    """They depend neither on the number of workers nor on interruptions, and the process's own are unaffected."""
     random.seed(1)
     np.random.seed(1)
     torch.manual_seed(1)
@@ -102,13 +102,13 @@ def test_random_numbers_of_collate_fn_are_seeded_too() -> None:
     assert list(loader) == plain[5:]
 
 
-def test_every_rank_gets_as_many_batches_and_all_rows_once() -> None:
+def test_every_rank_gets_the_same_number_of_batches_and_every_row_is_delivered_once() -> None:
     batches = [list(loader_of(rank=rank, num_ranks=3)) for rank in range(3)]
     assert [len(each) for each in batches] == [4, 4, 4]
     assert sorted(ids_of(batch for each in batches for batch in each)) == list(range(NUM_ROWS))
 
 
-def test_the_last_rows_are_dropped_or_repeated_as_asked() -> None:
+def test_the_last_rows_are_dropped_or_repeated() -> None:
     dropping = loader_of(drop_last=True)
     assert [len(batch) for batch in dropping] == [10] * 10
     assert dropping.is_last
@@ -116,7 +116,7 @@ def test_the_last_rows_are_dropped_or_repeated_as_asked() -> None:
     assert [len(batch) for batch in loader_of(tail="pad")] == [10] * 11
 
 
-def test_it_is_the_loader_that_torch_and_frameworks_know() -> None:
+def test_the_loader_is_a_torch_dataloader() -> None:
     dataset = TensorDataset(torch.arange(20))
     loader = loader_of(dataset, collate_fn=None, batch_size=8)
     assert isinstance(loader, DataLoader)
@@ -128,7 +128,7 @@ def test_it_is_the_loader_that_torch_and_frameworks_know() -> None:
     assert [(loader.is_last, loader.num_batches_left) for _ in loader] == [(False, 2), (False, 1), (True, 0)]
 
 
-def test_rows_are_asked_for_together_where_the_dataset_can() -> None:
+def test_rows_are_read_with_getitems_if_the_dataset_has_it() -> None:
     assert {text for batch in loader_of(Together()) for _, text in batch} == {"together"}
 
 
@@ -144,7 +144,7 @@ class Noted(Rows):
 
 
 @pytest.mark.parametrize("start", [None, pytest.param("spawn", marks=pytest.mark.timeout(60))])
-def test_a_worker_finds_the_users_dataset_where_torch_has_it(start: str | None) -> None:
+def test_a_worker_finds_the_users_dataset_in_worker_info(start: str | None) -> None:
     loader = loader_of(
         Noted(40), num_workers=2, worker_init_fn=note_dataset, multiprocessing_context=start, shuffle=False
     )
@@ -184,7 +184,7 @@ def test_a_second_loop_closes_the_first() -> None:
     assert len(list(second)) == 11
 
 
-def test_a_dataset_that_grows_under_a_loader_is_noticed() -> None:
+def test_a_dataset_that_grows_under_a_loader_is_detected() -> None:
     dataset = Rows()
     loader = loader_of(dataset)
     dataset.num_rows += 1

@@ -1,4 +1,4 @@
-"""Types that Arrow cannot join, take or convert as they are: delivered in a form that it can, whatever the order."""
+"""Types that Arrow cannot concatenate, take or convert are delivered in a type that it can."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata.data import StructuredDataset
-from strata.data.batch.arrow_types import recast
+from strata.data.arrow_types import recast
 from strata.data.formats.parquet.format import ParquetReader
 from strata.errors import SchemaMismatch
 
@@ -54,7 +54,7 @@ ODD: dict[str, pa.Array] = {
 
 
 def write(path: Path, *columns: pa.Array) -> None:
-    """A file for each, of two record batches."""
+    """Write one file of two record batches per type."""
     first = 0
     for number, column in enumerate(columns):
         schema = pa.schema([("x", column.type), ("id", pa.int64())])
@@ -93,7 +93,7 @@ def test_nested_types_that_cannot_be_joined_or_taken_are_delivered_shuffled_or_n
 
 
 @pytest.mark.parametrize("name", [*ODD])
-def test_nested_types_that_cannot_be_filtered_are_delivered_behind_a_filter(tmp_path: Path, name: str) -> None:
+def test_nested_types_that_cannot_be_filtered_are_delivered_with_a_filter(tmp_path: Path, name: str) -> None:
     write(tmp_path, ODD[name])
     expected = list(enumerate(ODD[name].to_pylist()))
     for shuffle in (False, True):
@@ -101,7 +101,7 @@ def test_nested_types_that_cannot_be_filtered_are_delivered_behind_a_filter(tmp_
 
 
 @pytest.mark.parametrize("case", ["views", "views in Parquet", "runs"])
-def test_views_and_runs_are_compared_like_the_values_that_they_encode(tmp_path: Path, case: str) -> None:
+def test_views_and_runs_are_compared_by_value(tmp_path: Path, case: str) -> None:
     texts = [None, *TEXT[1:]]
     values = pc.run_end_encode(pa.array(texts)) if case == "runs" else pa.array(texts, pa.string_view())
     if case == "views in Parquet":
@@ -127,7 +127,7 @@ def test_views_and_runs_are_compared_like_the_values_that_they_encode(tmp_path: 
         (pc.divide(pc.field("id"), pc.field("zero")) > 1, "fails on a row: divide by zero"),
     ],
 )
-def test_a_filter_that_fails_is_refused_where_paths_decide_it_without_a_row(
+def test_an_invalid_filter_on_partitions_is_refused_without_reading_rows(
     tmp_path: Path, fails: pc.Expression, told: str
 ) -> None:
     (tmp_path / "day=1").mkdir()
@@ -138,7 +138,7 @@ def test_a_filter_that_fails_is_refused_where_paths_decide_it_without_a_row(
 
 
 @pytest.mark.parametrize("has_pages", [False, True])
-def test_durations_of_several_units_are_filtered_by_their_values(tmp_path: Path, has_pages: bool) -> None:
+def test_durations_of_several_units_are_filtered_by_value(tmp_path: Path, has_pages: bool) -> None:
     for number, unit in enumerate(["s", "ms", "us"]):
         values = pa.array([-1, 1, 1000]).cast(pa.duration(unit))
         rows = pa.table({"id": pa.array([10 * number, 10 * number + 1, 10 * number + 2]), "x": values})
@@ -154,7 +154,7 @@ def test_durations_of_several_units_are_filtered_by_their_values(tmp_path: Path,
         assert [number for batch in loader for number in batch["id"]] == expected
 
 
-def test_times_of_day_in_nanoseconds_reach_pandas_whole(tmp_path: Path) -> None:
+def test_times_of_day_in_nanoseconds_are_exact_in_pandas(tmp_path: Path) -> None:
     write(tmp_path, pa.array([1, 86_399_999_999_999], pa.time64("ns")))
     rows = delivered(tmp_path, "pandas")
     assert [moment.value for _, moment in rows] == [1, 86_399_999_999_999]
@@ -162,7 +162,7 @@ def test_times_of_day_in_nanoseconds_reach_pandas_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("output_format", ["arrow", "pandas", "dict"])
 @pytest.mark.parametrize("is_nested", [False, True])
-def test_categories_may_differ_from_file_to_file_and_be_more_than_their_codes_can_count(
+def test_dictionaries_may_differ_between_files_and_exceed_their_code_type(
     tmp_path: Path, output_format: str, is_nested: bool
 ) -> None:
     files = []
@@ -188,7 +188,7 @@ NULLS = st.none() | st.lists(st.none() | st.lists(st.none(), max_size=2), max_si
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(NULLS, min_size=1, max_size=8), st.integers(0, 8), st.integers(0, 8), st.booleans())
-def test_any_slice_of_lists_of_nulls_becomes_any_other_kind_of_list(
+def test_any_slice_of_lists_of_nulls_casts_to_any_list_type(
     values: list[Any], first: int, num_rows: int, is_large: bool
 ) -> None:
     inner = pa.list_(pa.null())
@@ -216,7 +216,7 @@ MIXED: dict[str, tuple[pa.Array, pa.Array]] = {
 
 
 @pytest.mark.parametrize("name", [*MIXED])
-def test_files_whose_types_differ_in_form_alone_are_one_dataset(tmp_path: Path, name: str) -> None:
+def test_files_whose_types_differ_only_in_encoding_are_one_dataset(tmp_path: Path, name: str) -> None:
     write(tmp_path, *MIXED[name])
     expected = list(enumerate(MIXED[name][0].to_pylist() + MIXED[name][1].to_pylist()))
     for shuffle in (False, True):
@@ -225,14 +225,14 @@ def test_files_whose_types_differ_in_form_alone_are_one_dataset(tmp_path: Path, 
     assert len(delivered(tmp_path, "pandas", shuffle=True)) == len(expected)
 
 
-def test_a_value_that_python_cannot_hold_is_an_error_of_ours(tmp_path: Path) -> None:
+def test_a_value_that_python_cannot_hold_raises_a_strata_error(tmp_path: Path) -> None:
     write(tmp_path, pa.array([10**15] * 4, pa.timestamp("ms")))
     with pytest.raises(SchemaMismatch, match=r"x is timestamp\[ms\].*columns="):
         delivered(tmp_path, "dict")
 
 
 class _Refusing:
-    """Fails as the decoder does over lists with more than 2 GiB of strings."""
+    """Fails like the decoder on lists with more than 2 GiB of strings."""
 
     def __init__(self, native: Any) -> None:
         self._native = native
@@ -244,7 +244,7 @@ class _Refusing:
         raise pa.ArrowNotImplementedError("Nested data conversions not implemented for chunked array outputs")
 
 
-def test_a_row_group_that_cannot_be_decoded_at_once_is_decoded_in_parts(
+def test_a_row_group_too_large_to_decode_at_once_is_decoded_in_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = pa.table({"x": [[str(number)] for number in range(1000)], "id": range(1000)})

@@ -19,8 +19,7 @@ from strata import StructuredDataset
 from strata.data.formats.parquet import format as parquet
 from strata.data.formats.parquet import pages
 from strata.data.formats.parquet.pages import PagedFile
-from strata.data.plan import row_counts
-from strata.data.plan import table as plan_table
+from strata.data.plan import report, row_counts
 from strata.errors import NoData
 
 NUM_ROWS = 40_000
@@ -78,7 +77,7 @@ def test_pages_that_cannot_pass_are_not_read_and_the_plan_says_so(
     # In file a, row group 1, four columns: three pages of twenty hold the times. File b has no index.
     assert (pruning.num_units_in_part, pruning.num_pages, pruning.num_pages_pruned) == (1, 80, 68)
     assert (pruning.num_units, pruning.num_units_pruned, pruning.num_units_counted) == (8, 6, 2)
-    assert "1 units are read in part: 68 of 80 pages left out" in str(dataset.plan)
+    assert "1 row groups are read in part: 68 of 80 pages pruned" in str(dataset.plan)
     read = dataset.get_metrics().total.bytes_read
     without_pages(monkeypatch)
     same, other = load(folder, filters, columns=["x", "word", "vector"])
@@ -88,7 +87,7 @@ def test_pages_that_cannot_pass_are_not_read_and_the_plan_says_so(
     assert other.plan.pruning.bytes_planned - pruning.bytes_planned == pruning.bytes_pages_pruned
     saved = other.get_metrics().total.bytes_read - read
     assert pruning.bytes_pages_pruned * 0.8 < saved <= pruning.bytes_pages_pruned
-    assert plan_table.rows(other.plan) == plan_table.rows(dataset.plan)
+    assert report.rows(other.plan) == report.rows(dataset.plan)
 
 
 def test_what_pages_decide_is_not_decoded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Faults that were found once, each with the shortest way to it."""
+"""Regressions: faults that were found once, each with a minimal reproduction."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_setting_the_next_epoch_inside_the_last_batch_loses_no_epoch(folder: Pat
     assert counts == [1000, 1000, 1000]
 
 
-def test_an_iterator_that_another_replaced_moves_nothing(folder: Path) -> None:
+def test_a_replaced_iterator_does_not_move_the_position(folder: Path) -> None:
     loader, dataset = load(folder)
     first = iter(loader)
     list(islice(first, len(loader)))
@@ -83,7 +83,7 @@ def test_an_iterator_that_another_replaced_moves_nothing(folder: Path) -> None:
     assert dataset.position == 50
 
 
-def test_loaders_that_are_forgotten_in_the_middle_leave_neither_threads_nor_files(folder: Path) -> None:
+def test_loaders_dropped_within_an_epoch_leave_neither_threads_nor_files(folder: Path) -> None:
     for _ in range(5):
         loader, dataset = load(folder, prefetch_bytes=1)
         next(iter(loader))
@@ -105,7 +105,7 @@ def _stops(_: Any) -> Any:
     raise StopIteration
 
 
-def test_a_stop_iteration_of_the_users_code_is_not_the_end_of_the_epoch(folder: Path) -> None:
+def test_a_stop_iteration_in_user_code_does_not_end_the_epoch(folder: Path) -> None:
     with pytest.raises(TransformFailed, match="StopIteration"):
         list(load(folder, collate_fn=_stops)[0])
     with pytest.raises(DataError, match="StopIteration"):
@@ -114,7 +114,7 @@ def test_a_stop_iteration_of_the_users_code_is_not_the_end_of_the_epoch(folder: 
         list(load(folder, transform=_stops)[0])
 
 
-def test_a_transform_whose_columns_change_from_unit_to_unit_is_refused(folder: Path) -> None:
+def test_a_transform_whose_columns_change_between_row_groups_is_refused(folder: Path) -> None:
     def odd(batch: pa.RecordBatch) -> Any:
         table = pa.table(batch)
         return table.append_column("late", table["id"]) if table["id"][0].as_py() >= 500 else table
@@ -123,7 +123,7 @@ def test_a_transform_whose_columns_change_from_unit_to_unit_is_refused(folder: P
         list(load(folder, transform=odd)[0])
 
 
-def test_codes_skip_damaged_units_like_everything_else(tmp_path: Path) -> None:
+def test_vocabularies_skip_damaged_row_groups(tmp_path: Path) -> None:
     table = pa.table({"id": range(300), "s": [f"value {i % 7}" for i in range(300)]})
     pq.write_table(table, tmp_path / "0.parquet", row_group_size=100, use_dictionary=False, compression="none")
     chunk = pq.read_metadata(tmp_path / "0.parquet").row_group(1).column(1)
@@ -136,7 +136,7 @@ def test_codes_skip_damaged_units_like_everything_else(tmp_path: Path) -> None:
     assert dataset.vocabulary("s").num_codes == 8
 
 
-def test_a_search_for_codes_that_fails_closes_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_search_for_a_vocabulary_closes_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = pa.table({"s": [f"value {i}" for i in range(300)]})
     pq.write_table(table, tmp_path / "0.parquet", row_group_size=200)
     closed = []
@@ -145,7 +145,7 @@ def test_a_search_for_codes_that_fails_closes_its_files(tmp_path: Path, monkeypa
         closed.append(self)
 
     monkeypatch.setattr(ThreadDecoder, "close", close)
-    with pytest.raises(LimitExceeded, match="may have codes"):
+    with pytest.raises(LimitExceeded, match="more than max_vocabulary=100"):
         load(tmp_path, strings="codes", max_vocabulary=100, num_workers=1)
     assert len(closed) == 1
 
@@ -171,9 +171,7 @@ def test_ranks_together_count_each_skipped_row_once(tmp_path: Path, num_ranks: i
     assert len(found) - padded == len({*found}) == 2000
 
 
-def test_files_that_are_left_out_of_the_plan_are_named_and_counted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_files_left_out_of_the_plan_are_named_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for number in range(3):
         pq.write_table(pa.table({"id": [number]}), tmp_path / f"{number}.parquet")
     (tmp_path / "1.parquet").write_bytes(b"not Parquet")
@@ -189,7 +187,7 @@ def test_files_that_are_left_out_of_the_plan_are_named_and_counted(
 
 @pytest.fixture
 def late_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """In one file `label` comes only after what columns are guessed from; in the other it is there at once."""
+    """In one file `label` appears only after the sample for guessing columns; in the other it is in the sample."""
     monkeypatch.setattr("strata.data.formats.text.SAMPLE_BYTES", 20)
     for name, first in (("a", 5), ("b", 0)):
         records = ({"id": i} | ({"label": i} if i >= first else {}) for i in range(10))
@@ -198,7 +196,7 @@ def late_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
-def test_a_key_that_comes_late_is_told_and_not_dropped(late_keys: Path, on_error: str) -> None:
+def test_a_key_that_appears_late_raises_and_is_not_dropped(late_keys: Path, on_error: str) -> None:
     with pytest.raises(SchemaMismatch, match=r"a\.jsonl.*'label'.*schema="):
         list(load(late_keys / "a.jsonl", on_error=on_error)[0])
     assert ids(load(late_keys / "a.jsonl", columns=["id"])[0]) == [*range(10)]
@@ -206,7 +204,7 @@ def test_a_key_that_comes_late_is_told_and_not_dropped(late_keys: Path, on_error
 
 @pytest.mark.parametrize("of", ["a.jsonl", "*.jsonl"])
 @pytest.mark.parametrize("columns", [None, ["label", "id"]])
-def test_a_key_that_comes_late_is_delivered_and_filtered_by_once_its_type_is_known(
+def test_a_key_that_appears_late_is_delivered_once_its_type_is_known(
     late_keys: Path, of: str, columns: list[str] | None
 ) -> None:
     more = {"columns": columns, "schema": pa.schema([("label", pa.int64())]), "output_format": "arrow"}
@@ -216,7 +214,7 @@ def test_a_key_that_comes_late_is_delivered_and_filtered_by_once_its_type_is_kno
     filtered = load(late_keys / of, filters="label >= 4", **more)[0]
     wanted = [label for label in labels if label is not None and label >= 4]
     assert [label for batch in filtered for label in batch["label"].to_pylist()] == wanted
-    with pytest.raises(SchemaMismatch, match=r"no column 'lable'.*if it comes later in them, say what it is"):
+    with pytest.raises(SchemaMismatch, match=r"no file has a column 'lable'.*if it appears later.*pass its type"):
         load(late_keys / of, columns=["lable"])
 
 
@@ -234,7 +232,7 @@ def test_healthy_rows_are_not_skipped_because_a_guess_was_wrong(
     assert ids(decided) == [*range(100)]
 
 
-def test_far_away_files_are_not_all_kept_open(tmp_path: Path) -> None:
+def test_the_number_of_open_remote_files_is_bounded(tmp_path: Path) -> None:
     for number in range(200):
         pq.write_table(pa.table({"id": [number]}), tmp_path / f"{number:03}.parquet")
     far = pafs.PyFileSystem(pafs.FSSpecHandler(DirFileSystem(str(tmp_path))))
@@ -246,7 +244,7 @@ def test_far_away_files_are_not_all_kept_open(tmp_path: Path) -> None:
     assert most <= 120
 
 
-def test_passwords_in_urls_are_told_to_nobody() -> None:
+def test_passwords_in_urls_are_never_printed() -> None:
     with pytest.raises(StrataError) as raised:
         StructuredDataset.create_dataloader("ftp://user:SECRETPW@127.0.0.1:1/x?token=SECRETPW")
     assert "SECRETPW" not in str(raised.value)
@@ -259,9 +257,7 @@ def test_a_comparison_with_nan_loses_no_row_of_orc(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("write_page_index", [False, True])
-def test_a_filter_is_asked_of_rows_as_they_are_delivered_not_of_what_files_keep(
-    tmp_path: Path, write_page_index: bool
-) -> None:
+def test_a_filter_applies_to_delivered_values_not_to_stored_ones(tmp_path: Path, write_page_index: bool) -> None:
     noons = pa.array([12 * 3600_000, 36 * 3600_000], pa.timestamp("ms"))
     table = pa.table({"id": [0, 1], "day": noons, "x": [0.1, 0.1]})
     pq.write_table(table, tmp_path / "0.parquet", write_page_index=write_page_index, data_page_size=1)
@@ -270,7 +266,7 @@ def test_a_filter_is_asked_of_rows_as_they_are_delivered_not_of_what_files_keep(
         assert ids(load(tmp_path, filters=text, schema=schema, columns=["id"])[0]) == wanted
 
 
-def test_an_iterator_in_a_forked_child_says_so_instead_of_hanging(folder: Path) -> None:
+def test_an_iterator_in_a_forked_child_raises_instead_of_hanging(folder: Path) -> None:
     script = f"""
 import os
 from strata import StructuredDataset
@@ -319,8 +315,8 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("wrong", "cure"),
     [
-        ({"path": []}, "give a path or a URL"),
-        ({"path": 123}, "give a path or a URL"),
+        ({"path": []}, "pass a path or URL"),
+        ({"path": 123}, "pass a path or URL"),
         ({"schema": {"id": "int32"}}, "pa.schema"),
         ({"shuffle": "yes"}, "True or False"),
         ({"batch_size": 2.5}, "whole number"),
@@ -328,17 +324,17 @@ if __name__ == "__main__":
         ({"columns": ["id", "id"]}, "twice"),
     ],
 )
-def test_wrong_arguments_get_the_cure(folder: Path, wrong: dict[str, Any], cure: str) -> None:
+def test_errors_about_arguments_name_the_cure(folder: Path, wrong: dict[str, Any], cure: str) -> None:
     with pytest.raises(InvalidArgument, match=cure):
         load(**{"path": folder, **wrong})
 
 
-def test_integers_of_numpy_are_integers(folder: Path) -> None:
+def test_numpy_integers_are_accepted(folder: Path) -> None:
     assert len(load(folder, batch_size=np.int64(100))[0]) == 10
 
 
-def test_pandas_is_not_imported_unless_it_is_asked_for(folder: Path) -> None:
-    """pyarrow imports it to look at numbers that come from Python: a third of a second, before the first batch."""
+def test_pandas_is_imported_only_if_needed(folder: Path) -> None:
+    """pyarrow imports it to inspect Python numbers, which delays the first batch by a third of a second."""
     script = f"""
 import sys
 from strata import StructuredDataset

@@ -1,4 +1,4 @@
-"""Ranks as real libraries tell them, and what rank 0 hands to real processes over gloo."""
+"""Ranks from real libraries, and broadcasts from rank 0 to real processes over gloo."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ tell()
 """
 
 
-def test_what_rank_0_makes_or_raises_is_what_all_ranks_get_and_its_death_is_told(tmp_path: Path) -> None:
+def test_all_ranks_get_the_result_or_the_error_of_rank_0_and_its_death_is_reported(tmp_path: Path) -> None:
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     children = [
         subprocess.Popen(
@@ -93,17 +93,17 @@ def test_what_rank_0_makes_or_raises_is_what_all_ranks_get_and_its_death_is_told
     assert empty == ([0, "", 0],) * NUM_RANKS
     assert refused == (["NoData", "there are no files in /nowhere; check the path", "path"],) * NUM_RANKS
     assert failed[0][0] == "KeyError"
-    assert failed[1] == failed[2] == ["DataError", "rank 0 failed: KeyError: 'nothing'; its log tells more", ""]
+    assert failed[1] == failed[2] == ["DataError", "rank 0 failed: KeyError: 'nothing'; see its log", ""]
     assert [(kind, len(message)) for kind, message, _ in long] == [("NoData", 1_000_000), *[("NoData", 8_000)] * 2]
     assert {kind for kind, _, _ in too_much} == {"LimitExceeded"}
     assert last == ([7, b"in s".hex(), sum(b"in step")],) * NUM_RANKS
     for one in found[1:]:
         kind, message, _ = one["heard"][7]
         assert kind == "DataError"
-        assert message.startswith("the ranks could not be told what rank 0 found: ")
+        assert message.startswith("the broadcast from rank 0 failed: ")
 
 
-def test_a_real_accelerator_is_asked() -> None:
+def test_a_real_accelerator_provides_the_rank() -> None:
     accelerate = pytest.importorskip("accelerate")
     accelerator = accelerate.Accelerator(cpu=True)
     try:

@@ -23,7 +23,7 @@ SOURCE = Source(pafs.LocalFileSystem(), is_local=True)
 
 @dataclass
 class FakeFormat:
-    """Units are chunks of a fixed number of rows. A file of None cannot be read."""
+    """A format whose row groups have a fixed number of rows. A file of None is unreadable."""
 
     tables: dict[str, pa.Table | None] = field(default_factory=dict, repr=False)
     unit_rows: int = 4

@@ -1,4 +1,4 @@
-"""Columns: cut, joined and gathered as if they were lists."""
+"""Columns are sliced, concatenated and gathered like lists."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strata.data.arrow_types import enlarged
 from strata.data.batch import dense
 from strata.data.batch.arrow_columns import ArrowColumn
-from strata.data.batch.arrow_types import enlarged
 from strata.data.batch.columns import Chunk, Column, gather
 from strata.data.batch.dense import Dense
 from strata.data.batch.output import Presenter
@@ -35,7 +35,7 @@ def dense_of(dtype: str, width: int | None) -> Callable[[Sequence[int]], Dense]:
 
 
 def ragged_of(rows: Sequence[int]) -> Ragged:
-    """Row n is n % 4 times n, with values around that belong to nobody."""
+    """Row n is n % 4 times n, surrounded by values of no row."""
     lists = [[row] * (row % 4) for row in rows]
     values = np.array([-1, *(value for row in lists for value in row), -2], np.int32)
     return Ragged(values, Ragged.of(values, np.array([len(row) for row in lists], np.int64)).offsets + 1)
@@ -68,9 +68,7 @@ pieces_of_rows = st.lists(st.tuples(st.integers(0, 100), st.integers(0, 20)), mi
 @pytest.mark.parametrize("kind", MAKERS)
 @settings(max_examples=40)
 @given(pieces=pieces_of_rows, data=st.data())
-def test_gathering_slices_is_what_it_is_for_lists(
-    kind: str, pieces: list[tuple[int, int]], data: st.DataObject
-) -> None:
+def test_gathering_slices_equals_gathering_lists(kind: str, pieces: list[tuple[int, int]], data: st.DataObject) -> None:
     whole = MAKERS[kind](range(127))
     expected = as_rows(whole)
     columns = [whole.slice(first, first + size) for first, size in pieces]
@@ -111,14 +109,14 @@ def test_an_index_beyond_the_rows_is_never_clipped_to_another_row(place: int) ->
         gather([chunk, chunk], np.array([0, place]))
 
 
-def test_bytes_count_the_rows_of_a_slice_only() -> None:
+def test_the_size_of_a_slice_counts_only_its_rows() -> None:
     assert dense_of("float32", 3)(range(10)).slice(2, 4).nbytes == 2 * 3 * 4
     assert ragged_of([1, 2, 3]).slice(1, 2).nbytes == 2 * 4 + 2 * 8
     chunk = Chunk({"a": dense_of("int8", None)(range(10)), "b": dense_of("int64", None)(range(10))}, 10)
     assert chunk.slice(0, 3).nbytes == 3 + 24
 
 
-def test_what_was_gathered_outlives_the_next_gather_of_its_thread() -> None:
+def test_a_gathered_chunk_survives_the_next_gather_of_its_thread() -> None:
     column = dense_of("int64", None)(range(1000))
     halves = [column.slice(0, 500), column.slice(500, 1000)]
     index = np.arange(999, -1, -1)
@@ -128,7 +126,7 @@ def test_what_was_gathered_outlives_the_next_gather_of_its_thread() -> None:
 
 
 @pytest.mark.parametrize("width", [None, 2])
-def test_large_gathers_are_writable_and_their_own(width: int | None) -> None:
+def test_large_gathers_are_writable_and_share_no_memory(width: int | None) -> None:
     column = dense_of("int32", width)(range(30_000))
     index = np.random.default_rng(1).permutation(60_000)
     shuffled = Dense.gather([column, column], index).values
@@ -141,7 +139,7 @@ def test_large_gathers_are_writable_and_their_own(width: int | None) -> None:
     assert np.array_equal(shuffled, expected)
 
 
-def test_a_thread_keeps_no_more_than_its_share_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_scratch_memory_of_a_thread_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dense, "SCRATCH_BYTES", 4096)
     monkeypatch.setattr(dense, "_kept", threading.local())
     column = dense_of("int64", None)(range(1000))
@@ -152,7 +150,7 @@ def test_a_thread_keeps_no_more_than_its_share_of_memory(monkeypatch: pytest.Mon
     assert len(dense._kept.buffer) == 3200
 
 
-def test_threads_gather_at_once_without_mixing_their_rows() -> None:
+def test_threads_gather_in_parallel_without_mixing_rows() -> None:
     index = np.random.default_rng(5).permutation(20_000)
     wrong: list[int] = []
     start = threading.Barrier(4)
@@ -194,7 +192,7 @@ def test_rows_whose_offsets_do_not_fit_32_bits_are_joined_with_larger_ones(is_pa
         assert pc.list_value_length(column.array).to_pylist() == [2**30] * made.num_rows
 
 
-def test_what_was_joined_as_large_is_delivered_in_the_planned_type() -> None:
+def test_a_column_joined_as_a_large_type_is_delivered_in_the_planned_type() -> None:
     kinds = (pa.string(), pa.list_(pa.binary()), pa.struct([("s", pa.string())]))
     values: list[list[Any]] = [["a", None, "b"], [[b"a"], None, []], [{"s": "a"}, None, {"s": None}]]
     policies = decide(pa.schema([(f"c{place}", kind) for place, kind in enumerate(kinds)]), {}, output_format="arrow")
@@ -207,7 +205,7 @@ def test_what_was_joined_as_large_is_delivered_in_the_planned_type() -> None:
     assert [column.to_pylist() for column in pa.Table.from_batches(batches).columns] == values
 
 
-def test_what_no_type_can_hold_together_is_refused_with_the_cure() -> None:
+def test_rows_that_no_type_can_address_are_refused_with_the_cure() -> None:
     numbers = pa.Array.from_buffers(pa.int8(), 2**30, [None, pa.py_buffer(mmap.mmap(-1, 2**30))])
     entries = pa.StructArray.from_arrays([numbers, numbers], ["key", "value"])
     kind = pa.map_(pa.int8(), pa.int8())

@@ -1,4 +1,4 @@
-"""A loader's state as it comes back: from JSON, from another version, or from somebody who means harm."""
+"""States of a loader from JSON, from other versions, and from an attacker."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def state(**changes: Any) -> dict[str, Any]:
     return {**made, **changes}
 
 
-def test_a_state_comes_back_from_json_as_it_was() -> None:
+def test_a_state_survives_json() -> None:
     cursor = read_cursor(json.loads(json.dumps(state())))
     assert cursor.to_dict() == state()
     assert (cursor.position, cursor.lanes, cursor.plan) == (40, 4, {"a": [1]})
@@ -46,7 +46,7 @@ def test_every_valid_state_survives_json(cursor: Cursor) -> None:
 
 @pytest.mark.parametrize("name", ["fingerprint", "seed", "shuffle", "epoch", "position", "num_rows", "lanes", "window"])
 @pytest.mark.parametrize("value", [None, "7", 1.5, float("nan"), [], {"a": 1}, -1, 1 << 65])
-def test_a_value_of_another_kind_or_size_is_refused_by_its_name(name: str, value: Any) -> None:
+def test_an_error_about_an_invalid_value_names_it(name: str, value: Any) -> None:
     if name == "fingerprint" and value == "7":
         return  # any text may be one; whether it is ours is the plan's to say
     with pytest.raises(InvalidArgument, match=name) as refused:
@@ -55,10 +55,10 @@ def test_a_value_of_another_kind_or_size_is_refused_by_its_name(name: str, value
 
 
 @pytest.mark.parametrize("name", ["fingerprint", "seed", "shuffle", "epoch", "position", "num_rows", "lanes", "window"])
-def test_a_missing_value_is_named(name: str) -> None:
+def test_an_error_about_a_missing_value_names_it(name: str) -> None:
     told = state()
     del told[name]
-    with pytest.raises(InvalidArgument, match=f"this is not what a loader's state_dict.. gives: .*{name}"):
+    with pytest.raises(InvalidArgument, match=f"this is not a loader's state_dict..: .*{name}"):
         read_cursor(told)
 
 
@@ -74,19 +74,19 @@ def test_without_shuffle_there_is_no_window() -> None:
     assert read_cursor(state(shuffle=False, window=0)).window == 0
 
 
-def test_more_lanes_than_can_be_asked_for_are_refused() -> None:
+def test_more_lanes_than_the_maximum_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="lanes"):
         read_cursor(state(lanes=MAX_LANES + 1))
 
 
 @pytest.mark.parametrize("other", [None, 3, "state", [1], b"{}"])
-def test_what_is_no_mapping_is_refused(other: Any) -> None:
-    with pytest.raises(InvalidArgument, match=f"a mapping, not {type(other).__name__}"):
+def test_a_state_that_is_not_a_mapping_is_refused(other: Any) -> None:
+    with pytest.raises(InvalidArgument, match=f"is a {type(other).__name__}"):
         read_cursor(other)
 
 
 @pytest.mark.parametrize("version", [0, -1, None, "1", 1.5, True])
-def test_a_state_of_a_version_that_never_was_is_refused(version: Any) -> None:
+def test_a_state_of_an_invalid_version_is_refused(version: Any) -> None:
     with pytest.raises(InvalidArgument, match=r"the state has version (0|-1)|version") as refused:
         read_cursor(state(version=version))
     assert refused.value.field == "state"
@@ -100,12 +100,12 @@ def test_a_state_without_a_version_is_refused() -> None:
 
 
 def test_a_state_of_a_newer_version_is_refused_with_the_cure() -> None:
-    with pytest.raises(PlanChanged, match="has version 2, and this Strata knows up to 1; upgrade it"):
+    with pytest.raises(PlanChanged, match="has version 2, and this version of Strata reads up to 1; upgrade Strata"):
         read_cursor({"version": 2, "whatever": "it holds"})
 
 
-def test_names_that_are_no_texts_are_refused() -> None:
-    with pytest.raises(InvalidArgument, match="this is not what a loader"):
+def test_names_that_are_not_strings_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="this is not a loader"):
         read_cursor({"version": 1, 1: 2})  # type: ignore[dict-item]
 
 
@@ -119,7 +119,7 @@ def test_names_that_are_no_texts_are_refused() -> None:
         ),
     )
 )
-def test_anything_at_all_is_a_valid_state_or_refused(hostile: dict[str, Any]) -> None:
+def test_any_value_is_a_valid_state_or_refused(hostile: dict[str, Any]) -> None:
     for told in (hostile, state(**hostile)):
         try:
             cursor = read_cursor(told)

@@ -1,4 +1,4 @@
-"""Rows of a map-style dataset: which rank gets which, and going on from any place on any number of ranks."""
+"""Row order of a map-style dataset: assignment to ranks, and resuming anywhere on any number of ranks."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strata.data.order.map_rows import MapRows, permuted
-from strata.data.ranks import Ranks
 from strata.errors import InvalidArgument, PlanChanged
 
 TAILS = ("uneven", "pad", "drop")
 
 
-def rows_of(num_rows: int, *, rank: int = 0, num_ranks: int = 1, **arguments: Any) -> MapRows:
-    settings: dict[str, Any] = {"batch_size": 3, "shuffle": True, "seed": 5, **arguments}
-    return MapRows(num_rows, ranks=Ranks(rank, num_ranks), **settings)
+def rows_of(num_rows: int, *, rank: int = 0, world_size: int = 1, **arguments: Any) -> MapRows:
+    settings: dict[str, Any] = {"batch_size": 3, "shuffle": True, "shuffle_seed": 5, **arguments}
+    return MapRows(num_rows, rank=rank, world_size=world_size, **settings)
 
 
 def delivered(ranks: list[MapRows], num_batches: int) -> list[int]:
-    """The rows of so many batches on all ranks; what is fetched ahead of them does not count."""
+    """Return the rows of the next batches on all ranks; prefetched batches do not count."""
     seen: list[int] = []
     for each in ranks:
         each.begin()
@@ -37,12 +36,12 @@ def delivered(ranks: list[MapRows], num_batches: int) -> list[int]:
 
 
 @given(num_rows=st.integers(0, 3_000), seed=st.integers(0, 2**63 - 1), epoch=st.integers(0, 50))
-def test_every_row_has_one_place_in_the_permutation(num_rows: int, seed: int, epoch: int) -> None:
+def test_every_row_has_one_position_in_the_permutation(num_rows: int, seed: int, epoch: int) -> None:
     order = permuted(np.arange(num_rows), num_rows, seed=seed, epoch=epoch)
     assert sorted(order.tolist()) == list(range(num_rows))
 
 
-def test_one_place_is_found_without_the_others_also_among_many_rows() -> None:
+def test_one_position_of_many_is_computed_alone() -> None:
     positions = np.arange(299_999_000, 300_000_000)
     order = permuted(positions, 300_000_000, seed=1, epoch=2)
     assert len(set(order.tolist())) == 1_000
@@ -51,8 +50,8 @@ def test_one_place_is_found_without_the_others_also_among_many_rows() -> None:
     assert permuted(positions[7:8], 300_000_000, seed=1, epoch=2).tolist() == order[7:8].tolist()
 
 
-def test_the_order_is_the_same_in_every_version() -> None:
-    """A state that was saved years ago means the rows that it meant then."""
+def test_the_permutation_never_changes_between_versions() -> None:
+    """A state saved years ago must resume at the same rows."""
     assert permuted(np.arange(12), 12, seed=0, epoch=0).tolist() == [11, 6, 2, 7, 1, 3, 9, 10, 0, 5, 8, 4]
     assert permuted(np.array([0, 1, 999_999_999]), 1_000_000_000, seed=7, epoch=3).tolist() == [
         822002165,
@@ -61,7 +60,7 @@ def test_the_order_is_the_same_in_every_version() -> None:
     ]
 
 
-def test_rows_are_spread_evenly_over_the_places() -> None:
+def test_rows_are_spread_evenly_over_positions() -> None:
     num_rows, num_orders = 50, 2_000
     counts = np.zeros((num_rows, num_rows))
     for seed in range(num_orders):
@@ -72,18 +71,18 @@ def test_rows_are_spread_evenly_over_the_places() -> None:
 
 
 @given(data=st.data())
-def test_every_row_is_delivered_once_whatever_dies_and_however_many_ranks_go_on(data: st.DataObject) -> None:
-    """Attempts with other numbers of ranks and other batch sizes, each from the state of the last checkpoint."""
+def test_every_row_is_delivered_once_across_failures_and_resizes(data: st.DataObject) -> None:
+    """Run attempts with varying world and batch sizes, each from the state of the last checkpoint."""
     num_rows = data.draw(st.integers(1, 200), "rows")
     shuffle = data.draw(st.booleans(), "shuffle")
     kept: list[int] = []
     state: dict[str, Any] | None = None
     for attempt in itertools.count():
-        num_ranks = data.draw(st.integers(1, 5), "ranks")
+        world_size = data.draw(st.integers(1, 5), "ranks")
         batch_size = data.draw(st.integers(1, 7), "batch size")
         ranks = [
-            rows_of(num_rows, rank=rank, num_ranks=num_ranks, batch_size=batch_size, shuffle=shuffle)
-            for rank in range(num_ranks)
+            rows_of(num_rows, rank=rank, world_size=world_size, batch_size=batch_size, shuffle=shuffle)
+            for rank in range(world_size)
         ]
         for each in ranks:
             if state is not None:
@@ -104,26 +103,26 @@ def test_every_row_is_delivered_once_whatever_dies_and_however_many_ranks_go_on(
 
 @given(
     num_rows=st.integers(0, 100),
-    num_ranks=st.integers(1, 5),
+    world_size=st.integers(1, 5),
     batch_size=st.integers(1, 7),
     tail=st.sampled_from(TAILS),
 )
 def test_all_ranks_have_the_same_number_of_batches_and_none_is_empty(
-    num_rows: int, num_ranks: int, batch_size: int, tail: Any
+    num_rows: int, world_size: int, batch_size: int, tail: Any
 ) -> None:
     shares = []
-    for rank in range(num_ranks):
-        rows = rows_of(num_rows, rank=rank, num_ranks=num_ranks, batch_size=batch_size, tail=tail)
+    for rank in range(world_size):
+        rows = rows_of(num_rows, rank=rank, world_size=world_size, batch_size=batch_size, tail=tail)
         rows.begin()
         shares.append([share.rows for share in rows.shares()])
     assert len({len(each) for each in shares}) == 1
     assert all(len(batch) for each in shares for batch in each)
     seen = [row for each in shares for batch in each for row in batch]
     if tail == "drop":
-        assert len(set(seen)) == len(seen) == num_rows // (num_ranks * batch_size) * num_ranks * batch_size
+        assert len(set(seen)) == len(seen) == num_rows // (world_size * batch_size) * world_size * batch_size
     else:
         assert sorted(set(seen)) == list(range(num_rows))
-    if tail == "uneven" and num_rows >= num_ranks:
+    if tail == "uneven" and num_rows >= world_size:
         assert len(seen) == num_rows
 
 
@@ -131,7 +130,7 @@ def test_the_order_does_not_depend_on_ranks_and_changes_with_the_epoch() -> None
     alone = rows_of(60, batch_size=12)
     alone.begin()
     batches = [share.rows for share in alone.shares()]
-    ranks = [rows_of(60, rank=rank, num_ranks=4) for rank in range(4)]
+    ranks = [rows_of(60, rank=rank, world_size=4) for rank in range(4)]
     for each in ranks:
         each.begin()
     shares = zip(*(each.shares() for each in ranks), strict=True)
@@ -148,7 +147,7 @@ def test_without_shuffle_rows_come_in_their_order() -> None:
     assert [share.rows for share in rows.shares()] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
-def test_an_epoch_that_was_read_is_followed_by_the_next_and_one_that_was_left_begins_anew() -> None:
+def test_a_complete_epoch_is_followed_by_the_next_and_an_abandoned_one_restarts() -> None:
     rows = rows_of(10)
     delivered([rows], 2)
     assert (rows.epoch, rows.position) == (0, 6)
@@ -163,7 +162,7 @@ def test_an_epoch_that_was_read_is_followed_by_the_next_and_one_that_was_left_be
     assert (rows.epoch, rows.position) == (7, 0)
 
 
-def test_a_loaded_state_stays_when_its_own_epoch_is_set() -> None:
+def test_setting_the_epoch_of_a_loaded_state_keeps_the_position() -> None:
     rows = rows_of(10)
     delivered([rows], 2)
     again = rows_of(10)
@@ -174,7 +173,7 @@ def test_a_loaded_state_stays_when_its_own_epoch_is_set() -> None:
     assert again.position == 0
 
 
-def test_a_pass_that_nothing_was_taken_from_begins_again_where_it_began() -> None:
+def test_a_pass_without_a_delivered_batch_starts_over() -> None:
     rows = rows_of(10)
     delivered([rows], 2)
     again = rows_of(10)
@@ -187,7 +186,7 @@ def test_a_pass_that_nothing_was_taken_from_begins_again_where_it_began() -> Non
     assert not again.is_current(number)
 
 
-def test_seeds_of_batches_follow_from_their_place_alone() -> None:
+def test_the_seed_of_a_batch_depends_only_on_its_position() -> None:
     whole = rows_of(60, batch_size=5)
     whole.begin()
     seeds = [share.seed for share in whole.shares()]
@@ -201,7 +200,7 @@ def test_seeds_of_batches_follow_from_their_place_alone() -> None:
 def test_a_state_of_another_dataset_is_refused_unless_accepted() -> None:
     state = {**rows_of(10).state_dict(), "position": 9}
     shrunk = rows_of(8)
-    with pytest.raises(PlanChanged, match=r"a dataset of 10 rows, and this one has 8\..*on_change='accept'"):
+    with pytest.raises(PlanChanged, match=r"a dataset of 10 rows, but this one has 8\..*on_change='accept'"):
         shrunk.load_state_dict(state)
     shrunk.load_state_dict(state, on_change="accept")
     assert shrunk.position == 8
@@ -215,14 +214,14 @@ def test_a_state_of_another_dataset_is_refused_unless_accepted() -> None:
         ({"version": "1"}, "not the state of a loader over a map-style dataset"),
         ({"version": None}, "the state has no version"),
         ({"kind": "files"}, "not the state of a loader"),
-        ({"position": 11}, "position is 11; it must be from 0 to 10"),
-        ({"position": -1}, "position is -1"),
-        ({"epoch": -1}, "epoch is -1"),
-        ({"seed": 2**63}, "seed is"),
-        ({"fingerprint": "x"}, "was it saved by another kind of loader"),
+        ({"position": 11}, "position=11, which is not from 0 to 10"),
+        ({"position": -1}, "position=-1"),
+        ({"epoch": -1}, "epoch=-1"),
+        ({"seed": 2**63}, "seed="),
+        ({"fingerprint": "x"}, "if another loader saved it"),
     ],
 )
-def test_a_state_that_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_an_impossible_state_is_refused(changes: dict[str, Any], message: str) -> None:
     state = {**rows_of(10).state_dict(), **changes}
     with pytest.raises(InvalidArgument, match=message):
         rows_of(10).load_state_dict(state)
@@ -230,7 +229,7 @@ def test_a_state_that_cannot_be_is_refused(changes: dict[str, Any], message: str
         rows_of(10).load_state_dict({key: value for key, value in state.items() if key != "version"})
 
 
-def test_a_newer_state_says_to_upgrade() -> None:
+def test_an_error_about_a_newer_state_asks_to_upgrade() -> None:
     with pytest.raises(PlanChanged, match="upgrade"):
         rows_of(10).load_state_dict({**rows_of(10).state_dict(), "version": 2})
 
@@ -239,8 +238,8 @@ def test_a_newer_state_says_to_upgrade() -> None:
     ("arguments", "message"),
     [
         ({"batch_size": 0}, "batch_size=0 must be at least 1"),
-        ({"tail": "ragged"}, "tail='ragged'; use one of uneven, pad, drop"),
-        ({"seed": -1}, "shuffle_seed=-1"),
+        ({"tail": "ragged"}, "tail='ragged' is unknown; use one of uneven, pad, drop"),
+        ({"shuffle_seed": -1}, "shuffle_seed=-1"),
     ],
 )
 def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], message: str) -> None:

@@ -1,4 +1,4 @@
-"""What is counted is what happened: sums by a clock that the tests move."""
+"""Metrics, measured with a clock that the tests advance."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def loader(num_workers: int = 2) -> tuple[LoaderRecorder, ManualClock]:
 # -- a worker ----------------------------------------------------------------------------------------------------------
 
 
-def test_every_second_goes_to_the_state_in_which_it_was_spent() -> None:
+def test_every_second_is_counted_in_the_state_in_which_it_was_spent() -> None:
     worker, clock = recorder()
     clock.advance(100)  # off: counts nowhere
     worker.enter(State.IDLE)
@@ -71,7 +71,7 @@ def test_the_states_add_up_to_the_time_that_passed(steps: list[tuple[State, int,
     assert worker.snapshot().alive_s == passed_s
 
 
-def test_a_snapshot_counts_the_state_that_is_still_going_on() -> None:
+def test_a_snapshot_includes_the_current_state() -> None:
     worker, clock = recorder()
     worker.enter(State.DECODE)
     clock.advance(4)
@@ -80,7 +80,7 @@ def test_a_snapshot_counts_the_state_that_is_still_going_on() -> None:
     assert worker.snapshot().decode_s == 4
 
 
-def test_after_a_piece_of_work_a_worker_is_where_it_was_before_even_if_it_failed() -> None:
+def test_a_worker_returns_to_the_previous_state_even_after_an_error() -> None:
     worker, clock = recorder()
     worker.enter(State.DECODE)
 
@@ -97,7 +97,7 @@ def test_after_a_piece_of_work_a_worker_is_where_it_was_before_even_if_it_failed
     assert (found.transform_s, found.decode_s) == (3, 1)
 
 
-def test_the_wait_that_a_reader_measured_is_taken_out_of_decoding() -> None:
+def test_a_measured_wait_is_subtracted_from_decoding() -> None:
     worker, clock = recorder()
     with worker.during(State.DECODE):
         clock.advance(5)
@@ -120,7 +120,7 @@ def test_units_files_batches_and_errors_are_counted() -> None:
     )
 
 
-def test_a_reset_counts_from_nothing_in_the_same_state() -> None:
+def test_a_reset_zeroes_the_sums_and_keeps_the_state() -> None:
     worker, clock = recorder()
     worker.enter(State.DECODE)
     worker.read_unit(rows=10, bytes_read=100, bytes_decoded=400)
@@ -131,7 +131,7 @@ def test_a_reset_counts_from_nothing_in_the_same_state() -> None:
     assert worker.snapshot() == WorkerMetrics(worker=3, decode_s=2)
 
 
-def test_snapshots_from_other_threads_never_see_half_a_unit() -> None:
+def test_a_snapshot_from_another_thread_never_sees_half_a_row_group() -> None:
     worker, _ = recorder()
     stop, torn = threading.Event(), []
 
@@ -168,7 +168,7 @@ def two_batches(recorder: LoaderRecorder, clock: ManualClock) -> None:
     clock.advance(1_000)
 
 
-def test_who_waits_for_whom_is_told_apart() -> None:
+def test_waiting_of_the_consumer_and_of_the_loader_are_separate() -> None:
     recorder, clock = loader()
     two_batches(recorder, clock)
 
@@ -190,7 +190,7 @@ def test_the_first_batch_of_every_epoch_is_timed() -> None:
     assert recorder.snapshot().first_batch_s == 0.25
 
 
-def test_a_wait_that_goes_on_is_in_the_snapshot() -> None:
+def test_a_snapshot_includes_a_wait_in_progress() -> None:
     recorder, clock = loader()
     recorder.asked()
     clock.advance(30)
@@ -200,7 +200,7 @@ def test_a_wait_that_goes_on_is_in_the_snapshot() -> None:
     assert recorder.snapshot().consumer_wait_s == 31
 
 
-def test_what_was_padded_dropped_and_skipped_is_reported_in_one_line() -> None:
+def test_padded_dropped_and_skipped_rows_are_in_the_log_line() -> None:
     recorder, clock = loader()
     two_batches(recorder, clock)
     recorder.delivered(100, padded_rows=7, skipped_rows=1_000)
@@ -216,12 +216,12 @@ def test_what_was_padded_dropped_and_skipped_is_reported_in_one_line() -> None:
     assert (found.buffered_bytes, found.peak_buffered_bytes) == (1 << 20, 3 << 20)
     assert found.log_line() == (
         "300 rows in 3 batches, 27 rows/s, read 0 B, decoded 0 B, 2 workers 0% busy, waited for data 3.0 of 11.0 s, "
-        "at most 3.0 MiB buffered, 7 padded rows, 11 dropped rows, 1,000 skipped rows, 2 skipped units, "
-        "3 files left out of the plan, 4 units left out of the plan"
+        "at most 3.0 MiB buffered, 7 padded rows, 11 dropped rows, 1,000 skipped rows, 2 skipped row groups, "
+        "3 files left out of the plan, 4 row groups left out of the plan"
     )
 
 
-def test_after_a_reset_there_is_what_still_is_and_nothing_of_what_was() -> None:
+def test_a_reset_keeps_the_plan_and_the_current_buffer() -> None:
     recorder, clock = loader(1)
     recorder.planned(1.5, skipped_files=1)
     recorder.workers[0].read_unit(rows=1, bytes_read=1, bytes_decoded=1)
@@ -267,7 +267,7 @@ def test_the_difference_of_two_snapshots_is_what_happened_in_between() -> None:
     assert (window.workers[0].decode_s, window.workers[0].rows) == (6, 50)
 
 
-def test_a_reset_in_a_window_leaves_what_came_after_it() -> None:
+def test_a_difference_across_a_reset_starts_at_the_reset() -> None:
     recorder, clock = loader(1)
     two_batches(recorder, clock)
     before = recorder.snapshot()
@@ -290,7 +290,7 @@ def test_metrics_are_json_with_the_derived_figures() -> None:
     assert found["total"]["busy_s"] == 2
 
 
-def test_people_get_a_table_with_a_row_per_worker_and_a_total() -> None:
+def test_the_table_has_a_row_per_worker_and_a_total() -> None:
     recorder, clock = loader(2)
     recorder.workers[1].read_unit(rows=12_345, bytes_read=3 << 30, bytes_decoded=5 << 20)
     with recorder.workers[1].during(State.DECODE):
@@ -308,7 +308,7 @@ def test_people_get_a_table_with_a_row_per_worker_and_a_total() -> None:
 
 
 class Loader:
-    """As far as an export is concerned."""
+    """The part of a loader that an export uses."""
 
     def __init__(self, rows: int) -> None:
         self.recorder, self.clock = loader(2)
@@ -323,7 +323,7 @@ def scrape(registry: CollectorRegistry) -> dict[str, float]:
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
 
 
-def test_a_scrape_gives_what_was_measured_by_dataset_and_worker() -> None:
+def test_a_scrape_returns_metrics_by_dataset_and_worker() -> None:
     registry, one = CollectorRegistry(), Loader(10)
     prometheus.register("clicks", one.get_metrics, registry)
     with one.recorder.workers[1].during(State.DECODE):
@@ -352,7 +352,7 @@ def test_two_loaders_share_one_family_per_metric() -> None:
     assert 'strata_data_rows_total{dataset="eval",worker="1"} 2.0' in text
 
 
-def test_a_forgotten_loader_is_not_kept_alive_and_leaves_the_scrape() -> None:
+def test_a_dropped_loader_is_freed_and_leaves_the_scrape() -> None:
     registry, one = CollectorRegistry(), Loader(1)
     prometheus.register("clicks", one.get_metrics, registry)
     assert scrape(registry)
@@ -362,7 +362,7 @@ def test_a_forgotten_loader_is_not_kept_alive_and_leaves_the_scrape() -> None:
     assert scrape(registry) == {}
 
 
-def test_a_loader_of_the_same_name_takes_over_and_the_first_cannot_take_it_down() -> None:
+def test_a_loader_of_the_same_name_replaces_the_first_which_cannot_unregister_it() -> None:
     registry, first, second = CollectorRegistry(), Loader(1), Loader(2)
     old = prometheus.register("clicks", first.get_metrics, registry)
     new = prometheus.register("clicks", second.get_metrics, registry)
@@ -384,13 +384,13 @@ def test_plain_functions_are_held_until_they_are_unregistered() -> None:
     assert scrape(registry) == {}
 
 
-def test_the_number_of_datasets_is_bounded_by_those_that_live(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_number_of_live_datasets_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
     registry, loaders = CollectorRegistry(), [Loader(1) for _ in range(prometheus.MAX_DATASETS)]
     for number, one in enumerate(loaders):
         prometheus.register(f"dataset-{number}", one.get_metrics, registry)
     last = Loader(1)
     prometheus.register("one more", last.get_metrics, registry).unregister()
-    assert "100 datasets export metrics, so 'one more' does not" in caplog.text
+    assert "100 datasets export metrics, which is the limit, so 'one more' does not" in caplog.text
     prometheus.register("one more", last.get_metrics, registry)
     assert 'strata_data_rows_total{dataset="one more",worker="1"}' not in scrape(registry)
 

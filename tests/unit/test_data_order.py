@@ -1,4 +1,4 @@
-"""The order of rows, the cuts between batches, and what ranks must decode: all without files, threads or processes."""
+"""Row order, batch bounds and what each rank decodes, without files, threads or processes."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def orders(draw: st.DrawFn) -> Order:
 
 
 def steps_of(order: Order, world: tuple[int, int], first: int = 0, tail: Any = "uneven") -> Steps:
-    return Steps(num_rows=order.num_rows, first=first, num_ranks=world[0], batch_size=world[1], tail=tail)
+    return Steps(num_rows=order.num_rows, first=first, world_size=world[0], batch_size=world[1], tail=tail)
 
 
 def test_lanes_take_turns_and_the_longer_ones_give_the_last_rows() -> None:
@@ -233,24 +233,26 @@ def test_one_rank_without_shuffle_reads_plain_file_order_and_copies_nothing() ->
 
 
 @given(
-    rows=st.lists(st.integers(20, 60), min_size=4, max_size=12), num_ranks=st.integers(1, 4), batch=st.integers(1, 12)
+    rows=st.lists(st.integers(20, 60), min_size=4, max_size=12), world_size=st.integers(1, 4), batch=st.integers(1, 12)
 )
 def test_with_the_lanes_that_we_choose_a_unit_is_read_by_one_rank_or_by_two_at_a_border(
-    rows: list[int], num_ranks: int, batch: int
+    rows: list[int], world_size: int, batch: int
 ) -> None:
-    lanes = choose_lanes(num_ranks=num_ranks, batch_size=batch, num_units=len(rows), shuffle=True, max_lanes_per_rank=4)
-    window = choose_window(num_lanes=lanes, batch_rows=num_ranks * batch, buffer_rows=50)
+    lanes = choose_lanes(
+        world_size=world_size, batch_size=batch, num_units=len(rows), shuffle=True, max_lanes_per_rank=4
+    )
+    window = choose_window(num_lanes=lanes, batch_rows=world_size * batch, shuffle_buffer_size=50)
     order = make_order(plan_of(rows), seed=3, epoch=0, shuffle=True, num_lanes=lanes, window_rows=window)
-    steps = steps_of(order, (num_ranks, batch), tail="drop")
+    steps = steps_of(order, (world_size, batch), tail="drop")
     readers: dict[int, set[int]] = {}
-    for rank in range(num_ranks):
+    for rank in range(world_size):
         for block in Schedule(order, steps, rank, 9).blocks():
             for unit in block.units:
                 readers.setdefault(unit, set()).add(rank)
     # A unit is in one lane, or in those that meet in it; lanes of neighbours belong to neighbouring ranks.
     per_lane = order.num_rows / lanes
     for unit, ranks in readers.items():
-        assert len(ranks) <= 2 + rows[unit] // (per_lane * lanes / num_ranks)
+        assert len(ranks) <= 2 + rows[unit] // (per_lane * lanes / world_size)
 
 
 def test_a_padded_batch_may_need_the_first_and_the_last_window_and_none_between() -> None:
@@ -264,32 +266,32 @@ def test_a_padded_batch_may_need_the_first_and_the_last_window_and_none_between(
 
 
 def test_the_window_is_the_buffer_over_all_lanes_and_ends_where_batches_end() -> None:
-    assert choose_window(num_lanes=8, batch_rows=1024, buffer_rows=100_000) == 12_416
+    assert choose_window(num_lanes=8, batch_rows=1024, shuffle_buffer_size=100_000) == 12_416
     assert 12_416 % (1024 // 8) == 0
-    assert choose_window(num_lanes=8, batch_rows=1024, buffer_rows=10) == 128  # never less than a batch
-    assert choose_window(num_lanes=3, batch_rows=1024, buffer_rows=100) == 33
-    assert choose_window(num_lanes=3, batch_rows=250, buffer_rows=2_000) == 500  # 1,500 rows are six batches
-    assert choose_window(num_lanes=300, batch_rows=100, buffer_rows=1) == 1
+    assert choose_window(num_lanes=8, batch_rows=1024, shuffle_buffer_size=10) == 128  # never less than a batch
+    assert choose_window(num_lanes=3, batch_rows=1024, shuffle_buffer_size=100) == 33
+    assert choose_window(num_lanes=3, batch_rows=250, shuffle_buffer_size=2_000) == 500  # 1,500 rows are six batches
+    assert choose_window(num_lanes=300, batch_rows=100, shuffle_buffer_size=1) == 1
 
 
 def test_lanes_divide_the_batch_so_that_ranks_share_none() -> None:
     def chosen(**more: int) -> int:
-        given = {"num_ranks": 4, "batch_size": 1024, "num_units": 1000, "max_lanes_per_rank": 8} | more
+        given = {"world_size": 4, "batch_size": 1024, "num_units": 1000, "max_lanes_per_rank": 8} | more
         return choose_lanes(shuffle=True, **given)
 
     assert chosen() == 32
     assert chosen(batch_size=36) == 4 * 6
     assert chosen(batch_size=7) == 4 * 7
     assert chosen(batch_size=997) == 4
-    assert chosen(num_ranks=1, batch_size=997) == 8
+    assert chosen(world_size=1, batch_size=997) == 8
     assert chosen(num_units=8) == 8
     assert chosen(num_units=2) == 4
-    assert choose_lanes(num_ranks=3, batch_size=8, num_units=9, shuffle=False, max_lanes_per_rank=8) == 3
+    assert choose_lanes(world_size=3, batch_size=8, num_units=9, shuffle=False, max_lanes_per_rank=8) == 3
 
 
 def test_the_tail_is_cut_as_asked() -> None:
     def tail(kind: Any, num_rows: int) -> tuple[list[int], int, int]:
-        steps = Steps(num_rows=num_rows, first=0, batch_size=4, num_ranks=3, tail=kind)
+        steps = Steps(num_rows=num_rows, first=0, batch_size=4, world_size=3, tail=kind)
         given = [steps.given_rows(batch) for batch in range(steps.num_batches)]
         return given, sum(steps.padded_rows(batch) for batch in range(steps.num_batches)), steps.dropped_rows
 
@@ -304,9 +306,9 @@ def test_the_tail_is_cut_as_asked() -> None:
 
 def test_an_unknown_tail_and_an_empty_batch_are_refused_with_the_cure() -> None:
     with pytest.raises(InvalidArgument, match="uneven, pad, drop"):
-        Steps(num_rows=3, first=0, batch_size=1, num_ranks=1, tail="cut")  # type: ignore[arg-type]
+        Steps(num_rows=3, first=0, batch_size=1, world_size=1, tail="cut")  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="batch_size=0 must be at least 1"):
-        Steps(num_rows=3, first=0, batch_size=0, num_ranks=1, tail="pad")
+        Steps(num_rows=3, first=0, batch_size=0, world_size=1, tail="pad")
 
 
 FROZEN: list[Row] = [(2, 1), (0, 2), (2, 2), (0, 1), (2, 0), (0, 3), (2, 3), (1, 1), (0, 0), (1, 2), (2, 4), (1, 0)]

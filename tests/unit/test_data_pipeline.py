@@ -1,4 +1,4 @@
-"""Threads that decode ahead, with decoders that tests hold in their hands: they go on when a test lets them."""
+"""The pipeline, with decoders that continue only when a test lets them."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Rig:
             num_units=len(sizes),
         )
         order = make_order(plan, seed=0, epoch=0, shuffle=bool(window_rows), num_lanes=1, window_rows=window_rows)
-        steps = Steps(num_rows=sum(sizes), first=0, batch_size=5, num_ranks=1, tail="uneven")
+        steps = Steps(num_rows=sum(sizes), first=0, batch_size=5, world_size=1, tail="uneven")
         self.decoders = [FakeDecoder(sizes, decide) for _ in range(num_workers)]
         self.recorder = LoaderRecorder(num_workers)
         self.skipped: list[tuple[int, str]] = []

@@ -1,4 +1,4 @@
-"""Who this process is, by whoever knows it. Libraries are stand-ins with the functions that theirs have."""
+"""Detection of rank and world size. Libraries are replaced by fakes with the same functions."""
 
 from __future__ import annotations
 
@@ -57,26 +57,26 @@ def test_what_the_caller_says_counts_before_all_else_and_is_not_argued_with(
 @pytest.mark.parametrize(
     ("given", "field", "words"),
     [
-        ({"rank": 1}, "num_ranks", "rank= is given without num_ranks=; give both"),
-        ({"num_ranks": 2}, "rank", "num_ranks= is given without rank=; give both"),
-        ({"rank": 2, "num_ranks": 2}, "rank", "rank 2 is not one of 2; they are 0 to 1"),
-        ({"rank": -1, "num_ranks": 2}, "rank", "rank -1 is not one of 2"),
-        ({"rank": 0, "num_ranks": 0}, "num_ranks", "there cannot be 0 ranks; there is 1 at least"),
-        ({"rank": "0", "num_ranks": 2}, "rank", "rank '0' of 2 are not both whole numbers"),
+        ({"rank": 1}, "num_ranks", "rank= is given without num_ranks=; pass both"),
+        ({"num_ranks": 2}, "rank", "num_ranks= is given without rank=; pass both"),
+        ({"rank": 2, "num_ranks": 2}, "rank", "rank=2 must be from 0 to 1 with 2 ranks"),
+        ({"rank": -1, "num_ranks": 2}, "rank", "rank=-1 must be from 0 to 1"),
+        ({"rank": 0, "num_ranks": 0}, "num_ranks", "num_ranks=0 must be at least 1"),
+        ({"rank": "0", "num_ranks": 2}, "rank", "rank='0' and num_ranks=2 must be whole numbers"),
         (
             {"accelerator": object()},
             "accelerator",
-            "object that does not tell process_index",
+            "object without process_index",
         ),
     ],
 )
-def test_a_rank_that_cannot_be_is_refused(given: dict[str, Any], field: str, words: str) -> None:
+def test_an_invalid_rank_is_refused(given: dict[str, Any], field: str, words: str) -> None:
     with pytest.raises(InvalidArgument, match=words) as caught:
         find_ranks(**given, environment=ALONE)
     assert caught.value.field == field
 
 
-def test_the_accelerator_knows_rank_and_device() -> None:
+def test_the_accelerator_provides_rank_and_device() -> None:
     assert find_ranks(accelerator=accelerator(2, 3), environment=ALONE) == Ranks(2, 3, "the accelerator", "cuda:1")
 
 
@@ -90,7 +90,7 @@ def test_the_accelerator_knows_rank_and_device() -> None:
         ("horovod.keras", "horovod.keras"),
     ],
 )
-def test_a_library_that_is_initialised_is_asked(monkeypatch: pytest.MonkeyPatch, module: str, name: str) -> None:
+def test_an_initialised_library_provides_the_rank(monkeypatch: pytest.MonkeyPatch, module: str, name: str) -> None:
     put(monkeypatch, module, 1, 3)
     assert find_ranks(environment=ALONE) == Ranks(1, 3, name)
 
@@ -107,23 +107,23 @@ def test_a_library_that_is_initialised_is_asked(monkeypatch: pytest.MonkeyPatch,
         ("PMI_RANK", "PMI_SIZE"),
     ],
 )
-def test_launchers_tell_by_the_environment(rank_name: str, size_name: str) -> None:
+def test_launchers_set_the_rank_in_the_environment(rank_name: str, size_name: str) -> None:
     found = find_ranks(environment={rank_name: "1", size_name: "2"})
 
     assert found == Ranks(1, 2, f"the environment ({rank_name} and {size_name})")
 
 
-def test_the_sources_are_asked_in_order_and_a_disagreement_names_both(
+def test_the_first_source_wins_and_a_warning_names_both(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     put(monkeypatch, "horovod.torch", 0, 5)
     put(monkeypatch, "torch.distributed", 1, 2)
 
     assert find_ranks(environment=TORCHRUN).found_in == "torch.distributed"
-    end = "the first counts"
+    end = "using the first"
     assert [record.getMessage() for record in caplog.records] == [
-        f"torch.distributed says rank 1 of 2, but horovod.torch says rank 0 of 5; {end}",
-        f"torch.distributed says rank 1 of 2, but the environment (RANK and WORLD_SIZE) says rank 3 of 4; {end}",
+        f"torch.distributed has rank 1 of 2, but horovod.torch has rank 0 of 5; {end}",
+        f"torch.distributed has rank 1 of 2, but the environment (RANK and WORLD_SIZE) has rank 3 of 4; {end}",
     ]
     assert find_ranks(accelerator=accelerator(0, 1), environment=TORCHRUN).found_in == "the accelerator"
     put(monkeypatch, "deepspeed.comm", 0, 5)
@@ -139,7 +139,7 @@ def test_sources_that_agree_are_silent(monkeypatch: pytest.MonkeyPatch, caplog: 
     assert caplog.records == []
 
 
-def test_torchrun_under_slurm_is_no_disagreement(caplog: pytest.LogCaptureFixture) -> None:
+def test_torchrun_under_slurm_is_not_a_disagreement(caplog: pytest.LogCaptureFixture) -> None:
     """Slurm starts one task per machine, torchrun one rank per device."""
     found = find_ranks(environment={**TORCHRUN, "SLURM_PROCID": "1", "SLURM_NTASKS": "2"})
 
@@ -159,12 +159,12 @@ def test_a_shell_in_a_slurm_allocation_is_one_rank(half: dict[str, str]) -> None
         ({"RANK": "0", "WORLD_SIZE": ""}, "WORLD_SIZE", "WORLD_SIZE='' in the environment is not a number"),
         ({"RANK": "0", "WORLD_SIZE": "²"}, "WORLD_SIZE", "is not a number"),
         ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK", "is not a number"),
-        ({"PMI_RANK": "2", "PMI_SIZE": "2"}, "PMI_RANK", "PMI_RANK=2 and PMI_SIZE=2 in the environment do not fit"),
-        ({"RANK": "0"}, "WORLD_SIZE", "the environment has RANK, but not WORLD_SIZE; set both"),
+        ({"PMI_RANK": "2", "PMI_SIZE": "2"}, "PMI_RANK", "PMI_RANK=2 and PMI_SIZE=2 in the environment contradict"),
+        ({"RANK": "0"}, "WORLD_SIZE", "the environment sets RANK but not WORLD_SIZE; set both"),
         ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_RANK", "but not OMPI_COMM_WORLD_RANK"),
     ],
 )
-def test_a_malformed_environment_is_refused_by_the_variables_name(
+def test_an_error_about_a_malformed_environment_names_the_variable(
     environment: dict[str, str], field: str, words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
@@ -172,16 +172,18 @@ def test_a_malformed_environment_is_refused_by_the_variables_name(
     assert caught.value.field == field
 
 
-def test_a_malformed_environment_is_only_a_warning_when_somebody_else_knows(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_malformed_environment_is_only_a_warning_if_another_source_has_the_rank(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     found = find_ranks(accelerator=accelerator(1, 2), environment={"RANK": "first", "WORLD_SIZE": "2"})
 
     assert (found.rank, found.num_ranks) == (1, 2)
     [record] = caplog.records
     assert record.levelno == logging.WARNING
-    assert "taken from the accelerator; the environment is not used: RANK='first'" in record.getMessage()
+    assert "using the rank from the accelerator and ignoring the environment: RANK='first'" in record.getMessage()
 
 
-def test_nothing_is_imported_to_find_out() -> None:
+def test_finding_the_rank_imports_no_library() -> None:
     code = (
         "import sys; from strata.data.ranks import find_ranks, share; share(find_ranks(environment={}), bytes); "
         "print({'torch', 'numpy', 'accelerate', 'deepspeed', 'horovod'} & set(sys.modules))"
@@ -194,7 +196,7 @@ def test_nothing_is_imported_to_find_out() -> None:
 # -- sharing: several real ranks are in tests/integration/test_data_sharing.py -----------------------------------------
 
 
-def test_without_a_process_group_everybody_produces() -> None:
+def test_without_a_process_group_every_rank_produces() -> None:
     assert share(Ranks(1, 2), lambda: b"own") == b"own"
 
 

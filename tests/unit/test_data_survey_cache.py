@@ -1,4 +1,4 @@
-"""A survey in bytes, and kept between runs: it saves work and changes nothing."""
+"""Surveys as bytes and in the cache, which saves work and never changes a plan."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def entry(cache: SurveyCache) -> Path:
     return path
 
 
-def test_a_survey_survives_the_way_to_other_ranks() -> None:
+def test_a_survey_survives_a_broadcast() -> None:
     fake = FakeFormat(unit_rows=1)
     found = look(fake, [*two_files(fake), fake.add("bad", None)], None, "x > 1", on_error="skip")
     assert surveys.from_bytes(surveys.to_bytes(found)) == found
     assert msgspec.json.decode(msgspec.json.encode(found), type=Survey) == found
 
 
-def test_files_that_are_known_are_not_opened_again(cache: SurveyCache) -> None:
+def test_cached_files_are_not_opened_again(cache: SurveyCache) -> None:
     fake = FakeFormat()
     files = two_files(fake)
     found = look(fake, files, cache, "x > 1")
@@ -87,7 +87,7 @@ def test_another_filter_other_columns_or_another_option_of_the_format_is_another
     assert len(list(cache.directory.iterdir())) == 7
 
 
-def test_only_what_changed_is_looked_at(cache: SurveyCache) -> None:
+def test_only_changed_files_are_opened(cache: SurveyCache) -> None:
     fake = FakeFormat()
     files = two_files(fake)
     look(fake, files, cache)
@@ -113,7 +113,7 @@ def test_rows_are_counted_again_when_the_types_of_the_filter_s_columns_change(ca
     assert fake.calls["open", "a"] == 2
 
 
-def test_rows_are_counted_again_when_a_partition_becomes_another_one_or_a_plain_column(cache: SurveyCache) -> None:
+def test_rows_are_counted_again_when_partition_values_change(cache: SurveyCache) -> None:
     fake = FakeFormat()
     file = fake.add("y=1/a", {"y": [5, 6]})
     by_path, by_name = [pa.field("y", pa.int64())], list[pa.Field]()
@@ -125,7 +125,7 @@ def test_rows_are_counted_again_when_a_partition_becomes_another_one_or_a_plain_
     assert fake.calls["inspect", "y=1/a"] == 1
 
 
-def test_what_could_not_be_read_is_tried_again(cache: SurveyCache) -> None:
+def test_unreadable_files_are_tried_again(cache: SurveyCache) -> None:
     fake = FakeFormat(bad_units={("a", 0)})
     files = two_files(fake)
     assert look(fake, files, cache, "x > 1", on_error="skip").skipped
@@ -142,7 +142,7 @@ def with_payload(payload: bytes) -> bytes:
     return surveys._MAGIC + xxhash.xxh3_128_digest(payload) + payload
 
 
-def test_bytes_that_cannot_be_true_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_impossible_numbers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(surveys, "MAX_BYTES", 10_000)
     fake = FakeFormat(unit_rows=2)
     found = look(fake, two_files(fake), None, "x > 1")
@@ -182,7 +182,7 @@ def test_bytes_that_cannot_be_true_are_refused(monkeypatch: pytest.MonkeyPatch) 
             pytest.fail(f"{number} was taken for a survey: {surveys.from_bytes(data)}")
 
 
-def test_a_cache_that_cannot_be_trusted_is_passed_over(cache: SurveyCache, tmp_path: Path) -> None:
+def test_an_untrusted_cache_is_ignored(cache: SurveyCache, tmp_path: Path) -> None:
     fake = FakeFormat()
     files = two_files(fake)
     expected = look(fake, files, cache)
@@ -215,14 +215,14 @@ def test_a_cache_that_cannot_be_trusted_is_passed_over(cache: SurveyCache, tmp_p
         assert fake.calls.total() == 2, harm.__name__
 
 
-def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_not_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     fake = FakeFormat()
     files = two_files(fake)
     assert look(fake, files, SurveyCache(directory=tmp_path / "file" / "surveys")) == look(fake, files, None)
 
 
-def test_the_cache_is_bounded_and_drops_what_was_not_used_for_longest(tmp_path: Path) -> None:
+def test_the_cache_is_bounded_and_evicts_the_least_recently_used(tmp_path: Path) -> None:
     fake = FakeFormat()
     found = look(fake, two_files(fake), None)
     size = len(surveys.to_bytes(found))
@@ -239,9 +239,7 @@ def test_the_cache_is_bounded_and_drops_what_was_not_used_for_longest(tmp_path: 
     assert cache.load("k6") is None
 
 
-def test_the_directory_is_the_user_s_unless_the_environment_says_otherwise(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_cache_directory_can_be_set_in_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("STRATA_CACHE_DIR", str(tmp_path))
     assert survey_cache.default().directory == tmp_path / "surveys"
     monkeypatch.delenv("STRATA_CACHE_DIR")
@@ -265,7 +263,7 @@ STEPS = st.lists(
 def test_a_cache_never_changes_a_plan(
     steps: list[tuple[str, list[int | None] | None, str]], filter_: str | None
 ) -> None:
-    """Files come, go and change, with other types too; after each step the plan is that of who has no cache."""
+    """Files are added, removed and changed; after each step the plan equals one made without a cache."""
     condition = filters.parse(filter_) if filter_ else None
     fake = FakeFormat(unit_rows=2)
     files = {"y": fake.add("y", {"y": [1, None, 2]}), "x": fake.add("x", {"x": pa.array([1, None], pa.int8())})}
@@ -288,7 +286,7 @@ def test_a_cache_never_changes_a_plan(
             assert outcomes[0] == outcomes[1] == outcomes[2]
 
 
-def test_a_dataset_that_has_become_empty_is_so_with_a_cache_too(cache: SurveyCache) -> None:
+def test_a_dataset_that_became_empty_is_empty_with_a_cache_too(cache: SurveyCache) -> None:
     fake = FakeFormat()
     look(fake, two_files(fake), cache, roots=["/data"])
     with pytest.raises(NoData):

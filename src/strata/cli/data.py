@@ -61,7 +61,7 @@ def plan(
     """Show the splits, what is left out, what becomes of each column, and how evenly the work is spread."""
     from strata.data.batch.policy import describe  # noqa: PLC0415
     from strata.data.order.assignment import Task, balance, by_name  # noqa: PLC0415
-    from strata.data.plan import table as plan_table  # noqa: PLC0415 (pyarrow is behind it)
+    from strata.data.plan import report  # noqa: PLC0415 (pyarrow is behind it)
 
     _, dataset = _load(
         path,
@@ -74,7 +74,7 @@ def plan(
         output_format="numpy",
     )
     made: Plan = dataset.plan
-    num_workers = dataset.delivery.num_workers
+    num_workers = dataset.config.runtime.num_workers
     tasks = [Task(n, int(made.unit_bytes[n]), int(made.unit_rows[n])) for n in range(made.num_units)]
     spread = balance(by_name(strategy)(tasks, num_workers * ranks), tasks)
     policies = describe(dataset.policies or ())
@@ -86,7 +86,7 @@ def plan(
             "num_files": len(made.files),
             "num_units": made.num_units,
             "fingerprint": made.fingerprint,
-            "splits": plan_table.rows(made),
+            "splits": report.rows(made),
             "pruning": asdict(made.pruning),
             "columns": policies,
             "balance": {
@@ -99,7 +99,7 @@ def plan(
         echo_json(told)
         return
     console, all_workers = _console(), counted(ranks * num_workers, "worker")
-    console.print(plan_table.table(made))
+    console.print(report.as_table(made))
     console.print(_as_table("Columns", policies))
     console.print(
         f"{counted(steps['batches'], 'batch', 'batches')} of {counted(batch_size, 'row')} on each of "

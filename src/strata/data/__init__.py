@@ -1,6 +1,7 @@
-"""Structured data into training: exact to the row, at the speed of the decoder.
+"""Structured data for training: files and Iceberg tables as batches, exact to the row.
 
-What stands behind a name is loaded when it is first used.
+The modules here are the public datasets, their configuration and the loaders; the folders follow the path of the data.
+A name is imported when it is first used.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ if TYPE_CHECKING:
     from strata.data.plan.plan import Plan as Plan
     from strata.data.runtime.metrics import LoaderMetrics as LoaderMetrics
     from strata.data.runtime.metrics import WorkerMetrics as WorkerMetrics
+    from strata.data.runtime.metrics import between as between
     from strata.data.structured import StructuredDataset as StructuredDataset
 
 _HOMES = {
     "iceberg_dataset": ("IcebergDataset",),
-    "runtime.metrics": ("LoaderMetrics", "WorkerMetrics"),
+    "runtime.metrics": ("LoaderMetrics", "WorkerMetrics", "between"),
     "batch.output": ("PaddedRows", "RaggedRows"),
     "plan.plan": ("Plan",),
     "order.assignment": ("Task",),

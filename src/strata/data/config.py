@@ -1,85 +1,224 @@
-"""What a user may choose about the delivery of a dataset. Settings that exist are valid."""
+"""The settings of a loader: one frozen object per concern, valid once it exists.
+
+`create_dataloader` makes a `LoaderConfig` of its keyword arguments and hands it, or the part that a component needs,
+down unchanged. Each field has the name of its keyword argument; `StructuredDataset.create_dataloader` documents them.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+import importlib.util
+import operator
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args
 
+import pyarrow as pa
+
+from strata.config import parse_bytes
 from strata.data.order.assignment import Strategy, by_name
 from strata.data.order.order import MAX_LANES, MAX_SEED
 from strata.data.order.steps import Tail
 from strata.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
 OutputFormat: TypeAlias = Literal["torch", "numpy", "arrow", "pandas", "dict"]
 WorkerType: TypeAlias = Literal["thread", "process"]
 OnError: TypeAlias = Literal["raise", "skip"]
 OnEmpty: TypeAlias = Literal["raise", "empty"]
+SchemaMode: TypeAlias = Literal["unify", "strict"]
 
-DEFAULT_BUFFER_ROWS = 100_000
+DEFAULT_SHUFFLE_BUFFER_SIZE = 100_000
 MAX_BATCH_ROWS = 1 << 31
 MAX_WORKERS = 256
-
-
-def check_on_empty(on_empty: object) -> None:
-    """
-    Raises:
-        InvalidArgument: There is no such choice.
-    """
-    if on_empty not in get_args(OnEmpty):
-        raise InvalidArgument(f"on_empty={on_empty!r}; use one of {', '.join(get_args(OnEmpty))}", field="on_empty")
+MAX_DEFAULT_WORKERS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Delivery:
+class FilesConfig:
+    """Which files to read, and how to interpret them."""
+
+    path: Any
+    format: str | None = None
+    partitioning: Literal["hive"] | None = "hive"
+    filesystem: Any = None
+    storage_options: Mapping[str, Any] | None = None
+    format_options: Mapping[str, Any] | None = None
+    schema: pa.Schema | None = None
+    schema_mode: SchemaMode = "unify"
+
+    def __post_init__(self) -> None:
+        if not self._paths() or not all(isinstance(each, str | os.PathLike) for each in self._paths()):
+            raise InvalidArgument(
+                f"path={self.path!r} is not a path; pass a path or URL as text, or a list of them", field="path"
+            )
+        if self.schema is not None and not isinstance(self.schema, pa.Schema):
+            raise InvalidArgument(
+                f"schema is a {type(self.schema).__name__}; pass a pyarrow schema: pa.schema({{'x': pa.int32()}})",
+                field="schema",
+            )
+
+    @property
+    def roots(self) -> list[str]:
+        """The paths that the user gave."""
+        return [os.fspath(each) for each in self._paths()]
+
+    def _paths(self) -> Sequence[Any]:
+        return self.path if isinstance(self.path, list | tuple) else [self.path]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanConfig:
+    """What to read of the dataset, and how to divide it into splits."""
+
+    columns: Sequence[str] | None = None
+    filters: Any = None
+    split_bytes: int = 128 << 20
+    """Besides the size of a split: the memory for the decoded row groups of a rank's lanes. It decides the number of
+    lanes and with it the row order, so it must be the same on every rank, whatever its machine."""
+    split_rows: int | None = None
+    on_error: OnError = "raise"
+    on_empty: OnEmpty = "raise"
+    cache: bool = True
+    show_progress: bool = False
+
+    def __post_init__(self) -> None:
+        _check_choice(self, "on_error", get_args(OnError))
+        _check_choice(self, "on_empty", get_args(OnEmpty))
+        _set_number(self, "split_bytes", 1, 1 << 50)
+        if self.columns is not None:
+            _check_columns(self.columns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderConfig:
+    """Which rows form a batch, and in which order."""
+
     batch_size: int
     shuffle: bool
     shuffle_seed: int
     shuffle_buffer_size: int
-    """Rows that are shuffled among themselves, of all ranks together."""
-    split_strategy: str | Strategy | None
-    num_workers: int
-    worker_type: WorkerType
-    output_format: OutputFormat
-    tail: Tail
-    on_error: OnError
+    """Rows that are shuffled together, summed over all ranks."""
     lanes: int | None
-    """None: chosen anew at the start of each epoch, by the number of ranks."""
-    lane_bytes: int
-    """How much the decoded units of a rank's lanes may take together. Decides the number of lanes, and so the order:
-    the same on every rank, whatever its machine."""
-    prefetch_bytes: int
-    """How much may be decoded and not yet handed over."""
+    """None chooses the number at the start of each epoch, from the world size."""
+    tail: Tail
+
+    def __post_init__(self) -> None:
+        _check_choice(self, "tail", get_args(Tail))
+        _set_number(self, "batch_size", 1, MAX_BATCH_ROWS)
+        _set_number(self, "shuffle_seed", 0, MAX_SEED)
+        _set_number(self, "shuffle_buffer_size", 1, MAX_BATCH_ROWS)
+        if self.lanes is not None:
+            _set_number(self, "lanes", 1, MAX_LANES)
+        if not isinstance(self.shuffle, bool):
+            raise InvalidArgument(f"shuffle={self.shuffle!r} must be True or False", field="shuffle")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchConfig:
+    """How columns are delivered; `batch/policy.py` has the table of types."""
+
+    output_format: OutputFormat
+    strings: str | Mapping[str, str] = "python"
+    string_width: int | None = None
+    nulls: str | Mapping[str, Any] | None = None
+    decimals: str | Mapping[str, str] | None = None
+    vocabularies: Mapping[str, Any] | None = None
+    max_vocabulary: int = 1_000_000
     transform: Callable[[Any], Any] | None = None
     collate_fn: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
-        self._check_choice("worker_type", get_args(WorkerType))
-        self._check_choice("output_format", get_args(OutputFormat))
-        self._check_choice("tail", get_args(Tail))
-        self._check_choice("on_error", get_args(OnError))
-        self._check_count("batch_size", 1, MAX_BATCH_ROWS)
-        self._check_count("shuffle_seed", 0, MAX_SEED)
-        self._check_count("shuffle_buffer_size", 1, MAX_BATCH_ROWS)
-        self._check_count("num_workers", 0, MAX_WORKERS)
-        self._check_count("prefetch_bytes", 0, 1 << 50)
-        self._check_count("lane_bytes", 1, 1 << 50)
-        if not isinstance(self.shuffle, bool):
-            raise InvalidArgument(f"shuffle={self.shuffle!r} must be True or False", field="shuffle")
-        if self.lanes is not None:
-            self._check_count("lanes", 1, MAX_LANES)
+        _check_choice(self, "output_format", get_args(OutputFormat))
         for name in ("transform", "collate_fn"):
             if getattr(self, name) is not None and not callable(getattr(self, name)):
-                raise InvalidArgument(f"{name} is not callable: {getattr(self, name)!r}", field=name)
+                raise InvalidArgument(f"{name}={getattr(self, name)!r} is not callable; pass a function", field=name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeConfig:
+    """How rows are decoded, and how far ahead of the training loop."""
+
+    num_workers: int
+    worker_type: WorkerType
+    split_strategy: str | Strategy | None
+    prefetch_bytes: int
+    """Bytes that may be decoded and not yet delivered."""
+
+    def __post_init__(self) -> None:
+        _check_choice(self, "worker_type", get_args(WorkerType))
+        _set_number(self, "num_workers", 0, MAX_WORKERS)
+        _set_number(self, "prefetch_bytes", 0, 1 << 50)
         by_name(self.split_strategy)
 
-    def _check_choice(self, name: str, known: tuple[str, ...]) -> None:
-        if getattr(self, name) not in known:
-            raise InvalidArgument(f"{name}={getattr(self, name)!r}; use one of {', '.join(known)}", field=name)
+    @classmethod
+    def create(
+        cls,
+        *,
+        num_workers: int | None,
+        worker_type: WorkerType,
+        split_strategy: str | Strategy | None,
+        prefetch_bytes: int | str | None,
+        split_bytes: int | str,
+    ) -> Self:
+        """Fill in the defaults: one worker per core, and half a split per worker plus as much for the lanes."""
+        if num_workers is None:
+            num_workers = min(MAX_DEFAULT_WORKERS, len(os.sched_getaffinity(0)))
+        config = cls(num_workers=num_workers, worker_type=worker_type, split_strategy=split_strategy, prefetch_bytes=0)
+        if prefetch_bytes is None:
+            default = parse_bytes(split_bytes) // 2 * (1 + config.num_threads)
+            return replace(config, prefetch_bytes=default)
+        return replace(config, prefetch_bytes=parse_bytes(prefetch_bytes, field="prefetch_bytes"))
 
-    def _check_count(self, name: str, least: int, most: int) -> None:
-        value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise InvalidArgument(f"{name}={value!r} must be a whole number from {least} to {most}", field=name)
+    @property
+    def num_threads(self) -> int:
+        """Threads that decode, or that each wait for a decoding process; `num_workers=0` has one as well."""
+        return max(1, self.num_workers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderConfig:
+    """All settings that a loader over files and one over an Iceberg table share."""
+
+    name: str
+    plan: PlanConfig
+    order: OrderConfig
+    batch: BatchConfig
+    runtime: RuntimeConfig
+
+
+def default_output_format() -> OutputFormat:
+    return "torch" if has_torch() else "numpy"
+
+
+def has_torch() -> bool:
+    return importlib.util.find_spec("torch") is not None
+
+
+def _check_columns(columns: Sequence[str]) -> None:
+    if isinstance(columns, str):
+        raise InvalidArgument(f"columns={columns!r} is a string; pass a list: [{columns!r}]", field="columns")
+    if not columns:
+        raise InvalidArgument("columns=[] delivers nothing; name some, or leave it out for all", field="columns")
+    repeated = {name for name in columns if list(columns).count(name) > 1}
+    if repeated:
+        raise InvalidArgument(f"columns names {min(repeated)!r} twice; name each once", field="columns")
+
+
+def _check_choice(config: object, name: str, known: tuple[str, ...]) -> None:
+    value = getattr(config, name)
+    if value not in known:
+        raise InvalidArgument(f"{name}={value!r} is unknown; use one of {', '.join(known)}", field=name)
+
+
+def _set_number(config: object, name: str, minimum: int, maximum: int) -> None:
+    """Check a whole number, of numpy's types as well, and store it as an int."""
+    value = getattr(config, name)
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or not minimum <= number <= maximum:
+        raise InvalidArgument(f"{name}={value!r} must be a whole number from {minimum} to {maximum}", field=name)
+    object.__setattr__(config, name, number)

@@ -1,4 +1,4 @@
-"""`StructuredDataset`: a plan, a place in it, and the way to iterate over what is left."""
+"""The base class of all datasets: a plan, a position in it, and the iteration over the remaining rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from strata.data.order.cursor import Cursor, read_cursor
 from strata.data.order.order import choose_lanes, choose_window, make_order
 from strata.data.order.schedule import Schedule
 from strata.data.order.steps import Steps
-from strata.data.plan.diff import explain, summary
+from strata.data.plan.report import explain, summary
 from strata.data.runtime.bottleneck import Lookout, PlanFacts
 from strata.data.runtime.decode_process import ProcessDecoder
 from strata.data.runtime.decoder import Recipe, ThreadDecoder, has_head
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from strata.data.batch.delivery import Deliverer
     from strata.data.batch.policy import Policy
     from strata.data.batch.vocabulary import Vocabulary
-    from strata.data.config import Delivery
+    from strata.data.config import LoaderConfig
     from strata.data.plan.plan import Plan
     from strata.data.ranks import Ranks
     from strata.data.runtime.decoder import Decoder
@@ -46,81 +46,80 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_LANES_PER_RANK = 8
-"""More would mix a batch from more places, and hold more decoded units at once."""
+"""More lanes mix a batch from more places, and hold more decoded row groups at once."""
 BLOCK_BYTES = 16 << 20
 MAX_BLOCK_ROWS = 1 << 20
-"""Made at once when there is no window: enough that what is done per block does not count."""
+"""Size of a block without shuffle: large enough that the work per block is negligible."""
 
 
 class Dataset:
-    """What `create_dataloader` returns beside the loader. Iterating over it, or over the loader, is the same."""
+    """The dataset that `create_dataloader` returns with the loader. Iterating over either is the same."""
 
     has_global_state = True
-    """`state_dict()` is the same on all ranks, of any number of them."""
+    """`state_dict()` is the same on all ranks, and any number of ranks can load it."""
 
     def __init__(
         self,
         recipe: Recipe,
         deliverer: Deliverer,
-        delivery: Delivery,
+        config: LoaderConfig,
         ranks: Ranks,
         *,
-        name: str,
         plan_s: float = 0.0,
         clock: Clock | None = None,
     ) -> None:
-        self.name = name
-        self.delivery = delivery
+        self.name = config.name
+        self.config = config
         self.ranks = ranks
         self._recipe = recipe
         self._deliverer = deliverer
         self._clock = clock or SystemClock()
-        self._num_threads = max(1, delivery.num_workers)
-        self._recorder = LoaderRecorder(self._num_threads, self._clock)
+        num_threads = config.runtime.num_threads
+        self._recorder = LoaderRecorder(num_threads, self._clock)
         pruning = recipe.plan.pruning
         self._recorder.planned(plan_s, skipped_files=pruning.num_files_skipped, skipped_units=pruning.num_units_skipped)
         self._processes: list[ProcessDecoder] = []
-        """Kept from one pass to the next: starting them takes a while."""
-        if delivery.worker_type == "process":
+        """Kept from one pass to the next, because starting a process is slow."""
+        if config.runtime.worker_type == "process":
             self._processes = [ProcessDecoder(recipe, recorder) for recorder in self._recorder.workers]
-        self._lookout = Lookout(self._facts(), num_workers=self._num_threads)
+        self._lookout = Lookout(self._facts(), num_workers=num_threads)
         self._summary = summary(self.plan)
         self._cursor = self._start_of(0)
         self._is_resuming = False
-        """The cursor was loaded, and no batch has been taken since."""
+        """Whether the cursor was loaded and no batch has been delivered since."""
         self._is_begun = False
-        """A batch has been taken since the cursor was set. A pass that nothing was taken from begins again there."""
+        """Whether a batch has been delivered since the cursor was set. A pass without one starts over."""
         self._is_warm = False
-        """There was a pass before, so memory is at hand, and nothing is gained by beginning with a part of a unit."""
+        """Whether a pass came before: its memory is reused, and decoding part of a row group first gains nothing."""
         self._pass: weakref.ref[Pass] | None = None
-        register(name, self.get_metrics)
+        register(config.name, self.get_metrics)
 
     @property
     def plan(self) -> Plan:
-        """What will be read; print it for a table of splits."""
+        """The plan of what is read; print it for a table of splits."""
         return self._recipe.plan
 
     @property
     def policies(self) -> tuple[Policy, ...] | None:
-        """What becomes of each column; None until a transform has shown them."""
+        """How each column is delivered; with a transform, None until it has run."""
         return self._deliverer.policies
 
     @property
     def vocabularies(self) -> Mapping[str, Vocabulary]:
-        """Of all columns that are delivered as codes."""
+        """The vocabularies of all columns that are delivered as codes."""
         return self._deliverer.vocabularies
 
     def vocabulary(self, column: str) -> Vocabulary:
-        """Of a column that is delivered as codes: which code stands for which value.
+        """Return the vocabulary of a column that is delivered as codes.
 
         Raises:
-            InvalidArgument: It is not delivered as codes.
+            InvalidArgument: The column is not delivered as codes.
         """
         known = self.vocabularies
         if column not in known:
             raise InvalidArgument(
-                f"column {column!r} has no vocabulary; those with one: {', '.join(sorted(known)) or 'none'}. "
-                f"Ask for codes with strings={{{column!r}: 'codes'}}",
+                f"column {column!r} has no vocabulary; columns with one: {', '.join(sorted(known)) or 'none'}. "
+                f"To get codes, pass strings={{{column!r}: 'codes'}}",
                 field="column",
             )
         return known[column]
@@ -131,11 +130,11 @@ class Dataset:
 
     @property
     def position(self) -> int:
-        """Rows of this epoch that have been handed over, on all ranks together."""
+        """Rows of this epoch delivered so far, summed over all ranks."""
         return self._cursor.position
 
     def __len__(self) -> int:
-        """Batches of a whole epoch, the same on every rank."""
+        """Return the batches of a whole epoch, the same on every rank."""
         return self._steps(first=0).num_batches
 
     @property
@@ -147,13 +146,13 @@ class Dataset:
         return self.begin()
 
     def begin(self) -> Pass:
-        """Goes on from a loaded state; otherwise begins the epoch: the next one if this one was read to its end."""
+        """Start a pass: resume from a loaded state, or start this epoch, or the next one if this one is complete."""
         self._end_pass()
         if self._is_begun:
             is_over = self._cursor.position == self._cursor.num_rows
             self._cursor = self._start_of(self._cursor.epoch + is_over)
             self._is_begun = False
-        cursor, delivery = self._cursor, self.delivery
+        cursor, config = self._cursor, self.config
         steps = self._steps(first=cursor.position)
         order = make_order(
             self.plan,
@@ -174,13 +173,13 @@ class Dataset:
                 fetcher=fetcher,
                 convert=self._deliverer.convert,
                 present=self._deliverer.present,
-                strategy=by_name(delivery.split_strategy),
+                strategy=by_name(config.runtime.split_strategy),
                 recorder=self._recorder,
-                budget_bytes=delivery.prefetch_bytes,
+                budget_bytes=config.runtime.prefetch_bytes,
                 row_bytes=self._deliverer.row_bytes,
                 block_bytes=block_bytes,
                 has_head=(lambda _: False) if self._is_warm else self._has_head,
-                skips_bad_units=delivery.on_error == "skip",
+                skips_bad_units=config.plan.on_error == "skip",
                 on_skip=partial(self._skipped, set()),
             )
             pipeline = Pipeline(work)
@@ -192,19 +191,19 @@ class Dataset:
             recorder=self._recorder,
             lookout=self._lookout,
             clock=self._clock,
-            collate=delivery.collate_fn,
+            collate_fn=config.batch.collate_fn,
             on_position=self._moved,
         )
-        self._pass = weakref.ref(begun)  # who leaves the loop forgets it, and its threads end
+        self._pass = weakref.ref(begun)  # leaving the loop drops the pass, which ends its threads
         if pipeline is not None:
             pipeline.start()
             self._is_warm = True
         return begun
 
     def set_epoch(self, epoch: int) -> None:
-        """The next loop reads this epoch, from its beginning, or from where a state that was loaded says."""
+        """Make the next loop read this epoch, from its start or from the position of a loaded state."""
         if operator.index(epoch) < 0:
-            raise InvalidArgument(f"epoch={epoch} must not be negative", field="epoch")
+            raise InvalidArgument(f"epoch={epoch} must be 0 or more", field="epoch")
         if self._is_resuming and epoch == self._cursor.epoch:
             return
         self._end_pass()
@@ -212,35 +211,36 @@ class Dataset:
         self._cursor = self._start_of(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the epoch stands: the same on all ranks after the same number of batches, and small."""
+        """Return the position in the epoch: small, and the same on all ranks after the same number of batches."""
         return self._cursor.to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any], *, on_change: str = "refuse") -> None:
-        """The next loop goes on with exactly the rows that had not been handed over, whatever the number of ranks.
+        """Make the next loop resume with exactly the rows that were not delivered, on any number of ranks.
 
-        `on_change="accept"`: goes on at this position even if the dataset is another one than it was.
+        `on_change="accept"` resumes at this position even if the dataset has changed.
 
         Raises:
-            PlanChanged: The dataset is not the one that the state was saved for; the message says what changed.
-            InvalidArgument: It is no state of a loader.
+            PlanChanged: The dataset has changed since the state was saved; the message names the difference.
+            InvalidArgument: It is not the state of a loader.
         """
         if on_change not in ("refuse", "accept"):
-            raise InvalidArgument(f"on_change={on_change!r}; use 'refuse' or 'accept'", field="on_change")
+            raise InvalidArgument(f"on_change={on_change!r} is unknown; use 'refuse' or 'accept'", field="on_change")
         cursor = read_cursor(state)
         if cursor.fingerprint != self.plan.fingerprint:
             what = explain(cursor.plan, self.plan)
             if on_change == "refuse":
                 raise PlanChanged(
                     f"the state at row {cursor.position} of epoch {cursor.epoch} belongs to another dataset: {what}. "
-                    "Bring back what it was, begin an epoch anew with set_epoch(), or go on at the same position of "
-                    "the new order (rows may be missed or repeated) with load_state_dict(state, on_change='accept')"
+                    "Restore the dataset, start an epoch with set_epoch(), or resume at the same position of the new "
+                    "order (which may miss or repeat rows) with load_state_dict(state, on_change='accept')"
                 )
-            log.warning("the dataset has changed: %s; going on at row %d of the new order", what, cursor.position)
+            log.warning("the dataset has changed: %s; resuming at row %d of the new order", what, cursor.position)
             fresh = self._start_of(cursor.epoch)
             cursor = msgspec.structs.replace(fresh, position=min(cursor.position, fresh.num_rows))
         elif cursor.num_rows != self.plan.num_rows:
             raise InvalidArgument(
-                f"the state says {cursor.num_rows} rows, and the same dataset has {self.plan.num_rows}; it was changed",
+                f"the state has num_rows={cursor.num_rows}, but the same dataset has {self.plan.num_rows} rows; load "
+                "the dictionary as it was saved",
                 field="state",
             )
         self._end_pass()
@@ -254,7 +254,7 @@ class Dataset:
         self._recorder.reset()
 
     def close(self) -> None:
-        """Ends what is under way, processes too; the dataset can be used again."""
+        """End the current pass, its threads and its processes. The dataset can be used again."""
         self._end_pass()
         for decoder in self._processes:
             decoder.shutdown()
@@ -271,30 +271,30 @@ class Dataset:
         self._pass = None
 
     def _start_of(self, epoch: int) -> Cursor:
-        delivery, plan = self.delivery, self.plan
-        lanes = delivery.lanes
+        order, plan = self.config.order, self.plan
+        lanes = order.lanes
         if lanes is None:
             lanes = choose_lanes(
-                num_ranks=self.ranks.num_ranks,
-                batch_size=delivery.batch_size,
+                world_size=self.ranks.num_ranks,
+                batch_size=order.batch_size,
                 num_units=plan.num_units,
-                shuffle=delivery.shuffle,
+                shuffle=order.shuffle,
                 max_lanes_per_rank=lanes_that_fit(
-                    plan, self._deliverer.row_bytes, delivery.lane_bytes, MAX_LANES_PER_RANK
+                    plan, self._deliverer.row_bytes, self.config.plan.split_bytes, MAX_LANES_PER_RANK
                 ),
             )
-        # With lanes that are fixed the order must not depend on batches and ranks, so the window does not either.
-        batch_rows = delivery.batch_size * self.ranks.num_ranks if delivery.lanes is None else lanes
-        window = choose_window(num_lanes=lanes, batch_rows=batch_rows, buffer_rows=delivery.shuffle_buffer_size)
+        # If the user fixed the lanes, the order must not depend on batches and ranks, so the window must not either.
+        batch_rows = order.batch_size * self.ranks.num_ranks if order.lanes is None else lanes
+        window = choose_window(num_lanes=lanes, batch_rows=batch_rows, shuffle_buffer_size=order.shuffle_buffer_size)
         return Cursor(
             fingerprint=plan.fingerprint,
-            seed=delivery.shuffle_seed,
-            shuffle=delivery.shuffle,
+            seed=order.shuffle_seed,
+            shuffle=order.shuffle,
             epoch=epoch,
             position=0,
             num_rows=plan.num_rows,
             lanes=lanes,
-            window=window if delivery.shuffle else 0,
+            window=window if order.shuffle else 0,
             plan=self._summary,
         )
 
@@ -302,9 +302,9 @@ class Dataset:
         return Steps(
             num_rows=self.plan.num_rows,
             first=first,
-            batch_size=self.delivery.batch_size,
-            num_ranks=self.ranks.num_ranks,
-            tail=self.delivery.tail,
+            batch_size=self.config.order.batch_size,
+            world_size=self.ranks.num_ranks,
+            tail=self.config.order.tail,
         )
 
     def _decoders(self, fetcher: Fetcher | None) -> Sequence[Decoder]:
@@ -315,33 +315,33 @@ class Dataset:
         return [ThreadDecoder(self._recipe, recorder, fetcher) for recorder in self._recorder.workers]
 
     def _fetcher(self) -> Fetcher | None:
-        """Only for what is far away, and not for processes: each of them reads for itself."""
+        """Return a prefetcher for remote files; processes read for themselves."""
         if self._recipe.source.is_local or self._processes:
             return None
-        return Fetcher(self._recipe, budget_bytes=self.delivery.prefetch_bytes)
+        return Fetcher(self._recipe, prefetch_bytes=self.config.runtime.prefetch_bytes)
 
     def _has_head(self, unit: int) -> bool:
-        # Of a unit that is skipped no row is delivered, and only at its end is it known that it can be read.
-        return not self._processes and self.delivery.on_error == "raise" and has_head(self._recipe, unit)
+        # With on_error="skip", no row of a damaged row group is delivered, and only its end shows that it is intact.
+        return not self._processes and self.config.plan.on_error == "raise" and has_head(self._recipe, unit)
 
     def _block_size(self, *, has_windows: bool) -> tuple[int, int]:
-        """The most bytes, and the most rows.
+        """Return the maximum bytes and rows of a block.
 
-        A window is made at once if it may, since gathering it in parts takes longer. Beside the units that it is
-        gathered from, the block that the caller has and the next one are held: both together take as much as the
-        splits of all workers.
+        A window is gathered in one block if it fits, since gathering it in parts is slower. Besides the row groups,
+        memory holds the block that the caller consumes and the next one: together they take as much as the splits of
+        all workers.
         """
-        most = max(1, self.delivery.lane_bytes * self._num_threads // 2)
+        most = max(1, self.config.plan.split_bytes * self.config.runtime.num_threads // 2)
         num_bytes = most if has_windows else min(BLOCK_BYTES, most)
         num_rows = max(1, num_bytes // self._deliverer.row_bytes)
         return num_bytes, num_rows if has_windows else min(MAX_BLOCK_ROWS, num_rows)
 
     def _skipped(self, known: set[int], unit: int, error: BaseException) -> None:
-        """`known`: units that this pass met before. Blocks that lie apart may need the same one."""
+        """Log and count a skipped row group once per pass (`known`), although several blocks may need it."""
         if unit not in known:
             known.add(unit)
             self._recorder.skipped_unit()
-            log.warning("skipped a unit with %d rows: %s", self.plan.unit_rows[unit], error)
+            log.warning("skipped a row group with %d rows: %s", self.plan.unit_rows[unit], error)
 
     def _facts(self) -> PlanFacts:
         formats = {file.format for file in self.plan.files}
@@ -349,8 +349,8 @@ class Dataset:
             num_units=self.plan.num_units,
             num_splits=self.plan.num_splits,
             is_local=self._recipe.source.is_local,
-            num_ranks=self.ranks.num_ranks,
+            world_size=self.ranks.num_ranks,
             unit_name=self._recipe.formats[min(formats)].unit_name if formats else "row group",
-            worker_type=self.delivery.worker_type,
+            worker_type=self.config.runtime.worker_type,
             num_cpus=len(os.sched_getaffinity(0)),
         )

@@ -1,12 +1,12 @@
-"""Loaders over a map-style dataset of the user's own, as torch knows them. Imported only where torch is installed.
+"""Exact, resumable torch loaders over a user's map-style dataset. Imported only where torch is installed.
 
-`map_loader` builds a `DataLoader`; `RowSampler` is for users who build one themselves, and `adopt` turns theirs into
-the same thing. Torch fetches ahead of the training loop, so neither a sampler nor a worker knows what was delivered:
-the loader's own iterator does, and moves the place.
+`map_loader` builds a `DataLoader`. `RowSampler` is for users who build one themselves; `adopt` then turns it into the
+same thing. Torch prefetches ahead of the training loop, so neither the sampler nor a worker knows which batches were
+delivered. The loader's iterator does, and advances the position.
 
-Random numbers that the dataset and `collate_fn` draw come from generators that are seeded for every batch, from the
-shuffle seed, the epoch and the batch's first position. So they do not depend on how many workers fetch, and not on
-where an epoch was interrupted; and the training process's own generators do not notice that data are loaded at all.
+The random generators that the dataset and `collate_fn` use are seeded for every batch, from the shuffle seed, the epoch
+and the first position of the batch. Random numbers therefore do not depend on the number of workers or on where an
+epoch was interrupted, and loading data does not change the generators of the training process.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from strata.data.order.steps import Tail
     from strata.data.ranks import Ranks
 
-_SEEDED = "the order and the workers' seeds follow from shuffle_seed=; pass that"
+_SEEDED = "the order and the seeds of the workers follow from shuffle_seed=; pass that instead"
 _OWN_SAMPLER = (
-    "the loader has a sampler of its own, which makes it exact; leave it out, or build the DataLoader yourself, with "
-    "sampler=ctx.sampler(dataset), and pass it to ctx.attach"
+    "the loader needs its own sampler to be exact; leave it out, or build the DataLoader yourself with "
+    "sampler=ctx.sampler(dataset) and pass it to ctx.attach"
 )
 _CONTRADICTIONS = {
     "sampler": _OWN_SAMPLER,
@@ -45,22 +45,21 @@ _CONTRADICTIONS = {
 
 
 class RowSampler(DistributedSampler[Any]):
-    """Says which rows a rank gets. For a `DataLoader` that is passed to `ctx.attach`, which iterates in its stead."""
+    """Assigns rows to a rank, for a `DataLoader` that is passed to `ctx.attach`."""
 
-    def __init__(self, dataset: Any, *, ranks: Ranks, shuffle: bool, seed: int, tail: Tail) -> None:
+    def __init__(self, dataset: Any, *, ranks: Ranks, shuffle: bool, shuffle_seed: int, tail: Tail) -> None:
         check_map_style(dataset)
-        # As a DistributedSampler it is left alone by frameworks that would shard the loader otherwise.
-        super().__init__(dataset, num_replicas=ranks.num_ranks, rank=ranks.rank, shuffle=shuffle, seed=seed)
+        # Frameworks that shard loaders leave a DistributedSampler alone.
+        super().__init__(dataset, num_replicas=ranks.num_ranks, rank=ranks.rank, shuffle=shuffle, seed=shuffle_seed)
         self.ranks = ranks
         self.tail: Tail = tail
         self.rows: MapRows | None = None
-        """Of the loader that has taken it over."""
+        """The rows of the loader that adopted this sampler."""
 
     def __iter__(self) -> Iterator[Any]:
         raise StrataError(
-            "the loader of this sampler is not attached, so nobody counts which rows are delivered; call "
-            "ctx.attach(loader) before the loop. If a framework has built the loader anew, tell it not to shard or "
-            "replace samplers"
+            "the loader of this sampler is not attached, so delivered rows are not counted; call ctx.attach(loader) "
+            "before the loop. If a framework rebuilt the loader, configure it not to shard or replace samplers"
         )
 
     def set_epoch(self, epoch: int) -> None:
@@ -71,18 +70,19 @@ class RowSampler(DistributedSampler[Any]):
     def adopted(self, *, batch_size: int, drop_last: bool) -> MapRows:
         if self.rows is not None:
             raise InvalidArgument(
-                "this sampler belongs to another loader already; make one for each with ctx.sampler", field="loader"
+                "this sampler already belongs to another loader; make one per loader with ctx.sampler", field="loader"
             )
         if drop_last and self.tail == "pad":
             raise InvalidArgument(
-                "drop_last=True and tail='pad' contradict each other; leave out one of them", field="tail"
+                "drop_last=True and tail='pad' contradict each other; remove one of them", field="tail"
             )
         self.rows = MapRows(
             len(self.dataset),  # type: ignore[arg-type]
-            ranks=self.ranks,
+            rank=self.ranks.rank,
+            world_size=self.ranks.num_ranks,
             batch_size=batch_size,
             shuffle=self.shuffle,
-            seed=self.seed,
+            shuffle_seed=self.seed,
             tail="drop" if drop_last else self.tail,
         )
         return self.rows
@@ -90,26 +90,26 @@ class RowSampler(DistributedSampler[Any]):
 
 @functools.cache
 def _counting(kind: Any) -> Any:
-    """The same class of loaders, which takes its batches from a `RowSampler` and keeps the place.
+    """Return a subclass of a loader class that takes its batches from a `RowSampler` and keeps the position.
 
-    A class of this one base, so that loaders that exist can become of it.
+    It has this one base, so that the class of an existing loader can be set to it.
     """
 
     class Counting(kind):  # type: ignore[misc]
         has_global_state = True
-        """The same on all ranks, of any number of them."""
+        """`state_dict()` is the same on all ranks, and any number of ranks can load it."""
         map_rows: MapRows
         rows_delivered = 0
-        """By this rank, in all; for whoever watches."""
+        """Rows that this rank delivered in total, for monitoring."""
 
         @property
         def position(self) -> tuple[int, int]:
-            """The epoch, and how many of its rows all ranks together have been given."""
+            """The epoch, and the rows of it delivered so far on all ranks together."""
             return self.map_rows.epoch, self.map_rows.position
 
         @property
         def is_last(self) -> bool:
-            """Whether the batch that was delivered last is the last one of its epoch."""
+            """Whether the last delivered batch is the last one of its epoch."""
             return self.map_rows.is_last
 
         @property
@@ -122,23 +122,23 @@ def _counting(kind: Any) -> Any:
             return _Shares(self.map_rows)
 
         def __len__(self) -> int:
-            """Batches of a whole epoch, the same on every rank."""
+            """Return the batches of a whole epoch, the same on every rank."""
             return self.map_rows.steps().num_batches
 
         def __iter__(self) -> _Deliveries:
             if len(self.dataset) != self.map_rows.num_rows:
                 raise PlanChanged(
                     f"the dataset had {self.map_rows.num_rows} rows when the loader was made, and has "
-                    f"{len(self.dataset)} now; make another loader when it changes"
+                    f"{len(self.dataset)} now; make a new loader when it changes"
                 )
             number = self.map_rows.begin()
             return _Deliveries(self, number, super().__iter__())
 
         def _get_iterator(self) -> Any:
-            """As torch makes it, of a copy of this loader that seeds every batch."""
+            """Return torch's iterator over a copy of this loader that seeds every batch."""
             seeded: Any = copy.copy(self)
             vars(seeded)["dataset"] = _Seeded(self.dataset, self.collate_fn)
-            seeded.collate_fn = _as_it_is
+            seeded.collate_fn = _identity
             seeded.worker_init_fn = functools.partial(_init_worker, self.worker_init_fn)
             seeded.generator = torch.Generator()
             seeded.generator.manual_seed(self.map_rows.epoch_seed)
@@ -148,7 +148,7 @@ def _counting(kind: Any) -> Any:
             self.map_rows.set_epoch(epoch)
 
         def state_dict(self) -> dict[str, Any]:
-            """Where the epoch stands: what the training loop has been given, not what was fetched ahead of it."""
+            """Return the position of the training loop, not that of the prefetching workers."""
             return self.map_rows.state_dict()
 
         def load_state_dict(self, state: Mapping[str, Any], *, on_change: str = "refuse") -> None:
@@ -169,54 +169,56 @@ def map_loader(
     drop_last: bool = False,
     **options: Any,
 ) -> DataLoader[Any]:
-    """A `torch.utils.data.DataLoader` with the state of a `StatefulDataLoader`; `options` are those of the former.
+    """Return a `torch.utils.data.DataLoader` with the state of a `StatefulDataLoader`.
+
+    `options` are passed to `DataLoader`.
 
     Raises:
         InvalidArgument: The dataset is not map-style, or an option contradicts an exact order.
     """
     for name, why in _CONTRADICTIONS.items():
         if options.pop(name, None) is not None:
-            raise InvalidArgument(f"{name}= cannot be given: {why}", field=name)
-    sampler = RowSampler(dataset, ranks=ranks, shuffle=shuffle, seed=shuffle_seed, tail=tail)
+            raise InvalidArgument(f"{name}= is not supported: {why}", field=name)
+    sampler = RowSampler(dataset, ranks=ranks, shuffle=shuffle, shuffle_seed=shuffle_seed, tail=tail)
     loader = DataLoader(dataset, batch_size=batch_size, drop_last=drop_last, sampler=sampler, **options)
     adopt(loader)
     return loader
 
 
 def adopt(loader: Any) -> None:
-    """Makes a loader that was built with a `RowSampler` count what it delivers.
+    """Make a loader that was built with a `RowSampler` count what it delivers.
 
     Raises:
-        InvalidArgument: It is built in a way in which that cannot be.
+        InvalidArgument: An option of the loader makes that impossible.
     """
     sampler, batches = sampler_of(loader), loader.batch_sampler
     assert sampler is not None
     if hasattr(loader, "state_dict"):
         raise InvalidArgument(
-            f"a {type(loader).__name__} counts by itself; use torch's own DataLoader with ctx.sampler",
+            f"a {type(loader).__name__} keeps its own position; use torch's DataLoader with ctx.sampler",
             field="loader",
         )
     if not getattr(loader, "in_order", True):
         raise InvalidArgument(
-            "with in_order=False batches come in another order every time; leave it out", field="in_order"
+            "in_order=False delivers batches in a different order every time; remove it", field="in_order"
         )
     if loader.generator is not None:
-        raise InvalidArgument(f"generator= cannot be given: {_SEEDED}", field="generator")
+        raise InvalidArgument(f"generator= is not supported: {_SEEDED}", field="generator")
     if batches is None:
         raise InvalidArgument(
-            "batch_size=None makes no batches to count; say batch_size=1 and collate_fn=lambda rows: rows[0]",
+            "batch_size=None makes no batches to count; use batch_size=1 and collate_fn=lambda rows: rows[0]",
             field="batch_size",
         )
     if type(batches) is not BatchSampler:
         raise InvalidArgument(
-            f"a batch sampler of your own, a {type(batches).__name__}, cannot be counted; build the loader with "
+            f"a custom batch sampler, a {type(batches).__name__}, cannot be counted; build the loader with "
             "batch_size=… and sampler=ctx.sampler(dataset)",
             field="batch_sampler",
         )
     if loader.dataset is not sampler.dataset:
         raise InvalidArgument(
-            f"the loader is of a {type(loader.dataset).__name__} and its sampler of another dataset; make the sampler "
-            "of the dataset that the loader has",
+            f"the loader reads a {type(loader.dataset).__name__}, but its sampler belongs to another dataset; make the "
+            "sampler with the dataset of the loader",
             field="loader",
         )
     loader.map_rows = sampler.adopted(batch_size=batches.batch_size, drop_last=batches.drop_last)
@@ -225,27 +227,28 @@ def adopt(loader: Any) -> None:
 
 
 def sampler_of(loader: Any) -> RowSampler | None:
-    """Its `RowSampler`, wherever the user has put it."""
+    """Return the `RowSampler` of a loader, which may be its sampler, its batch sampler or the sampler of that."""
     batches = getattr(loader, "batch_sampler", None)
     candidates = (getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None))
     return next((each for each in candidates if isinstance(each, RowSampler)), None)
 
 
 def check_map_style(dataset: Any) -> None:
-    """
+    """Check that a dataset has random access.
+
     Raises:
-        InvalidArgument: It has no rows that can be asked for by number.
+        InvalidArgument: It has no `__len__` or no `__getitem__`.
     """
     if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise InvalidArgument(
-            f"a {type(dataset).__name__} cannot be asked for its n-th row; give it __len__ and __getitem__. Or pass "
-            "torchdata's StatefulDataLoader of it to ctx.attach; the number of workers is fixed then",
+            f"a {type(dataset).__name__} has no random access to rows; give it __len__ and __getitem__. Or pass a "
+            "torchdata StatefulDataLoader over it to ctx.attach, which fixes the number of workers",
             field="dataset",
         )
 
 
 class _Deliveries:
-    """One pass, as the training loop iterates over it."""
+    """The iterator of one pass, which the training loop consumes."""
 
     def __init__(self, loader: Any, number: int, batches: Iterator[Any]) -> None:
         self._loader = loader
@@ -276,7 +279,7 @@ class _Deliveries:
 
 
 class _Shares:
-    """The batch sampler that torch sees."""
+    """The batch sampler for torch: yields this rank's share of each batch."""
 
     def __init__(self, rows: MapRows) -> None:
         self._rows = rows
@@ -289,7 +292,7 @@ class _Shares:
 
 
 class _Seeded:
-    """The dataset as torch's workers see it. It collates, too, so that this is seeded with the rest."""
+    """The dataset that torch's workers read. It also collates, so that `collate_fn` is seeded as well."""
 
     def __init__(self, dataset: Any, collate: Callable[[Any], Any]) -> None:
         self.dataset = dataset
@@ -309,7 +312,7 @@ class _Seeded:
 
 @contextlib.contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Python's, numpy's and torch's generators of the CPU. The training process has its own back after it."""
+    """Seed the CPU generators of Python, numpy and torch; in the training process, restore them afterwards."""
     before = None
     if get_worker_info() is None:
         before = random.getstate(), np.random.get_state(legacy=False), torch.default_generator.get_state()
@@ -327,11 +330,11 @@ def _seeded(seed: int) -> Iterator[None]:
 
 def _init_worker(init: Callable[[int], None] | None, worker: int) -> None:
     info = get_worker_info()
-    if info is not None:  # the user's dataset, where users look for it
-        object.__setattr__(info, "dataset", info.dataset.dataset)  # type: ignore[attr-defined]  # torch has it frozen
+    if info is not None:  # users expect their own dataset here
+        object.__setattr__(info, "dataset", info.dataset.dataset)  # type: ignore[attr-defined]  # frozen by torch
     if init is not None:
         init(worker)
 
 
-def _as_it_is(batch: Any) -> Any:
+def _identity(batch: Any) -> Any:
     return batch

@@ -1,8 +1,8 @@
-"""Memory for decoded rows that is used again instead of being given back and asked for anew.
+"""A memory pool for decoded rows that reuses freed memory instead of returning it to the system.
 
-Units and blocks come and go a hundred times a second. Arrow's default allocator returns what was freed to the system
-within milliseconds, and to get it back, page by page, costs more than to gather rows into it. Its other allocator can
-be told to wait.
+Row groups and blocks are allocated and freed a hundred times a second. Arrow's default allocator returns freed memory
+to the system within milliseconds, and getting it back, page by page, costs more than gathering rows into it. Arrow's
+jemalloc allocator can be configured to keep freed memory for a while.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import functools
 import pyarrow as pa
 
 KEPT_MS = 10_000
-"""How long freed memory is kept for the next unit."""
+"""How long freed memory is kept for the next row group."""
 
 
 @functools.cache
 def pool() -> pa.MemoryPool:
-    """Where decoded and gathered rows are kept. Other users of Arrow in this process are not affected."""
+    """Return the pool for decoded and gathered rows. Other users of Arrow in this process are not affected."""
     try:
         kept = pa.jemalloc_memory_pool()
         pa.jemalloc_set_decay_ms(KEPT_MS)
-    except NotImplementedError:  # not in every build
+    except NotImplementedError:  # a build without jemalloc
         return pa.default_memory_pool()
     return kept
 
 
 def release() -> None:
-    """Gives back what nobody uses."""
+    """Return unused memory to the system."""
     pool().release_unused()

@@ -1,6 +1,6 @@
-"""Which of how many processes this one is, wherever that is known, and how rank 0 hands bytes to the others.
+"""The rank and world size of this process, and broadcasts from rank 0.
 
-Nothing is imported to find out: a library that nobody imported cannot have been initialised.
+Finding the rank imports no library: a library that is not imported cannot be initialised.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_SHARED_BYTES = 1 << 30
-"""What rank 0 hands over at once. The survey of ten thousand files is a few megabytes."""
+"""Limit of one broadcast. The survey of ten thousand files takes a few megabytes."""
 MAX_HEADER_BYTES = 1 << 16
-"""Of JSON: an error's message that is longer is cut."""
+"""Limit of the JSON header; a longer error message is cut."""
 
 _MAX_MESSAGE_LENGTH = 8_000
-"""Even if every character needs six bytes of JSON, the header holds it."""
+"""Fits into the header even if every character needs six bytes of JSON."""
 _HOROVOD = ("horovod.torch", "horovod.tensorflow", "horovod.keras", "horovod.tensorflow.keras")
 _PAIRS = (
     ("RANK", "WORLD_SIZE"),  # torchrun, accelerate launch, deepspeed
@@ -36,7 +36,7 @@ _PAIRS = (
     ("PMI_RANK", "PMI_SIZE"),
 )
 _NEEDS_BOTH = "SLURM_PROCID"
-"""Slurm sets one without the other in shells in which it does not start ranks; elsewhere half a pair is a mistake."""
+"""Slurm sets this without its pair in shells where it starts no ranks; elsewhere half a pair is a mistake."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,9 @@ class Ranks:
     rank: int = 0
     num_ranks: int = 1
     found_in: str = "nothing: one process alone"
-    """Who said so, for people to read."""
+    """Where the rank was found, for messages."""
     device: Any = None
-    """Where the accelerator wants its tensors; None: nobody said."""
+    """The accelerator's device for tensors, or None if there is no accelerator."""
 
 
 def find_ranks(
@@ -56,14 +56,15 @@ def find_ranks(
     accelerator: Any = None,
     environment: Mapping[str, str] = os.environ,
 ) -> Ranks:
-    """What the caller says, else the accelerator, torch.distributed, DeepSpeed, Horovod, the environment, else alone.
+    """Return the rank from the arguments, or else from the accelerator, torch.distributed, DeepSpeed, Horovod or the
+    environment; without any of these, there is one rank.
 
-    When two of these disagree, the first counts and a warning names both. What the caller says is compared with
-    nothing: with model parallelism there are more processes than there are ranks that read data.
+    If two of these disagree, the first wins and a warning names both. The arguments are compared with nothing: with
+    model parallelism there are more processes than ranks that read data.
 
     Raises:
-        InvalidArgument: `rank`, `num_ranks` or `accelerator` is wrong.
-        ConfigError: The environment is, and nobody else knows.
+        InvalidArgument: `rank`, `num_ranks` or `accelerator` is invalid.
+        ConfigError: The environment is invalid, and no other source has the rank.
     """
     device = getattr(accelerator, "device", None)
     if rank is not None or num_ranks is not None:
@@ -75,35 +76,35 @@ def find_ranks(
     try:
         others.append(_from_environment(environment))
     except ConfigError as error:
-        log.warning("ranks are taken from %s; the environment is not used: %s", found[0].found_in, error)
+        log.warning("using the rank from %s and ignoring the environment: %s", found[0].found_in, error)
     for other in others:
         if other is not None and (other.rank, other.num_ranks) != (found[0].rank, found[0].num_ranks):
-            log.warning("%s, but %s; the first counts", _said(found[0]), _said(other))
+            log.warning("%s, but %s; using the first", _describe(found[0]), _describe(other))
     return found[0]
 
 
-def _said(ranks: Ranks) -> str:
-    return f"{ranks.found_in} says rank {ranks.rank} of {ranks.num_ranks}"
+def _describe(ranks: Ranks) -> str:
+    return f"{ranks.found_in} has rank {ranks.rank} of {ranks.num_ranks}"
 
 
 def _explicit(rank: int | None, num_ranks: int | None, device: Any) -> Ranks:
     if rank is None or num_ranks is None:
         missing, given = ("rank", "num_ranks") if rank is None else ("num_ranks", "rank")
         raise InvalidArgument(
-            f"{given}= is given without {missing}=; give both, or neither to find them", field=missing
+            f"{given}= is given without {missing}=; pass both, or neither to detect them", field=missing
         )
     return _checked(rank, num_ranks, "rank= and num_ranks=", device)
 
 
 def _initialised(accelerator: Any) -> Iterator[Ranks]:
-    """From objects and modules that know it; the most telling first."""
+    """Yield the ranks of initialised objects and modules, the most specific first."""
     if accelerator is not None:
         try:
             rank, num_ranks = accelerator.process_index, accelerator.num_processes
         except AttributeError as error:
             raise InvalidArgument(
-                f"accelerator is a {type(accelerator).__name__} that does not tell process_index and num_processes "
-                f"({error}); give an accelerate.Accelerator, or rank= and num_ranks=",
+                f"accelerator is a {type(accelerator).__name__} without process_index and num_processes "
+                f"({error}); pass an accelerate.Accelerator, or rank= and num_ranks=",
                 field="accelerator",
             ) from error
         yield _checked(rank, num_ranks, "the accelerator", getattr(accelerator, "device", None))
@@ -116,17 +117,17 @@ def _initialised(accelerator: Any) -> Iterator[Ranks]:
         horovod = sys.modules.get(name)
         if horovod is not None and horovod.is_initialized():
             yield _checked(horovod.rank(), horovod.size(), name)
-            return  # whichever module was asked, it is one Horovod
+            return  # all modules share one Horovod
 
 
 def _process_group() -> Any:
-    """`torch.distributed`, if it is imported and has a process group."""
+    """Return `torch.distributed` if it is imported and has a process group, else None."""
     module = sys.modules.get("torch.distributed")
     return module if module is not None and module.is_available() and module.is_initialized() else None
 
 
 def _from_environment(environment: Mapping[str, str]) -> Ranks | None:
-    """The first pair of variables counts: torchrun under Slurm has more ranks than Slurm has tasks."""
+    """Return the ranks of the first pair of variables: torchrun under Slurm has more ranks than Slurm has tasks."""
     for names in _PAIRS:
         present = [name for name in names if name in environment]
         if not present or (len(present) == 1 and _NEEDS_BOTH in names):
@@ -134,14 +135,14 @@ def _from_environment(environment: Mapping[str, str]) -> Ranks | None:
         for name in names:
             if name not in environment:
                 raise ConfigError(
-                    f"the environment has {present[0]}, but not {name}; set both, or give rank= and num_ranks=",
+                    f"the environment sets {present[0]} but not {name}; set both, or pass rank= and num_ranks=",
                     field=name,
                 )
         rank, num_ranks = (_number(environment, name) for name in names)
         if not 0 <= rank < num_ranks:
             raise ConfigError(
-                f"{names[0]}={rank} and {names[1]}={num_ranks} in the environment do not fit: ranks are from 0 to "
-                f"{names[1]} - 1; correct them, or give rank= and num_ranks=",
+                f"{names[0]}={rank} and {names[1]}={num_ranks} in the environment contradict each other: a rank is "
+                f"from 0 to {names[1]} - 1; correct them, or pass rank= and num_ranks=",
                 field=names[0],
             )
         return Ranks(rank, num_ranks, f"the environment ({' and '.join(names)})")
@@ -152,64 +153,65 @@ def _number(environment: Mapping[str, str], name: str) -> int:
     text = environment[name]
     if not (text.isascii() and text.strip().isdigit()):
         raise ConfigError(
-            f"{name}={text!r} in the environment is not a number; correct or unset it, or give rank= and num_ranks=",
+            f"{name}={text!r} in the environment is not a number; correct or unset it, or pass rank= and num_ranks=",
             field=name,
         )
     return int(text)
 
 
 def _checked(rank: Any, num_ranks: Any, found_in: str, device: Any = None) -> Ranks:
-    """
+    """Return valid ranks.
+
     Raises:
-        InvalidArgument: There is no such rank.
+        InvalidArgument: The rank is not one of `num_ranks`.
     """
     try:
         rank, num_ranks = operator.index(rank), operator.index(num_ranks)
     except TypeError:
         raise InvalidArgument(
-            f"{found_in}: rank {rank!r} of {num_ranks!r} are not both whole numbers", field="rank"
+            f"{found_in}: rank={rank!r} and num_ranks={num_ranks!r} must be whole numbers", field="rank"
         ) from None
     if num_ranks < 1:
-        raise InvalidArgument(f"{found_in}: there cannot be {num_ranks} ranks; there is 1 at least", field="num_ranks")
+        raise InvalidArgument(f"{found_in}: num_ranks={num_ranks} must be at least 1", field="num_ranks")
     if not 0 <= rank < num_ranks:
         raise InvalidArgument(
-            f"{found_in}: rank {rank} is not one of {num_ranks}; they are 0 to {num_ranks - 1}", field="rank"
+            f"{found_in}: rank={rank} must be from 0 to {num_ranks - 1} with {num_ranks} ranks", field="rank"
         )
     return Ranks(rank, num_ranks, found_in, device)
 
 
 def share(ranks: Ranks, produce: Callable[[], bytes]) -> bytes:
-    """What `produce` makes on rank 0, on all ranks of torch's process group; an error there is an error everywhere.
+    """Run `produce` on rank 0 of torch's process group and return its result on all ranks.
 
-    All ranks must call it. Without a process group of as many ranks, everybody produces: the same, one must hope, so
-    whoever calls should have a way to compare.
+    All ranks must call it, and an error on rank 0 is raised on all of them. Without a process group of this world
+    size, every rank runs `produce`; the caller should then compare the results.
 
     Raises:
-        StrataError: What rank 0 raised, of the same kind and with the same words.
-        LimitExceeded: It is too much to hand over.
-        DataError: Rank 0 failed in another way, or the process group did.
+        StrataError: Rank 0 raised it; the type and the message are the same.
+        LimitExceeded: The result is too large to broadcast.
+        DataError: Rank 0 raised another error, or the process group failed.
     """
     torch = _process_group()
     if torch is None or ranks.num_ranks == 1 or torch.get_world_size() != ranks.num_ranks:
         return produce()
     channel = _Channel(torch, _device(torch, ranks))
     if torch.get_rank() == 0:
-        return _give(channel, produce)
+        return _send(channel, produce)
     header = json.loads(channel.receive(channel.receive_number(MAX_HEADER_BYTES)))
     if not header["ok"]:
         raise BY_KIND.get(header["kind"], DataError)(header["message"], field=header["field"])
     return channel.receive(channel.receive_number(MAX_SHARED_BYTES))
 
 
-def _give(channel: _Channel, produce: Callable[[], bytes]) -> bytes:
-    """Whatever happens in `produce`, the others hear of it: they wait."""
+def _send(channel: _Channel, produce: Callable[[], bytes]) -> bytes:
+    """Broadcast the result of `produce`, or its error: the other ranks wait for one of them."""
     try:
         data = _bounded(produce())
     except StrataError as error:
         channel.send_error(type(error).__name__, error.message, error.field)
         raise
     except Exception as error:
-        channel.send_error("DataError", f"rank 0 failed: {type(error).__name__}: {error}; its log tells more")
+        channel.send_error("DataError", f"rank 0 failed: {type(error).__name__}: {error}; see its log")
         raise
     channel.send_header(ok=True)
     channel.send_sized(data)
@@ -219,14 +221,14 @@ def _give(channel: _Channel, produce: Callable[[], bytes]) -> bytes:
 def _bounded(data: bytes) -> bytes:
     if len(data) > MAX_SHARED_BYTES:
         raise LimitExceeded(
-            f"rank 0 has {len(data):,} bytes for the other ranks, and can hand over {MAX_SHARED_BYTES:,}; split the "
+            f"rank 0 has {len(data):,} bytes to broadcast, but the limit is {MAX_SHARED_BYTES:,}; split the "
             "dataset, or write it with fewer, larger files"
         )
     return data
 
 
 def _device(torch: Any, ranks: Ranks) -> Any:
-    """Where the group can send from: host memory if it has a backend for that (gloo), else its device (nccl)."""
+    """Return the device to broadcast from: host memory if the group has a backend for it (gloo), else nccl's device."""
     kinds = [pair.partition(":")[0] for pair in str(torch.get_backend_config()).split(",")]
     if "cpu" in kinds:
         return "cpu"
@@ -234,7 +236,7 @@ def _device(torch: Any, ranks: Ranks) -> Any:
 
 
 class _Channel:
-    """From rank 0 to all others. Bytes travel as tensors: nothing that is received is ever executed."""
+    """Broadcasts from rank 0 to all others. Bytes travel as tensors: nothing received is ever executed."""
 
     def __init__(self, distributed: Any, device: Any) -> None:
         self._distributed = distributed
@@ -247,7 +249,7 @@ class _Channel:
         self.send_sized(json.dumps(header).encode())
 
     def send_sized(self, data: bytes) -> None:
-        """The length first, so that the others can make room."""
+        """Send the length first, so that the others can allocate memory."""
         import torch  # noqa: PLC0415 - there is a process group
 
         self._broadcast(torch.tensor([len(data)], dtype=torch.int64, device=self._device))
@@ -260,8 +262,8 @@ class _Channel:
         number = int(self._broadcast(torch.zeros(1, dtype=torch.int64, device=self._device)).item())
         if not 0 <= number <= at_most:
             raise DataError(
-                f"rank 0 announced {number} bytes, at most {at_most} were expected; all ranks must make the same calls "
-                "in the same order, with the same version of Strata"
+                f"rank 0 announced {number} bytes, but at most {at_most} are allowed; all ranks must make the same "
+                "calls in the same order, with the same version of Strata"
             )
         return number
 
@@ -274,16 +276,16 @@ class _Channel:
         return bytes(data.cpu().numpy().tobytes())
 
     def _broadcast(self, tensor: Any) -> Any:
-        with _told_as_data_error():
+        with _raising_data_errors():
             self._distributed.broadcast(tensor, src=0)
         return tensor
 
 
 @contextlib.contextmanager
-def _told_as_data_error() -> Iterator[None]:
+def _raising_data_errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
         raise DataError(
-            f"the ranks could not be told what rank 0 found: {error}; look at rank 0's log, it may have died"
+            f"the broadcast from rank 0 failed: {error}; check the log of rank 0, which may have died"
         ) from error

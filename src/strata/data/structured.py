@@ -1,24 +1,29 @@
-"""`StructuredDataset`: from what a user writes to a loader."""
+"""`StructuredDataset`: files to a loader. Finds the files, surveys them on rank 0, and plans from the survey."""
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-import pyarrow as pa
-
+from strata.config import parse_bytes
 from strata.data import formats
-from strata.data.config import check_on_empty
+from strata.data.config import (
+    DEFAULT_SHUFFLE_BUFFER_SIZE,
+    BatchConfig,
+    FilesConfig,
+    LoaderConfig,
+    OrderConfig,
+    PlanConfig,
+    RuntimeConfig,
+    default_output_format,
+)
 from strata.data.dataset import Dataset
 from strata.data.filter.filter import parse
 from strata.data.formats.base import Guessing
-from strata.data.loader import Options, create
+from strata.data.loader import create
 from strata.data.plan import cache as survey_cache
 from strata.data.plan import survey as surveys
 from strata.data.plan.planner import build
-from strata.data.plan.progress import SurveyProgress
-from strata.data.plan.splits import parse_bytes
+from strata.data.plan.probe import SurveyProgress
 from strata.data.plan.surveyor import survey
 from strata.data.ranks import share
 from strata.data.runtime.decoder import Recipe
@@ -26,122 +31,81 @@ from strata.data.source.filesystem import open_source
 from strata.data.source.partitions import partition_fields
 from strata.data.source.paths import discover, guess_format, suffixes_of
 from strata.data.source.source import without_secrets
-from strata.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    import pyarrow as pa
+
     from strata.data.config import OnEmpty, OnError, OutputFormat, WorkerType
     from strata.data.formats.base import Format
+    from strata.data.loader import PlainLoader
     from strata.data.order.assignment import Strategy
     from strata.data.order.steps import Tail
-    from strata.data.plain_loader import PlainLoader
     from strata.data.ranks import Ranks
     from strata.data.torch import Loader
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Where:
-    """Which files, and what of them."""
-
-    path: Any
-    format: str | None = None
-    columns: Sequence[str] | None = None
-    filters: Any = None
-    partitioning: Literal["hive"] | None = "hive"
-    filesystem: Any = None
-    storage_options: Mapping[str, Any] | None = None
-    format_options: Mapping[str, Any] | None = None
-    schema: pa.Schema | None = None
-    schema_mode: Literal["unify", "strict"] = "unify"
-    split_bytes: int | str = "128MiB"
-    split_rows: int | None = None
-    on_error: OnError = "raise"
-    on_empty: OnEmpty = "raise"
-    cache: bool = True
-    show_progress: bool = False
-
-    def __post_init__(self) -> None:
-        roots_of(self.path)
-        if self.schema is not None and not isinstance(self.schema, pa.Schema):
-            raise InvalidArgument(
-                f"schema is a {type(self.schema).__name__}; give a pyarrow schema: pa.schema({{'x': pa.int32()}})",
-                field="schema",
-            )
-        check_on_empty(self.on_empty)
-        if isinstance(self.columns, str):
-            raise InvalidArgument(f"columns={self.columns!r}; give a list: [{self.columns!r}]", field="columns")
-        if self.columns is not None:
-            twice = {name for name in self.columns if list(self.columns).count(name) > 1}
-            if twice:
-                raise InvalidArgument(f"columns names {min(twice)!r} twice; name each once", field="columns")
-            if not self.columns:
-                raise InvalidArgument(
-                    "columns=[] delivers nothing; name some, or leave it out for all", field="columns"
-                )
-
-
-def plan_files(where: Where, ranks: Ranks) -> Recipe:
-    """Looks at the files, on rank 0 if ranks can talk, and plans from what was found."""
-    condition = None if where.filters is None else parse(where.filters)
-    split_bytes = parse_bytes(where.split_bytes)
+def plan_files(files: FilesConfig, config: PlanConfig, ranks: Ranks) -> Recipe:
+    """Survey the files, on rank 0 only if ranks can communicate, and plan from the survey."""
+    condition = None if config.filters is None else parse(config.filters)
 
     def look() -> bytes:
         found = discover(
-            where.path,
-            suffixes=None if where.format is None else suffixes_of(where.format),
-            filesystem=where.filesystem,
-            storage_options=where.storage_options,
-            partitioning=where.partitioning,
-            on_error=where.on_error,
+            files.path,
+            suffixes=None if files.format is None else suffixes_of(files.format),
+            filesystem=files.filesystem,
+            storage_options=files.storage_options,
+            partitioning=files.partitioning,
+            on_error=config.on_error,
         )
-        name = where.format or guess_format(found.source, found.files)
-        with SurveyProgress(is_shown=where.show_progress) as progress:
-            looked = survey(
+        name = files.format or guess_format(found.source, found.files)
+        with SurveyProgress(is_shown=config.show_progress) as progress:
+            surveyed = survey(
                 found.source,
                 found.files,
-                _format(where, name),
-                columns=where.columns,
+                _format(files, config, name),
+                columns=config.columns,
                 condition=condition,
                 partition_fields=partition_fields(found.files),
-                split_bytes=split_bytes,
-                on_error=where.on_error,
+                split_bytes=config.split_bytes,
+                on_error=config.on_error,
                 missing=found.missing,
-                keeps_one=where.on_empty == "empty",
-                cache=survey_cache.default() if where.cache else None,
-                roots=roots_of(where.path),
-                schema=where.schema,
+                keeps_one=config.on_empty == "empty",
+                cache=survey_cache.default() if config.cache else None,
+                roots=files.roots,
+                schema=files.schema,
                 progress=progress,
             )
-        return surveys.to_bytes(looked)
+        return surveys.to_bytes(surveyed)
 
-    if where.format is not None and where.format not in formats.NAMES:
-        formats.by_name(where.format)
-    looked = surveys.from_bytes(share(ranks, look))
+    if files.format is not None and files.format not in formats.NAMES:
+        formats.by_name(files.format)
+    surveyed = surveys.from_bytes(share(ranks, look))
     plan = build(
-        looked,
-        columns=where.columns,
+        surveyed,
+        columns=config.columns,
         condition=condition,
-        split_bytes=split_bytes,
-        split_rows=where.split_rows,
-        schema_mode=where.schema_mode,
-        schema=where.schema,
-        on_empty=where.on_empty,
+        split_bytes=config.split_bytes,
+        split_rows=config.split_rows,
+        schema_mode=files.schema_mode,
+        schema=files.schema,
+        on_empty=config.on_empty,
     )
-    source, _ = open_source(roots_of(where.path)[0], filesystem=where.filesystem, storage_options=where.storage_options)
-    return Recipe(source, plan, {looked.format: _format(where, looked.format)})
+    source, _ = open_source(files.roots[0], filesystem=files.filesystem, storage_options=files.storage_options)
+    return Recipe(source, plan, {surveyed.format: _format(files, config, surveyed.format)})
 
 
-def _format(where: Where, name: str) -> Format:
-    found = formats.by_name(name, where.format_options)
+def _format(files: FilesConfig, config: PlanConfig, name: str) -> Format:
+    found = formats.by_name(name, files.format_options)
     if not isinstance(found, Guessing):
         return found
-    decided = () if where.schema is None else where.schema.names
-    return found.informed(decided=decided, is_chosen=where.columns is not None)
+    decided = () if files.schema is None else files.schema.names
+    return found.informed(decided=decided, is_chosen=config.columns is not None)
 
 
 class StructuredDataset(Dataset):
-    """Parquet, ORC, CSV, JSON or Arrow files as batches of columns, exact to the row."""
+    """Streams Parquet, ORC, CSV, JSON or Arrow files as batches of columns, exact to the row."""
 
     @classmethod
     def create_dataloader(
@@ -155,7 +119,7 @@ class StructuredDataset(Dataset):
         partitioning: Literal["hive"] | None = "hive",
         shuffle: bool = False,
         shuffle_seed: int = 0,
-        shuffle_buffer_size: int | None = 100_000,
+        shuffle_buffer_size: int | None = DEFAULT_SHUFFLE_BUFFER_SIZE,
         split_bytes: int | str = "128MiB",
         split_rows: int | None = None,
         split_strategy: str | Strategy | None = None,
@@ -188,94 +152,93 @@ class StructuredDataset(Dataset):
         cache: bool = True,
         name: str | None = None,
     ) -> tuple[Loader | PlainLoader, Self]:
-        """A loader over files, and the dataset behind it, which knows its plan, its state and its metrics.
+        """Create a loader over files, and the dataset behind it, which has the plan, the state and the metrics.
 
         Args:
-            path: A file, a directory (searched to the bottom), a pattern, or a list of these; local or a URL.
-            format: parquet, orc, csv, json, jsonl or arrow; left out, it is guessed from the files.
-            batch_size: Rows of a batch, on each rank.
-            columns: What is delivered; left out, everything.
-            filters: Rows to keep: a pyarrow expression, tuples as pyarrow.parquet takes them, or text: `x > 3`.
-            shuffle_buffer_size: Rows that are shuffled among themselves, of all ranks together; None is the default.
-            split_bytes: How large the pieces are, in bytes of the columns that are read, that a shuffle permutes.
-            split_strategy: Who decodes what: lpt, round_robin, size_balanced, or a function.
-            num_workers: Threads that decode, or processes with worker_type="process"; left out, one per core, up to 8.
-            output_format: What a batch is: torch, numpy, arrow, pandas or dict.
-            accelerator: Of Accelerate: ranks and the device are taken from it. Otherwise `rank` and `num_ranks`, or
-                what torch.distributed, DeepSpeed, Horovod or the environment say.
-            collate_fn: Is given each batch, and what it returns is delivered.
-            transform: Is given what was decoded at once, as a RecordBatch, and returns as many rows.
-            strings: What becomes of strings: python, codes or bytes, for all or by column; see the table of types.
-            nulls: What becomes of nulls: error, fill, mask, keep, or a value, for all or by column.
-            tail: What becomes of rows that do not fill a batch on every rank: uneven, pad or drop.
-            on_error: "skip" leaves out what is damaged or missing, and counts it.
-            on_empty: "empty" gives a loader without batches where no row passes the filter, instead of NoData.
-            lanes: Fixes the order for any number of ranks; left out, it is chosen by the ranks at an epoch's start.
-            prefetch_bytes: How much may be decoded and not yet taken; left out, half of split_bytes for each worker and
-                as much again.
-            cache: Whether to remember what files say of themselves for the next time.
-            name: What metrics call the dataset; left out, the path.
+            path: A file, a directory (searched recursively), a glob pattern, or a list of these; local or a URL.
+            format: parquet, orc, csv, json, jsonl or arrow; by default it is guessed from the files.
+            batch_size: Rows per batch on each rank.
+            columns: The columns to deliver; all by default.
+            filters: Rows to keep: a pyarrow expression, tuples as in pyarrow.parquet, or text such as `x > 3`.
+            shuffle_buffer_size: Rows that are shuffled together, summed over all ranks; None is the default.
+            split_bytes: Size of a split, the unit that a shuffle permutes, in bytes of the columns that are read.
+            split_strategy: How row groups are assigned to workers: lpt, round_robin, size_balanced, or a function.
+            num_workers: Decode threads, or processes with worker_type="process"; by default one per core, up to 8.
+            output_format: The type of a batch: torch, numpy, arrow, pandas or dict.
+            accelerator: An Accelerate `Accelerator`, which provides the rank and the device. By default `rank` and
+                `num_ranks` do, or else torch.distributed, DeepSpeed, Horovod or the environment.
+            collate_fn: Called with each batch; its result is delivered instead.
+            transform: Called with the decoded rows as a RecordBatch; must return the same number of rows.
+            strings: How strings are delivered: python, codes or bytes, for all columns or by column.
+            nulls: How nulls are delivered: error, fill, mask, keep, or a value, for all columns or by column.
+            tail: What to do with rows that do not fill a batch on every rank: uneven, pad or drop.
+            on_error: "skip" leaves out damaged or missing data and counts it.
+            on_empty: "empty" returns a loader without batches if no row passes the filter, instead of raising NoData.
+            lanes: Fixes the order for any number of ranks; by default it is chosen from them at an epoch's start.
+            prefetch_bytes: Bytes that may be decoded ahead of the training loop; by default half of split_bytes per
+                worker, and as much again.
+            cache: Whether to keep the survey of the files for the next run.
+            name: The name of the dataset in metrics; by default the path.
 
         Raises:
             NoData: There are no files or no rows.
-            DataError, StorageError, InvalidArgument: Something else is wrong; the message says what, and the cure.
+            DataError, StorageError, InvalidArgument: Anything else; the message names the cause and the cure.
         """
-        where = Where(
+        files = FilesConfig(
             path=path,
             format=format,
-            columns=columns,
-            filters=filters,
             partitioning=partitioning,
             filesystem=filesystem,
             storage_options=storage_options,
             format_options=format_options,
             schema=schema,
             schema_mode=schema_mode,
-            split_bytes=split_bytes,
-            split_rows=split_rows,
-            on_error=on_error,
-            on_empty=on_empty,
-            cache=cache,
-            show_progress=show_progress,
         )
-        options = Options(
-            batch_size=batch_size,
-            shuffle=shuffle,
-            shuffle_seed=shuffle_seed,
-            shuffle_buffer_size=shuffle_buffer_size,
-            split_bytes=split_bytes,
-            split_strategy=split_strategy,
-            num_workers=num_workers,
-            worker_type=worker_type,
-            output_format=output_format,
-            accelerator=accelerator,
+        config = LoaderConfig(
+            name=name or without_secrets(files.roots[0]),
+            plan=PlanConfig(
+                columns=columns,
+                filters=filters,
+                split_bytes=parse_bytes(split_bytes),
+                split_rows=split_rows,
+                on_error=on_error,
+                on_empty=on_empty,
+                cache=cache,
+                show_progress=show_progress,
+            ),
+            order=OrderConfig(
+                batch_size=batch_size,
+                shuffle=shuffle,
+                shuffle_seed=shuffle_seed,
+                shuffle_buffer_size=DEFAULT_SHUFFLE_BUFFER_SIZE if shuffle_buffer_size is None else shuffle_buffer_size,
+                lanes=lanes,
+                tail=tail,
+            ),
+            batch=BatchConfig(
+                output_format=output_format or default_output_format(),
+                strings=strings,
+                string_width=string_width,
+                nulls=nulls,
+                decimals=decimals,
+                vocabularies=vocabularies,
+                max_vocabulary=max_vocabulary,
+                transform=transform,
+                collate_fn=collate_fn,
+            ),
+            runtime=RuntimeConfig.create(
+                num_workers=num_workers,
+                worker_type=worker_type,
+                split_strategy=split_strategy,
+                prefetch_bytes=prefetch_bytes,
+                split_bytes=split_bytes,
+            ),
+        )
+        return create(
+            cls,
+            lambda ranks: plan_files(files, config.plan, ranks),
+            config,
             rank=rank,
             num_ranks=num_ranks,
-            collate_fn=collate_fn,
-            transform=transform,
-            strings=strings,
-            string_width=string_width,
-            nulls=nulls,
-            decimals=decimals,
-            vocabularies=vocabularies,
-            max_vocabulary=max_vocabulary,
-            tail=tail,
-            on_error=on_error,
-            lanes=lanes,
-            prefetch_bytes=prefetch_bytes,
+            accelerator=accelerator,
             pin_memory=pin_memory,
-            name=name or without_secrets(roots_of(path)[0]),
         )
-        return create(cls, lambda ranks: plan_files(where, ranks), options)
-
-
-def roots_of(path: Any) -> list[str]:
-    """What the user wrote, as a list.
-
-    Raises:
-        InvalidArgument: It is no path, and no list of paths.
-    """
-    written = path if isinstance(path, list | tuple) else [path]
-    if not written or not all(isinstance(one, str | os.PathLike) for one in written):
-        raise InvalidArgument(f"path={path!r}; give a path or a URL as text, or a list of them", field="path")
-    return [os.fspath(one) for one in written]

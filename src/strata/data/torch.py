@@ -1,4 +1,4 @@
-"""The loader as torch knows it. Imported only where torch is installed."""
+"""The loader as a torch `DataLoader`. Imported only where torch is installed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Batches(IterableDataset[Any]):
-    """Marks a dataset as iterable for torch, and refuses the one use that would read every row several times."""
+    """Marks a dataset as an `IterableDataset`, and refuses torch workers, which would read every row several times."""
 
     begin: Any
 
@@ -30,7 +30,7 @@ class Batches(IterableDataset[Any]):
         worker = get_worker_info()
         if worker is not None:
             raise InvalidArgument(
-                f"this dataset is iterated over in worker {worker.id} of a torch DataLoader; every one of its "
+                f"worker {worker.id} of a torch DataLoader iterates over this dataset, and each of its "
                 f"{worker.num_workers} processes would read all rows. Use the loader that create_dataloader returned: "
                 "its num_workers decode in threads",
                 field="num_workers",
@@ -41,36 +41,36 @@ class Batches(IterableDataset[Any]):
 
 @functools.cache
 def iterable(kind: type[Dataset]) -> type[Dataset]:
-    """The same class, which torch takes for an IterableDataset as well."""
+    """Return a subclass that is also an `IterableDataset`."""
     return type(kind.__name__, (Batches, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
 
 
 class Loader(DataLoader[Any]):
     """A `torch.utils.data.DataLoader` over whole batches, with the state of a `StatefulDataLoader`.
 
-    Its dataset decodes in threads of its own and deals rows out to ranks by itself; so torch starts no processes, and
-    Accelerate's `prepare` hands it back as it is instead of sharding what is sharded.
+    The dataset decodes in its own threads and assigns rows to ranks itself. Torch therefore starts no processes, and
+    Accelerate's `prepare` returns the loader unchanged instead of sharding it again.
     """
 
     dataset: Dataset  # type: ignore[assignment]
     has_global_state = True
-    """The same on all ranks, of any number of them."""
+    """`state_dict()` is the same on all ranks, and any number of ranks can load it."""
     use_stateful_dataloader = True
-    """Accelerate's `save_state` then keeps our position, and `load_state` brings it back."""
+    """Makes Accelerate's `save_state` save the position, and `load_state` restore it."""
     end_of_dataloader = False
-    """Accelerate's gradient accumulation asks this at every batch."""
+    """Accelerate's gradient accumulation reads this at every batch."""
     remainder = -1
-    """Rows of the last batch that are not repeated, on all ranks: what `gather_for_metrics` keeps."""
+    """Rows of the last batch, summed over ranks, that are not repeated: what `gather_for_metrics` keeps."""
 
     def __init__(self, dataset: Dataset, *, accelerator: Any = None, pin_memory: bool = False) -> None:
-        super().__init__(dataset, batch_size=None, collate_fn=_as_it_is)  # type: ignore[arg-type]
+        super().__init__(dataset, batch_size=None, collate_fn=_identity)  # type: ignore[arg-type]
         self._accelerator = accelerator
         self._pins = pin_memory and torch.cuda.is_available()
         self._is_prepared = accelerator is not None
 
     @property
     def _is_accelerate_prepared(self) -> bool:
-        """Accelerate asks before it wraps a loader, and sets it when `prepare` is done."""
+        """Accelerate reads this before it wraps a loader, and sets it at the end of `prepare`."""
         return True
 
     @_is_accelerate_prepared.setter
@@ -81,19 +81,19 @@ class Loader(DataLoader[Any]):
         batches = self.dataset.begin()
         if not self._is_prepared and not self._pins:
             return batches
-        return _InTurns(self._placed(batches))
+        return _LockedGenerator(self._placed(batches))
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     @property
     def position(self) -> tuple[int, int]:
-        """The epoch, and how many of its rows all ranks together have been given."""
+        """The epoch, and the rows of it delivered so far on all ranks together."""
         return self.dataset.epoch, self.dataset.position
 
     @property
     def is_last(self) -> bool:
-        """Whether the batch that was delivered last is the last one of its epoch."""
+        """Whether the last delivered batch is the last one of its epoch."""
         return self.dataset.position == self.dataset.plan.num_rows
 
     @property
@@ -110,7 +110,7 @@ class Loader(DataLoader[Any]):
         self.dataset.load_state_dict(state, on_change=on_change)
 
     def _placed(self, batches: Pass) -> Generator[Any, None, None]:
-        """On the accelerator's device, and with it told when the end comes."""
+        """Yield batches on the accelerator's device, and notify Accelerate of the last one."""
         device, gradients = self._device(), self._gradient_state()
         self.end_of_dataloader, self.remainder = False, -1
         if gradients is not None:
@@ -123,7 +123,7 @@ class Loader(DataLoader[Any]):
                     batch = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, non_blocking=True), batch)
                 self.end_of_dataloader = batches.is_last
                 if batches.is_last:
-                    self.remainder = batches.last_batch_rows if self.dataset.delivery.tail == "pad" else 0
+                    self.remainder = batches.last_batch_rows if self.dataset.config.order.tail == "pad" else 0
                 yield batch
         finally:
             batches.close()
@@ -131,7 +131,7 @@ class Loader(DataLoader[Any]):
                 gradients._remove_dataloader(self)
 
     def _device(self) -> Any:
-        """Where batches go; None: they stay."""
+        """Return the device to move batches to, or None to leave them on the CPU."""
         device = getattr(self._accelerator, "device", None)
         if device is None and self._is_prepared and "accelerate" in sys.modules:
             device = sys.modules["accelerate"].PartialState().device
@@ -143,24 +143,24 @@ class Loader(DataLoader[Any]):
         return sys.modules["accelerate"].state.GradientState()
 
 
-class _InTurns:
-    """A generator that several threads may use; on its own it raises for all but the first."""
+class _LockedGenerator:
+    """A generator that several threads may use; a bare one raises if two threads call it at once."""
 
     def __init__(self, batches: Generator[Any, None, None]) -> None:
         self._batches = batches
-        self._turn = renewed(threading.RLock())
+        self._lock = renewed(threading.RLock())
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
-        with self._turn:
+        with self._lock:
             return next(self._batches)
 
     def close(self) -> None:
-        with self._turn:
+        with self._lock:
             self._batches.close()
 
 
-def _as_it_is(batch: Any) -> Any:
+def _identity(batch: Any) -> Any:
     return batch

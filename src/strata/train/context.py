@@ -220,7 +220,7 @@ class Context:
         Until it is attached it raises when it is iterated over: a sampler alone does not know what was delivered.
         """
         ranks = Ranks(self.rank if rank is None else rank, self.world_size if num_ranks is None else num_ranks)
-        return _torch_side().RowSampler(dataset, ranks=ranks, shuffle=shuffle, seed=shuffle_seed, tail=tail)
+        return _torch_side().RowSampler(dataset, ranks=ranks, shuffle=shuffle, shuffle_seed=shuffle_seed, tail=tail)
 
     def attach(self, loader: Any, *, name: str = "", per_rank: bool | None = None) -> Any:
         """Keeps a loader's place in checkpoints, and returns the loader: anything with `state_dict` and

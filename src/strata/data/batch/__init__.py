@@ -1,4 +1,5 @@
 """From decoded Arrow tables to batches: column types and policies, gathering rows, output formats.
 
-No files and no threads; torch and pandas are imported only when the output format asks for them.
+No files and no threads. Torch and pandas are imported only if the output format needs them. This folder may import
+`plan` and the folders below it, but never `runtime`.
 """

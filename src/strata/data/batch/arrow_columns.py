@@ -1,4 +1,4 @@
-"""Columns that stay Arrow arrays until a batch is handed over: because the user wants Arrow, or Python objects."""
+"""Columns that stay Arrow arrays until a batch is delivered, because the output is Arrow or Python objects."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from strata.data.batch.arrow_types import enlarged, of_numbers, recast
+from strata.data.arrow_types import enlarged, of_numbers, recast
 from strata.errors import LimitExceeded
 
 if TYPE_CHECKING:
@@ -38,10 +38,10 @@ class ArrowColumn:
 
 
 def joined(arrays: Sequence[pa.Array]) -> pa.Array:
-    """One array of them all. Strings of more than 2 GiB become large ones, and so do lists.
+    """Concatenate arrays. Strings and lists of more than 2 GiB become large ones.
 
     Raises:
-        LimitExceeded: Together they hold more than their type can address.
+        LimitExceeded: Together they exceed what their type can address.
     """
     if len(arrays) == 1:
         return arrays[0]

@@ -1,4 +1,4 @@
-"""From decoded units to the batches of a block. No threads, no files."""
+"""Assembly: gathers decoded row groups into the batches of a block. No threads, no files."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batches:
-    """Of one block, ready to be handed over."""
+    """The batches of one block, ready for delivery."""
 
     first_batch: int
     batches: list[Any]
     sizes: tuple[int, ...]
     num_repeated: tuple[int, ...]
-    """Of each batch: rows that are there only so that it is not empty, because its own could not be read."""
+    """For each batch: rows repeated so that it is not empty, because its own could not be read."""
     num_skipped: tuple[int, ...]
-    """Of each batch: rows that it should have, and that could not be read."""
+    """For each batch: its rows that could not be read."""
     num_bytes: int
 
 
@@ -42,10 +42,11 @@ def assemble(
     *,
     dealt: Mapping[int, Chunk] | None = None,
 ) -> Batches:
-    """`chunks`: the block's units; None for one that could not be read and is to be left out.
+    """Gather the batches of a block.
 
-    `find_spare`: some row of the dataset, for when nothing of the block is left.
-    `dealt`: pieces that are cut already, by their place in the block; `chunks` need not have their units.
+    `chunks`: the decoded row groups of the block; None for one that could not be read and is left out.
+    `find_spare`: returns any row of the dataset, in case nothing of the block is left.
+    `dealt`: pieces that are cut already, by their index in the block; `chunks` may lack their row groups.
     """
     ready = dealt or {}
     pieces = [ready.get(place) or _cut_if_there(piece, chunks[piece.unit]) for place, piece in enumerate(block.pieces)]
@@ -67,7 +68,7 @@ def assemble(
 
 
 def cut(piece: Piece, chunk: Chunk) -> Chunk:
-    """A piece's rows of its unit: a view where they follow one another, otherwise a copy."""
+    """Return the rows of a piece: a view if they are contiguous, otherwise a copy."""
     if piece.rows is not None:
         return gather([chunk], piece.rows)
     return chunk.slice(piece.first, piece.last)
@@ -78,7 +79,7 @@ def _cut_if_there(piece: Piece, chunk: Chunk | None) -> Chunk | None:
 
 
 def _as_they_lie(pieces: Sequence[Chunk], sizes: Sequence[int]) -> Iterator[tuple[Chunk, Sequence[int]]]:
-    """Batches that lie within one piece share its memory; only where two pieces meet is a batch copied."""
+    """Cut pieces into batches in order. A batch within one piece shares its memory; one across two is copied."""
     begun: list[Chunk] = []
     num_begun = 0
     batch = 0
@@ -105,7 +106,7 @@ def _as_they_lie(pieces: Sequence[Chunk], sizes: Sequence[int]) -> Iterator[tupl
 
 
 def _assemble_what_is_left(block: Block, pieces: Sequence[Chunk | None], present: Present) -> Batches:
-    """Batches get smaller, their number stays: ranks keep in step. One that would be empty repeats a row."""
+    """Gather smaller batches, but the same number, so that ranks stay in step. An empty batch repeats a row."""
     counts = [piece.num_rows for piece in block.pieces]
     is_there = np.repeat([piece is not None for piece in pieces], counts)
     index: npt.NDArray[np.int64] = np.arange(sum(counts)) if block.index is None else block.index
@@ -113,7 +114,7 @@ def _assemble_what_is_left(block: Block, pieces: Sequence[Chunk | None], present
         missing = ", ".join(map(str, block.units[:3]))
         raise NoData(
             f"nothing is left of batches {block.first_batch} to {block.first_batch + block.num_batches - 1}: none of "
-            f"their units ({missing}, …) could be read, so on_error='skip' has nothing to deliver; mend the files"
+            f"their row groups ({missing}, …) could be read, so on_error='skip' has no rows; repair the files"
         )
     place = np.cumsum(is_there) - 1
     whole = [piece for piece in pieces if piece is not None]

@@ -1,8 +1,8 @@
-"""Columns as batches are made of them, and the three things that are done to them: cut, joined, gathered.
+"""Columns that batches are made of, and the operations on them: slice, concatenate, gather.
 
-There are three kinds: `Dense` (an array, one row per entry of its first axis), `Ragged` (rows of different lengths) and
-`ArrowColumn` (whatever Arrow can hold). All columns of a chunk have the same number of rows; most of them are *packed*
-into one batch (`packed.py`) while they are on their way.
+There are three kinds: `Dense` (an array, one row per entry of its first axis), `Ragged` (rows of variable length) and
+`ArrowColumn` (any Arrow array). All columns of a chunk have the same number of rows; most of them are *packed* into one
+Arrow batch (`packed.py`) until they are delivered.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Column(Protocol):
-    """Rows of one column. Never changed once made, so that slices may share memory."""
+    """Rows of one column. Immutable, so that slices may share memory."""
 
     @property
     def nbytes(self) -> int: ...
@@ -28,14 +28,14 @@ class Column(Protocol):
     def __len__(self) -> int: ...
 
     def slice(self, first: int, last: int) -> Self:
-        """Rows from `first` up to, not including, `last`; nothing is copied."""
+        """Return rows from `first` up to, not including, `last`, without a copy."""
         ...
 
     @classmethod
     def gather(cls, pieces: Sequence[Self], index: npt.NDArray[np.int64] | None) -> Self:
-        """The pieces behind one another, and of these the rows `index` names; all, in order, if it is None.
+        """Return the rows of the concatenated pieces that `index` names; all, in order, if it is None.
 
-        Called from several threads at once. The index has been checked: every entry is a row.
+        Several threads may call it. The caller has checked that every entry of the index is a row.
         """
         ...
 
@@ -47,7 +47,7 @@ class Chunk:
     columns: Mapping[str, Column]
     num_rows: int
     packed: Packed | None = None
-    """More of them, side by side."""
+    """Further columns, packed into one Arrow batch."""
     names: tuple[str, ...] = ()
     """The order of all columns, if some are packed."""
 
@@ -67,12 +67,12 @@ class Chunk:
         )
 
     def pack(self) -> Chunk:
-        """The same, quicker to cut and to gather."""
+        """Return the same rows packed, which are faster to slice and gather."""
         packed, others = pack(self.columns)
         return self if packed is None else Chunk(others, self.num_rows, packed, tuple(self.columns))
 
     def unpack(self) -> Chunk:
-        """The same, column by column."""
+        """Return the same rows, column by column."""
         if self.packed is None:
             return self
         columns = self.packed.columns() | dict(self.columns)
@@ -80,11 +80,11 @@ class Chunk:
 
 
 def gather(pieces: Sequence[Chunk], index: npt.NDArray[np.int64] | None) -> Chunk:
-    """The pieces behind one another, and of these the rows that `index` names."""
+    """Return the rows of the concatenated pieces that `index` names."""
     if index is None and len(pieces) == 1:
         return pieces[0]
     total = sum(piece.num_rows for piece in pieces)
-    # Checked once for all columns: they gather without looking, and would deliver some other row.
+    # Checked once for all columns: they gather without bounds checks, and would deliver a wrong row.
     assert index is None or not len(index) or (index.min() >= 0 and index.max() < total), "no such row"
     columns: dict[str, Column] = {}
     for name, column in pieces[0].columns.items():

@@ -1,8 +1,8 @@
-"""From Arrow tables, as they were decoded, to columns that batches are cut from.
+"""Conversion of decoded Arrow tables to the columns that batches are cut from.
 
-What is decided about a column is in its policy; here it is done. Numbers without nulls are not copied: the column is a
-view of Arrow's memory, and keeps it alive. Where that memory is not ours alone (a mapped file, a piece of a larger
-message, what a transform keeps for itself) the view is read-only, and is copied when it becomes a batch.
+A column's policy decides how; this module does it. Numbers without nulls are not copied: the column is a view of
+Arrow's memory and keeps it alive. If that memory is shared (a mapped file, a part of a larger message, memory that a
+transform keeps), the view is read-only, and is copied when it becomes a batch.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from strata.data.arrow_types import physical, plain, recast
 from strata.data.batch.arrow_columns import ArrowColumn
-from strata.data.batch.arrow_types import physical, plain, recast
 from strata.data.batch.columns import Chunk
 from strata.data.batch.dense import Dense
 from strata.data.batch.policy import Kind, Nulls
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Converter:
-    """Turns tables of one schema into chunks. Can be used by several threads at once."""
+    """Converts tables of one schema to chunks. Safe for use by several threads."""
 
     def __init__(
         self,
@@ -43,13 +43,13 @@ class Converter:
         *,
         is_private: bool = True,
     ) -> None:
-        """`vocabularies`: for every policy that `is_coded`, by its name.
+        """`vocabularies`: by name, for every policy that `is_coded`.
 
-        `is_private`: whether nobody else holds the memory of the tables. What a user's transform gave back may be
-        anybody's; then columns are copied before they are handed over.
+        `is_private`: whether the memory of the tables is not shared. The result of a user's transform may be; its
+        columns are copied before they are delivered.
 
         Raises:
-            InvalidArgument: A vocabulary is missing, or of another type than its column.
+            InvalidArgument: A vocabulary is missing, or its type is not that of its column.
         """
         vocabularies = vocabularies or {}
         for policy in policies:
@@ -61,11 +61,11 @@ class Converter:
         self._known: tuple[pa.Schema, list[int]] | None = None
 
     def convert(self, table: pa.Table, where: str) -> Chunk:
-        """All rows of the table. `where`: what it was read from, for errors.
+        """Convert all rows of a table; `where` names its origin in errors.
 
         Raises:
-            NullsFound: In a column whose policy does not allow any.
-            SchemaMismatch: A column is missing or of another type than planned, or a value does not fit.
+            NullsFound: A column has nulls that its policy does not allow.
+            SchemaMismatch: A column is missing or has another type than planned, or a value does not fit.
         """
         columns: dict[str, Column] = {}
         for maker, place in zip(self._makers, self._places(table.schema, where), strict=True):
@@ -77,7 +77,7 @@ class Converter:
         return Chunk(columns, table.num_rows)
 
     def _places(self, schema: pa.Schema, where: str) -> list[int]:
-        """Where each policy's column is; looked up again only when the schema is another one."""
+        """Return the index of each policy's column; cached for the last schema."""
         known = self._known
         if known is not None and known[0].equals(schema):
             return known[1]
@@ -87,27 +87,27 @@ class Converter:
 
 
 def vocabulary_values(policy: Policy, table: pa.Table) -> list[pa.Array]:
-    """The strings of a coded column, out of lists and structs: what `Vocabulary.found` takes."""
+    """Return the strings of a coded column, taken out of lists and structs, for `Vocabulary.found`."""
     return [_values(policy, _descend(policy, chunk)) for chunk in table.column(policy.path[0]).chunks]
 
 
 @dataclass(frozen=True, slots=True)
 class _Maker:
-    """Makes one column, and its mask."""
+    """Makes one column and its mask."""
 
     policy: Policy
     vocabulary: Vocabulary | None
     is_private: bool
     direct: np.dtype[Any] | None
-    """For a column whose buffer is delivered as it lies there, if it has no nulls: how numpy calls it. There are many
-    such columns, and they are to cost next to nothing."""
+    """The numpy dtype, if Arrow's buffer can be delivered without conversion (and there are no nulls). Most columns are
+    like this, so they must cost next to nothing."""
 
     def place(self, schema: pa.Schema, where: str) -> int:
         policy = self.policy
         place: int = schema.get_field_index(policy.path[0])
         if place < 0:
             raise SchemaMismatch(
-                f"{where}: no column {policy.path[0]!r}, or more than one; the columns are {', '.join(schema.names)}"
+                f"{where}: there is not exactly one column {policy.path[0]!r}; columns: {', '.join(schema.names)}"
             )
         found = schema.field(place).type
         for child in policy.path[1:]:
@@ -117,8 +117,8 @@ class _Maker:
             found = found.field(child_place).type
         if found != policy.type:
             raise SchemaMismatch(
-                f"{where}: column {policy.name!r} is {found or 'missing'}, planned as {policy.type}; "
-                "a transform must keep the types of its first table, and files those they were planned with"
+                f"{where}: column {policy.name!r} is {found or 'missing'}, but was planned as {policy.type}; "
+                "a transform must always return the same types, and files must not change"
             )
         return place
 
@@ -131,14 +131,14 @@ class _Maker:
             columns[name] = type(column).gather([one[name] for one in made], None)
 
     def make(self, array: pa.Array, where: str, columns: dict[str, Column]) -> None:
-        """Puts the column, and its mask if it has one, to the others."""
+        """Add the column, and its mask if it has one, to `columns`."""
         policy = self.policy
         if self.direct is not None and not array.null_count:
             columns[policy.name] = Dense(self._shared(_view(array, self.direct)))
             return
         if len(policy.path) > 1:
             array = _descend(policy, array)
-        # First of all: what is encoded may have nulls that the encoding does not tell of.
+        # Decoded first, because encoded values may have nulls that the encoding does not count.
         if policy.kind in (Kind.ARROW, Kind.PYTHON):
             array = recast(array, policy.value_type)
         else:
@@ -149,8 +149,8 @@ class _Maker:
             columns[policy.name] = self._column(array, where)
         except (pa.ArrowInvalid, OverflowError) as error:
             raise SchemaMismatch(
-                f"{where}: column {policy.name!r} ({policy.type}) holds what does not fit {policy.delivered}: "
-                f"{error}; {_cure(policy)}"
+                f"{where}: column {policy.name!r} ({policy.type}) has a value that does not fit "
+                f"{policy.delivered}: {error}; {_cure(policy)}"
             ) from error
         if policy.mask:
             columns[policy.mask] = self._mask(array)
@@ -170,7 +170,7 @@ class _Maker:
         return ArrowColumn(_filled(array, policy))
 
     def _numbers(self, array: pa.Array, where: str) -> npt.NDArray[Any]:
-        """The values of the column, without lists around them."""
+        """Return the values of the column, without the lists around them."""
         policy = self.policy
         array = _decoded(array, policy.value_type)
         if policy.value_nulls is Nulls.ERROR:
@@ -191,7 +191,7 @@ class _Maker:
         return self._shared(values) if dtype == policy.dtype else _widened(values, policy.dtype)
 
     def _shared(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """What is not ours alone is marked by being read-only."""
+        """Mark shared memory as read-only."""
         if not self.is_private:
             values.flags.writeable = False
         return values
@@ -217,12 +217,13 @@ def _direct(policy: Policy) -> np.dtype[Any] | None:
 def _check_vocabulary(policy: Policy, vocabulary: Vocabulary | None) -> None:
     if vocabulary is None:
         raise InvalidArgument(
-            f"column {policy.name!r} is delivered as codes but has no vocabulary", field="vocabularies"
+            f"column {policy.name!r} is delivered as codes but has no vocabulary; pass vocabularies=",
+            field="vocabularies",
         )
     if len(vocabulary.values) and vocabulary.values.type != policy.value_type:
         raise InvalidArgument(
-            f"the vocabulary of column {policy.name!r} is {vocabulary.values.type}, the column {policy.type}; "
-            "give str values for a string column, bytes for a binary one",
+            f"the vocabulary of column {policy.name!r} is {vocabulary.values.type}, but the column is {policy.type}; "
+            "pass str values for a string column, bytes for a binary one",
             field="vocabularies",
         )
 
@@ -230,9 +231,9 @@ def _check_vocabulary(policy: Policy, vocabulary: Vocabulary | None) -> None:
 def _refuse_nulls(policy: Policy, array: pa.Array, where: str) -> None:
     if num_nulls := array.null_count:
         raise NullsFound(
-            f"{where}: column {policy.name!r} ({policy.type}) has {num_nulls:,} nulls, and none are allowed; "
-            f'give nulls={{"{policy.name}": …}} a value to fill in, "fill" or "mask", '
-            "or leave the rows out with filters="
+            f"{where}: column {policy.name!r} ({policy.type}) has {num_nulls:,} nulls, but none are allowed; "
+            f'pass nulls={{"{policy.name}": …}} with a fill value, "fill" or "mask", '
+            "or leave out the rows with filters="
         )
 
 
@@ -246,7 +247,7 @@ def _cure(policy: Policy) -> str:
 
 
 def _empty(policy: Policy) -> pa.Array:
-    """No rows of the top-level column that the policy's is found in."""
+    """Return an empty array of the top-level column that contains the policy's column."""
     kind = policy.type
     for name in reversed(policy.path[1:]):
         kind = pa.struct([(name, kind)])
@@ -254,14 +255,14 @@ def _empty(policy: Policy) -> pa.Array:
 
 
 def _descend(policy: Policy, array: pa.Array) -> pa.Array:
-    """From a top-level column to the policy's; children of a null are null."""
+    """Return the policy's column within a top-level column; children of a null are null."""
     for name in policy.path[1:]:
         array = pc.struct_field(array, [array.type.get_field_index(name)])
     return array
 
 
 def _decoded(array: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Without extensions, runs and dictionaries."""
+    """Return the values without extensions, runs and dictionaries."""
     while array.type != wanted:
         if isinstance(array.type, pa.BaseExtensionType):
             array = array.storage
@@ -277,7 +278,7 @@ def _filled(array: pa.Array, policy: Policy) -> pa.Array:
 
 
 def _unwrapped(array: pa.Array) -> pa.Array:
-    """Lists, which may be encoded themselves."""
+    """Return lists without the encodings around them."""
     while True:
         if isinstance(array.type, pa.BaseExtensionType):
             array = array.storage
@@ -290,7 +291,7 @@ def _unwrapped(array: pa.Array) -> pa.Array:
 
 
 def _flat(policy: Policy, array: pa.Array) -> pa.Array:
-    """The values of fixed-size lists; those of a null list are null."""
+    """Return the values of fixed-size lists; those of a null list are null."""
     width = array.type.list_size
     values = array.values.slice(array.offset * width, len(array) * width)
     if array.null_count:
@@ -301,9 +302,9 @@ def _flat(policy: Policy, array: pa.Array) -> pa.Array:
 
 
 def _list_parts(array: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int64]]:
-    """The values of lists, and where each list begins and ends in them; a null list is empty."""
+    """Return the values of lists, and the offsets of the lists in them; a null list is empty."""
     if array.null_count or not (pat.is_list(array.type) or pat.is_large_list(array.type)):
-        # Lists of a view may lie anywhere, and there may be values under a null: `flatten` puts that in order.
+        # The lists of a view may be in any place, and a null may have values; `flatten` removes both.
         lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
         return array.flatten(), Ragged.of(np.empty(0), lengths).offsets
     dtype = np.dtype(np.int32 if pat.is_list(array.type) else np.int64)
@@ -331,7 +332,7 @@ def _values(policy: Policy, array: pa.Array) -> pa.Array:
 
 
 def _view(array: pa.Array, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """What lies in Arrow's buffer; writable if Arrow's memory is: not in mapped files, not in parts of a message."""
+    """Return a view of Arrow's buffer, writable if the memory is: not in mapped files or parts of a message."""
     if not len(array):
         return np.empty(0, dtype)
     return np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
@@ -354,12 +355,12 @@ def _decimals(array: pa.Array, policy: Policy) -> npt.NDArray[Any]:
     digits, fits = _digits(array)
     if not fits.all():
         first = array[int(np.argmin(fits))].as_py()
-        raise OverflowError(f"the digits of {first} without the point do not fit an int64")
+        raise OverflowError(f"the digits of {first} without the point do not fit into an int64")
     return digits
 
 
 def _decimals_as_floats(array: pa.Array, policy: Policy) -> npt.NDArray[np.float64]:
-    """The nearest floats where digits and scale are exact floats themselves; Arrow's, a bit off at times, elsewhere."""
+    """Return the nearest floats if digits and scale are exact floats; otherwise Arrow's, which may be slightly off."""
     values = _ours(_view(array.cast(pa.float64()), np.dtype(np.float64)))
     if 0 <= (scale := array.type.scale) <= _EXACT_SCALE:
         digits, fits = _digits(array)
@@ -372,11 +373,11 @@ def _decimals_as_floats(array: pa.Array, policy: Policy) -> npt.NDArray[np.float
 
 _EXACT_DIGITS: Final = 2**53
 _EXACT_SCALE: Final = 22
-"""Up to here floats hold every integer, and every power of ten."""
+"""Limits up to which floats represent every integer, and every power of ten."""
 
 
 def _digits(array: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Decimals without their point, and which of them are all there: the others have lost their upper bits."""
+    """Return decimals without their point, and which of them fit; the others have lost their upper bits."""
     num_words = array.type.bit_width // 32  # two's complement, the lowest 32 bits first
     if not len(array):
         return np.empty(0, np.int64), np.empty(0, np.bool_)
@@ -389,7 +390,7 @@ def _digits(array: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool
 
 
 def _bytes(array: pa.Array) -> Ragged:
-    """Large strings or binaries as rows of bytes; nulls are empty."""
+    """Return large strings or binaries as rows of bytes; nulls are empty."""
     if not len(array):
         return Ragged(np.empty(0, np.uint8), np.zeros(1, np.int64))
     _, places, data = array.buffers()

@@ -1,9 +1,9 @@
-"""Columns whose rows are all of one size: an array, rows along its first axis.
+"""Columns whose rows have one size: an array with rows along its first axis.
 
-Plain numbers are gathered together (`packed.py`); this is for the others. Rows lie in slices of several units;
-reading them from there at random misses the cache all the time. So the slices are first copied behind one another
-into a small buffer that stays in the cache from column to column, and the rows are taken from it: two calls per
-column, both without the interpreter's lock.
+Plain numbers are gathered together (`packed.py`); this is for the others. The rows are in slices of several row groups,
+and reading them from there at random would miss the cache all the time. The slices are therefore copied into a small
+buffer first, which stays in the cache from column to column, and the rows are taken from it: two calls per column, both
+without the interpreter lock.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 SCRATCH_BYTES: Final = 16 << 20
-"""How much a thread keeps for the next gather. What needs more than this gets memory of its own, for once."""
+"""Scratch memory that a thread keeps for the next gather. A larger gather allocates its own."""
 _POOLED_BYTES: Final = 64 << 10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dense:
     values: npt.NDArray[Any]
-    """Whether it may be written to says whether these rows are ours alone (see `output.py`)."""
+    """Writable only if the memory is not shared (see `output.py`)."""
 
     @property
     def nbytes(self) -> int:
@@ -52,12 +52,12 @@ class Dense:
 
 
 def join(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """The arrays behind one another."""
+    """Concatenate the arrays."""
     return np.concatenate(arrays, out=_fresh(sum(map(len, arrays)), arrays[0]))
 
 
 def take(arrays: Sequence[npt.NDArray[Any]], index: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    """Of the arrays behind one another, the rows that `index` names."""
+    """Return the rows of the concatenated arrays that `index` names."""
     first = arrays[0]
     fresh = _fresh(len(index), first)
     if not len(index):
@@ -66,7 +66,7 @@ def take(arrays: Sequence[npt.NDArray[Any]], index: npt.NDArray[np.int64]) -> np
     if len(arrays) > 1:
         source = _scratch(sum(map(len, arrays)), first)
         np.concatenate(arrays, out=source)
-    # Anything but "clip" would make numpy write into a buffer of its own first.
+    # With any other mode, numpy would write into a buffer of its own first.
     return np.take(source, index, axis=0, out=fresh, mode="clip")
 
 
@@ -74,7 +74,7 @@ _kept = threading.local()
 
 
 def _scratch(num_rows: int, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Room for this many rows; it belongs to the thread until its next gather."""
+    """Return memory for this many rows, which the thread reuses in its next gather."""
     num_bytes = num_rows * _row_bytes(like)
     if num_bytes > SCRATCH_BYTES:
         return _fresh(num_rows, like)
@@ -85,10 +85,10 @@ def _scratch(num_rows: int, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _fresh(num_rows: int, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Memory for this many rows, out of Arrow's pool.
+    """Return memory for this many rows from Arrow's pool, which reuses the memory of freed batches.
 
-    There, what a batch gave back is used again. The C library returns blocks of this size to the system, and to get
-    them anew, page by page, takes about as long as to gather into them.
+    The C library returns blocks of this size to the system, and allocating them again, page by page, takes about as
+    long as gathering into them.
     """
     shape = (num_rows, *like.shape[1:])
     num_bytes = num_rows * _row_bytes(like)

@@ -1,4 +1,4 @@
-"""What users receive: a chunk of rows, cut into batches.
+"""Output formats: cuts a chunk of rows into the batches that users receive.
 
 | output_format | a batch is |
 |---|---|
@@ -8,8 +8,8 @@
 | "pandas" | a `pandas.DataFrame` |
 | "dict" | a dict of lists |
 
-Batches share memory with one another but no rows, so whoever gets one may change it. Nothing is done per row, except
-where Python objects are asked for, and little per batch: all batches of a column are cut in one call.
+Batches share memory blocks but no rows, so a caller may modify a batch. There is no work per row, except for Python
+objects, and little per batch: all batches of a column are cut in one call.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
+from strata.data.arrow_types import of_numbers, recast
 from strata.data.batch.arrow_columns import ArrowColumn
-from strata.data.batch.arrow_types import of_numbers, recast
 from strata.data.batch.dense import Dense
 from strata.data.batch.policy import OUTPUT_FORMATS, Kind
 from strata.data.batch.ragged import Ragged
@@ -38,35 +38,37 @@ if TYPE_CHECKING:
 
 
 class RaggedRows(NamedTuple):
-    """Rows of different lengths, as `torch.nn.EmbeddingBag(…)(values, offsets)` takes them."""
+    """Rows of variable length, as the arguments of `torch.nn.EmbeddingBag(…)(values, offsets)`."""
 
     values: Any
-    """All values behind one another."""
+    """The values of all rows, concatenated."""
     offsets: Any
-    """Where each row begins in them: as many as rows, int64."""
+    """Where each row begins in `values`: one int64 per row."""
 
 
 class PaddedRows(NamedTuple):
-    """Strings as rows of bytes (UTF-8), padded with zeros."""
+    """Strings as rows of UTF-8 bytes, padded with zeros."""
 
     values: Any
-    """uint8, one row per string."""
+    """A uint8 matrix, one row per string."""
     lengths: Any
-    """In bytes, int64; more than the matrix is wide where a string was cut."""
+    """The length of each string in bytes, int64; above the width of the matrix if a string was cut."""
 
 
 class Presenter:
-    """Cuts chunks into batches of one format. Can be used by several threads at once."""
+    """Cuts chunks into batches of one format. Safe for use by several threads."""
 
     def __init__(self, output_format: str, policies: Sequence[Policy]) -> None:
         """
         Raises:
-            InvalidArgument: There is no such format.
-            ConfigError: It needs a package that is not installed.
+            InvalidArgument: The format is unknown.
+            ConfigError: The format needs a package that is not installed.
         """
         if output_format not in OUTPUT_FORMATS:
             known = ", ".join(OUTPUT_FORMATS)
-            raise InvalidArgument(f"output_format={output_format!r} is none of {known}", field="output_format")
+            raise InvalidArgument(
+                f"output_format={output_format!r} is unknown; use one of {known}", field="output_format"
+            )
         self._output_format = output_format
         self._as_torch = output_format == "torch"
         self._widths = {policy.name: policy.width for policy in policies if policy.kind is Kind.BYTES}
@@ -80,7 +82,7 @@ class Presenter:
             _require_pandas()
 
     def present(self, chunk: Chunk, sizes: Sequence[int]) -> list[Any]:
-        """One batch for every size; together they have all rows of the chunk."""
+        """Return one batch per size; together they have all rows of the chunk."""
         assert sum(sizes) == chunk.num_rows, "batches must take all rows"
         try:
             return self._present(chunk.unpack(), list(sizes)) if len(sizes) else []
@@ -88,12 +90,12 @@ class Presenter:
             if isinstance(error, StrataError):
                 raise
             raise SchemaMismatch(
-                f"a column holds what {self._output_format!r} batches cannot ({_shown(chunk)}): {error}; leave it out "
-                'with columns=, or use output_format="arrow"'
+                f"a column has a value that output_format={self._output_format!r} cannot hold ({_shown(chunk)}): "
+                f'{error}; leave it out with columns=, or use output_format="arrow"'
             ) from error
 
     def _record_batches(self, chunk: Chunk, sizes: Sequence[int]) -> list[Any]:
-        """With the planned types: what had to be joined in a larger one becomes small again, batch by batch."""
+        """Return batches with the planned types: columns that needed a larger type when joined are narrowed again."""
         batches = _record_batches(chunk, sizes)
         if not batches or all(self._types.get(field.name, field.type) == field.type for field in batches[0].schema):
             return batches
@@ -116,7 +118,7 @@ class Presenter:
         return [dict(zip(names, pieces, strict=True)) for pieces in zip(*columns, strict=True)]
 
     def _pieces(self, name: str, column: Column, sizes: Sequence[int]) -> Sequence[Any]:
-        """Of one column, what each batch gets."""
+        """Return the piece of a column for each batch."""
         if isinstance(column, Dense):
             return self._cut_array(_owned(column.values), sizes)
         if isinstance(column, Ragged):
@@ -146,7 +148,7 @@ class Presenter:
 
 
 def pad(column: Ragged, width: int) -> npt.NDArray[np.uint8]:
-    """A matrix of this width with the rows of the column; what is longer is cut, what is shorter ends in zeros."""
+    """Return a matrix of this width; longer rows are cut, shorter rows are padded with zeros."""
     matrix = np.zeros((len(column), width), np.uint8)
     lengths = column.lengths
     places = np.arange(width)
@@ -159,7 +161,7 @@ def pad(column: Ragged, width: int) -> npt.NDArray[np.uint8]:
 
 
 def objects(array: pa.Array) -> list[Any]:
-    """Its values as Python objects, None for null."""
+    """Return the values as Python objects, None for null."""
     if pat.is_large_string(array.type) or pat.is_large_binary(array.type) or _is_number(array):
         quick: list[Any] = array.to_numpy(zero_copy_only=False).tolist()
         return quick
@@ -181,7 +183,7 @@ def _object_array(array: pa.Array) -> npt.NDArray[np.object_]:
 
 
 def _owned(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Memory that whoever gets it may write to: that of mapped files is not."""
+    """Return memory that the caller may write to; that of mapped files is copied."""
     return values if values.flags.writeable and values.flags.c_contiguous else values.copy()
 
 
@@ -198,21 +200,21 @@ def _cut(values: Any, sizes: Sequence[int]) -> list[Any]:
 
 def _torch_cutter() -> Callable[[npt.NDArray[Any], Sequence[int]], Sequence[Any]]:
     try:
-        import torch  # noqa: PLC0415 - whoever wants arrays needs no torch
+        import torch  # noqa: PLC0415 - only this format needs torch
     except ImportError as error:
         raise ConfigError(
             'output_format="torch" needs torch: pip install torch, or use output_format="numpy"'
         ) from error
 
     def cut(values: npt.NDArray[Any], sizes: Sequence[int]) -> Sequence[Any]:
-        # Views of the safe kind refuse changes in place that have a gradient, for the sake of their neighbours.
+        # Safe views refuse in-place changes that have a gradient, to protect the other views.
         pieces: Sequence[Any] = torch.unsafe_split_with_sizes(torch.from_numpy(values), sizes)
         return pieces
 
     return cut
 
 
-# Formats that take columns as they are
+# Formats that keep Arrow columns
 
 
 def _whole(chunk: Chunk) -> pa.RecordBatch:
@@ -244,9 +246,10 @@ def _dicts(chunk: Chunk, sizes: Sequence[int]) -> list[Any]:
 
 
 def narrowed(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """
+    """Cast to the planned, smaller type.
+
     Raises:
-        LimitExceeded: The type cannot hold so much.
+        LimitExceeded: The type cannot address so many bytes.
     """
     if array.type == kind:
         return array
@@ -267,7 +270,7 @@ def _shown(chunk: Chunk) -> str:
 
 def _require_pandas() -> None:
     try:
-        import pandas  # noqa: F401, ICN001, PLC0415 - only looked for; pyarrow uses it
+        import pandas  # noqa: F401, ICN001, PLC0415 - only a check; pyarrow uses it
     except ImportError as error:
         raise ConfigError(
             'output_format="pandas" needs pandas: pip install pandas, or use output_format="arrow"'

@@ -1,9 +1,9 @@
-"""Columns side by side in one Arrow batch, so that all of them are cut, joined or gathered by one native call.
+"""Columns packed into one Arrow batch, so that one native call slices, concatenates or gathers all of them.
 
-Column by column, a worker would give up the interpreter's lock and ask for it again twice for every column of a block,
-and each time wait until the training loop lets go of it: beside a loop that is busy in Python it would hardly move.
+Column by column, a worker would release and reacquire the interpreter lock twice for every column of a block, and wait
+each time for the training loop to release it: beside a loop that is busy in Python it would hardly make progress.
 
-To Arrow a number of n bytes is an unsigned integer of n bytes: it only moves them.
+Arrow sees a number of n bytes as an unsigned integer of n bytes, because it only moves it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from strata.data.arrow_types import enlarged, of_numbers, recast
 from strata.data.batch.arrow_columns import ArrowColumn
-from strata.data.batch.arrow_types import enlarged, of_numbers, recast
 from strata.data.batch.dense import Dense
 from strata.data.memory import pool
 from strata.errors import LimitExceeded
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from strata.data.batch.columns import Column
 
 _STAND_IN = {1: pa.uint8(), 2: pa.uint16(), 4: pa.uint32(), 8: pa.uint64()}
-"""By the bytes of a number."""
+"""Arrow types by the size of a number in bytes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packed:
     batch: pa.RecordBatch
     dtypes: tuple[np.dtype[Any] | None, ...]
-    """What the numbers of each column are; None for a column that is Arrow's own."""
+    """The dtype of each column's numbers; None for a column that is an Arrow array."""
 
     @property
     def nbytes(self) -> int:
@@ -51,7 +51,7 @@ class Packed:
         """As `Column.gather`.
 
         Raises:
-            LimitExceeded: Together the pieces hold more than the type of a column can address.
+            LimitExceeded: Together the pieces exceed what the type of a column can address.
         """
         batches = [piece.batch for piece in pieces]
         if all(batch.schema == batches[0].schema for batch in batches):
@@ -63,11 +63,11 @@ class Packed:
         except (pa.ArrowInvalid, pa.ArrowCapacityError) as error:
             raise _too_large(batches, str(error)) from error
         if made is None:
-            raise _too_large(batches, "a column has more than its type can address")
+            raise _too_large(batches, "a column exceeds what its type can address")
         return cls(made, pieces[0].dtypes)
 
     def columns(self) -> dict[str, Column]:
-        """As they were, by name."""
+        """Return the columns by name."""
         return {
             name: ArrowColumn(array) if dtype is None else Dense(_numbers(array, dtype))
             for name, array, dtype in zip(self.batch.schema.names, self.batch.columns, self.dtypes, strict=True)
@@ -75,10 +75,10 @@ class Packed:
 
 
 def _gathered(batches: Sequence[pa.RecordBatch], index: npt.NDArray[np.int64] | None) -> pa.RecordBatch | None:
-    """The rows that `index` names, of all batches; None if they do not fit into one.
+    """Return the rows of the concatenated batches that `index` names, or None if they do not fit into one.
 
     Raises:
-        pa.ArrowInvalid, pa.ArrowCapacityError: Likewise.
+        pa.ArrowInvalid, pa.ArrowCapacityError: They do not fit either.
     """
     table = pa.Table.from_batches(batches)
     if index is not None:
@@ -86,7 +86,7 @@ def _gathered(batches: Sequence[pa.RecordBatch], index: npt.NDArray[np.int64] | 
         is_small = table.num_rows < 1 << 32
         rows = of_numbers(index.astype(np.uint32), pa.uint32()) if is_small else of_numbers(index, pa.int64())
         table = pc.take(table, rows, boundscheck=False, memory_pool=pool())
-    if not table.num_rows:  # Arrow has no batch for no rows
+    if not table.num_rows:  # Arrow makes no batch of no rows
         return batches[0].slice(0, 0)
     made = table.combine_chunks(pool()).to_batches()
     return made[0] if len(made) == 1 else None
@@ -105,7 +105,7 @@ def _too_large(batches: Sequence[pa.RecordBatch], reason: str) -> LimitExceeded:
 
 
 def pack(columns: Mapping[str, Column]) -> tuple[Packed | None, dict[str, Column]]:
-    """What can be packed, and what cannot."""
+    """Return the columns that can be packed, and those that cannot."""
     arrays: dict[str, pa.Array] = {}
     dtypes: list[np.dtype[Any] | None] = []
     others: dict[str, Column] = {}

@@ -1,4 +1,4 @@
-"""What becomes of each column: decided once, when a dataset is planned, never in the middle of an epoch.
+"""Column policies: how each column is delivered. They are decided when a dataset is planned, never during an epoch.
 
 With `output_format` "torch" or "numpy":
 
@@ -6,10 +6,10 @@ With `output_format` "torch" or "numpy":
 |---|---|---|
 | int8 … int64, uint8 | the same | refused |
 | uint16, uint32 | torch: int32, int64; numpy: the same | refused |
-| uint64 | torch: int64, values from 2⁶³ on are refused; numpy: the same | refused |
+| uint64 | torch: int64, values of 2⁶³ or more are refused; numpy: the same | refused |
 | float16, float32, float64 | the same | NaN |
 | bool | bool | refused |
-| decimal, `decimals="float64"` (default) | float64: the nearest one up to 2⁵³, about 15 digits beyond | NaN |
+| decimal, `decimals="float64"` (default) | float64: the nearest one up to 2⁵³, about 15 digits above | NaN |
 | decimal, `decimals="int64"` | int64: value × 10^scale; refused if too large | refused |
 | decimal, `decimals="python"`; `"error"` | `decimal.Decimal`; refused | None |
 | timestamp, duration, time64, date64 | int64 in the column's own unit; timestamps are UTC | refused |
@@ -24,24 +24,24 @@ With `output_format` "torch" or "numpy":
 | dictionary, run-end encoded, extension | as the type of its values | as the type of its values |
 | map, union, interval, null, list of list or struct | refused; objects with `strings={"column": "python"}` | None |
 
-The unit of times is in the policy (`unit`). With "arrow", "pandas" and "dict" every type is delivered as it is, and
+The unit of times is in the policy (`unit`). With "arrow", "pandas" and "dict" every type is delivered unchanged, and
 nulls stay nulls. Rows of several files are joined, so run-end encoded columns and views are delivered as plain ones,
-and codes of dictionaries have 32 bits at least, in lists and structs, too. pandas gets a time64[ns] as the timedelta
+and dictionary codes have at least 32 bits, also inside lists and structs. pandas gets a time64[ns] as the timedelta
 since midnight, and fixed-size binaries in lists as binaries; a union is refused.
 
 `strings="bytes"` makes the matrix as wide as the longest value of a batch, or `string_width` wide; longer values are
-then cut, and `lengths` tells how long they were. `nulls=` is one of the following words, or a mapping from columns to
-such words or to a value to fill in:
+then cut, and `lengths` has their full length. `nulls=` is one of the following words, or a mapping from columns to
+such words or to a fill value:
 
 | `nulls=` | |
 |---|---|
-| "error" | nulls are refused: when planning where files tell how many there are, otherwise when they are met |
-| "fill" | 0, 0.0, False, "" or the empty list stands in |
-| "mask" | the same, and a bool column `<name>_mask` says where there was a value |
-| "keep" | None, NaN or code 0, for columns that can hold such a thing |
+| "error" | nulls are refused: when planning if files have null counts, otherwise when they are read |
+| "fill" | 0, 0.0, False, "" or the empty list replaces them |
+| "mask" | the same, and a bool column `<name>_mask` is true where there was a value |
+| "keep" | None, NaN or code 0, for columns that can hold them |
 
-Python objects and codes keep None and 0 under a mask. The mask of a list says whether there was a list, and values
-inside are treated as by default; that of a fixed-size list says whether all of its values were there.
+Python objects and codes keep None and 0 under a mask. The mask of a list is true if there was a list, and values
+inside are treated as by default; that of a fixed-size list is true if none of its values was null.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from strata.data.batch.arrow_types import (
+from strata.data.arrow_types import (
     TORCH_DTYPES,
     for_pandas,
     gatherable,
@@ -81,7 +81,7 @@ MAX_STRING_WIDTH: Final = 1 << 20
 
 
 class Kind(enum.StrEnum):
-    """Which form a column has on its way to a batch."""
+    """The form of a column until it becomes a batch."""
 
     DENSE = "dense"
     RAGGED = "ragged"
@@ -91,6 +91,8 @@ class Kind(enum.StrEnum):
 
 
 class Nulls(enum.StrEnum):
+    """How nulls are delivered."""
+
     ERROR = "error"
     FILL = "fill"
     MASK = "mask"
@@ -99,33 +101,33 @@ class Nulls(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What becomes of one column."""
+    """How one column is delivered."""
 
     name: str
-    """As it is delivered."""
+    """The name that it is delivered as."""
     path: tuple[str, ...]
-    """Where it is found: a column, and the children of structs that lead to it."""
+    """The top-level column, and the children of structs that lead to this column."""
     type: pa.DataType
-    """Of the column itself."""
+    """The Arrow type of the column."""
     value_type: pa.DataType
-    """Of a single value: inside lists, without dictionaries; strings and binaries are large."""
+    """The type of a single value: inside lists, without dictionaries; strings and binaries are large."""
     kind: Kind
     dtype: np.dtype[Any] | None = None
-    """Of the values that are delivered; None for Python objects and Arrow."""
+    """The dtype of delivered values; None for Python objects and Arrow."""
     width: int | None = None
-    """Of the matrix that fixed-size lists become, or strings where `string_width` is given."""
+    """The width of the matrix that fixed-size lists become, or strings with `string_width`."""
     nulls: Nulls = Nulls.ERROR
-    """Of rows."""
+    """How null rows are delivered."""
     value_nulls: Nulls = Nulls.ERROR
-    """Of values inside lists; without lists the same as `nulls`."""
+    """How nulls inside lists are delivered; without lists the same as `nulls`."""
     fill: pa.Scalar | None = None
-    """What stands in for a null value; of the type `value_type`."""
+    """The value that replaces a null, of type `value_type`."""
     unit: str = ""
-    """Of times: "s", "ms", "us", "ns" or "days"; of decimals as integers: "10^-scale"."""
+    """The unit of times: "s", "ms", "us", "ns" or "days"; of decimals as integers: "10^-scale"."""
 
     @property
     def mask(self) -> str:
-        """The name of the column that tells where there was a value; empty if there is none."""
+        """The name of the mask column; empty if there is none."""
         return f"{self.name}_mask" if self.nulls is Nulls.MASK else ""
 
     @property
@@ -135,7 +137,7 @@ class Policy:
 
     @property
     def delivered(self) -> str:
-        """What a person reads."""
+        """The delivered type as readable text."""
         dtype = "" if self.dtype is None else str(self.dtype)
         what = f"{dtype} codes" if self.is_coded else f"{dtype} ({self.unit})" if self.unit else dtype
         match self.kind:
@@ -152,6 +154,7 @@ class Policy:
 
     @property
     def nulls_text(self) -> str:
+        """How nulls are delivered, as readable text."""
         fill = "" if self.fill is None else f" {self.fill.as_py()!r}"
         match self.nulls:
             case Nulls.ERROR:
@@ -165,7 +168,7 @@ class Policy:
 
 
 def describe(policies: Sequence[Policy]) -> list[dict[str, str]]:
-    """The policies as the rows of a table."""
+    """Return the policies as rows of a table."""
     return [
         {"column": policy.name, "type": str(policy.type), "delivered": policy.delivered, "nulls": policy.nulls_text}
         for policy in policies
@@ -182,19 +185,19 @@ def decide(
     nulls: str | Mapping[str, Any] | None = None,
     decimals: str | Mapping[str, str] | None = None,
 ) -> tuple[Policy, ...]:
-    """A policy for every column that is delivered, in the order of the schema.
+    """Return a policy for every delivered column, in the order of the schema.
 
-    `schema`: the delivered columns only. `null_counts`: of the rows that are delivered, at least; what they do not tell
-    is found when it is read. `decimals=None` stands for "float64".
+    `schema` has only the delivered columns. `null_counts` are lower bounds for the delivered rows; other nulls are
+    found when they are read. `decimals=None` means "float64".
 
     Raises:
-        InvalidArgument: An option is not one of those above, names no column, or a fill value is of the wrong type.
+        InvalidArgument: An option is unknown or names no column, or a fill value has the wrong type.
         SchemaMismatch: A type has no policy, or two columns would have the same name.
-        NullsFound: There are nulls in a column that is to have none.
+        NullsFound: A column has nulls that its policy does not allow.
     """
     if output_format not in OUTPUT_FORMATS:
         raise InvalidArgument(
-            f"output_format={output_format!r} is none of {_listed(OUTPUT_FORMATS)}", field="output_format"
+            f"output_format={output_format!r} is unknown; use one of {_listed(OUTPUT_FORMATS)}", field="output_format"
         )
     deciding = _Deciding(
         output_format=output_format,
@@ -210,7 +213,7 @@ def decide(
 
 
 class _Choice:
-    """An option that is given once for all columns, or for some by name."""
+    """An option that is set for all columns, or for some by name."""
 
     def __init__(self, option: str, given: Any, default: Any, allowed: Sequence[str]) -> None:
         self.option = option
@@ -221,18 +224,18 @@ class _Choice:
         self.is_given = given is not None and given != default
 
     def check(self, *, any_value: bool = False) -> None:
-        """`any_value`: whether columns may have other values than the words that are allowed."""
+        """Check the values; with `any_value`, single columns may have other values than the allowed words."""
         values = [self.general, *([] if any_value else self.by_column.values())]
         for value in values:
             if value is not None and value not in self._allowed:
                 raise InvalidArgument(
-                    f"{self.option}={value!r} is none of {_listed(self._allowed)}; "
-                    f"give one of them, or a mapping from columns to them",
+                    f"{self.option}={value!r} is unknown; use one of {_listed(self._allowed)}, "
+                    f"or a mapping from columns to them",
                     field=self.option,
                 )
 
     def own(self, name: str) -> Any:
-        """What was given for this very column, or None."""
+        """Return what was set for this column by name, or None."""
         self.used.add(name)
         return self.by_column.get(name)
 
@@ -241,7 +244,7 @@ class _Choice:
 
 
 class _Deciding:
-    """The options, and what went wrong so far: everything that is wrong is told at once."""
+    """The options, and the problems so far: all problems are reported in one error."""
 
     def __init__(
         self, *, output_format: str, strings: _Choice, decimals: _Choice, nulls: _Choice, string_width: int | None
@@ -262,22 +265,22 @@ class _Deciding:
         self._nulls.check(any_value=True)
         if (width := self._string_width) is not None and not 1 <= width <= MAX_STRING_WIDTH:
             raise InvalidArgument(
-                f"string_width={width} is not between 1 and {MAX_STRING_WIDTH:,}; leave it out for the longest value",
+                f"string_width={width} must be from 1 to {MAX_STRING_WIDTH:,}; leave it out for the longest value",
                 field="string_width",
             )
         if self._as_is:
             for choice in (self._strings, self._decimals):
                 if choice.is_given:
                     raise InvalidArgument(
-                        f"output_format={self._output_format!r} delivers columns as they are; "
-                        f'leave {choice.option}= out, or use output_format="torch" or "numpy"',
+                        f"output_format={self._output_format!r} delivers columns unchanged; "
+                        f'leave out {choice.option}=, or use output_format="torch" or "numpy"',
                         field=choice.option,
                     )
 
     def field(
         self, field: pa.Field, path: tuple[str, ...], null_counts: Mapping[str, int], *, may_be_null: bool = False
     ) -> Iterator[Policy]:
-        """The policies of a column, or of all that a struct becomes."""
+        """Yield the policies of a column, or of all columns that a struct becomes."""
         name = ".".join(path)
         may_be_null = may_be_null or field.nullable
         is_python = self._strings.by_column.get(name) == "python"
@@ -298,7 +301,7 @@ class _Deciding:
         yield policy
 
     def _column(self, name: str, path: tuple[str, ...], kind: pa.DataType, *, is_python: bool) -> Policy | None:
-        """Its form; None if it is refused."""
+        """Return the policy of a column without nulls, or None if it is refused."""
         value_type = plain(kind)
         policy = Policy(name=name, path=path, type=kind, value_type=value_type, kind=Kind.PYTHON)
         if self._as_is:
@@ -315,7 +318,7 @@ class _Deciding:
         return self._valued(policy)
 
     def _whole(self, policy: Policy) -> Policy | None:
-        """A column that is delivered as it is, if the format can hold it."""
+        """Return the policy of a column that is delivered unchanged, if the format can hold it."""
         if self._output_format != "pandas":
             return policy
         policy = replace(policy, value_type=for_pandas(policy.value_type))
@@ -323,14 +326,14 @@ class _Deciding:
             pa.nulls(0, policy.value_type).to_pandas()
         except pa.ArrowNotImplementedError as error:
             self._refused.append(
-                f"column {policy.name!r} is of type {policy.type}, which pandas cannot hold ({error}): leave it out "
+                f"column {policy.name!r} has type {policy.type}, which pandas cannot hold ({error}): leave it out "
                 'with columns=, or use output_format="arrow"'
             )
             return None
         return policy
 
     def _valued(self, policy: Policy) -> Policy | None:
-        """The same, knowing what its values become."""
+        """Return the policy with the type of its values."""
         value_type = policy.value_type
         is_nested = policy.kind is Kind.RAGGED or policy.width is not None
         if is_stringlike(value_type):
@@ -339,8 +342,8 @@ class _Deciding:
                 return replace(policy, dtype=np.dtype(np.int32))
             if is_nested and self._strings.own(policy.name) == "bytes":
                 raise InvalidArgument(
-                    f'strings={{"{policy.name}": "bytes"}}: the column is {policy.type}, '
-                    'and lists of strings can only have "codes" or be "python" objects',
+                    f'strings={{"{policy.name}": "bytes"}} is not possible: the column is {policy.type}, '
+                    'and lists of strings are delivered as "codes" or "python" objects',
                     field="strings",
                 )
             if how == "bytes" and not is_nested:
@@ -351,8 +354,8 @@ class _Deciding:
             return self._decimal(policy)
         if (dtype := physical(value_type)) is None:
             self._refused.append(
-                f"column {policy.name!r} is of type {policy.type}, which no tensor holds: leave it out with columns=, "
-                f'take it as Python objects with strings={{"{policy.name}": "python"}}, or use output_format="arrow"'
+                f"column {policy.name!r} has type {policy.type}, which no tensor holds: leave it out with columns=, "
+                f'get Python objects with strings={{"{policy.name}": "python"}}, or use output_format="arrow"'
             )
             return None
         if self._is_torch:
@@ -368,7 +371,7 @@ class _Deciding:
             case "python":
                 return replace(policy, kind=Kind.PYTHON, value_type=gatherable(policy.type), width=None)
         self._refused.append(
-            f'column {policy.name!r} is of type {policy.type} and decimals="error": '
+            f'column {policy.name!r} has type {policy.type} and decimals="error": '
             'choose "float64", "int64" or "python", or leave it out with columns='
         )
         return None
@@ -394,7 +397,7 @@ class _Deciding:
                 return replace(policy, nulls=natural, value_nulls=natural, fill=_nan(policy))
             case Nulls.KEEP:
                 raise InvalidArgument(
-                    f'nulls="keep" for column {policy.name!r}: {policy.delivered} has nothing that stands for null; '
+                    f'nulls="keep" for column {policy.name!r} is not possible: {policy.delivered} has no null; '
                     f'use "fill", "mask", "error" or a value',
                     field="nulls",
                 )
@@ -409,27 +412,27 @@ class _Deciding:
         zero = zero_of(policy.value_type)
         if zero is None:
             raise InvalidArgument(
-                f'nulls="fill" for column {policy.name!r}: there is no zero of type {policy.type}; '
+                f'nulls="fill" for column {policy.name!r} is not possible: type {policy.type} has no zero; '
                 'use "mask", "error" or "keep", for this column alone with nulls={"column": …}',
                 field="nulls",
             )
         return replace(policy, nulls=nulls, value_nulls=Nulls.FILL, fill=_checked_fill(policy, zero))
 
     def finish(self, policies: Sequence[Policy]) -> None:
-        """Raises for all that was found."""
+        """Raise an error for all problems."""
         if self._refused:
             raise SchemaMismatch("; ".join(self._refused))
         self._check_names(policies)
         if self._string_width is not None and not any(policy.kind is Kind.BYTES for policy in policies):
             raise InvalidArgument(
-                f'string_width={self._string_width} but no column has strings="bytes"; ask for it, or leave it out',
+                f'string_width={self._string_width} but no column has strings="bytes"; pass that, or leave it out',
                 field="string_width",
             )
         if self._null_columns:
             raise NullsFound(
                 f"columns that cannot hold nulls have some: {', '.join(self._null_columns)}; "
-                'give nulls= a value to fill in, as in nulls={"column": 0}, or "fill" or "mask", '
-                "or leave the rows out with filters="
+                'pass a fill value, as in nulls={"column": 0}, or nulls="fill" or "mask", '
+                "or leave out the rows with filters="
             )
 
     def _check_names(self, policies: Sequence[Policy]) -> None:
@@ -437,27 +440,27 @@ class _Deciding:
         twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
         if twice:
             raise SchemaMismatch(
-                f"more than one column would be delivered as {_listed(twice)}: children of structs become parent.child "
+                f"more than one column would be named {_listed(twice)}: children of structs become parent.child "
                 "and masks <name>_mask; rename one in the files, or leave one out with columns="
             )
         for choice in (self._strings, self._decimals, self._nulls):
             if unknown := sorted(set(choice.by_column) - choice.used):
                 raise InvalidArgument(
-                    f"{choice.option}= names {_listed(unknown)}, but the columns that it can be for are "
+                    f"{choice.option}= names {_listed(unknown)}, but it applies only to the columns "
                     f"{_listed(sorted(choice.used)) or 'none'}",
                     field=choice.option,
                 )
 
 
 def _natural(policy: Policy) -> Nulls | None:
-    """What becomes of a null value when nobody asked; None: there is nothing it could become."""
+    """Return how a null is delivered by default, or None if the column has nothing for it."""
     if policy.kind in (Kind.PYTHON, Kind.ARROW) or policy.is_coded:
         return Nulls.KEEP
     return Nulls.FILL if _nan(policy) is not None else None
 
 
 def _nan(policy: Policy) -> pa.Scalar | None:
-    """NaN, for columns that are delivered as floats. Decimals have none: they are filled once they are floats."""
+    """Return NaN for columns delivered as floats, else None. Decimals are filled after they became floats."""
     if policy.dtype is None or not np.issubdtype(policy.dtype, np.floating):
         return None
     is_decimal = pat.is_decimal(policy.value_type)
@@ -466,10 +469,10 @@ def _nan(policy: Policy) -> pa.Scalar | None:
 
 
 def _checked_fill(policy: Policy, value: Any) -> pa.Scalar:
-    """The value as what it stands in for.
+    """Return a fill value with the type of the column.
 
     Raises:
-        InvalidArgument: It is not of the column's type.
+        InvalidArgument: It does not have that type.
     """
     kind = policy.value_type
     base = plain(kind)
@@ -478,15 +481,15 @@ def _checked_fill(policy: Policy, value: Any) -> pa.Scalar:
     try:
         if is_cut or (expected and not isinstance(value, expected)):
             value_of = " or ".join(kind.__name__ for kind in expected or (int,))
-            raise TypeError(f"{value_of} expected, got {type(value).__name__}")  # noqa: TRY301 - told like Arrow's own
+            raise TypeError(f"{value_of} expected, got {type(value).__name__}")  # noqa: TRY301 - reported like Arrow's own
         if pat.is_decimal(base) and policy.dtype == np.float64:
             return pa.scalar(float(value), pa.float64())
         scalar = pa.scalar(value, kind)
         pc.fill_null(pa.nulls(1, kind), scalar)
     except (TypeError, ValueError, OverflowError, NotImplementedError, pa.ArrowException) as error:
         raise InvalidArgument(
-            f"nulls: {value!r} cannot stand in for a null of column {policy.name!r} ({policy.type}): {error}; "
-            'give a value of this type, or one of "error", "fill", "mask", "keep"',
+            f"nulls: {value!r} cannot replace a null of column {policy.name!r} ({policy.type}): {error}; "
+            'pass a value of this type, or one of "error", "fill", "mask", "keep"',
             field="nulls",
         ) from error
     return scalar

@@ -1,4 +1,4 @@
-"""Columns whose rows have different lengths: all values behind one another, and where each row begins."""
+"""Columns whose rows have variable length: the concatenated values, and the offset of each row."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, eq=False)
 class Ragged:
     values: npt.NDArray[Any]
-    """May hold more than these rows: a slice shares it."""
+    """May have more values than these rows: a slice shares the array."""
     offsets: npt.NDArray[np.int64]
-    """Row i is `values[offsets[i]:offsets[i + 1]]`; one entry more than rows, and the first need not be 0."""
+    """Row i is `values[offsets[i]:offsets[i + 1]]`; one entry more than rows, and the first may not be 0."""
 
     @property
     def nbytes(self) -> int:
@@ -28,7 +28,7 @@ class Ragged:
 
     @property
     def rows(self) -> npt.NDArray[Any]:
-        """The values of these rows only."""
+        """The values of only these rows."""
         return self.values[self.offsets[0] : self.offsets[-1]]
 
     @property

@@ -1,8 +1,8 @@
-"""Strings as numbers: which code stands for which value.
+"""Vocabularies: integer codes for the values of a string column.
 
-Codes are made for embedding tables. Known values have 1, 2, …; 0 is everything else: null, and what the vocabulary does
-not know. So a table needs `num_codes` rows, and row 0 is the one to mask (`padding_idx=0`). A vocabulary found in the
-data is sorted, so that the same values have the same codes whatever file they were seen in first.
+Codes are made for embedding tables. Known values have the codes 1, 2, …; 0 is for null and unknown values. A table
+therefore needs `num_codes` rows, and row 0 is the one to mask (`padding_idx=0`). A vocabulary found in the data is
+sorted, so that codes do not depend on the order of files.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ if TYPE_CHECKING:
 
 MAX_VALUES: Final = 1_000_000
 UNKNOWN: Final = 0
-"""The code of null and of values that are not in the vocabulary."""
+"""The code of null and of values outside the vocabulary."""
 
 _HASHED_VALUES: Final = 16_384
-"""Up to here building a hash table for every unit is cheap; beyond, each distinct value is searched for instead."""
+"""Size up to which a hash table per row group is cheap; above it, distinct values are found by binary search."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Vocabulary:
+    """The codes of the values of one column."""
+
     column: str
     values: pa.Array
-    """Value i has the code i + 1. Large strings or large binaries, each once, no null."""
+    """Value i has the code i + 1. Large strings or large binaries, distinct, without null."""
     _order: npt.NDArray[np.int64] = field(init=False)
     _sorted: pa.Array = field(init=False)
 
@@ -45,25 +47,25 @@ class Vocabulary:
 
     @classmethod
     def given(cls, column: str, values: Sequence[str] | Sequence[bytes], max_values: int = MAX_VALUES) -> Vocabulary:
-        """The user's own; codes follow its order.
+        """Make a vocabulary of the user's values, in their order.
 
         Raises:
-            InvalidArgument: Something is there twice, null, or neither all strings nor all bytes.
+            InvalidArgument: A value is repeated or null, or the values are neither all strings nor all bytes.
         """
         kind = pa.large_binary() if len(values) and isinstance(values[0], bytes) else pa.large_string()
         wanted: type = bytes if kind == pa.large_binary() else str
         for value in values:
             if not isinstance(value, wanted):
                 raise InvalidArgument(
-                    f"the vocabulary of column {column!r} holds {value!r} beside {wanted.__name__} values; "
-                    f"give strings only (bytes only for a binary column)",
+                    f"the vocabulary of column {column!r} has {value!r} among {wanted.__name__} values; "
+                    f"pass only strings (only bytes for a binary column)",
                     field="vocabularies",
                 )
         array = pa.array(values, kind)
         if (num_distinct := len(array.unique())) != len(array):
             raise InvalidArgument(
-                f"the vocabulary of column {column!r} has {len(array)} values but only {num_distinct} different ones; "
-                "give each value once",
+                f"the vocabulary of column {column!r} has {len(array)} values but only {num_distinct} distinct ones; "
+                "pass each value once",
                 field="vocabularies",
             )
         _check_size(column, len(array), max_values)
@@ -71,7 +73,7 @@ class Vocabulary:
 
     @classmethod
     def found(cls, column: str, pieces: Iterable[pa.Array], max_values: int = MAX_VALUES) -> Vocabulary:
-        """All values of the pieces, sorted. Pieces are looked at one after another, and only new values are kept.
+        """Make a sorted vocabulary of all values of the pieces, which are read one after another.
 
         Raises:
             LimitExceeded: There are more than `max_values`.
@@ -87,16 +89,16 @@ class Vocabulary:
 
     @classmethod
     def merge(cls, column: str, parts: Sequence[Vocabulary], max_values: int = MAX_VALUES) -> Vocabulary:
-        """What several found in their parts of the data."""
+        """Merge the vocabularies of several parts of the data."""
         return cls.found(column, (part.values for part in parts), max_values)
 
     @property
     def num_codes(self) -> int:
-        """How many rows an embedding table needs."""
+        """Rows that an embedding table needs."""
         return len(self.values) + 1
 
     def encode(self, array: pa.Array) -> npt.NDArray[np.int32]:
-        """A code for every row; nulls and unknown values get 0."""
+        """Return a code for every row; 0 for null and unknown values."""
         array = large(array)
         if not len(self.values):
             return np.zeros(len(array), np.int32)
@@ -106,19 +108,19 @@ class Vocabulary:
             return codes
         encoded = array.dictionary_encode()
         codes = np.append(self._search(encoded.dictionary), np.int32(UNKNOWN))
-        places = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)  # -1 is what was appended
+        places = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)  # -1 takes the appended code
         taken: npt.NDArray[np.int32] = codes[places]
         return taken
 
     def decode(self, codes: npt.NDArray[Any]) -> list[str | bytes | None]:
-        """The values of codes; None for 0."""
+        """Return the values of codes; None for 0."""
         places = pa.array(np.asarray(codes, np.int64) - 1, mask=np.asarray(codes) == UNKNOWN)
         values: list[str | bytes | None] = self.values.take(places).to_pylist()
         return values
 
     @property
     def digest(self) -> str:
-        """Of values and their codes."""
+        """A hash of the values and their codes."""
         return str(xxhash.xxh3_128_hexdigest(to_bytes([self])))
 
     def _search(self, values: pa.Array) -> npt.NDArray[np.int32]:
@@ -129,7 +131,7 @@ class Vocabulary:
 
 
 def to_bytes(vocabularies: Iterable[Vocabulary]) -> bytes:
-    """For other ranks: a table of one row, with all values of a vocabulary in a column of its name."""
+    """Encode vocabularies for other ranks: a table of one row, with a list of values per column."""
     made = {each.column: pa.LargeListArray.from_arrays([0, len(each.values)], each.values) for each in vocabularies}
     batch = pa.record_batch(made) if made else pa.record_batch([], names=[])
     sink = pa.BufferOutputStream()
@@ -139,14 +141,14 @@ def to_bytes(vocabularies: Iterable[Vocabulary]) -> bytes:
 
 
 def from_bytes(data: bytes) -> dict[str, Vocabulary]:
-    """What `to_bytes` was given, by column."""
+    """Decode the vocabularies of `to_bytes`, by column."""
     with pa.ipc.open_stream(pa.py_buffer(data)) as stream:
         table = stream.read_all()
     return {name: Vocabulary(name, table.column(name).combine_chunks().flatten()) for name in table.column_names}
 
 
 def large(array: pa.Array) -> pa.Array:
-    """Strings or binaries of any kind, dictionaries too, as large ones: 2 GiB are no limit for them."""
+    """Cast strings or binaries of any kind, including dictionaries, to large ones, which may exceed 2 GiB."""
     kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
     is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
     wanted = pa.large_string() if is_text else pa.large_binary()
@@ -156,7 +158,7 @@ def large(array: pa.Array) -> pa.Array:
 def _check_size(column: str, num_values: int, max_values: int) -> None:
     if num_values > max_values:
         raise LimitExceeded(
-            f"column {column!r} has {num_values:,} different values or more, at most {max_values:,} may have codes; "
+            f"column {column!r} has at least {num_values:,} distinct values, more than max_vocabulary={max_values:,}; "
             f'deliver it as strings={{"{column}": "bytes"}} or "python", hash it in a transform, '
             "or raise max_vocabulary",
             field="strings",

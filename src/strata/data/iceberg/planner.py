@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from strata.config import parse_bytes
 from strata.data import formats
 from strata.data.filter import filter as row_filters
 from strata.data.iceberg.catalog import opened
@@ -22,8 +23,7 @@ from strata.data.iceberg.snapshot import find_schema, find_snapshot, state_of
 from strata.data.iceberg.survey import survey
 from strata.data.iceberg.types import arrow_type
 from strata.data.plan.plan import Plan, PlannedFile, Pruning
-from strata.data.plan.planner import Units, assemble, fingerprint
-from strata.data.plan.splits import parse_bytes, parse_rows
+from strata.data.plan.planner import Units, assemble, fingerprint, parse_rows
 from strata.errors import InvalidArgument, NoData, SchemaMismatch
 
 if TYPE_CHECKING:
@@ -274,9 +274,9 @@ def _nulls(column: FitColumn, facts: Sequence[FileFacts]) -> int:
 def _fingerprint(table: Table, plan: Plan) -> str:
     """Of the table and its rows, not of the snapshot: one that changed only how files are listed is the same."""
     files = [
-        (f"{table.metadata.table_uuid} {each.file.name}", f"{each.version} {digest_of(each.fit.deleted)}")
+        (f"{table.metadata.table_uuid} {each.file.name}", f"{each.version} {digest_of(each.projection.deleted)}")
         for each in plan.files
-        if isinstance(each.fit, IcebergFit)
+        if isinstance(each.projection, IcebergFit)
     ]
     numbers = [plan.unit_file, plan.unit_index, plan.unit_rows, plan.split_starts]
     return fingerprint(files, numbers, plan.condition_text)

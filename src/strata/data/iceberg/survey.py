@@ -20,7 +20,7 @@ from strata.data.iceberg.row_counts import Counted, Known, count
 from strata.data.iceberg.types import is_wide
 from strata.data.plan import cache as survey_cache
 from strata.data.plan import survey as surveys
-from strata.data.plan.probe import UNREADABLE, tell_skipped
+from strata.data.plan.probe import UNREADABLE, log_skipped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -100,7 +100,7 @@ def survey(
     memory.keep(found)
     bad = [(one.looked.file.name, reason) for one in found for reason in one.bad_units]
     skipped = (*crew.skipped, *bad)
-    tell_skipped(skipped)
+    log_skipped(skipped)
     return Survey(tuple(found), wide, skipped, len(crew.skipped))
 
 

@@ -1,7 +1,7 @@
-"""Who decodes what: tasks dealt out to workers so that they end at about the same time.
+"""Strategies that assign row groups to decode threads so that the threads finish at about the same time.
 
-What a task costs is taken to be its bytes. All strategies are deterministic, and every worker gets its tasks in the
-order in which they were given, which is the order in which somebody waits for them.
+The cost of a task is its size in bytes. Every strategy is deterministic. A worker gets its tasks in the order in which
+they were given, because the pipeline needs them in that order.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from strata.errors import InvalidArgument
 @dataclass(frozen=True, slots=True)
 class Task:
     number: int
-    """Its name: no two tasks that are dealt out together have the same."""
+    """Identifies the task among those that are assigned together."""
     num_bytes: int
     num_rows: int
 
 
 Strategy: TypeAlias = Callable[[Sequence[Task], int], list[list[int]]]
-"""From tasks and a number of workers to the numbers of the tasks of each worker: every task once, a list per worker."""
+"""Maps tasks and a number of workers to one list of task numbers per worker, which together hold every task once."""
 
 
 def lpt(tasks: Sequence[Task], num_workers: int) -> list[list[int]]:
-    """Longest processing time first: the largest task that is left to the worker with the least so far.
+    """Longest processing time first: give the largest remaining task to the least loaded worker.
 
-    At the worst 4/3 - 1/(3 × workers) of the best that is possible (Graham, 1969).
+    The result takes at most 4/3 - 1/(3 × workers) times as long as the optimum (Graham, 1969).
     """
     loads = [(0, worker) for worker in range(num_workers)]
     worker_of = {}
@@ -42,16 +42,19 @@ def lpt(tasks: Sequence[Task], num_workers: int) -> list[list[int]]:
 
 
 def round_robin(tasks: Sequence[Task], num_workers: int) -> list[list[int]]:
-    """In turn, whatever their sizes: right for tasks of one size."""
+    """Assign tasks in turn, regardless of size; suits tasks of equal size."""
     return [[task.number for task in tasks[worker::num_workers]] for worker in range(num_workers)]
 
 
 def size_balanced(tasks: Sequence[Task], num_workers: int) -> list[list[int]]:
-    """Consecutive runs of about equal bytes: a worker stays in few files. None is off by more than the largest task."""
+    """Assign consecutive runs of about equal bytes, so that a worker reads few files.
+
+    No run differs from its share by more than the largest task.
+    """
     total_bytes = sum(_weight(task) for task in tasks)
     worker_of, before = {}, 0
     for task in tasks:
-        # A task belongs to the run in which its middle lies; doubled, so that all of it is exact in integers.
+        # A task belongs to the run that contains its middle. Doubling keeps the arithmetic exact in integers.
         worker_of[task.number] = (2 * before + _weight(task)) * num_workers // (2 * total_bytes)
         before += _weight(task)
     return _in_given_order(tasks, num_workers, worker_of)
@@ -62,10 +65,10 @@ BY_NAME: dict[str, Strategy] = {"lpt": lpt, "round_robin": round_robin, "size_ba
 
 
 def by_name(strategy: str | Strategy | None) -> Strategy:
-    """A strategy by its name, the default for None, or the user's own function, whose results are checked.
+    """Return a strategy by name, the default for None, or the user's function with a check on its results.
 
     Raises:
-        InvalidArgument: There is none of this name. From a user's strategy, when it is called: its result does not
+        InvalidArgument: The name is unknown. A user's strategy raises it when it is called and its result does not
             hold every task once.
     """
     if strategy is None:
@@ -74,8 +77,8 @@ def by_name(strategy: str | Strategy | None) -> Strategy:
         return BY_NAME[strategy]
     if isinstance(strategy, str) or not callable(strategy):
         raise InvalidArgument(
-            f"split_strategy={strategy!r} is not known; give {', '.join(map(repr, BY_NAME))}, or a function of "
-            "(tasks, num_workers) that gives back a list of task numbers per worker",
+            f"split_strategy={strategy!r} is unknown; use {', '.join(map(repr, BY_NAME))}, or a function of "
+            "(tasks, num_workers) that returns one list of task numbers per worker",
             field="split_strategy",
         )
     if strategy in BY_NAME.values():
@@ -85,7 +88,7 @@ def by_name(strategy: str | Strategy | None) -> Strategy:
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """A user's strategy: a task that is dealt out twice or never would be a row read twice or never."""
+    """A user's strategy whose results are checked: a task assigned twice or never is rows read twice or never."""
 
     strategy: Strategy
 
@@ -94,25 +97,25 @@ class _Checked:
         try:
             assignment = [list(numbers) for numbers in found]
         except TypeError:
-            raise self._refusal(f"gave back {type(found).__name__}, not a list of task numbers per worker") from None
+            raise self._error(f"returned {type(found).__name__}, not a list of task numbers per worker") from None
         if len(assignment) != num_workers:
-            raise self._refusal(f"gave back {len(assignment)} lists for {num_workers} workers; give one for each")
+            raise self._error(f"returned {len(assignment)} lists for {num_workers} workers; return one per worker")
         known = {task.number for task in tasks}
         seen: set[int] = set()
         for number in (number for numbers in assignment for number in numbers):
             if number not in known:
-                raise self._refusal(f"gave back task {number!r}, which does not exist; give back `task.number`")
+                raise self._error(f"returned task {number!r}, which does not exist; return `task.number`")
             if number in seen:
-                raise self._refusal(f"gave back task {number} more than once; give each to one worker")
+                raise self._error(f"returned task {number} more than once; assign each task to one worker")
             seen.add(number)
         if seen != known:
-            raise self._refusal(
+            raise self._error(
                 f"left out {len(known - seen)} of {len(known)} tasks, the first of them task {min(known - seen)}; "
-                "give each to one worker"
+                "assign each task to one worker"
             )
         return assignment
 
-    def _refusal(self, what: str) -> InvalidArgument:
+    def _error(self, what: str) -> InvalidArgument:
         name = getattr(self.strategy, "__qualname__", repr(self.strategy))
         return InvalidArgument(f"split_strategy {name} {what}", field="split_strategy")
 
@@ -123,11 +126,12 @@ class Balance:
 
     bytes_per_worker: tuple[int, ...]
     max_over_mean: float
-    """1.0: perfectly even. 2.0: the last worker takes twice as long as it would if it were."""
+    """1.0 is perfectly even; at 2.0 the slowest worker takes twice as long as with an even spread."""
     std_over_mean: float
 
 
 def balance(assignment: Sequence[Sequence[int]], tasks: Sequence[Task]) -> Balance:
+    """Return how evenly an assignment spreads the bytes of the tasks."""
     size_of = {task.number: task.num_bytes for task in tasks}
     sizes = tuple(sum(size_of[number] for number in numbers) for numbers in assignment)
     mean = sum(sizes) / len(sizes) if sizes else 0.0
@@ -138,12 +142,12 @@ def balance(assignment: Sequence[Sequence[int]], tasks: Sequence[Task]) -> Balan
 
 
 def _weight(task: Task) -> int:
-    """Tasks without bytes (no columns, only a count of rows) still cost something."""
+    """Return the cost of a task, at least 1: a task without bytes (no columns, only a row count) has a cost too."""
     return max(task.num_bytes, 1)
 
 
 def _in_given_order(tasks: Sequence[Task], num_workers: int, worker_of: dict[int, int]) -> list[list[int]]:
-    dealt: list[list[int]] = [[] for _ in range(num_workers)]
+    assignment: list[list[int]] = [[] for _ in range(num_workers)]
     for task in tasks:
-        dealt[worker_of[task.number]].append(task.number)
-    return dealt
+        assignment[worker_of[task.number]].append(task.number)
+    return assignment

@@ -1,7 +1,7 @@
-"""Where an epoch stands: the whole state of a loader, the same on every rank.
+"""The cursor: the whole state of a loader, the same on every rank.
 
-No buffer is part of it. A state that was saved by three ranks is loaded by five: each of them works out what is left,
-and who reads it, from these numbers.
+The state contains no buffer. Three ranks can save a state and five can load it: each computes from these numbers which
+rows are left and which of them it reads.
 """
 
 from __future__ import annotations
@@ -27,67 +27,74 @@ _LIMITS = {
 
 
 class Cursor(msgspec.Struct, frozen=True, kw_only=True):
+    """A position in an epoch. The field names are the keys of `state_dict()`."""
+
     fingerprint: str
-    """Of the plan that positions belong to."""
+    """Identifies the plan that the position refers to."""
     seed: int
     shuffle: bool
     epoch: int
     position: int
-    """Rows of the epoch that all ranks together have been given."""
+    """Rows of the epoch delivered so far, summed over all ranks."""
     num_rows: int
-    """Of an epoch."""
+    """Rows of an epoch."""
     lanes: int
     window: int
-    """Of a lane; 0 when rows are not shuffled. This and `lanes` stay as they are until the epoch ends."""
+    """Rows of one lane's part of the shuffle buffer; 0 without shuffle. Constant within an epoch, like `lanes`."""
     plan: dict[str, Any] = {}
-    """What the plan was made of, so that a change can be named."""
+    """A summary of the plan, so that an error can name what changed."""
     version: int = VERSION
     """Always written; `read_cursor` refuses a state without it."""
 
     def to_dict(self) -> dict[str, Any]:
-        made: dict[str, Any] = msgspec.to_builtins(self)
-        return made
+        state: dict[str, Any] = msgspec.to_builtins(self)
+        return state
 
 
 def check_version(state: Any, *, newest: int) -> None:
-    """Refuse a state that no version of Strata, or only a newer one, can have written.
+    """Check that this version of Strata, or an older one, wrote the state.
 
     Raises:
-        InvalidArgument: It is not a mapping, or its version never existed.
+        InvalidArgument: The state is not a mapping, or no version of Strata wrote it.
         PlanChanged: A newer version of Strata wrote it.
     """
     if not isinstance(state, Mapping):
-        raise InvalidArgument(f"a loader's state is a mapping, not {type(state).__name__}", field="state")
+        raise InvalidArgument(
+            f"state is a {type(state).__name__}, not a mapping; pass what state_dict() returned", field="state"
+        )
     version = state.get("version")
     if isinstance(version, int) and version > newest:
-        raise PlanChanged(f"the state has version {version}, and this Strata knows up to {newest}; upgrade it")
+        raise PlanChanged(
+            f"the state has version {version}, and this version of Strata reads up to {newest}; upgrade Strata"
+        )
     if version is None or (isinstance(version, int) and version < 1):
         found = "no version" if version is None else f"version {version}"
         raise InvalidArgument(
-            f"the state has {found}, so no loader's state_dict() gave it; load the dictionary as it was saved, or "
-            "begin an epoch with set_epoch()",
+            f"the state has {found}, so it is not from a loader's state_dict(); load the dictionary as it was saved, "
+            "or start an epoch with set_epoch()",
             field="state",
         )
 
 
 def read_cursor(state: Mapping[str, Any]) -> Cursor:
-    """
+    """Parse a loader's `state_dict()`.
+
     Raises:
-        InvalidArgument: It is no state of a loader, or its numbers cannot be.
+        InvalidArgument: It is not the state of a loader, or its numbers are impossible.
         PlanChanged: A newer version of Strata wrote it.
     """
     check_version(state, newest=VERSION)
     try:
         cursor = msgspec.convert(dict(state), Cursor, strict=True)
     except (msgspec.ValidationError, TypeError) as error:
-        raise InvalidArgument(f"this is not what a loader's state_dict() gives: {error}", field="state") from error
+        raise InvalidArgument(f"this is not a loader's state_dict(): {error}", field="state") from error
     for name, limit in _LIMITS.items():
         count = getattr(cursor, name)
         if not 0 <= count <= limit:
-            raise InvalidArgument(f"the state's {name} is {count}; it must be from 0 to {limit}", field="state")
+            raise InvalidArgument(f"the state has {name}={count}, which is not from 0 to {limit}", field="state")
     if cursor.lanes < 1 or cursor.position > cursor.num_rows or (cursor.shuffle and cursor.window < 1):
         raise InvalidArgument(
-            f"the state's numbers contradict each other: position {cursor.position} of {cursor.num_rows} rows, "
+            f"the numbers of the state contradict each other: position {cursor.position} of {cursor.num_rows} rows, "
             f"{cursor.lanes} lanes, window {cursor.window}",
             field="state",
         )

@@ -1,55 +1,53 @@
-"""Which row comes n-th: a pure function of (rows per split, seed, epoch, lanes, window).
+"""The n-th row of an epoch: a pure function of (rows per split, seed, epoch, lanes, window).
 
-The splits of a plan, permuted by (seed, epoch), are one long sequence of N rows. It is cut into L *lanes* of
-consecutive rows whose lengths differ by at most one. A lane is a row of *windows*; within a window, rows are permuted.
-*Position* p of the epoch takes the lanes in turn, so it is row ⌊p/L⌋ of lane p mod L, and the last N mod L positions
-are the last rows of the lanes that are longer by one.
+The splits of a plan, permuted by (seed, epoch), form one sequence of N rows. The sequence is cut into L *lanes* of
+consecutive rows whose lengths differ by at most one. Each lane is cut into *windows*: a window is one lane's part of
+the shuffle buffer, and its rows are permuted. *Position* p of the epoch takes the lanes in turn: it is row ⌊p/L⌋ of
+lane p mod L. The last N mod L positions are the last rows of the lanes that are longer by one.
 
-Nothing here knows of ranks, workers or batches: they only decide who reads a position, and when.
+Nothing here depends on ranks, workers or batches: they only decide which process reads a position, and when.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from strata.data.plan.plan import Plan
-
     Ints = npt.NDArray[np.int64]
 
 MAX_LANES = 1 << 16
 MAX_SEED = (1 << 63) - 1
-_SPLITS, _ROWS = 0, 1  # what a random stream is for, so that no two share one
+_SPLITS, _ROWS = 0, 1  # the first part of a random stream's key, so that no two purposes share a stream
 
 
 def random_state(*key: int) -> np.random.RandomState:
-    """A stream of its own for every key. Both parts of it are frozen by numpy, so that orders outlive its versions."""
+    """Return the random stream of a key. numpy guarantees both parts of it, so an order survives numpy upgrades."""
     return np.random.RandomState(np.random.PCG64(np.random.SeedSequence(key)))
 
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """N rows in L lanes."""
+    """The division of N rows into L lanes."""
 
     num_rows: int
     num_lanes: int
 
     def starts(self) -> Ints:
-        """Where each lane begins in the sequence; one more entry for the end of the last."""
+        """Return where each lane begins in the sequence, and one more entry for the end of the last lane."""
         starts: Ints = np.arange(self.num_lanes + 1, dtype=np.int64) * self.num_rows // self.num_lanes
         return starts
 
     def taken(self, positions: Ints) -> Ints:
-        """How many rows of each lane come before each position: one row per position, one column per lane."""
+        """Return how many rows of each lane precede each position: one row per position, one column per lane."""
         short, num_long = divmod(self.num_rows, self.num_lanes)
         is_long = np.diff(self.starts()) > short
-        # When a lane has its turn: by its number in a whole round, by its number among the long lanes in the last.
+        # A lane's turn is its number in a whole round, and its number among the long lanes in the last round.
         turn_in_round = np.arange(self.num_lanes)
         turn_in_last = np.where(is_long, np.cumsum(is_long) - 1, num_long)
         rounds = np.minimum(positions // self.num_lanes, short)[:, None]
@@ -61,30 +59,30 @@ class Lanes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """One epoch's order over one plan."""
+    """The row order of one epoch."""
 
     num_rows: int
     num_lanes: int
     window_rows: int
-    """Rows of one lane that are permuted among themselves; 0: rows stay in their order."""
+    """Rows of one lane's part of the shuffle buffer; 0 if rows are not shuffled."""
     seed: int
     epoch: int
     units: Ints
-    """Unit numbers of the plan in this epoch's sequence."""
+    """Row group numbers of the plan, in the order of this epoch."""
     unit_starts: Ints
-    """Where each of them begins in the sequence; one more entry for the end."""
+    """Where each row group begins in the sequence, and one more entry for the end."""
 
     @property
     def lanes(self) -> Lanes:
         return Lanes(self.num_rows, self.num_lanes)
 
     def permutation(self, lane: int, window: int, num_rows: int) -> Ints:
-        """Which row of the window comes first, second, …"""
+        """Return which row of the window comes first, second, …"""
         state = random_state(_ROWS, self.seed, self.epoch, lane, window)
         return state.permutation(num_rows).astype(np.int64, copy=False)
 
     def locate(self, first: int, last: int) -> list[tuple[int, int, int]]:
-        """Rows [first, last) of the sequence as (unit, its first row, its last row + 1), in order."""
+        """Return rows [first, last) of the sequence as (row group, first row in it, last row + 1), in order."""
         if first >= last:
             return []
         found = []
@@ -97,10 +95,25 @@ class Order:
         return found
 
 
-def make_order(plan: Plan, *, seed: int, epoch: int, shuffle: bool, num_lanes: int, window_rows: int) -> Order:
-    units = sequence_of_units(plan.split_starts, seed=seed, epoch=epoch, shuffle=shuffle)
+class Splits(Protocol):
+    """What an order needs to know of a plan."""
+
+    @property
+    def split_starts(self) -> Ints:
+        """The first row group of each split, and one more entry for the end."""
+        ...
+
+    @property
+    def unit_rows(self) -> Ints:
+        """Rows of each row group."""
+        ...
+
+
+def make_order(splits: Splits, *, seed: int, epoch: int, shuffle: bool, num_lanes: int, window_rows: int) -> Order:
+    """Return the order of an epoch over the row groups of a plan."""
+    units = sequence_of_units(splits.split_starts, seed=seed, epoch=epoch, shuffle=shuffle)
     starts = np.zeros(len(units) + 1, dtype=np.int64)
-    np.cumsum(plan.unit_rows[units], out=starts[1:])
+    np.cumsum(splits.unit_rows[units], out=starts[1:])
     return Order(
         num_rows=int(starts[-1]),
         num_lanes=num_lanes,
@@ -113,7 +126,7 @@ def make_order(plan: Plan, *, seed: int, epoch: int, shuffle: bool, num_lanes: i
 
 
 def sequence_of_units(split_starts: Ints, *, seed: int, epoch: int, shuffle: bool) -> Ints:
-    """The units of the splits, splits in the order of this epoch."""
+    """Return all row groups, split by split, with the splits in the order of this epoch."""
     num_splits = len(split_starts) - 1
     if not shuffle or num_splits < 2:
         return np.arange(split_starts[-1], dtype=np.int64)
@@ -125,27 +138,28 @@ def sequence_of_units(split_starts: Ints, *, seed: int, epoch: int, shuffle: boo
     return units
 
 
-def choose_lanes(*, num_ranks: int, batch_size: int, num_units: int, shuffle: bool, max_lanes_per_rank: int) -> int:
-    """How many lanes, where the user does not say.
+def choose_lanes(*, world_size: int, batch_size: int, num_units: int, shuffle: bool, max_lanes_per_rank: int) -> int:
+    """Return the number of lanes, if the user does not set it.
 
-    Without shuffle, one per rank. Otherwise several per rank, so that a batch has rows from several places. As many as
-    divide the batch: every lane then gives each batch the same number of rows, and no lane is shared by two ranks.
+    Without shuffle, each rank gets one lane. With shuffle it gets several, so that a batch has rows from several
+    places. Their number divides the batch size: every lane then contributes equally to each batch, and no two ranks
+    share a lane.
     """
     if not shuffle:
-        return num_ranks
-    most = max(1, min(max_lanes_per_rank, batch_size, num_units // num_ranks))
-    if num_ranks == 1:
+        return world_size
+    most = max(1, min(max_lanes_per_rank, batch_size, num_units // world_size))
+    if world_size == 1:
         return most
-    return num_ranks * max(count for count in range(1, most + 1) if batch_size % count == 0)
+    return world_size * max(count for count in range(1, most + 1) if batch_size % count == 0)
 
 
-def choose_window(*, num_lanes: int, batch_rows: int, buffer_rows: int) -> int:
-    """Rows of a lane that are shuffled together, so that all lanes together shuffle about `buffer_rows`.
+def choose_window(*, num_lanes: int, batch_rows: int, shuffle_buffer_size: int) -> int:
+    """Return the rows of one lane's window, so that all lanes together shuffle about `shuffle_buffer_size` rows.
 
-    Windows end where batches end, if such windows are not too large: then no batch needs two of them, which both would
-    have to be in memory.
+    A window ends where a batch ends, unless that makes it too large: no batch then needs two windows, which would
+    both have to be in memory.
     """
-    whole = max(1, buffer_rows // num_lanes)
+    whole = max(1, shuffle_buffer_size // num_lanes)
     step = batch_rows // math.gcd(batch_rows, num_lanes)
     if step > whole and batch_rows % num_lanes:
         step = 1

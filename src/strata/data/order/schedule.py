@@ -92,13 +92,13 @@ class Schedule:
     """As the order's. Kept for a while: a window that is made in several blocks needs it for each."""
 
     def __post_init__(self) -> None:
-        num_kept = 2 * -(-self.order.num_lanes // self.steps.num_ranks)
+        num_kept = 2 * -(-self.order.num_lanes // self.steps.world_size)
         object.__setattr__(self, "_permutation", functools.lru_cache(num_kept)(self.order.permutation))
 
     @property
     def window_rows(self) -> int:
         """How many rows of the rank are shuffled among themselves."""
-        return self.order.window_rows * self.order.num_lanes // self.steps.num_ranks
+        return self.order.window_rows * self.order.num_lanes // self.steps.world_size
 
     def outlines(self, batch: int = 0, most_rows: Callable[[], int] | None = None) -> Iterator[Outline]:
         """Of all blocks from the one that begins with this batch. Cheap: for looking ahead.

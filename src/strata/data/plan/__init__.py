@@ -1,5 +1,6 @@
 """From files to a plan: survey the files once, prune by statistics, count the rows that pass the filter, pack splits.
 
-`surveyor` and `row_counts` read files through `formats`; the other modules are pure. A plan is immutable and the same
-on every rank. Files and Iceberg tables share these modules. Never imports `runtime`.
+`surveyor`, `row_counts` and `probe` read files through `formats`, and `cache` keeps surveys on disk; the other modules
+do no I/O. A plan is immutable and the same on every rank. Files and Iceberg tables share these modules. They never
+import `batch` or `runtime`.
 """

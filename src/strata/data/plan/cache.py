@@ -1,9 +1,9 @@
-"""What was found in a dataset's files, kept for the next run.
+"""The survey cache: the survey of a dataset, kept on disk for the next run.
 
-One file per dataset and way of looking at it, in the user's cache directory. It is a convenience and nothing else: an
-entry is used for a file whose path, size and modification time are those it knows, and whatever cannot be read, is not
-ours, or was written by another version is passed over in silence. A file that changed all the same is noticed when it
-is opened, because a plan knows its version.
+Each dataset, with the columns and the filter that are read, has one file in the user's cache directory. An entry is
+used for a data file only if the path, size and modification time match. A cache file that is unreadable, belongs to
+another user or was written by another version is ignored. A data file that changed anyway is detected when it is
+opened, because a plan contains its version.
 """
 
 from __future__ import annotations
@@ -36,32 +36,34 @@ DIRECTORY_VARIABLE = "STRATA_CACHE_DIR"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SurveyCache:
+    """A directory of surveys, bounded in number and size."""
+
     directory: Path
     max_entries: int = 64
     max_bytes: int = 512 << 20
-    """Of all entries together; the ones not used for longest go first."""
+    """Limit of all entries together; the least recently used are deleted first."""
 
     def load(self, key: str) -> Survey | None:
-        """What is kept under the key; None if there is nothing that can be trusted."""
+        """Return the survey of a key, or None if there is none that can be trusted."""
         path = self._path(key)
         try:
-            # Not through a link, and only what this user alone could have written.
+            # Never follow a link, and accept only a file that this user alone can write.
             with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as opened:
-                told = os.fstat(opened.fileno())
-                ours = told.st_uid == os.geteuid() and not told.st_mode & 0o022
-                if not ours or not stat.S_ISREG(told.st_mode) or told.st_size > self.max_bytes:
+                status = os.fstat(opened.fileno())
+                is_ours = status.st_uid == os.geteuid() and not status.st_mode & 0o022
+                if not is_ours or not stat.S_ISREG(status.st_mode) or status.st_size > self.max_bytes:
                     return None
                 data = opened.read(self.max_bytes)
             found = surveys.from_bytes(data)
         except (OSError, DataError) as error:
-            _LOG.debug("no survey from %s: %s", path, error)
+            _LOG.debug("ignoring the cached survey %s: %s", path, error)
             return None
         with contextlib.suppress(OSError):
-            os.utime(path)  # it was used: others go first
+            os.utime(path)  # mark it as recently used
         return found
 
     def save(self, key: str, survey: Survey) -> None:
-        """Keeps it, if there is room; a cache that cannot be written is no reason to stop."""
+        """Store a survey if it fits. A cache that cannot be written is not an error."""
         data = surveys.to_bytes(survey)
         if len(data) > self.max_bytes:
             return
@@ -70,28 +72,28 @@ class SurveyCache:
             self._replace(self._path(key), data)
             self._shrink()
         except OSError as error:
-            _LOG.debug("the survey is not kept in %s: %s", self.directory, error)
+            _LOG.debug("cannot store the survey in %s: %s", self.directory, error)
 
     def _path(self, key: str) -> Path:
         return self.directory / f"{key}{_SUFFIX}"
 
     def _replace(self, path: Path, data: bytes) -> None:
-        descriptor, made = tempfile.mkstemp(prefix=".", suffix=".new", dir=self.directory)  # mode 0600
+        descriptor, temporary = tempfile.mkstemp(prefix=".", suffix=".new", dir=self.directory)  # mode 0600
         try:
             with os.fdopen(descriptor, "wb") as opened:
                 opened.write(data)
-            Path(made).replace(path)
+            Path(temporary).replace(path)
         except BaseException:
-            Path(made).unlink(missing_ok=True)
+            Path(temporary).unlink(missing_ok=True)
             raise
 
     def _shrink(self) -> None:
         entries = []
-        # What a killed process left half written counts and goes as the rest does.
+        # Files that a killed process left half written are counted and deleted like the others.
         for path in [*self.directory.glob(f"*{_SUFFIX}"), *self.directory.glob(".*.new")]:
             with contextlib.suppress(OSError):
-                told = path.lstat()
-                entries.append((told.st_mtime_ns, told.st_size, path))
+                status = path.lstat()
+                entries.append((status.st_mtime_ns, status.st_size, path))
         total = 0
         for number, (_, size, path) in enumerate(sorted(entries, reverse=True)):
             total += size
@@ -100,7 +102,7 @@ class SurveyCache:
 
 
 def default() -> SurveyCache:
-    """In `STRATA_CACHE_DIR`, or where this system keeps users' caches."""
+    """Return the cache in `STRATA_CACHE_DIR`, or in the cache directory of the user."""
     chosen = os.environ.get(DIRECTORY_VARIABLE)
     parent = Path(chosen) if chosen else platformdirs.user_cache_path("strata")
     return SurveyCache(directory=parent / "surveys")
@@ -115,7 +117,7 @@ def key(
     condition_text: str,
     unit_bytes: int,
 ) -> str:
-    """The name of a dataset and a way of looking at it."""
-    known = None if columns is None else sorted(columns)
-    told = [surveys.VERSION, source_kind, list(roots), format_name, known, condition_text, unit_bytes]
-    return str(xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode(told)))
+    """Return the cache key of a dataset, read with these columns and this filter."""
+    names = None if columns is None else sorted(columns)
+    parts = [surveys.VERSION, source_kind, list(roots), format_name, names, condition_text, unit_bytes]
+    return str(xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode(parts)))

@@ -1,8 +1,8 @@
-"""What will be read: the result of looking at a dataset once, from which everything else is arithmetic.
+"""The plan: what will be read. It is made from one survey of the dataset; everything after it is arithmetic.
 
-Files consist of units (`formats/base.py`); consecutive units of one file are packed into *splits*, which are what a
-shuffle permutes. Rows are counted as they will be delivered: after deletes and after the filter. Units without such
-rows are not in a plan.
+A file consists of row groups (`formats/base.py`). Consecutive row groups of one file form a *split*, the unit that a
+shuffle permutes. Rows are counted as they are delivered: after deletes and after the filter. A row group without such
+rows is not in the plan.
 """
 
 from __future__ import annotations
@@ -26,91 +26,97 @@ if TYPE_CHECKING:
     from strata.data.source.file import DataFile
 
 
-class Fit(Protocol):
-    """How one file's columns become the dataset's: names, types, constants, deleted rows. Can be pickled."""
+class Projection(Protocol):
+    """Turns the columns of one file into those of the dataset: names, types, constants, deleted rows. Picklable."""
 
     def file_columns(self, columns: Sequence[str]) -> list[str]:
-        """Which columns of the file to read for these columns of the dataset."""
+        """Return which columns of the file to read for these columns of the dataset."""
         ...
 
     def apply(self, table: pa.Table, unit: Unit, columns: Sequence[str]) -> pa.Table:
-        """From what was read: these columns in this order, with the dataset's types; deleted rows are left out."""
+        """Return these columns in this order with the types of the dataset, without deleted rows."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedFile:
+    """A file of which the plan reads rows."""
+
     file: DataFile
     format: str
     version: str
     schema: pa.Schema
-    """Of the file itself."""
-    fit: Fit
+    """The schema of the file, not of the dataset."""
+    projection: Projection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pruning:
-    """What the plan left out, and why."""
+    """What the plan leaves out, and why. `strata data plan --json` prints these fields; a unit is a row group."""
 
     num_files: int = 0
     num_files_pruned: int = 0
-    """By partition values or an Iceberg table's metadata: not even opened."""
+    """Files not opened, because of their partition values or the metadata of an Iceberg table."""
     num_units: int = 0
-    """In the files that were opened."""
+    """Row groups of the opened files."""
     num_units_pruned: int = 0
-    """By statistics, or because no row passed when they were counted."""
+    """Row groups pruned by statistics, or of which no row passed when they were counted."""
     num_units_counted: int = 0
-    """Whose filter columns had to be decoded to know how many rows pass."""
+    """Row groups whose filter columns were decoded to count the rows that pass."""
     num_units_in_part: int = 0
-    """Of which statistics of pages rule out so many rows that only the other pages are read."""
+    """Row groups of which only some pages are read, because page statistics rule out the others."""
     num_pages: int = 0
-    """In these units, in columns that are read."""
+    """Pages of the columns that are read, in these row groups."""
     num_pages_pruned: int = 0
     bytes_pages_pruned: int = 0
     num_rows: int = 0
-    """Before the filter, in the files that were opened."""
+    """Rows of the opened files, before the filter."""
     bytes_total: int = 0
-    """Of all columns of all files that were opened."""
+    """Size of the opened files, with all columns."""
     bytes_planned: int = 0
-    """What an epoch reads."""
+    """Bytes that an epoch reads."""
     skipped: tuple[tuple[str, str], ...] = ()
-    """What could not be read and was to be skipped: the file's name and the reason."""
+    """Unreadable data left out by on_error="skip": the name of the file, and the reason."""
     num_files_skipped: int = 0
-    """As a whole: how many rows they have is not known."""
+    """Files skipped as a whole; their number of rows is unknown."""
     num_units_skipped: int = 0
-    """Of other files: how many of their rows would have passed is not known."""
+    """Row groups skipped in other files; how many of their rows pass the filter is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Plan:
+    """What an epoch reads, the same on every rank. Print it for a table of splits."""
+
     files: tuple[PlannedFile, ...]
     unit_file: npt.NDArray[np.int64]
-    """Which file a unit is in. This and the next: one entry per unit, in the order of files and of units in them."""
+    """The file of a row group. This and the following arrays have one entry per row group, in the order of files and
+    of row groups within them."""
     unit_index: npt.NDArray[np.int64]
     unit_rows: npt.NDArray[np.int64]
-    """To be delivered: after deletes and filter; above 0."""
+    """Rows to deliver, after deletes and the filter; at least 1."""
     unit_total_rows: npt.NDArray[np.int64]
     unit_first_row: npt.NDArray[np.int64]
     unit_offset: npt.NDArray[np.int64]
     unit_bytes: npt.NDArray[np.int64]
     split_starts: npt.NDArray[np.int64]
-    """Split i consists of units `split_starts[i]` up to, not including, `split_starts[i + 1]`."""
+    """Split i consists of the row groups from `split_starts[i]` up to, not including, `split_starts[i + 1]`."""
     schema: pa.Schema
-    """Of the dataset: what is delivered and what only the filter needs, with the types that all files agree on."""
+    """The schema of the dataset: delivered columns and those that only the filter needs, with unified types."""
     columns: tuple[str, ...]
-    """What is delivered."""
+    """The delivered columns."""
     condition: pc.Expression | None
     condition_columns: tuple[str, ...]
     condition_text: str
-    """The filter as a person reads it; empty without one."""
+    """The filter as readable text; empty without one."""
     null_counts: Mapping[str, int]
-    """Of delivered columns, before the filter: at least so many. A column that is not named may have any number."""
+    """A lower bound for the nulls of delivered columns, before the filter; a missing column may have any number."""
     fingerprint: str
-    """Of all that decides which row is the n-th: names and versions of files, rows per unit, splits, filter."""
+    """A hash of all that decides the row order: names and versions of files, rows per row group, splits, filter."""
     pruning: Pruning = field(default_factory=Pruning)
     parts: npt.NDArray[np.int64] | None = None
-    """Of units that are not read whole, which rows are: a line for each stretch, in order, with the unit's number, the
-    first row in it and how many. The others do not pass the filter: it makes no difference but in what is read."""
+    """The ranges of rows to read in row groups that are read in part: one line (row group, first row, number of rows)
+    per range, in order. The other rows do not pass the filter, so this changes what is read but not what is delivered.
+    """
 
     @property
     def num_rows(self) -> int:
@@ -125,9 +131,9 @@ class Plan:
         return len(self.split_starts) - 1
 
     def __rich__(self) -> Table:
-        from strata.data.plan.table import table  # noqa: PLC0415 - only people need it
+        from strata.data.plan.report import as_table  # noqa: PLC0415 - only for printing
 
-        return table(self)
+        return as_table(self)
 
     def __str__(self) -> str:
         from rich.console import Console  # noqa: PLC0415
@@ -137,15 +143,21 @@ class Plan:
             console.print(self)
         return captured.get()
 
+    def describe(self, number: int) -> str:
+        """Return the file, index and first row of a row group, for messages."""
+        unit = self.unit(number)
+        name = self.files[int(self.unit_file[number])].file.name
+        return f"{name}, row group {unit.index} (from row {unit.first_row})"
+
     def parts_of(self, number: int) -> list[Rows]:
-        """Which rows of a unit are read; nothing: all."""
+        """Return the ranges of rows to read in a row group; an empty list means all rows."""
         if self.parts is None:
             return []
         first, last = np.searchsorted(self.parts[:, 0], [number, number + 1])
         return [(row, num_rows) for _, row, num_rows in self.parts[first:last].tolist()]
 
     def unit(self, number: int) -> Unit:
-        """As the file's format knows it: all its rows, deleted and filtered ones too."""
+        """Return a row group as its format describes it, including deleted and filtered rows."""
         return Unit(
             index=int(self.unit_index[number]),
             num_rows=int(self.unit_total_rows[number]),

@@ -1,4 +1,4 @@
-"""From what looking found to what will be read: no I/O, the same result on every rank."""
+"""The planner: turns a survey into a plan. It does no I/O, and the result is the same on every rank."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import msgspec
 import numpy as np
 import xxhash
 
+from strata.config import parse_bytes
 from strata.data.filter.filter import bind
-from strata.data.plan import splits
 from strata.data.plan.plan import Plan, PlannedFile, Pruning
-from strata.data.plan.projection import PlainFit
-from strata.data.plan.schema import retyped, unify
+from strata.data.plan.schema import PlainProjection, retyped, unify
 from strata.data.plan.survey import named_schemas, schema_of, unpack, unpack_parts
 from strata.data.source.partitions import partition_values
 from strata.errors import InvalidArgument, NoData
@@ -24,28 +23,29 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
 
-    from strata.data.config import OnEmpty
+    from strata.data.config import OnEmpty, SchemaMode
     from strata.data.filter.filter import Condition
-    from strata.data.plan.schema import SchemaMode, Unified
+    from strata.data.plan.schema import Unified
     from strata.data.plan.survey import Survey, SurveyedFile
+
 
 _FINGERPRINT_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Units:
-    """All units of all files, one entry each, in the order of files and of units in them."""
+    """The row groups of all files: one entry each, in the order of files and of row groups within them."""
 
     file: npt.NDArray[np.int64]
     index: npt.NDArray[np.int64]
     rows: npt.NDArray[np.int64]
-    """To be delivered."""
+    """Rows to deliver."""
     total_rows: npt.NDArray[np.int64]
     first_row: npt.NDArray[np.int64]
     offset: npt.NDArray[np.int64]
     num_bytes: npt.NDArray[np.int64]
     parts: npt.NDArray[np.int64] | None = None
-    """As `Plan.parts`, with the place of a unit among these."""
+    """As `Plan.parts`, with the index of a row group in these arrays."""
 
 
 def build(
@@ -59,17 +59,17 @@ def build(
     schema: pa.Schema | None = None,
     on_empty: OnEmpty = "raise",
 ) -> Plan:
-    """The plan for what was found; `columns`, `condition` and `schema` as they were when it was looked for.
+    """Make the plan of a survey; `columns`, `condition` and `schema` must be those of the survey.
 
-    `on_empty="empty"`: where files were read and no row is left, a plan without rows.
+    `on_empty="empty"` returns a plan without rows if files exist but no row passes.
 
     Raises:
         NoData: There are no rows, or none that pass.
-        SchemaMismatch: Files disagree on a column, or nobody has it.
+        SchemaMismatch: Files disagree on a column, or no file has it.
     """
     if (condition.text if condition else "") != survey.condition_text:
         raise InvalidArgument(
-            f"the survey was made for the filter {survey.condition_text or 'none'!r}, not for "
+            f"the survey is for the filter {survey.condition_text or 'none'!r}, not for "
             f"{condition.text if condition else 'none'!r}; survey the dataset again",
             field="filters",
         )
@@ -97,8 +97,8 @@ def build(
         columns=unified.columns,
         condition=bind(condition, unified.schema) if condition else None,
         null_counts=_null_counts(files, schemas, unified, partition_fields, is_keyed=survey.is_keyed),
-        split_bytes=splits.parse_bytes(split_bytes),
-        split_rows=splits.parse_rows(split_rows),
+        split_bytes=parse_bytes(split_bytes),
+        split_rows=parse_rows(split_rows),
         pruning=Pruning(
             num_files=survey.num_files,
             num_files_pruned=survey.num_files_pruned,
@@ -131,13 +131,13 @@ def assemble(
     split_rows: int | None,
     pruning: Pruning,
 ) -> Plan:
-    """Leaves out units without rows and files without units, packs splits, and takes the fingerprint."""
+    """Drop row groups without rows and files without row groups, pack splits, and compute the fingerprint."""
     kept = units.rows > 0
     used, unit_file = np.unique(units.file[kept], return_inverse=True)
     planned = tuple(files[number] for number in used.tolist())
     unit_file = unit_file.astype(np.int64).reshape(-1)
     rows, num_bytes, index = units.rows[kept], units.num_bytes[kept], units.index[kept]
-    split_starts = splits.pack(unit_file, rows, num_bytes, split_bytes=split_bytes, split_rows=split_rows)
+    split_starts = pack_splits(unit_file, rows, num_bytes, split_bytes=split_bytes, split_rows=split_rows)
     return Plan(
         files=planned,
         unit_file=unit_file,
@@ -165,7 +165,7 @@ def assemble(
 
 
 def _renumbered(parts: npt.NDArray[np.int64] | None, kept: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64] | None:
-    """With the numbers that units have when some are left out."""
+    """Return the parts with the indices that row groups have after some are dropped."""
     if parts is None:
         return None
     parts = parts[kept[parts[:, 0]]]
@@ -173,10 +173,10 @@ def _renumbered(parts: npt.NDArray[np.int64] | None, kept: npt.NDArray[np.bool_]
 
 
 def fingerprint(files: Sequence[tuple[str, str]], numbers: Sequence[npt.NDArray[np.int64]], condition_text: str) -> str:
-    """Of all that decides which row is the n-th. Where files are and when they were written does not."""
+    """Hash all that decides the row order. The location and modification time of files do not."""
     packed = [array.astype("<i8", copy=False).tobytes() for array in numbers]
-    told = msgspec.msgpack.encode([_FINGERPRINT_VERSION, files, packed, condition_text])
-    return str(xxhash.xxh3_128_hexdigest(told))
+    encoded = msgspec.msgpack.encode([_FINGERPRINT_VERSION, files, packed, condition_text])
+    return str(xxhash.xxh3_128_hexdigest(encoded))
 
 
 def _units(files: Sequence[SurveyedFile]) -> Units:
@@ -210,7 +210,7 @@ def _planned(
     dataset: pa.Schema,
     partition_fields: list[pa.Field],
 ) -> list[PlannedFile]:
-    """Where the format does not state types, a file is read with the dataset's."""
+    """Return the files of the plan. If the format has no types, files are read with those of the dataset."""
     partitions = {field.name for field in partition_fields}
     read_as = schemas
     if not survey.is_typed:
@@ -223,8 +223,8 @@ def _planned(
         if file.partition not in constants:
             constants[file.partition] = partition_values(data_file, used) if used else {}
         schema = read_as[file.schema]
-        fit = PlainFit(schema, dataset, constants[file.partition], file.name)
-        planned.append(PlannedFile(data_file, survey.format, file.version, schema, fit))
+        projection = PlainProjection(schema, dataset, constants[file.partition], file.name)
+        planned.append(PlannedFile(data_file, survey.format, file.version, schema, projection))
     return planned
 
 
@@ -236,7 +236,7 @@ def _null_counts(
     *,
     is_keyed: bool,
 ) -> dict[str, int]:
-    """Of files with rows that were asked: at least so many; before the filter."""
+    """Return a lower bound for the nulls of each delivered column, before the filter."""
     by_schema: dict[int, list[SurveyedFile]] = {}
     for file in files:
         if file.rows:
@@ -248,7 +248,7 @@ def _null_counts(
         sums = dict(zip(names, counts.clip(min=0).sum(axis=0).tolist(), strict=True))
         num_rows = int(unpack(b"".join(file.rows for file in group)).sum())
         for column in unified.columns:
-            # A file that did not show a column has at least one row without it.
+            # A file whose sampled rows lack a column has at least one row without it.
             totals[column] += sums.get(column, len(group) if is_keyed else num_rows)
     partitions = {field.name for field in partition_fields}
     return {column: total for column, total in totals.items() if total and column not in partitions}
@@ -258,13 +258,13 @@ def _no_data(survey: Survey, *, num_rows: int) -> NoData:
     skipped = ""
     if survey.skipped:
         name, reason = survey.skipped[0]
-        skipped = f" {len(survey.skipped)} could not be read and were skipped, the first: {name}: {reason}."
+        skipped = f" {len(survey.skipped)} were unreadable and skipped, the first: {name}: {reason}."
     if survey.condition_text and (num_rows or survey.num_files_pruned):
         before = f"{num_rows} rows in {len(survey.files)} files" if survey.files else f"{survey.num_files} files"
         return NoData(
             f"no row passes the filter {survey.condition_text}: there were {before} before it "
-            f"({survey.num_files_pruned} files were left out by their partition).{skipped} Widen the "
-            "filter, or take an empty loader with on_empty='empty'"
+            f"({survey.num_files_pruned} files were pruned by their partition).{skipped} Widen the "
+            "filter, or accept an empty loader with on_empty='empty'"
         )
     if not survey.num_files:
         return NoData("there are no files; check the path")
@@ -272,3 +272,49 @@ def _no_data(survey: Survey, *, num_rows: int) -> NoData:
         f"there are no rows: {len(survey.files)} files were read and all are empty.{skipped} "
         "Check the path and the files"
     )
+
+
+def pack_splits(
+    unit_file: npt.NDArray[np.int64],
+    unit_rows: npt.NDArray[np.int64],
+    unit_bytes: npt.NDArray[np.int64],
+    *,
+    split_bytes: int,
+    split_rows: int | None = None,
+) -> npt.NDArray[np.int64]:
+    """Return the first row group of each split, followed by the number of row groups.
+
+    A split takes consecutive row groups of one file while they stay within the limits; a row group above a limit is
+    a split of its own. How far a split would reach from each row group is computed for all of them at once, so only
+    the jumps from split to split are a loop.
+    """
+    num_units = len(unit_file)
+    ends = np.searchsorted(unit_file, unit_file, side="right")
+    ends = np.minimum(ends, _reach(unit_bytes, split_bytes))
+    if split_rows is not None:
+        ends = np.minimum(ends, _reach(unit_rows, split_rows))
+    jumps = np.maximum(ends, np.arange(1, num_units + 1)).tolist()
+    starts = [0]
+    while starts[-1] < num_units:
+        starts.append(jumps[starts[-1]])
+    return np.array(starts, np.int64)
+
+
+def _reach(sizes: npt.NDArray[np.int64], limit: int) -> npt.NDArray[np.int64]:
+    """Return, for each row group, the end (exclusive) of the run from it whose sizes stay within the limit."""
+    # Sizes above the limit are clipped, which changes nothing and keeps sums far from overflow.
+    sums = np.concatenate([[0], np.cumsum(np.minimum(sizes, limit + 1))])
+    return np.searchsorted(sums, sums[:-1] + limit, side="right") - 1
+
+
+def parse_rows(rows: object, *, field: str = "split_rows") -> int | None:
+    """Check a number of rows.
+
+    Raises:
+        InvalidArgument: It is not a whole number of at least 1.
+    """
+    if rows is None:
+        return None
+    if isinstance(rows, bool) or not isinstance(rows, int) or not 1 <= rows <= 2**62:
+        raise InvalidArgument(f"{field}={rows!r} must be a whole number of at least 1; or leave it out", field=field)
+    return rows

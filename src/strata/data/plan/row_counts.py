@@ -1,9 +1,8 @@
-"""How many rows of each unit pass the filter.
+"""Row counts: how many rows of each row group pass the filter.
 
-What is decided by the values of a file's partition, and by columns that it lacks, needs no reading; of some units
-statistics say that all rows pass, or none; of the others the filter's columns are decoded and counted. Where statistics
-tell pages of a unit apart, only those are decoded of which they do not say all or none; and what they rule out need not
-be read later.
+Partition values, and columns that a file lacks, decide without reading. Statistics decide for row groups of which all
+rows pass or none. In the others, the filter's columns are decoded and the rows that pass are counted. Where page
+statistics exist, only the undecided pages are decoded, and pages that they rule out are not read later either.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from strata.data.filter import expression
 from strata.data.filter import filter as filters
 from strata.data.formats.base import PagedReader, Presence, Saving, is_keyed, joined
 from strata.data.plan.probe import UNREADABLE, attempts, known_values
-from strata.data.plan.projection import PlainFit
-from strata.data.plan.schema import keeps_values, retyped, unify
+from strata.data.plan.schema import PlainProjection, keeps_values, retyped, unify
 from strata.data.plan.survey import SurveyedFile, named_schemas, pack, unpack
 from strata.data.source.partitions import partition_values
 
@@ -29,95 +27,94 @@ if TYPE_CHECKING:
     from strata.data.filter.expression import Resolved
     from strata.data.filter.filter import Condition
     from strata.data.formats.base import Judged, Reader, Rows, Unit
-    from strata.data.plan.probe import Looking
+    from strata.data.plan.probe import Probe
     from strata.data.plan.survey import Partition
     from strata.errors import DataError
 
 _COUNT_AT_ONCE = 8
-"""Units of one file that one thread counts before it takes others."""
+"""Row groups of one file that a thread counts as one task."""
 MIN_SAVED = 0.25
-"""Of a unit's bytes: less is not worth reading it in part."""
+"""Minimum share of a row group's bytes that reading it in part must save."""
 MAX_PARTS = 64
-"""Of a unit; where there would be more, some rows between them are read as well."""
+"""Maximum ranges of a row group that is read in part; above it, ranges are joined and rows between them are read."""
 
 
 def bound_condition(
-    looking: Looking, schemas: Sequence[pa.Schema], files: Sequence[SurveyedFile]
+    probe: Probe, schemas: Sequence[pa.Schema], files: Sequence[SurveyedFile]
 ) -> tuple[Condition, pa.Schema]:
-    """The filter, and its columns as all files agree on them. What is delivered is checked too, before the work of
-    counting.
+    """Return the filter and its columns with unified types. Delivered columns are checked too, before counting.
 
     Raises:
-        SchemaMismatch: The filter does not fit the files, or files disagree on what is used of them.
+        SchemaMismatch: The filter does not fit the files, or files disagree on a column that is used.
     """
-    assert looking.condition is not None
-    partitions = [field.name for field in looking.partition_fields]
-    decided = looking.schema.names if looking.schema is not None and is_keyed(looking.format) else []
+    assert probe.condition is not None
+    partitions = [field.name for field in probe.partition_fields]
+    decided = probe.schema.names if probe.schema is not None and is_keyed(probe.format) else []
     names = dict.fromkeys([*(name for schema in schemas for name in schema.names), *decided, *partitions])
-    filters.check_names(looking.condition, list(names))
+    filters.check_names(probe.condition, list(names))
     unified = unify(
         named_schemas(schemas, files),
-        columns=looking.columns,
-        condition_columns=looking.condition.columns,
-        partition_fields=looking.partition_fields,
-        is_typed=looking.format.is_typed,
-        is_keyed=is_keyed(looking.format),
-        schema=looking.schema,
+        columns=probe.columns,
+        condition_columns=probe.condition.columns,
+        partition_fields=probe.partition_fields,
+        is_typed=probe.format.is_typed,
+        is_keyed=is_keyed(probe.format),
+        schema=probe.schema,
     )
-    used = pa.schema([unified.schema.field(name) for name in looking.condition.columns])
-    return filters.bind(looking.condition, used), used
+    used = pa.schema([unified.schema.field(name) for name in probe.condition.columns])
+    return filters.bind(probe.condition, used), used
 
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """Units of one file whose rows have to be counted."""
+    """Row groups of one file whose rows have to be counted."""
 
     number: int
-    """Of the file."""
+    """The number of the file."""
     left: Resolved
-    """Of the filter, where the file's partition is known."""
+    """What remains of the filter once the partition values of the file are filled in."""
     units: list[Unit]
 
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    """One unit."""
+    """The result for one row group."""
 
     num_passing: int
     is_decoded: bool
     parts: tuple[Rows, ...] = ()
-    """Which rows to read; nothing: all."""
+    """The ranges of rows to read; empty means all."""
     saving: Saving = field(default_factory=Saving)
 
 
 @dataclass(slots=True)
 class _Tally:
-    """What is known so far of the rows that pass, of files that were not counted before."""
+    """The counts so far, for files that were not counted before."""
 
     passing: dict[int, list[int]]
-    """By the file's number, then by unit."""
+    """Rows that pass, by the number of the file, then by row group."""
     counted: dict[int, int]
     parts: dict[int, list[tuple[int, int, int]]]
-    """By the file's number, as `SurveyedFile.parts` but in any order."""
+    """As `SurveyedFile.parts`, by the number of the file and in any order."""
     savings: dict[int, Saving]
     skipped: list[tuple[str, str]]
     num_units_skipped: int = 0
 
 
 def count_passing(
-    looking: Looking, schemas: Sequence[pa.Schema], files: list[SurveyedFile], dataset: pa.Schema
+    probe: Probe, schemas: Sequence[pa.Schema], files: list[SurveyedFile], dataset: pa.Schema
 ) -> tuple[list[SurveyedFile], list[tuple[str, str]], int]:
-    """The files with how many rows of each unit pass, where that was not known; what was skipped, how many units."""
+    """Return the files with their row counts, what was skipped, and the number of skipped row groups."""
     new = [number for number, file in enumerate(files) if file.passing is None]
     tally = _Tally({}, dict.fromkeys(new, 0), {number: [] for number in new}, dict.fromkeys(new, Saving()), [])
     unsettled: list[tuple[int, Resolved]] = []
-    for number, left in zip(new, _resolve(looking, schemas, [files[number] for number in new], dataset), strict=True):
+    for number, left in zip(new, _resolve(probe, schemas, [files[number] for number in new], dataset), strict=True):
         rows = unpack(files[number].rows).tolist()
         tally.passing[number] = rows if left.presence is Presence.ALL else [0] * len(rows)
         if left.presence is Presence.SOME and rows:
             unsettled.append((number, left))
-    tasks = _ask_statistics(looking, schemas, files, unsettled, dataset, tally)
-    _count_rows(looking, schemas, files, tasks, dataset, tally)
+    tasks = _ask_statistics(probe, schemas, files, unsettled, dataset, tally)
+    _count_rows(probe, schemas, files, tasks, dataset, tally)
     made = list(files)
     for number in new:
         saving = tally.savings[number]
@@ -134,36 +131,36 @@ def count_passing(
 
 
 def _ask_statistics(
-    looking: Looking,
+    probe: Probe,
     schemas: Sequence[pa.Schema],
     files: Sequence[SurveyedFile],
     unsettled: Sequence[tuple[int, Resolved]],
     dataset: pa.Schema,
     tally: _Tally,
 ) -> list[_Task]:
-    """What statistics leave to be counted."""
+    """Return the row groups that statistics leave undecided."""
 
     def ask(each: tuple[int, Resolved]) -> list[Presence]:
         number, left = each
-        return _presence(looking, files[number], schemas[files[number].schema], dataset, left)
+        return _presence(probe, files[number], schemas[files[number].schema], dataset, left)
 
     tasks = []
-    answers = attempts(looking, ask, unsettled, "asking statistics")
+    answers = attempts(probe, ask, unsettled, "reading statistics")
     for (number, left), answer in zip(unsettled, answers, strict=True):
         if isinstance(answer, Exception):
             tally.skipped.append((files[number].name, str(answer)))
             tally.num_units_skipped += len(tally.passing[number])
             continue
         units = files[number].facts(schemas[files[number].schema]).units
-        told = list(zip(units, answer, strict=True))
-        tally.passing[number] = [unit.num_rows if presence is Presence.ALL else 0 for unit, presence in told]
-        some = [unit for unit, presence in told if presence is Presence.SOME]
+        judged = list(zip(units, answer, strict=True))
+        tally.passing[number] = [unit.num_rows if presence is Presence.ALL else 0 for unit, presence in judged]
+        some = [unit for unit, presence in judged if presence is Presence.SOME]
         tasks += [_Task(number, left, some[at : at + _COUNT_AT_ONCE]) for at in range(0, len(some), _COUNT_AT_ONCE)]
     return tasks
 
 
 def _count_rows(
-    looking: Looking,
+    probe: Probe,
     schemas: Sequence[pa.Schema],
     files: Sequence[SurveyedFile],
     tasks: Sequence[_Task],
@@ -171,9 +168,9 @@ def _count_rows(
     tally: _Tally,
 ) -> None:
     def count(task: _Task) -> list[_Counted | DataError]:
-        return _count_units(looking, files[task.number], schemas[files[task.number].schema], dataset, task)
+        return _count_units(probe, files[task.number], schemas[files[task.number].schema], dataset, task)
 
-    for task, counts in zip(tasks, attempts(looking, count, tasks, "counting rows"), strict=True):
+    for task, counts in zip(tasks, attempts(probe, count, tasks, "counting rows"), strict=True):
         name, passing = files[task.number].name, tally.passing[task.number]
         if isinstance(counts, Exception):
             tally.counted[task.number] += len(task.units)
@@ -196,49 +193,49 @@ def _count_rows(
 
 
 def _resolve(
-    looking: Looking, schemas: Sequence[pa.Schema], files: Sequence[SurveyedFile], dataset: pa.Schema
+    probe: Probe, schemas: Sequence[pa.Schema], files: Sequence[SurveyedFile], dataset: pa.Schema
 ) -> list[Resolved]:
-    """What is left of the filter for each file, whose partition is known and which may lack columns."""
-    assert looking.condition is not None
-    tree = expression.decode(looking.condition.expression)
-    partitions = {field.name for field in looking.partition_fields}
+    """Return what remains of the filter for each file, given its partition values and missing columns."""
+    assert probe.condition is not None
+    tree = expression.decode(probe.condition.expression)
+    partitions = {field.name for field in probe.partition_fields}
     groups: dict[tuple[int, Partition], tuple[int, int]] = {}
     rows: dict[int, list[dict[str, object]]] = {}
     for file in files:
         if (file.schema, file.partition) not in groups:
             known = rows.setdefault(file.schema, [])
             groups[file.schema, file.partition] = (file.schema, len(known))
-            known.append(partition_values(file.data_file(), looking.partition_fields) if partitions else {})
+            known.append(partition_values(file.data_file(), probe.partition_fields) if partitions else {})
     resolved: dict[int, list[Resolved]] = {}
     for number, known in rows.items():
-        there = set(_read_schema(looking, schemas[number], dataset).names) - partitions
+        there = set(_read_schema(probe, schemas[number], dataset).names) - partitions
         fields = [field for field in dataset if field.name not in there]
         if fields:
             resolved[number] = expression.resolve(tree, known_values(fields, known))
         else:
-            left = expression.Resolved(Presence.SOME, tree, looking.condition.columns)
+            left = expression.Resolved(Presence.SOME, tree, probe.condition.columns)
             resolved[number] = [left] * len(known)
     places = (groups[file.schema, file.partition] for file in files)
     return [resolved[number][place] for number, place in places]
 
 
 def _presence(
-    looking: Looking, file: SurveyedFile, schema: pa.Schema, dataset: pa.Schema, left: Resolved
+    probe: Probe, file: SurveyedFile, schema: pa.Schema, dataset: pa.Schema, left: Resolved
 ) -> list[Presence]:
     facts = file.facts(schema)
-    if not _can_be_asked(looking, schema, dataset, left):
+    if not _can_be_asked(probe, schema, dataset, left):
         return [Presence.SOME] * len(facts.units)
     assert left.node is not None
-    return looking.format.presence(looking.source, file.data_file(), facts, left.node, _compared(dataset, left.columns))
+    return probe.format.presence(probe.source, file.data_file(), facts, left.node, _compared(dataset, left.columns))
 
 
 def _compared(dataset: pa.Schema, columns: Sequence[str]) -> pa.Schema:
     return pa.schema([dataset.field(name) for name in columns])
 
 
-def _can_be_asked(looking: Looking, schema: pa.Schema, dataset: pa.Schema, left: Resolved) -> bool:
-    """Whether a file's statistics know what is left of the filter: they are of the file's own values."""
-    partitions = {field.name for field in looking.partition_fields}
+def _can_be_asked(probe: Probe, schema: pa.Schema, dataset: pa.Schema, left: Resolved) -> bool:
+    """Return whether a file's statistics can decide the remaining filter: they describe the file's own values."""
+    partitions = {field.name for field in probe.partition_fields}
     return all(
         name in schema.names
         and name not in partitions
@@ -247,36 +244,36 @@ def _can_be_asked(looking: Looking, schema: pa.Schema, dataset: pa.Schema, left:
     )
 
 
-def _read_schema(looking: Looking, schema: pa.Schema, dataset: pa.Schema) -> pa.Schema:
-    """What to read of a file whose schema this is."""
-    if looking.format.is_typed:
+def _read_schema(probe: Probe, schema: pa.Schema, dataset: pa.Schema) -> pa.Schema:
+    """Return the schema to read a file of this schema with."""
+    if probe.format.is_typed:
         return schema
-    partitions = [field.name for field in looking.partition_fields]
-    return retyped(schema, dataset, is_keyed=is_keyed(looking.format), partitions=partitions)
+    partitions = [field.name for field in probe.partition_fields]
+    return retyped(schema, dataset, is_keyed=is_keyed(probe.format), partitions=partitions)
 
 
 def _count_units(
-    looking: Looking, file: SurveyedFile, schema: pa.Schema, dataset: pa.Schema, task: _Task
+    probe: Probe, file: SurveyedFile, schema: pa.Schema, dataset: pa.Schema, task: _Task
 ) -> list[_Counted | DataError]:
     data_file = file.data_file()
-    constants = partition_values(data_file, looking.partition_fields) if looking.partition_fields else {}
-    read_schema = _read_schema(looking, schema, dataset)
-    fit = PlainFit(read_schema, dataset, constants, file.name)
-    reader = looking.format.open(looking.source, data_file, read_schema, file.version)
+    constants = partition_values(data_file, probe.partition_fields) if probe.partition_fields else {}
+    read_schema = _read_schema(probe, schema, dataset)
+    projection = PlainProjection(read_schema, dataset, constants, file.name)
+    reader = probe.format.open(probe.source, data_file, read_schema, file.version)
     counts: list[_Counted | DataError] = []
     try:
         judged: Mapping[int, Judged] = {}
         if (
             isinstance(reader, PagedReader)
             and task.left.node is not None
-            and _can_be_asked(looking, schema, dataset, task.left)
+            and _can_be_asked(probe, schema, dataset, task.left)
         ):
             judged = reader.judge(task.units, task.left.node, _compared(dataset, task.left.columns))
         for unit in task.units:
             try:
-                counts.append(_count_unit(looking, reader, fit, unit, judged.get(unit.index)))
+                counts.append(_count_unit(probe, reader, projection, unit, judged.get(unit.index)))
             except UNREADABLE as error:
-                if looking.on_error == "raise":
+                if probe.on_error == "raise":
                     raise
                 counts.append(error)
     finally:
@@ -284,15 +281,17 @@ def _count_units(
     return counts
 
 
-def _count_unit(looking: Looking, reader: Reader, fit: PlainFit, unit: Unit, judged: Judged | None) -> _Counted:
-    assert looking.condition is not None
-    names = looking.condition.columns
-    columns = fit.file_columns(names)
+def _count_unit(
+    probe: Probe, reader: Reader, projection: PlainProjection, unit: Unit, judged: Judged | None
+) -> _Counted:
+    assert probe.condition is not None
+    names = probe.condition.columns
+    columns = projection.file_columns(names)
 
     def num_passing(table: pa.Table) -> int:
-        assert looking.condition is not None
-        place = f"{fit.name}, {looking.format.unit_name} {unit.index}"
-        return filters.count(looking.condition, fit.apply(table, unit, names), place)
+        assert probe.condition is not None
+        place = f"{projection.name}, {probe.format.unit_name} {unit.index}"
+        return filters.count(probe.condition, projection.apply(table, unit, names), place)
 
     if judged is None or not isinstance(reader, PagedReader):
         return _Counted(num_passing(reader.read(unit, columns)), is_decoded=True)
@@ -301,7 +300,7 @@ def _count_unit(looking: Looking, reader: Reader, fit: PlainFit, unit: Unit, jud
         found += num_passing(reader.read_rows(unit, columns, judged.open))
     if not found:
         return _Counted(0, bool(judged.open))
-    read = fit.file_columns(fit.file_schema.names if looking.read_columns is None else looking.read_columns)
+    read = projection.file_columns(projection.file_schema.names if probe.read_columns is None else probe.read_columns)
     parts = joined([*judged.passing, *judged.open], MAX_PARTS)
     saving = reader.saving(unit, read, parts)
     if saving.bytes_skipped < MIN_SAVED * max(1, saving.num_bytes):

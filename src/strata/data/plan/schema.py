@@ -1,36 +1,39 @@
-"""One schema for all files, or a refusal that names the column and two files that disagree on it.
+"""One schema for all files of a dataset, and the projection of each file onto it.
 
 Files of one dataset are written over months, by several programs: a column is added, a type grows, one program writes
-dictionaries where another writes plain strings. What can be read without losing anything is made one (`widen`); what
-cannot is found here, before the first row is read, and not in the middle of an epoch.
+dictionaries where another writes plain strings. Types that can be unified without loss are (`widen`). A conflict is
+found here, before the first row is read, and the error names the column and two files that disagree on it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.types as pat
 
-from strata.data.batch import arrow_types
+from strata.data.arrow_types import filterable, is_list, recast
 from strata.data.filter.filter import nearest
 from strata.errors import InvalidArgument, SchemaMismatch
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-SchemaMode = Literal["unify", "strict"]
+    from strata.data.config import SchemaMode
+    from strata.data.formats.base import Unit
 
 
 @dataclass(frozen=True, slots=True)
 class Unified:
+    """The schema of a dataset."""
+
     schema: pa.Schema
-    """What is delivered, in order, then what only the filter needs."""
+    """The delivered columns in order, then those that only the filter needs."""
     columns: tuple[str, ...]
-    """What is delivered."""
+    """The delivered columns."""
     missing: Mapping[str, str] = field(default_factory=dict)
-    """Columns that are null in some files, because these do not have them, and one such file."""
+    """Columns that some files lack and that are null there, each with one such file."""
 
 
 def unify(
@@ -44,24 +47,24 @@ def unify(
     is_keyed: bool = False,
     schema: pa.Schema | None = None,
 ) -> Unified:
-    """The schema of the dataset.
+    """Return the schema of the dataset.
 
     Args:
-        schemas: The different ones, each with the name of a file that has it, in the order of the files.
-        columns: What to deliver, in this order; None: everything, as it stands in the files, partition columns last.
-        partition_fields: Columns whose values stand in paths. One that is in the files too is taken from the path, as
-            pyarrow and Spark do.
+        schemas: The distinct schemas, each with the name of a file that has it, in the order of the files.
+        columns: The columns to deliver, in this order; None delivers all in file order, partition columns last.
+        partition_fields: Columns whose values are in paths. If the files have such a column too, the path wins, as in
+            pyarrow and Spark.
         mode: "strict" refuses every difference between files in the columns that are used.
-        is_typed: Whether files state their types. Where they are guessed, 1 in one file and 1.5 in another are numbers.
-        is_keyed: Whether files may have columns that they did not show; then `schema` may name such.
-        schema: Types that the user has decided on.
+        is_typed: Whether files declare types. If types are guessed, 1 in one file and 1.5 in another are both floats.
+        is_keyed: Whether files may have columns that their samples did not show; `schema` may then name them.
+        schema: Types that the user chose.
 
     Raises:
-        SchemaMismatch: Files disagree, or a column is nowhere.
-        InvalidArgument: `columns` is empty or names one twice; `mode` is not known.
+        SchemaMismatch: Files disagree, or no file has a column.
+        InvalidArgument: `columns` is empty or names a column twice, or `mode` is unknown.
     """
     if mode not in ("unify", "strict"):
-        raise InvalidArgument(f"schema_mode is {mode!r}; it is 'unify' or 'strict'", field="schema_mode")
+        raise InvalidArgument(f"schema_mode={mode!r} is unknown; use 'unify' or 'strict'", field="schema_mode")
     partitions = {part.name: part for part in partition_fields}
     named = [(name, _by_name(found)) for name, found in schemas]
     everything = list(dict.fromkeys(column for _, fields in named for column in fields if column not in partitions))
@@ -73,14 +76,14 @@ def unify(
     for column in decided:
         if column not in everything:
             raise SchemaMismatch(
-                f"schema decides on column {column!r}, which no file has; {nearest(column, everything)}", field="schema"
+                f"schema has column {column!r}, which no file has; {nearest(column, everything)}", field="schema"
             )
     fields, missing = [], {}
     for column in dict.fromkeys([*delivered, *condition_columns]):
         if column not in everything:
-            late = f", or if it comes later in them, say what it is: schema=pa.schema([({column!r}, …)])"
+            late = f", or if it appears later in the files, pass its type: schema=pa.schema([({column!r}, …)])"
             cure = _cure(column, everything, named) + (late if is_keyed else "")
-            raise SchemaMismatch(f"there is no column {column!r} in any file; {cure}")
+            raise SchemaMismatch(f"no file has a column {column!r}; {cure}")
         if column in partitions:
             made, lacking = partitions[column].remove_metadata().with_nullable(nullable=True), ""
         else:
@@ -89,12 +92,12 @@ def unify(
             )
         if lacking:
             missing[column] = lacking
-        fields.append(made.with_type(arrow_types.filterable(made.type)) if condition_columns else made)
+        fields.append(made.with_type(filterable(made.type)) if condition_columns else made)
     return Unified(pa.schema(fields), tuple(delivered), missing)
 
 
 def widen(a: pa.DataType, b: pa.DataType, *, is_typed: bool = True) -> pa.DataType | None:
-    """A type that holds every value of both exactly; None if there is none that a reader would expect."""
+    """Return a type that holds every value of both exactly, or None if there is no natural one."""
     if a == b:
         return a
     for one, other in ((a, b), (b, a)):
@@ -112,9 +115,9 @@ def widen(a: pa.DataType, b: pa.DataType, *, is_typed: bool = True) -> pa.DataTy
 
 
 def keeps_values(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether values of one type are exactly the same as the other: what statistics say of them is then true of both.
+    """Return whether a cast changes no value, so that statistics of the found type hold for the wanted one.
 
-    A cast that rounds, cuts off or reads text may move a value over the border that a filter draws.
+    A cast that rounds, truncates or parses text may move a value across the bound of a filter.
     """
     return bool(found == wanted or widen(found, wanted) == wanted)
 
@@ -122,9 +125,9 @@ def keeps_values(found: pa.DataType, wanted: pa.DataType) -> bool:
 def retyped(
     schema: pa.Schema, dataset: pa.Schema, *, is_keyed: bool = False, partitions: Collection[str] = ()
 ) -> pa.Schema:
-    """A file's columns with the dataset's types: what to read text as.
+    """Return a file's columns with the types of the dataset: the schema to parse text with.
 
-    `is_keyed`: and the dataset's other columns, which the file may have though it did not show them.
+    With `is_keyed`, it includes the other columns of the dataset, which the file may have without showing them.
     """
     fields = [dataset.field(field.name) if field.name in dataset.names else field for field in schema]
     if is_keyed:
@@ -133,7 +136,7 @@ def retyped(
 
 
 def _by_name(schema: pa.Schema) -> dict[str, pa.Field | None]:
-    """Fields by name; None where a name stands twice, which is an error only for who asks for it."""
+    """Return fields by name; None for a repeated name, which is an error only if the column is used."""
     fields: dict[str, pa.Field | None] = {}
     for part in schema:
         fields[part.name] = None if part.name in fields else part
@@ -144,10 +147,12 @@ def _delivered(columns: Sequence[str] | None, everything: list[str]) -> list[str
     if columns is None:
         return everything
     if isinstance(columns, str) or not columns:
-        raise InvalidArgument(f"columns is {columns!r}; give a list of names, or leave it out for all", field="columns")
-    twice = [name for number, name in enumerate(columns) if name in columns[:number]]
-    if twice:
-        raise InvalidArgument(f"columns names {twice[0]!r} twice; a column is delivered once", field="columns")
+        raise InvalidArgument(
+            f"columns={columns!r} is not a list of names; pass one, or leave it out for all", field="columns"
+        )
+    repeated = [name for number, name in enumerate(columns) if name in columns[:number]]
+    if repeated:
+        raise InvalidArgument(f"columns names {repeated[0]!r} twice; name each once", field="columns")
     return list(columns)
 
 
@@ -156,7 +161,7 @@ def _cure(column: str, everything: list[str], named: Sequence[tuple[str, Mapping
     for _, fields in named:
         found = fields.get(above)
         if found is not None and above != column and pat.is_struct(found.type):
-            return f"{above!r} is a struct: ask for {above!r}, and take its field from what is delivered"
+            return f"{above!r} is a struct: read {above!r}, and take the field from the batch"
     return nearest(column, everything)
 
 
@@ -169,7 +174,7 @@ def _column(
     is_keyed: bool,
     decided: pa.DataType | None,
 ) -> tuple[pa.Field, str]:
-    """The dataset's field, and a file that does not have it (empty: all have it)."""
+    """Return the field of the dataset, and a file that lacks it (empty if all files have it)."""
     first = lacking = ""
     kind: pa.DataType | None = None
     nullable = False
@@ -180,7 +185,7 @@ def _column(
         found = fields[column]
         if found is None:
             raise SchemaMismatch(
-                f"{name} has two columns {column!r}, so nobody knows which is meant; choose others with columns="
+                f"{name} has two columns {column!r}, so the name is ambiguous; choose other columns with columns="
             )
         nullable = nullable or found.nullable
         if decided is not None:
@@ -195,10 +200,10 @@ def _column(
             first = first if wider == kind else name
             kind = wider
     if is_keyed and decided is not None:
-        return pa.field(column, decided), ""  # any file may have it
+        return pa.field(column, decided), ""  # any file may have the column
     if lacking and mode == "strict":
         raise SchemaMismatch(
-            f"column {column!r} is not in {lacking}; add it there, leave it out (columns=…), or give "
+            f"column {column!r} is not in {lacking}; add it there, leave it out (columns=…), or pass "
             "schema_mode='unify' to read it as null"
         )
     return pa.field(column, kind, nullable=nullable or bool(lacking)), lacking
@@ -209,21 +214,21 @@ def _check_cast(column: str, found: pa.DataType, decided: pa.DataType, name: str
         pa.nulls(0, found).cast(decided)
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise SchemaMismatch(
-            f"schema asks for column {column!r} as {decided}, but it is {found} in {name}, which cannot be turned "
-            f"into that ({error}); ask for another type, or leave the column out (columns=…)",
+            f"schema has column {column!r} as {decided}, but it is {found} in {name}, which cannot be cast "
+            f"({error}); choose another type, or leave the column out (columns=…)",
             field="schema",
         ) from error
 
 
 def _disagree(column: str, a: pa.DataType, first: str, b: pa.DataType, second: str, mode: SchemaMode) -> SchemaMismatch:
-    cure = "" if mode == "unify" else ", or give schema_mode='unify' where both can be read as one"
+    cure = "" if mode == "unify" else ", or pass schema_mode='unify' if both fit into one type"
     return SchemaMismatch(
         f"files disagree on column {column!r}: it is {a} in {first} and {b} in {second}; leave it out (columns=…), or "
-        f"say what it shall be (schema=pa.schema([({column!r}, …)])){cure}"
+        f"choose its type (schema=pa.schema([({column!r}, …)])){cure}"
     )
 
 
-# --- kinds of types ---
+# Widening, by kind of type
 
 _SIGNED = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 _FLOATS = (pa.float16(), pa.float32(), pa.float64())
@@ -290,7 +295,7 @@ def _decimals(a: pa.DataType, b: pa.DataType, _: bool) -> pa.DataType | None:
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    return arrow_types.is_list(kind) or bool(pat.is_fixed_size_list(kind))
+    return is_list(kind) or bool(pat.is_fixed_size_list(kind))
 
 
 def _lists(a: pa.DataType, b: pa.DataType, is_typed: bool) -> pa.DataType | None:
@@ -320,3 +325,56 @@ def _structs(a: pa.DataType, b: pa.DataType, is_typed: bool) -> pa.DataType | No
     if any(kind is None for kind in kinds):
         return None
     return pa.struct([(part.name, kind) for part, kind in zip(a, kinds, strict=True)])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlainProjection:
+    """The projection of a file whose columns have the names of the dataset, and that has no deleted rows."""
+
+    file_schema: pa.Schema
+    schema: pa.Schema
+    """The schema of the dataset."""
+    constants: Mapping[str, object] = field(default_factory=dict)
+    """Partition columns and their values. They override columns of the file with the same name."""
+    name: str = ""
+    """The name of the file, for messages."""
+
+    def file_columns(self, columns: Sequence[str]) -> list[str]:
+        present = set(self.file_schema.names)
+        return [column for column in columns if column in present and column not in self.constants]
+
+    def apply(self, table: pa.Table, unit: Unit, columns: Sequence[str]) -> pa.Table:
+        """Return the columns as the dataset has them; the table itself if nothing changes.
+
+        Raises:
+            SchemaMismatch: A value does not fit into the type of the dataset.
+        """
+        kinds = [self.schema.field(column).type for column in columns]
+        if table.column_names == list(columns) and table.schema.types == kinds:
+            return table
+        if not columns:
+            return table.select([])
+        present = set(self.file_columns(columns))
+        arrays = [
+            self._cast(table.column(column), kind, column, unit) if column in present
+            # A column that is constant or missing from the file needs only the number of rows.
+            else self._constant(column, kind, table.num_rows)
+            for column, kind in zip(columns, kinds, strict=True)
+        ]  # fmt: skip
+        return pa.Table.from_arrays(arrays, names=list(columns))
+
+    def _constant(self, column: str, kind: pa.DataType, num_rows: int) -> pa.Array:
+        value = self.constants.get(column)
+        return pa.nulls(num_rows, kind) if value is None else pa.repeat(pa.scalar(value, kind), num_rows)
+
+    def _cast(self, values: pa.ChunkedArray, kind: pa.DataType, column: str, unit: Unit) -> pa.ChunkedArray:
+        if values.type == kind:
+            return values
+        try:
+            return pa.chunked_array([recast(chunk, kind) for chunk in values.chunks], kind)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+            raise SchemaMismatch(
+                f"{self.name}: column {column!r} ({values.type}), rows from {unit.first_row}: a value does not fit "
+                f"into the dataset's type {kind}: {error}; choose its type (schema=pa.schema([({column!r}, …)])), "
+                "or leave it out (columns=…)"
+            ) from error

@@ -1,8 +1,8 @@
-"""What looking at files found: plain data, from which a plan is made without looking again.
+"""The survey: plain data about the files of a dataset, from which a plan is made without reading the files again.
 
-It is kept between runs (`cache.py`) and handed from rank 0 to the others, so it has a form in bytes, which is
-read with suspicion: lengths must agree, numbers must be possible. Numbers of units stand as packed 64-bit integers, so
-that a million of them is read in no time.
+It is cached between runs (`cache.py`) and broadcast from rank 0, so it has a byte format, which is validated when it is
+read: lengths must agree, numbers must be possible. The numbers of row groups are packed 64-bit integers, so that a
+million of them is read in milliseconds.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 VERSION = 4
 MAX_BYTES = 1 << 30
-"""Of a survey before compression: some ten million units."""
+"""Limit of an uncompressed survey: about ten million row groups."""
 MAX_NUMBER = 1 << 50
-"""Of rows and bytes of a unit: sums of these stay far from overflow."""
+"""Limit of the rows and bytes of a row group, which keeps sums far from overflow."""
 _MAGIC = b"strata survey %d\n" % VERSION
 _DIGEST_BYTES = 16
 
@@ -38,7 +38,7 @@ Partition = tuple[tuple[str, str | None], ...]
 
 
 class SurveyedFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A file that was opened. What is packed has one entry per unit."""
+    """A file that was opened. Each `bytes` field is a packed array with one entry per row group, if not noted."""
 
     path: str
     name: str
@@ -47,26 +47,26 @@ class SurveyedFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
     partition: Partition
     version: str
     schema: int
-    """Its number among the survey's."""
+    """The index of its schema in `Survey.schemas`."""
     index: bytes
     rows: bytes
     first_row: bytes
     offset: bytes
     num_bytes: bytes
     null_counts: bytes
-    """One entry per column of the schema; -1: not known."""
+    """One entry per column of the schema; -1 if unknown."""
     passing: bytes | None = None
-    """Rows that pass the filter. None: they were not counted, because there is no filter, or not yet."""
+    """Rows that pass the filter; None if there is no filter or they are not counted yet."""
     num_counted: int = 0
-    """Units that had to be decoded for it."""
+    """Row groups that were decoded to count them."""
     parts: bytes = b""
-    """Of units that need not be read whole, the rows that do: three numbers each, the unit's place, the first row in it
-    and how many. The others do not pass."""
+    """The ranges of rows to read in row groups that are read in part: three numbers per range, the index of the row
+    group, the first row in it and the number of rows. The other rows do not pass."""
     num_pages: int = 0
-    """In these units, in columns that are read."""
+    """Pages of the columns that are read, in these row groups."""
     num_pages_skipped: int = 0
     bytes_skipped: int = 0
-    """In the skipped pages."""
+    """Bytes of the skipped pages."""
 
     def data_file(self) -> DataFile:
         return DataFile(self.path, self.name, self.size_bytes, self.mtime_ns, self.partition)
@@ -79,34 +79,36 @@ class SurveyedFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Survey(msgspec.Struct, frozen=True):
+    """What was found in the files of a dataset."""
+
     format: str
     is_typed: bool
     is_keyed: bool
-    """Whether files may have columns that their schema does not tell."""
+    """Whether files may have columns that are not in their schema."""
     schemas: tuple[bytes, ...]
-    """Of the files, each once, as Arrow IPC."""
+    """The distinct schemas of the files, as Arrow IPC."""
     partition_schema: bytes
     files: tuple[SurveyedFile, ...]
     num_files: int
-    """Found; those that were not opened or could not be read too."""
+    """All files, including pruned and unreadable ones."""
     num_files_pruned: int = 0
-    """Not opened: the values of their partition do not pass the filter."""
+    """Files not opened, because their partition values do not pass the filter."""
     condition_text: str = ""
     condition_schema: bytes = b""
-    """The filter's columns with the types that they were counted with."""
+    """The filter's columns, with the types that rows were counted with."""
     skipped: tuple[tuple[str, str], ...] = ()
-    """What could not be read and was to be skipped: file (and unit), reason."""
+    """Unreadable data that was skipped: the file (and row group), and the reason."""
     num_files_skipped: int = 0
-    """As a whole."""
+    """Files skipped as a whole."""
     num_units_skipped: int = 0
-    """Of other files."""
+    """Row groups skipped in other files."""
 
 
 _NUMBERS = operator.attrgetter("index", "num_rows", "first_row", "offset", "num_bytes")
 
 
 def facts_of(file: DataFile, facts: FileFacts, schema: int) -> SurveyedFile:
-    """What a file said of itself, whose schema is the survey's with this number."""
+    """Pack the facts of a file; `schema` is the index of its schema in the survey."""
     columns = zip(*map(_NUMBERS, facts.units), strict=True) if facts.units else [()] * 5
     index, rows, first_row, offset, num_bytes = map(pack, columns)
     nulls = facts.null_counts
@@ -132,7 +134,8 @@ def _unknown(schema: pa.Schema) -> bytes:
 
 
 def named_schemas(schemas: Sequence[pa.Schema], files: Sequence[SurveyedFile]) -> list[tuple[str, pa.Schema]]:
-    """Different schemas with a file of each, by its name. Files without rows have no say if others have any."""
+    """Return the distinct schemas, each with the name of a file, sorted by name. Files without rows are ignored if
+    others have rows."""
     first: dict[int, str] = {}
     for file in [file for file in files if file.rows] or files:
         if file.schema not in first or file.name < first[file.schema]:
@@ -145,10 +148,10 @@ def pack(numbers: Sequence[int]) -> bytes:
 
 
 def unpack_parts(packed: bytes) -> npt.NDArray[np.int64]:
-    """One line for each: the unit's place, the first row, how many.
+    """Return one line per range: the index of the row group, the first row, the number of rows.
 
     Raises:
-        ValueError: It has another length.
+        ValueError: The length is not a multiple of three numbers.
     """
     return unpack(packed).reshape(-1, 3)
 
@@ -166,38 +169,39 @@ def schema_of(data: bytes) -> pa.Schema:
 
 
 def to_bytes(survey: Survey) -> bytes:
-    """For a cache, and for other ranks."""
+    """Encode a survey for the cache and for other ranks."""
     payload = zstandard.ZstdCompressor(level=1).compress(msgspec.msgpack.encode(survey))
     return b"".join([_MAGIC, xxhash.xxh3_128_digest(payload), payload])
 
 
 def from_bytes(data: bytes) -> Survey:
-    """
+    """Decode and validate a survey.
+
     Raises:
-        DataError: It is not what `to_bytes` of this version gives.
+        DataError: The bytes are not from `to_bytes` of this version.
     """
     start = len(_MAGIC) + _DIGEST_BYTES
     payload = memoryview(data)[start:]
     if not data.startswith(_MAGIC) or len(data) < start:
-        raise DataError("this is not a survey of this version of strata; survey the dataset again")
+        raise DataError("this is not a survey of this version of Strata; survey the dataset again")
     if xxhash.xxh3_128_digest(payload) != data[len(_MAGIC) : start]:
         raise DataError("the survey is damaged: its hash does not match; survey the dataset again")
     try:
         size = zstandard.frame_content_size(payload)
         if not 0 <= size <= MAX_BYTES:
-            raise DataError(f"the survey claims {size} bytes, at most {MAX_BYTES} are read; survey the dataset again")
+            raise DataError(f"the survey declares {size} bytes, above the limit {MAX_BYTES}; survey the dataset again")
         survey = msgspec.msgpack.decode(zstandard.ZstdDecompressor().decompress(payload), type=Survey)
         _check(survey)
     except (zstandard.ZstdError, msgspec.DecodeError, pa.ArrowException, OSError, ValueError) as error:
-        raise DataError(f"the survey cannot be read ({error}); survey the dataset again") from error
+        raise DataError(f"the survey is invalid ({error}); survey the dataset again") from error
     return survey
 
 
 def _check(survey: Survey) -> None:
-    """That what the survey says can be true.
+    """Check that the numbers of a survey are possible.
 
     Raises:
-        ValueError, pa.ArrowException: It cannot.
+        ValueError, pa.ArrowException: They are not.
     """
     widths = [8 * len(schema_of(data)) for data in survey.schemas]
     schema_of(survey.partition_schema)
@@ -205,7 +209,7 @@ def _check(survey: Survey) -> None:
         schema_of(survey.condition_schema)
     for file in survey.files:
         if not 0 <= file.schema < len(widths) or len(file.null_counts) != widths[file.schema]:
-            raise ValueError(f"{file.name} has a schema that is not there")
+            raise ValueError(f"{file.name} has an unknown schema")
         size = len(file.rows)
         others = (
             file.index,
@@ -215,11 +219,11 @@ def _check(survey: Survey) -> None:
             file.rows if file.passing is None else file.passing,
         )
         if size % 8 or any(len(other) != size for other in others):
-            raise ValueError(f"{file.name} has units that are not told fully")
+            raise ValueError(f"{file.name} has incomplete row groups")
     numbers = (column for file in survey.files for column in (file.rows, file.index, file.first_row, file.num_bytes))
     found = unpack(b"".join(numbers))
     if ((found < 0) | (found > MAX_NUMBER)).any():
-        raise ValueError("a unit has less than no rows or bytes, or more than there can be")
+        raise ValueError("a row group has an impossible number of rows or bytes")
     counted = [file for file in survey.files if file.passing is not None]
     passing = unpack(b"".join(file.passing or b"" for file in counted))
     if (passing < 0).any() or (passing > unpack(b"".join(file.rows for file in counted))).any():
@@ -233,8 +237,8 @@ def _check_parts(file: SurveyedFile) -> None:
     place, first, num_rows = unpack_parts(file.parts).T
     rows = unpack(file.rows)
     if ((place < 0) | (place >= len(rows)) | (first < 0) | (num_rows <= 0) | (num_rows > MAX_NUMBER)).any():
-        raise ValueError(f"{file.name} has rows to read that are not there")
+        raise ValueError(f"{file.name} has row ranges out of bounds")
     end = first + num_rows
     follows = (place[1:] > place[:-1]) | ((place[1:] == place[:-1]) & (first[1:] >= end[:-1]))
     if (first > MAX_NUMBER).any() or (end > rows[place]).any() or not follows.all():
-        raise ValueError(f"{file.name} has rows to read that are not there")
+        raise ValueError(f"{file.name} has row ranges out of bounds")

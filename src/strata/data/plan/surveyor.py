@@ -1,8 +1,8 @@
-"""Looking at a dataset's files, once, as little as possible and in several threads.
+"""The surveyor: reads the metadata of a dataset's files, once, as little as possible and in several threads.
 
-In order: files whose partition cannot pass the filter are not opened; the others are asked for their units; with a
-filter, statistics say which units pass wholly or not at all; what remains is counted by decoding the filter's columns
-alone. Each answer is kept for the next run.
+Files whose partition values cannot pass the filter are not opened. The footers of the others list their row groups.
+With a filter, statistics decide which row groups pass as a whole or not at all, and the rest are counted by decoding
+only the filter's columns (`row_counts.py`). Results are cached for the next run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pyarrow as pa
 from strata.data.filter import expression, literals
 from strata.data.formats.base import Presence, Together, is_keyed
 from strata.data.plan import cache as survey_cache
-from strata.data.plan.probe import Looking, Progress, attempts_together, known_values, tell_skipped
+from strata.data.plan.probe import Probe, Progress, attempts_together, known_values, log_skipped
 from strata.data.plan.row_counts import bound_condition, count_passing
 from strata.data.plan.survey import Survey, SurveyedFile, facts_of, schema_bytes, schema_of
 from strata.data.source.partitions import partition_values
@@ -30,10 +30,10 @@ from strata.lifecycle import renewed
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from strata.data.config import OnError
     from strata.data.filter.filter import Condition
     from strata.data.formats.base import FileFacts, Format
     from strata.data.plan.cache import SurveyCache
-    from strata.data.plan.probe import OnError
     from strata.data.plan.survey import Partition
     from strata.data.source.file import DataFile
     from strata.data.source.source import Source
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 __all__ = ["Progress", "survey"]
 
 MAX_UNIT_BYTES = 16 << 20
-"""Of a format that leaves the size of units open: small enough that several are decoded at once and fit in memory."""
+"""Size of a row group in formats that have none (text): small enough that several are decoded at once in memory."""
 MAX_THREADS = 64
 MAX_TOGETHER = 64
-"""Files that a format looks at together."""
+"""Files that a format inspects in one call."""
 MAX_ASKED_FOR_NULLS = 512
-"""Files that are asked how many nulls they have, spread over all. In others they are found when they are read."""
+"""Files whose null counts are read, spread over all. In others, nulls are found when rows are read."""
 
 
 def survey(
@@ -67,24 +67,24 @@ def survey(
     schema: pa.Schema | None = None,
     progress: Progress | None = None,
 ) -> Survey:
-    """Looks at the files.
+    """Survey the files.
 
     Args:
-        columns: What will be delivered; None: all.
-        num_threads: Left out: one per core, from 4 to 16; 16 where files are far away.
-        on_error: "skip" leaves out what is damaged or missing, and says so in `Survey.skipped`.
-        missing: Names of files that are not there, and why; with "skip" they are counted as skipped.
-        keeps_one: Whether to look into one file even if partitions rule out all: for the columns of an empty dataset.
-        roots: The paths that the user gave: what a cache knows the dataset by. Left out: where the files are.
-        schema: Types that the user has decided on.
+        columns: The columns to deliver; None means all.
+        num_threads: By default one per core, from 4 to 16 for local files, and 16 for remote files.
+        on_error: "skip" leaves out damaged or missing files and lists them in `Survey.skipped`.
+        missing: Names of missing files, with the reason; "skip" counts them as skipped.
+        keeps_one: Whether to open one file even if partitions prune all, for the columns of an empty dataset.
+        roots: The paths that the user gave, which identify the dataset in the cache; by default the files' directory.
+        schema: Types that the user chose.
 
     Raises:
-        DataFileInvalid, DataFileMissing: With on_error="raise", of the first file that cannot be read.
-        StorageError: Storage cannot be reached, or refuses.
+        DataFileInvalid, DataFileMissing: With on_error="raise", the first file that cannot be read.
+        StorageError: The storage cannot be reached or denies access.
         SchemaMismatch: The filter does not fit the files.
     """
     wanted = None if columns is None else sorted({*columns, *(condition.columns if condition else ())})
-    looking = Looking(
+    probe = Probe(
         source=source,
         format=format,
         columns=None if columns is None else list(columns),
@@ -100,26 +100,26 @@ def survey(
     key = survey_cache.key(
         source_kind=source.filesystem.type_name,
         roots=roots or _common(files),
-        format_name=_told(format),
+        format_name=_format_key(format),
         columns=wanted,
         condition_text=condition.text if condition else "",
-        unit_bytes=looking.unit_bytes,
+        unit_bytes=probe.unit_bytes,
     )
     known = cache.load(key) if cache else None
-    opened = _not_pruned(looking, files) or list(files[:keeps_one])
-    schemas, found, skipped = _inspect(looking, opened, known)
+    opened = _not_pruned(probe, files) or list(files[:keeps_one])
+    schemas, found, skipped = _inspect(probe, opened, known)
     skipped = [*missing, *skipped]
     counted_as, num_files_skipped, num_units_skipped = b"", len(skipped), 0
-    partition_schema = schema_bytes(pa.schema(looking.partition_fields))
+    partition_schema = schema_bytes(pa.schema(probe.partition_fields))
     if condition is not None and found:
-        condition, dataset = bound_condition(looking, schemas, found)
-        looking = dataclasses.replace(looking, condition=condition)
+        condition, dataset = bound_condition(probe, schemas, found)
+        probe = dataclasses.replace(probe, condition=condition)
         counted_as = schema_bytes(dataset)
         if known is None or (known.condition_schema, known.partition_schema) != (counted_as, partition_schema):
             found = [msgspec.structs.replace(file, passing=None, num_counted=0) for file in found]
-        found, bad, num_units_skipped = count_passing(looking, schemas, found, dataset)
+        found, bad, num_units_skipped = count_passing(probe, schemas, found, dataset)
         skipped += bad
-    tell_skipped(skipped)
+    log_skipped(skipped)
     made = Survey(
         format=format.name,
         is_typed=format.is_typed,
@@ -143,26 +143,26 @@ def survey(
 
 
 def _default_threads(source: Source) -> int:
-    # Near, looking is mostly the interpreter's work and counting mostly the decoder's; far away, both are waiting.
+    # Inspecting local files is bound by the interpreter and counting by the decoder; remote, both mostly wait.
     return max(4, min(os.cpu_count() or 1, 16)) if source.is_local else 16
 
 
-def _told(format: Format) -> str:
-    """The format with its options, where it has any: another delimiter makes other rows."""
-    made: object = format
-    return repr(made) if dataclasses.is_dataclass(made) else format.name
+def _format_key(format: Format) -> str:
+    """Return the format with its options, if it has any: another delimiter gives other rows."""
+    value: object = format
+    return repr(value) if dataclasses.is_dataclass(value) else format.name
 
 
 def _common(files: Sequence[DataFile]) -> list[str]:
     places = {posixpath.dirname(file.path) for file in files}
     try:
         return [posixpath.commonpath(places)] if places else []
-    except ValueError:  # some begin with a slash, some do not
+    except ValueError:  # absolute and relative paths
         return sorted(places)
 
 
 def _without_bad(made: Survey) -> Survey:
-    """What could not be counted is not remembered: the next run shall find out by itself."""
+    """Return the survey without files that could not be counted: the next run tries them again."""
     if not made.skipped:
         return made
     bad = {name for name, _ in made.skipped}
@@ -170,37 +170,35 @@ def _without_bad(made: Survey) -> Survey:
     return msgspec.structs.replace(made, files=kept, skipped=(), num_files_skipped=0, num_units_skipped=0)
 
 
-# --- partitions ---
+# Partitions
 
 
-def _not_pruned(looking: Looking, files: Sequence[DataFile]) -> list[DataFile]:
-    """Files of which some row may pass, by what stands in their paths."""
-    fields = [
-        field for field in looking.partition_fields if looking.condition and field.name in looking.condition.columns
-    ]
-    if not fields or looking.condition is None:
+def _not_pruned(probe: Probe, files: Sequence[DataFile]) -> list[DataFile]:
+    """Return the files of which some row may pass, given the partition values in their paths."""
+    fields = [field for field in probe.partition_fields if probe.condition and field.name in probe.condition.columns]
+    if not fields or probe.condition is None:
         return list(files)
     places: dict[Partition, int] = {}
     rows: list[dict[str, object]] = []
     for file in files:
         if file.partition not in places:
             places[file.partition] = len(rows)
-            rows.append(partition_values(file, looking.partition_fields))
+            rows.append(partition_values(file, probe.partition_fields))
     try:
-        tree = literals.fitted(expression.decode(looking.condition.expression), pa.schema(fields))
+        tree = literals.fitted(expression.decode(probe.condition.expression), pa.schema(fields))
         resolved = expression.resolve(tree, known_values(fields, rows))
-    except pa.ArrowException:  # compared with something of another type: `filters.bind` will say so
+    except pa.ArrowException:  # compared with another type: `filter.bind` raises the error
         return list(files)
     return [file for file in files if resolved[places[file.partition]].presence is not Presence.NONE]
 
 
-# --- units ---
+# Row groups
 
 
 def _inspect(
-    looking: Looking, files: Sequence[DataFile], known: Survey | None
+    probe: Probe, files: Sequence[DataFile], known: Survey | None
 ) -> tuple[list[pa.Schema], list[SurveyedFile], list[tuple[str, str]]]:
-    """The different schemas, files in the order in which they were given, and what was skipped."""
+    """Return the distinct schemas, the files in the given order, and what was skipped."""
     kept = {file.path: file for file in known.files} if known else {}
     numbers = _Numbers([] if known is None else [schema_of(data) for data in known.schemas])
     found: list[SurveyedFile | None] = [_recall(kept.get(file.path), file) for file in files]
@@ -208,36 +206,36 @@ def _inspect(
 
     every = math.ceil(len(files) / MAX_ASKED_FOR_NULLS) if files else 1
 
-    def look(some: Sequence[int]) -> list[SurveyedFile | DataError | StorageError]:
-        facts = _facts(looking, [files[number] for number in some], with_nulls=[n % every == 0 for n in some])
+    def inspect(some: Sequence[int]) -> list[SurveyedFile | DataError | StorageError]:
+        facts = _facts(probe, [files[number] for number in some], with_nulls=[n % every == 0 for n in some])
         return [
             each if isinstance(each, Exception) else facts_of(files[number], each, numbers.of(each.schema))
             for number, each in zip(some, facts, strict=True)
         ]
 
     skipped = []
-    looked = attempts_together(looking, look, new, "looking at files", num_together=_num_together(looking, len(new)))
-    for number, made in zip(new, looked, strict=True):
-        if isinstance(made, Exception):
-            skipped.append((files[number].name, str(made)))
+    results = attempts_together(probe, inspect, new, "reading metadata", num_together=_num_together(probe, len(new)))
+    for number, result in zip(new, results, strict=True):
+        if isinstance(result, Exception):
+            skipped.append((files[number].name, str(result)))
         else:
-            found[number] = made
-    there = [file for file in found if file is not None]
-    return *_renumbered(numbers.schemas, there), skipped
+            found[number] = result
+    readable = [file for file in found if file is not None]
+    return *_renumbered(numbers.schemas, readable), skipped
 
 
 def _facts(
-    looking: Looking, files: Sequence[DataFile], *, with_nulls: Sequence[bool]
+    probe: Probe, files: Sequence[DataFile], *, with_nulls: Sequence[bool]
 ) -> list[FileFacts | DataError | StorageError]:
-    """What each says of itself, or why it does not."""
-    format, columns = looking.format, looking.read_columns
+    """Return the facts of each file, or the error."""
+    format, columns = probe.format, probe.read_columns
     if isinstance(format, Together):
-        return format.inspect_all(looking.source, files, columns=columns, with_nulls=with_nulls)
+        return format.inspect_all(probe.source, files, columns=columns, with_nulls=with_nulls)
 
     def attempt(file: DataFile, with_nulls: bool) -> FileFacts | DataError | StorageError:
         try:
             return format.inspect(
-                looking.source, file, columns=columns, unit_bytes=looking.unit_bytes, with_nulls=with_nulls
+                probe.source, file, columns=columns, unit_bytes=probe.unit_bytes, with_nulls=with_nulls
             )
         except (DataError, StorageError) as error:
             return error
@@ -245,24 +243,24 @@ def _facts(
     return [attempt(file, nulls) for file, nulls in zip(files, with_nulls, strict=True)]
 
 
-def _num_together(looking: Looking, num_files: int) -> int:
-    """How many files a thread looks at before it takes others: so few that all threads are at it until the end."""
-    if not isinstance(looking.format, Together):
+def _num_together(probe: Probe, num_files: int) -> int:
+    """Return how many files a thread inspects in one call: few enough that all threads stay busy until the end."""
+    if not isinstance(probe.format, Together):
         return 1
-    return max(1, min(MAX_TOGETHER, num_files // (4 * looking.num_threads)))
+    return max(1, min(MAX_TOGETHER, num_files // (4 * probe.num_threads)))
 
 
 def _recall(kept: SurveyedFile | None, file: DataFile) -> SurveyedFile | None:
-    """What the cache knows of the file, if it is still the same."""
+    """Return the cached survey of a file if the file is unchanged."""
     if kept is None or kept.size_bytes != file.size_bytes or kept.mtime_ns != file.mtime_ns or file.mtime_ns <= 0:
         return None
-    if kept.partition != file.partition:  # then other rows may pass
+    if kept.partition != file.partition:  # other rows may pass
         return msgspec.structs.replace(kept, name=file.name, partition=file.partition, passing=None, num_counted=0)
     return kept if kept.name == file.name else msgspec.structs.replace(kept, name=file.name)
 
 
 class _Numbers:
-    """Each schema once; in which order they come does not matter. Most files have that of the file before."""
+    """Numbers the distinct schemas, in any order. Most files have the schema of the file before."""
 
     def __init__(self, schemas: list[pa.Schema]) -> None:
         self.schemas = list(schemas)
@@ -284,7 +282,7 @@ class _Numbers:
 
 
 def _renumbered(schemas: list[pa.Schema], files: list[SurveyedFile]) -> tuple[list[pa.Schema], list[SurveyedFile]]:
-    """Only schemas that a file has, in the order of files: the same whether or not a cache was there."""
+    """Return only schemas that a file has, in the order of files, so that the result does not depend on the cache."""
     order = {old: new for new, old in enumerate(dict.fromkeys(file.schema for file in files))}
     if all(old == new for old, new in order.items()):
         return schemas[: len(order)], files

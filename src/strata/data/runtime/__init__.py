@@ -1,4 +1,5 @@
-"""The running loader: decode threads and processes, prefetch, the pipeline that joins them, and its metrics.
+"""The running loader: decode threads and processes, prefetch, the pipeline that connects them, and its metrics.
 
-The only folder of `strata.data` that starts threads and processes. Decides nothing about row order: `order` does.
+Apart from surveys, only this folder of `strata.data` starts threads and processes. It may import every other folder but
+`iceberg`. It never decides about row order: `order` does.
 """

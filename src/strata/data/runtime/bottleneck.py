@@ -1,15 +1,15 @@
-"""Why a training loop waits for its data, and what to change.
+"""Bottleneck diagnosis: why a training loop waits for data, and what to change.
 
-Pure: the measurements of a window of time in, a diagnosis with its reason out. Only what the measurements show is
-said; when they show nothing clear, nothing is.
+Pure: the metrics of an interval in, a diagnosis with its reason out. If the metrics show no clear cause, there is no
+diagnosis.
 
 The loop waits, and the workers
-- have nothing to do        → there are too few units for them
-- may not go on             → the bound on decoded bytes is too tight
+- are idle                  → there are too few row groups for them
+- are blocked               → the limit on decoded bytes is too small
 - wait for bytes            → the storage is slow
-- run the user's transform  → that is slow
-- decode all the time       → decoding is what it costs
-The loop does not wait, and the workers do → the loop is the slow one, as it should be.
+- run the user's transform  → the transform is slow
+- decode all the time       → decoding is the limit
+The loop does not wait, but the workers do → the loop is the limit, as it should be.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from strata.data.runtime.metrics import between
 if TYPE_CHECKING:
     from strata.data.runtime.metrics import LoaderMetrics, WorkerMetrics
 
-WINDOW_S = 10.0
-"""What is judged at a time: long against a block, short against an epoch."""
+INTERVAL_S = 10.0
+"""Length of an interval: long compared to a block, short compared to an epoch."""
 MIN_BATCHES = 10
-"""In a window: with fewer, one slow file is all there is to see."""
+"""Minimum batches of an interval; with fewer, one slow file dominates."""
 WAITING_SHARE = 0.1
-"""Of the loop's time. Below, a cure could make it faster by a ninth at the most: not worth a warning."""
+"""Share of the loop's time spent waiting that deserves a warning: below it, a cure gains at most a ninth."""
 NOT_WAITING_SHARE = 0.02
-"""Of the loop's time: what handing over costs. Between the two, nobody is clearly the slow one."""
+"""Share of the loop's time spent waiting that is only overhead. Between the two, neither side is clearly slow."""
 WASTED_SHARE = 0.3
-"""Of the workers' time, idle or blocked, from which on that is the cause. One of three workers with nothing to do."""
+"""Share of the workers' time, idle or blocked, that counts as the cause: one of three workers without work."""
 BUSY_SHARE = 0.7
-"""Of the workers' time, from which on they cannot give more: the rest is handing over."""
+"""Share of the workers' time, busy, at which they are saturated; the rest is overhead."""
 MAIN_SHARE = 0.5
-"""Of the workers' busy time: what takes more than all else together is what to change."""
+"""Share of the workers' busy time that makes an activity the main cost."""
 UNITS_PER_WORKER = 2
-"""With fewer on a rank, one worker decodes the last unit of an epoch while the others have none."""
+"""Row groups per worker below which one worker decodes the last of an epoch while the others are idle."""
 PAUSE_S = 60.0
-"""Between two warnings."""
+"""Minimum time between two warnings."""
 
 
 class Cause(enum.Enum):
-    TOO_FEW_UNITS = "too few units"
+    TOO_FEW_UNITS = "too few row groups"
     MEMORY_BOUND = "memory bound"
     SLOW_STORAGE = "slow storage"
     SLOW_TRANSFORM = "slow transform"
@@ -54,45 +54,46 @@ class Cause(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanFacts:
-    """What a diagnosis needs to know of the loader."""
+    """What a diagnosis needs to know about the loader."""
 
     num_units: int
-    """Of the whole plan."""
+    """Row groups of the whole plan."""
     num_splits: int
     is_local: bool
-    num_ranks: int = 1
+    world_size: int = 1
     unit_name: str = "row group"
     worker_type: Literal["thread", "process"] = "thread"
     num_cpus: int | None = None
-    """That this process may use; None: not known."""
+    """CPUs that this process may use; None if unknown."""
 
     @property
     def units_per_rank(self) -> int:
-        return -(-self.num_units // self.num_ranks)
+        return -(-self.num_units // self.world_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
+    """A cause, the numbers that show it, and the cure."""
+
     cause: Cause
     found: str
-    """With the numbers."""
     cure: str
 
     @property
     def is_warning(self) -> bool:
-        """Otherwise all is well, and this is for those who want to know."""
+        """Whether the loader is the limit; otherwise the diagnosis is only information."""
         return self.cause is not Cause.SLOW_CONSUMER
 
     def __str__(self) -> str:
         return f"{self.found}; {self.cure}"
 
 
-def diagnose(window: LoaderMetrics, facts: PlanFacts, *, num_workers: int) -> Diagnosis | None:
-    """From what was measured in a window of time (`metrics.between`). None: all is well, or nothing is clear."""
-    total = window.total
-    if window.batches < MIN_BATCHES or window.elapsed_s <= 0 or total.alive_s <= 0:
+def diagnose(interval: LoaderMetrics, facts: PlanFacts, *, num_workers: int) -> Diagnosis | None:
+    """Diagnose the metrics of an interval (`metrics.between`). None if all is well or no cause is clear."""
+    total = interval.total
+    if interval.batches < MIN_BATCHES or interval.elapsed_s <= 0 or total.alive_s <= 0:
         return None
-    waiting = window.consumer_wait_s / window.elapsed_s
+    waiting = interval.consumer_wait_s / interval.elapsed_s
     idle, blocked = total.idle_s / total.alive_s, total.blocked_s / total.alive_s
     if waiting < WAITING_SHARE:
         if waiting <= NOT_WAITING_SHARE and idle + blocked >= WASTED_SHARE:
@@ -111,46 +112,46 @@ def diagnose(window: LoaderMetrics, facts: PlanFacts, *, num_workers: int) -> Di
 def _slow_consumer(waiting: float, resting: float) -> Diagnosis:
     return Diagnosis(
         cause=Cause.SLOW_CONSUMER,
-        found=f"the training loop sets the pace: it waits for data {waiting:.0%} of its time, the workers for it "
+        found=f"the training loop is the limit: it waits for data {waiting:.0%} of its time, and the workers wait "
         f"{resting:.0%} of theirs",
-        cure="there is nothing to change in the loader",
+        cure="the loader needs no change",
     )
 
 
 def _too_few_units(found: str, idle: float, facts: PlanFacts, num_workers: int) -> Diagnosis:
     unit, num = facts.unit_name, facts.units_per_rank
-    per_rank = f", {num:,} on each of {facts.num_ranks} ranks," if facts.num_ranks > 1 else ""
-    enough = UNITS_PER_WORKER * num_workers * facts.num_ranks
-    fewer = f", or set num_workers={num}: more have nothing to do" if num < num_workers else ""
+    per_rank = f", {num:,} on each of {facts.world_size} ranks," if facts.world_size > 1 else ""
+    enough = UNITS_PER_WORKER * num_workers * facts.world_size
+    fewer = f", or set num_workers={num}, because more are idle" if num < num_workers else ""
     return Diagnosis(
         cause=Cause.TOO_FEW_UNITS,
-        found=f"{found}, and the workers have nothing to do {idle:.0%} of theirs: there are only "
+        found=f"{found}, and the workers are idle {idle:.0%} of theirs: there are only "
         f"{_count(facts.num_units, unit)} ({_count(facts.num_splits, 'split')}){per_rank} for "
         f"{_count(num_workers, 'worker')}",
-        cure=f"write the data with smaller {unit}s, {enough:,} of them at least{fewer}",
+        cure=f"write the data with at least {enough:,} smaller {unit}s{fewer}",
     )
 
 
 def _memory_bound(found: str, blocked: float, facts: PlanFacts) -> Diagnosis:
     return Diagnosis(
         cause=Cause.MEMORY_BOUND,
-        found=f"{found}, and {blocked:.0%} of the workers' time they may not decode further ahead, because what is "
-        "decoded fills its bound",
-        cure=f"allow more memory for decoded data, set a smaller shuffle_buffer_size, or write smaller "
-        f"{facts.unit_name}s",
+        found=f"{found}, and the workers are blocked {blocked:.0%} of theirs, because decoded data fill the memory "
+        "limit",
+        cure=f"raise prefetch_bytes, lower shuffle_buffer_size, or write smaller {facts.unit_name}s",
     )
 
 
 def _busy(found: str, total: WorkerMetrics, facts: PlanFacts, num_workers: int) -> Diagnosis:
-    """All workers work all the time: at what?"""
-    at_work = f"{found}, and {_count(num_workers, 'worker')} work {total.utilisation:.0%} of theirs"
+    """Diagnose saturated workers by what they do most."""
+    busy = "is" if num_workers == 1 else "are"
+    at_work = f"{found}, and {_count(num_workers, 'worker')} {busy} busy {total.utilisation:.0%} of theirs"
     transform, read = total.transform_s / total.busy_s, total.read_s / total.busy_s
     if transform > MAIN_SHARE:
         in_threads = facts.worker_type == "thread"
         return Diagnosis(
             cause=Cause.SLOW_TRANSFORM,
             found=f"{at_work}, {transform:.0%} of it in the transform",
-            cure='set worker_type="process", so that transforms run side by side, or make the transform faster'
+            cure='set worker_type="process", so that transforms run in parallel, or make the transform faster'
             if in_threads
             else f"{_more_workers(facts, num_workers)}make the transform faster",
         )
@@ -159,8 +160,8 @@ def _busy(found: str, total: WorkerMetrics, facts: PlanFacts, num_workers: int) 
         return Diagnosis(
             cause=Cause.SLOW_STORAGE,
             found=f"{at_work}, {read:.0%} of it waiting for bytes ({speed})",
-            cure=f"raise num_workers above {num_workers}, so that more is read at once, "
-            + ("read fewer columns, or use a faster disk" if facts.is_local else "or make a local copy of the data"),
+            cure=f"raise num_workers above {num_workers} to read more in parallel, "
+            + ("read fewer columns, or use a faster disk" if facts.is_local else "or copy the data to a local disk"),
         )
     speed = f"{total.bytes_read / total.busy_s / 1e6:,.1f} MB/s read by each worker"
     return Diagnosis(
@@ -168,7 +169,7 @@ def _busy(found: str, total: WorkerMetrics, facts: PlanFacts, num_workers: int) 
         found=f"{at_work}, most of it decoding ({speed})",
         cure=f"{_more_workers(facts, num_workers)}read fewer columns (columns=)"
         + (
-            ", or, if the storage is slow, make a local copy of the data"
+            ", or, if the storage is slow, copy the data to a local disk"
             if not facts.is_local and total.read_s == 0
             else ""
         ),
@@ -177,7 +178,7 @@ def _busy(found: str, total: WorkerMetrics, facts: PlanFacts, num_workers: int) 
 
 def _more_workers(facts: PlanFacts, num_workers: int) -> str:
     if facts.num_cpus is not None and num_workers >= facts.num_cpus:
-        return f"all {_count(facts.num_cpus, 'CPU')} are in use, so get more of them, or "
+        return f"add CPUs (all {facts.num_cpus} are in use), or "
     return f"raise num_workers above {num_workers}, or "
 
 
@@ -186,7 +187,7 @@ def _count(number: int, noun: str) -> str:
 
 
 class Lookout:
-    """Looks at a loader now and then, and says what is new: at most one warning a minute, no cause twice an epoch."""
+    """Diagnoses a loader at intervals and reports what is new: one warning a minute, each cause once an epoch."""
 
     def __init__(self, facts: PlanFacts, *, num_workers: int) -> None:
         self._facts = facts
@@ -195,26 +196,26 @@ class Lookout:
         self._looked_s = float("-inf")
         self._warned_s = float("-inf")
         self._epoch: int | None = None
-        self._told: set[Cause] = set()
-        """In this epoch."""
+        self._reported: set[Cause] = set()
+        """Causes reported in this epoch."""
 
     def is_due(self, now_s: float) -> bool:
-        """Whether to take a snapshot for `look`: to be asked at every batch, so it costs a comparison."""
-        return now_s - self._looked_s >= WINDOW_S
+        """Return whether it is time for `look`. Called at every batch, so it costs only a comparison."""
+        return now_s - self._looked_s >= INTERVAL_S
 
     def look(self, metrics: LoaderMetrics, *, epoch: int, now_s: float) -> Diagnosis | None:
-        """What to tell the user now; the window reaches back to the look before."""
+        """Return what to report to the user; the interval starts at the previous call."""
         before, self._before, self._looked_s = self._before, metrics, now_s
         if epoch != self._epoch:
-            self._epoch, self._told = epoch, set()
+            self._epoch, self._reported = epoch, set()
         if before is None:
-            return None  # the first window would hold the start
+            return None  # the first interval would include the start
         diagnosis = diagnose(between(before, metrics), self._facts, num_workers=self._num_workers)
-        if diagnosis is None or diagnosis.cause in self._told:
+        if diagnosis is None or diagnosis.cause in self._reported:
             return None
         if diagnosis.is_warning:
             if now_s - self._warned_s < PAUSE_S:
                 return None
             self._warned_s = now_s
-        self._told.add(diagnosis.cause)
+        self._reported.add(diagnosis.cause)
         return diagnosis

@@ -1,10 +1,10 @@
-"""Decoding in processes: for transforms that would hold the interpreter's lock.
+"""Decoding in processes, for transforms that would hold the interpreter lock.
 
-Each worker thread has one process to itself, asks it for a unit over a socket, and gets the rows back as Arrow IPC in a
-memfd: shared memory without a name, which nothing can leave behind. The thread waits meanwhile, without the lock; so
-the pipeline is the same as with threads.
+Each worker thread owns one process. It requests a row group over a socket and receives the rows as Arrow IPC in a
+memfd: anonymous shared memory, which cannot leak. The thread waits without holding the lock, so the pipeline is the
+same as with threads.
 
-A process ends when its socket does, which is at the latest when the parent dies.
+A process exits when its socket is closed, at the latest when the parent dies.
 """
 
 from __future__ import annotations
@@ -36,26 +36,28 @@ if TYPE_CHECKING:
     from strata.data.runtime.decoder import Recipe
 
 GRACE_S = 5.0
-"""How long a process may take to end once its socket is closed."""
+"""How long a process may take to exit once its socket is closed."""
 MAX_MESSAGE_BYTES = 1 << 20
 
 
 class _Done(msgspec.Struct, frozen=True):
-    """What a process says when a unit is decoded; the memfd follows."""
+    """The answer of a process that decoded a row group; the memfd follows."""
 
     num_bytes: int
     counts: WorkerMetrics
-    """What this unit cost."""
+    """The metrics of this row group."""
 
 
 class _Failed(msgspec.Struct, frozen=True, tag=True):
+    """The answer of a process that raised an error."""
+
     kind: str
     message: str
     field: str = ""
 
 
 class ProcessDecoder:
-    """Decodes in a process of its own, which is started when the first unit is asked for."""
+    """Decodes in its own process, which starts with the first row group."""
 
     def __init__(self, recipe: Recipe, recorder: WorkerRecorder) -> None:
         self._recipe = recipe
@@ -83,9 +85,9 @@ class ProcessDecoder:
         except (EOFError, OSError) as error:
             if isinstance(error, StrataError):
                 raise
-            epitaph = self._epitaph()
-            self.shutdown()  # the next unit, or the next loop, gets a fresh process
-            raise DataWorkerDied(epitaph) from error
+            cause = self._cause_of_death()
+            self.shutdown()  # the next row group, or the next loop, gets a new process
+            raise DataWorkerDied(cause) from error
         finally:
             self._is_busy = False
         counts = done.counts
@@ -95,10 +97,10 @@ class ProcessDecoder:
         return table
 
     def close(self) -> None:
-        """The process stays for the next pass; `shutdown` ends it."""
+        """Do nothing: the process is kept for the next pass, and `shutdown` ends it."""
 
     def ready(self) -> None:
-        """Before a pass: a process that died since the last one is replaced."""
+        """Prepare for a pass: replace a process that died since the last one."""
         self._is_aborted = False
         with self._lock:
             self._disown_if_forked()
@@ -107,8 +109,8 @@ class ProcessDecoder:
             self.shutdown()
 
     def abort(self) -> None:
-        """Ends a process that is at work, whatever it does: nobody waits for its answer any more."""
-        self._is_aborted = True  # also for who is about to start one
+        """End a process that is decoding: its answer is no longer needed."""
+        self._is_aborted = True  # also stops a thread that is about to start one
         if self._is_busy:
             self.shutdown()
 
@@ -130,7 +132,7 @@ class ProcessDecoder:
             return self._connection
 
     def _disown_if_forked(self) -> None:
-        """The process is the parent's. Python refuses to say whether it lives; and its finalizer does nothing here."""
+        """Drop the process after a fork: it belongs to the parent, and Python cannot check it here."""
         if not self._home.is_here:
             self._home = Home()
             self._process = self._connection = self._stop = None
@@ -147,15 +149,15 @@ class ProcessDecoder:
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             ours.close()
             raise InvalidArgument(
-                f"worker_type='process' hands the transform and the file system to other processes, which failed: "
+                f"worker_type='process' sends the transform and the file system to other processes, which failed: "
                 f"{error}. Define the transform at the top level of a module (no lambda, no inner function)",
                 field="transform",
             ) from error
-        except ChildProcessError:  # of Python's forkserver, which is not ours to ask
+        except ChildProcessError:  # the forkserver belongs to the parent process
             ours.close()
             raise ForkedProcess(
                 "worker_type='process' needs Python's forkserver, which belongs to the process that forked this one; "
-                "use worker_type='thread' here, or start this process with multiprocessing.get_context('spawn')",
+                "use worker_type='thread', or start this process with multiprocessing.get_context('spawn')",
                 field="worker_type",
             ) from None
         finally:
@@ -164,7 +166,7 @@ class ProcessDecoder:
         self._process, self._connection = process, ours
         self._stop = finalize(self, _end, process, ours)
 
-    def _epitaph(self) -> str:
+    def _cause_of_death(self) -> str:
         process = self._process
         if process is None:
             return "the worker process was stopped"
@@ -174,19 +176,19 @@ class ProcessDecoder:
             how = f"was killed by {signal.Signals(-code).name}"
             cure = "; if memory ran out, use fewer workers or a smaller split_bytes" if code == -signal.SIGKILL else ""
         else:
-            how = f"ended with code {code}"
+            how = f"exited with code {code}"
             cure = (
-                "; its error output says why. A script that starts processes must begin its work below "
+                "; its error output shows the reason. A script that starts processes must do its work below "
                 "`if __name__ == '__main__':`"
             )
-        return f"worker process {process.pid} {how} while it decoded{cure}"
+        return f"worker process {process.pid} {how} while decoding{cure}"
 
 
 _started: weakref.WeakSet[ForkServerProcess] = weakref.WeakSet()
 
 
 def _disown() -> None:
-    """In a forked child, where multiprocessing would end them at exit: they are its parent's."""
+    """Stop multiprocessing from ending the processes when a forked child exits: they belong to its parent."""
     multiprocessing.process._children.difference_update(_started)  # type: ignore[attr-defined]
 
 
@@ -200,12 +202,12 @@ def _end(process: ForkServerProcess, connection: Connection[Any, Any]) -> None:
     if process.is_alive():
         process.kill()
         process.join(GRACE_S)
-    with contextlib.suppress(ValueError):  # the kernel does not let it go yet: Python reaps it later
+    with contextlib.suppress(ValueError):  # the kernel has not released it yet; Python reaps it later
         process.close()
 
 
 def _mapped(handle: int, num_bytes: int) -> pa.Table:
-    """The rows, where they lie; the memory goes with the last array that uses it."""
+    """Return the rows without a copy; the memory is freed with the last array that uses it."""
     try:
         memory = mmap.mmap(handle, num_bytes)
     finally:
@@ -218,11 +220,11 @@ def _rebuilt(failed: _Failed) -> StrataError:
     return kind(failed.message, field=failed.field)
 
 
-# In the process
+# In the decoding process
 
 
 def _serve(connection: Connection[Any, Any], recipe: Recipe) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     threading.Thread(target=_end_with_parent, args=(connection.fileno(),), daemon=True).start()
     recorder = WorkerRecorder(0)
     decoder = ThreadDecoder(recipe, recorder)
@@ -247,7 +249,7 @@ def _serve(connection: Connection[Any, Any], recipe: Recipe) -> None:
 
 
 def _end_with_parent(handle: int) -> None:
-    """The socket is hung up when the parent is gone, also while a transform does not return."""
+    """Exit when the parent is gone and the socket hangs up, even while a transform does not return."""
     poll = select.poll()
     poll.register(handle, select.POLLRDHUP)
     poll.poll()
@@ -260,7 +262,7 @@ def _send_failure(connection: Connection[Any, Any], kind: str, message: str, fie
 
 
 def _written(table: pa.Table) -> tuple[int, int]:
-    """Rows in shared memory without a name: its handle and size."""
+    """Write rows to anonymous shared memory and return its handle and size."""
     handle = os.memfd_create("strata-data", os.MFD_CLOEXEC)
     try:
         with os.fdopen(os.dup(handle), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:

@@ -1,4 +1,4 @@
-"""From a unit's number to its rows: read, fit to the dataset, filter, transform."""
+"""The decoder: reads a row group, projects it onto the schema of the dataset, filters and transforms it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 from strata.data.batch.arrow_columns import joined
 from strata.data.filter import filter as filters
 from strata.data.formats.base import Headed, PagedReader
-from strata.data.plan.projection import PlainFit
+from strata.data.plan.schema import PlainProjection
 from strata.data.runtime.metrics import State
 from strata.errors import DataFileChanged, StrataError, TransformFailed
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from strata.data.formats.base import Format, Reader, Rows, Unit
-    from strata.data.plan.plan import Fit, Plan
+    from strata.data.plan.plan import Plan, Projection
     from strata.data.runtime.metrics import WorkerRecorder
     from strata.data.runtime.prefetch import Fetcher
     from strata.data.source.source import Source
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     Transform = Callable[[pa.RecordBatch], Any]
 
 MAX_OPEN_FILES = 16
-"""Of one worker. Lanes are in several files at once; a footer that was parsed should serve until its file is done."""
+"""Files that a worker keeps open. Lanes read several files at once, and each footer should be parsed once."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recipe:
-    """All that is needed to decode a plan's units, here or in another process."""
+    """All that is needed to decode the row groups of a plan, in this process or another."""
 
     source: Source
     plan: Plan
@@ -42,42 +42,42 @@ class Recipe:
 
     @property
     def columns(self) -> list[str]:
-        """What is read: the columns to be delivered, and those that only the filter needs."""
+        """The columns that are read: the delivered ones, and those that only the filter needs."""
         plan = self.plan
         return [*plan.columns, *(name for name in plan.condition_columns if name not in plan.columns)]
 
 
 class Decoder(Protocol):
-    """Of one worker: used by one thread at a time."""
+    """Decodes for one worker; used by one thread at a time."""
 
     def decode(self, number: int) -> pa.Table:
-        """The unit's rows as they are to be delivered, of the columns that are to be delivered.
+        """Return the rows and columns of a row group that are delivered.
 
         Raises:
-            DataError, StorageError: Its message names the file and the unit.
+            DataError, StorageError: The message names the file and the row group.
         """
         ...
 
     def close(self) -> None:
-        """By its thread, at the end of a pass."""
+        """Release open files; called by the decoder's thread at the end of a pass."""
         ...
 
     def abort(self) -> None:
-        """By another thread: the pass is over, what is being decoded is of no use."""
+        """Stop decoding; called by another thread when the pass is over."""
         ...
 
 
 @runtime_checkable
 class HeadDecoder(Decoder, Protocol):
-    """One that can begin with a unit."""
+    """A decoder that can read the first rows of a row group alone."""
 
     def decode_head(self, number: int, num_rows: int) -> pa.Table:
-        """As `decode`, the first rows alone, of a unit that `has_head`. They are counted when the unit is decoded."""
+        """As `decode`, for the first rows of a row group that `has_head`. Metrics count them with the row group."""
         ...
 
 
 class ThreadDecoder:
-    """Decodes in the thread that asks."""
+    """Decodes in the calling thread."""
 
     def __init__(self, recipe: Recipe, recorder: WorkerRecorder, fetcher: Fetcher | None = None) -> None:
         self._recipe = recipe if fetcher is None else replace(recipe, source=fetcher.source)
@@ -103,25 +103,25 @@ class ThreadDecoder:
         reader = self._reader(file_number)
         before = reader.bytes_read
         parts = plan.parts_of(number)
-        columns = planned.fit.file_columns(wanted)
+        columns = planned.projection.file_columns(wanted)
         try:
             if parts and isinstance(reader, PagedReader):
-                table = _fitted(planned.fit, reader.read_rows(unit, columns, parts), unit, wanted, parts)
+                table = _project_parts(planned.projection, reader.read_rows(unit, columns, parts), unit, wanted, parts)
             else:
-                table = planned.fit.apply(reader.read(unit, columns), unit, wanted)
+                table = planned.projection.apply(reader.read(unit, columns), unit, wanted)
         finally:
             bytes_read = reader.bytes_read - before
         if plan.condition is not None:
-            table = filters.passing(plan.condition, table, where(plan, number)).select(list(plan.columns))
+            table = filters.passing(plan.condition, table, plan.describe(number)).select(list(plan.columns))
         expected = int(plan.unit_rows[number])
         if table.num_rows != expected:
             raise DataFileChanged(
-                f"{where(plan, number)} has {table.num_rows} rows to deliver, but {expected} when it was planned; "
-                "make the dataset again, with cache=False if files were rewritten in place"
+                f"{plan.describe(number)} has {table.num_rows} rows to deliver, but had {expected} when planned; "
+                "create the loader again, with cache=False if files were rewritten in place"
             )
         if self._recipe.transform is not None:
             with self._recorder.during(State.TRANSFORM):
-                table = transformed(self._recipe.transform, table, where(plan, number))
+                table = transformed(self._recipe.transform, table, plan.describe(number))
         self._recorder.read_unit(rows=table.num_rows, bytes_read=bytes_read, bytes_decoded=table.nbytes)
         return table
 
@@ -132,15 +132,15 @@ class ThreadDecoder:
         assert isinstance(format, Headed)
         wanted = self._recipe.columns
         reader = self._reader(int(plan.unit_file[number]))
-        table = format.read_head(reader, unit, planned.fit.file_columns(wanted), num_rows)
-        return planned.fit.apply(table, replace(unit, num_rows=num_rows), wanted)
+        table = format.read_head(reader, unit, planned.projection.file_columns(wanted), num_rows)
+        return planned.projection.apply(table, replace(unit, num_rows=num_rows), wanted)
 
     def close(self) -> None:
         while self._readers:
             self._readers.popitem()[1].close()
 
     def abort(self) -> None:
-        """A unit is decoded to its end: native code cannot be stopped, and soon returns."""
+        """Do nothing: native code cannot be stopped, and soon returns."""
 
     def _reader(self, file_number: int) -> Reader:
         if file_number in self._readers:
@@ -157,9 +157,9 @@ class ThreadDecoder:
 
 
 def has_head(recipe: Recipe, number: int) -> bool:
-    """Whether the first rows of a unit can be had without the others, and what is delivered of them is the same.
+    """Return whether the first rows of a row group can be read alone, and are delivered unchanged.
 
-    A filter or deletes decide which rows are the first; a transform may look at all rows of a unit.
+    A filter or deletes decide which rows come first, and a transform may depend on all rows of a row group.
     """
     plan = recipe.plan
     planned = plan.files[int(plan.unit_file[number])]
@@ -168,17 +168,19 @@ def has_head(recipe: Recipe, number: int) -> bool:
         and recipe.transform is None
         and plan.condition is None
         and plan.unit_rows[number] == plan.unit_total_rows[number]
-        and isinstance(planned.fit, PlainFit)
-        and bool(planned.fit.file_columns(recipe.columns))
+        and isinstance(planned.projection, PlainProjection)
+        and bool(planned.projection.file_columns(recipe.columns))
         and isinstance(recipe.formats[planned.format], Headed)
     )
 
 
-def _fitted(fit: Fit, table: pa.Table, unit: Unit, wanted: Sequence[str], parts: Sequence[Rows]) -> pa.Table:
-    """Each part as if it were a unit: a fit knows rows by their place in the file."""
+def _project_parts(
+    projection: Projection, table: pa.Table, unit: Unit, wanted: Sequence[str], parts: Sequence[Rows]
+) -> pa.Table:
+    """Project each part as if it were a row group: a projection identifies rows by their place in the file."""
     ends = itertools.accumulate(num_rows for _, num_rows in parts)
     made = [
-        fit.apply(
+        projection.apply(
             table.slice(end - num_rows, num_rows),
             replace(unit, num_rows=num_rows, first_row=unit.first_row + first),
             wanted,
@@ -188,18 +190,11 @@ def _fitted(fit: Fit, table: pa.Table, unit: Unit, wanted: Sequence[str], parts:
     return made[0] if len(made) == 1 else pa.concat_tables(made)
 
 
-def where(plan: Plan, number: int) -> str:
-    """A unit, as people find it."""
-    planned = plan.files[int(plan.unit_file[number])]
-    unit = plan.unit(number)
-    return f"{planned.file.name}, unit {unit.index} (from row {unit.first_row})"
-
-
 def transformed(transform: Transform, table: pa.Table, place: str) -> pa.Table:
-    """What the user's function makes of the rows.
+    """Apply the user's function to the rows.
 
     Raises:
-        TransformFailed: It raised, gave back something else than columns, or another number of rows.
+        TransformFailed: It raised, did not return columns, or returned another number of rows.
     """
     try:
         made = _as_table(transform(_one_batch(table)))
@@ -209,12 +204,12 @@ def transformed(transform: Transform, table: pa.Table, place: str) -> pa.Table:
         raise TransformFailed(f"transform raised {type(error).__name__} for {place}: {error}") from error
     if made is None:
         raise TransformFailed(
-            f"transform must give back a RecordBatch, a Table or a dict of columns; for {place} it did not"
+            f"transform must return a RecordBatch, a Table or a dict of columns; for {place} it did not"
         )
     if made.num_rows != table.num_rows:
         raise TransformFailed(
-            f"transform made {made.num_rows} rows of {table.num_rows} ({place}); it must keep their number, because "
-            "positions are counted before it runs. To leave rows out use filters="
+            f"transform returned {made.num_rows} rows for {table.num_rows} ({place}); it must keep their number, "
+            "because positions are counted before it runs. To leave out rows, use filters="
         )
     return made
 

@@ -1,4 +1,4 @@
-"""One pass: takes batches off the pipeline and moves the position as they are handed over."""
+"""The iterator of one pass: takes batches from the pipeline and advances the position as it delivers them."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CLOSED = (
-    "the loader was closed while it was iterated over: by another loop, by close(), or by a state that was loaded; "
-    "begin a new loop"
+    "the loader was closed while it was iterated over: by another loop, by close() or by load_state_dict(); start a "
+    "new loop"
 )
 
 
 class Pass:
-    """An iterator over batches. Leaving the loop, by its end or in any other way, ends the threads.
+    """An iterator over the batches of a pass. Leaving the loop in any way ends the threads.
 
-    Several threads may call `next`: they take turns, and each batch goes to one of them.
+    Several threads may call `next`: each batch goes to one of them.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Pass:
         recorder: LoaderRecorder,
         lookout: Lookout,
         clock: Clock,
-        collate: Callable[[Any], Any] | None,
+        collate_fn: Callable[[Any], Any] | None,
         on_position: Callable[[int], None],
     ) -> None:
         self._pipeline = pipeline
@@ -53,7 +53,7 @@ class Pass:
         self._recorder = recorder
         self._lookout = lookout
         self._clock = clock
-        self._collate = collate
+        self._collate_fn = collate_fn
         self._on_position = on_position
         self._block: Batches | None = None
         self._place = 0
@@ -61,9 +61,9 @@ class Pass:
         self.is_exhausted = False
         self._is_closed = False
         self._home = Home()
-        self._turn = renewed(threading.RLock())  # collate_fn may ask for a batch, too
+        self._turn = renewed(threading.RLock())  # re-entrant: collate_fn may call next() as well
         if pipeline is not None:
-            # However the caller forgets this iterator, its threads end.
+            # Ends the threads however the caller drops this iterator.
             self._finalizer = finalize(self, pipeline.close)
         recorder.began()
 
@@ -72,12 +72,12 @@ class Pass:
 
     @property
     def is_last(self) -> bool:
-        """Whether the batch that was given out last is the last one."""
+        """Whether the last delivered batch is the last one."""
         return self._next_batch == self._steps.num_batches
 
     @property
     def last_batch_rows(self) -> int:
-        """Of all ranks together, without repeated ones; 0 before the first batch."""
+        """Rows of the last delivered batch, summed over ranks, without repeated rows; 0 before the first batch."""
         if not self._next_batch:
             return 0
         start, stop = self._steps.bounds(self._next_batch - 1)
@@ -101,7 +101,7 @@ class Pass:
             self.close()
             raise
         self.is_exhausted = True
-        log.info("epoch %d is read: %s", self._epoch, self._recorder.snapshot().log_line())
+        log.info("epoch %d is complete: %s", self._epoch, self._recorder.snapshot().log_line())
         if not self._steps.num_batches:
             self._drop()
         self._on_position(self._steps.num_rows)
@@ -109,7 +109,7 @@ class Pass:
         raise StopIteration
 
     def close(self) -> None:
-        """Ends the threads; the position stays after the last batch that was handed over."""
+        """End the threads; the position stays after the last delivered batch."""
         self._is_closed = True
         self._recorder.ended()
         self._block = None
@@ -122,7 +122,7 @@ class Pass:
             return True
         if self._next_batch == self._steps.num_batches:
             return False
-        pipeline = self._pipeline  # another thread may close this
+        pipeline = self._pipeline  # another thread may close this iterator
         self._block = None if pipeline is None else pipeline.take()
         self._place = 0
         if self._block is None:
@@ -132,15 +132,15 @@ class Pass:
 
     def _take(self) -> Any:
         block, place = self._block, self._place
-        if block is None:  # closed by another thread since
+        if block is None:  # another thread closed this iterator
             raise StrataError(CLOSED)
         batch = block.batches[place]
-        block.batches[place] = None  # the caller's from now on: whoever drops it frees it
-        if self._collate is not None:
+        block.batches[place] = None  # the caller owns it now, and frees it by dropping it
+        if self._collate_fn is not None:
             try:
-                batch = self._collate(batch)
-            except StopIteration as error:  # would end the loop as if the epoch were over
-                raise TransformFailed("collate_fn raised StopIteration") from error
+                batch = self._collate_fn(batch)
+            except StopIteration as error:  # it would end the loop as if the epoch were complete
+                raise TransformFailed("collate_fn raised StopIteration; raise another error") from error
         number = self._next_batch
         self._place, self._next_batch = place + 1, number + 1
         self._on_position(self._steps.position_after(number))
@@ -157,7 +157,7 @@ class Pass:
         self._recorder.dropped(self._steps.dropped_rows if self._rank == 0 else 0)
 
     def _padded(self, number: int) -> int:
-        """How many of this rank's rows repeat others."""
+        """Return how many rows of this rank are repeated."""
         if number != self._steps.num_batches - 1 or not self._steps.padded_rows(number):
             return 0
         start, stop = self._steps.bounds(number)

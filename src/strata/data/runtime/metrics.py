@@ -1,8 +1,8 @@
-"""Where the time of a loader goes, and what it moved: measured, never estimated.
+"""Loader metrics: where the time of a loader goes, and how much it reads and delivers. Measured, never estimated.
 
-Every worker is in one state at any moment, and enters the next by a look at the clock; every second of its life is
-thus in exactly one sum. It costs a few microseconds per unit, block or batch, and nothing per row. Snapshots can be
-taken from any thread; the difference of two (`between`) is what happened in a window of time.
+A worker is in one state at any time and reads the clock when it enters the next, so every second of its life is in
+exactly one sum. This costs a few microseconds per row group, block or batch, and nothing per row. Any thread can take a
+snapshot; the difference of two snapshots (`between`) is what happened in the meantime.
 """
 
 from __future__ import annotations
@@ -26,35 +26,36 @@ if TYPE_CHECKING:
 
 
 class State(enum.IntEnum):
-    """What a worker does. Numbers are indices into its sums."""
+    """What a worker does. The numbers are indices into its sums."""
 
     OFF = 0
-    """Not yet started, or ended: this time counts nowhere."""
+    """Not started or ended; this time is not counted."""
     IDLE = 1
-    """Waits for something to do."""
+    """Waiting for work."""
     BLOCKED = 2
-    """Waits because what was decoded has not been consumed: the bound on memory."""
+    """Waiting because decoded data fill the memory limit."""
     READ = 3
-    """Waits for bytes, where that can be told apart from decoding."""
+    """Waiting for bytes, where that can be separated from decoding."""
     DECODE = 4
     TRANSFORM = 5
-    """In the user's code."""
+    """Running the user's transform."""
     ASSEMBLE = 6
-    """Makes batches of decoded units."""
+    """Gathering decoded rows into batches."""
 
 
 class WorkerMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one worker, at one moment."""
+    """A snapshot of one worker."""
 
     worker: int | None
-    """None: all of them together."""
+    """The number of the worker; None for the sum of all."""
     rows: int = 0
-    """Decoded, after the filter."""
+    """Rows decoded, after the filter."""
     batches: int = 0
-    """Assembled by it."""
+    """Batches assembled."""
     units: int = 0
+    """Row groups decoded."""
     files: int = 0
-    """Opened; one that was opened twice counts twice."""
+    """Files opened; a file that is opened twice counts twice."""
     errors: int = 0
     bytes_read: int = 0
     bytes_decoded: int = 0
@@ -75,7 +76,7 @@ class WorkerMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def utilisation(self) -> float:
-        """The part of its life in which it worked, from 0 to 1."""
+        """The fraction of its life that it was busy, from 0 to 1."""
         return self.busy_s / self.alive_s if self.alive_s > 0 else 0.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -86,32 +87,32 @@ _SUMMED: Final = tuple(name for name in WorkerMetrics.__struct_fields__ if name 
 
 
 class LoaderMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a loader, at one moment."""
+    """A snapshot of a loader."""
 
     workers: tuple[WorkerMetrics, ...]
     rows: int = 0
-    """Delivered, padding included."""
+    """Rows delivered, including padding."""
     batches: int = 0
     padded_rows: int = 0
     dropped_rows: int = 0
-    """Left out by `tail="drop"`."""
+    """Rows left out by `tail="drop"`."""
     skipped_rows: int = 0
-    """Left out by `on_error="skip"`: of batches that were delivered, this rank's rows."""
+    """Rows of this rank that `on_error="skip"` left out of delivered batches."""
     skipped_units: int = 0
-    """Met in a pass and left out. One that ranks share is met by each of them."""
+    """Row groups that a pass left out. Every rank that needs a row group counts it."""
     consumer_wait_s: float = 0.0
-    """The caller waited for us: inside `next()`."""
+    """Time in which the caller waited for the loader: inside `next()`."""
     consumer_busy_s: float = 0.0
-    """We waited for the caller: between calls of `next()`."""
+    """Time in which the loader waited for the caller: between calls of `next()`."""
     plan_s: float = 0.0
     plan_skipped_files: int = 0
-    """Left out of the plan by `on_error="skip"`, the same on every rank; their rows are not known, so not counted."""
+    """Files that `on_error="skip"` left out of the plan, the same on every rank; their rows are unknown."""
     plan_skipped_units: int = 0
-    """Of other files: left out because it could not be told which rows pass the filter."""
+    """Row groups of other files that were left out because the rows that pass could not be counted."""
     first_batch_s: float | None = None
-    """From the beginning of the last epoch to its first batch; None before there was one."""
+    """Time from the start of the last epoch to its first batch; None before the first batch."""
     buffered_bytes: int = 0
-    """Decoded and not yet handed over."""
+    """Bytes decoded and not yet delivered."""
     peak_buffered_bytes: int = 0
     num_resets: int = 0
 
@@ -123,7 +124,7 @@ class LoaderMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def elapsed_s(self) -> float:
-        """Of iteration: what lies before the first `next()` or between epochs does not count."""
+        """Time of iteration, without the time before the first `next()` and between epochs."""
         return self.consumer_wait_s + self.consumer_busy_s
 
     @property
@@ -131,7 +132,7 @@ class LoaderMetrics(msgspec.Struct, frozen=True, kw_only=True):
         return self.rows / self.elapsed_s if self.elapsed_s > 0 else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """For `json`."""
+        """Return a JSON-compatible dictionary."""
         own = {name: getattr(self, name) for name in self.__struct_fields__ if name != "workers"}
         workers = [worker.to_dict() for worker in self.workers]
         return {**own, "rows_per_s": self.rows_per_s, "total": self.total.to_dict(), "workers": workers}
@@ -147,16 +148,17 @@ class LoaderMetrics(msgspec.Struct, frozen=True, kw_only=True):
             f"waited for data {self.consumer_wait_s:.1f} of {self.elapsed_s:.1f} s",
             f"at most {_bytes(self.peak_buffered_bytes)} buffered",
         ]
-        lost = {name: getattr(self, name) for name in ("padded_rows", "dropped_rows", "skipped_rows", "skipped_units")}
+        lost = {name.replace("_", " "): getattr(self, name) for name in ("padded_rows", "dropped_rows", "skipped_rows")}
         lost |= {
+            "skipped row groups": self.skipped_units,
             "files left out of the plan": self.plan_skipped_files,
-            "units left out of the plan": self.plan_skipped_units,
+            "row groups left out of the plan": self.plan_skipped_units,
         }
-        return ", ".join([*parts, *(f"{number:,} {name.replace('_', ' ')}" for name, number in lost.items() if number)])
+        return ", ".join([*parts, *(f"{number:,} {name}" for name, number in lost.items() if number)])
 
 
 def between(before: LoaderMetrics, after: LoaderMetrics) -> LoaderMetrics:
-    """What happened from one snapshot to the next; since the reset, where one lies between them."""
+    """Return what happened between two snapshots, or since the reset if there was one between them."""
     if before.num_resets != after.num_resets or len(before.workers) != len(after.workers):
         return after
     workers = tuple(
@@ -168,11 +170,11 @@ def between(before: LoaderMetrics, after: LoaderMetrics) -> LoaderMetrics:
 
 
 def describe(metrics: LoaderMetrics) -> Table:
-    """For a terminal: a row per worker, and what the caller got in the caption."""
-    from rich.table import Table  # noqa: PLC0415 - only people need it
+    """Return a table for a terminal: a row per worker, and a summary of the loader as the caption."""
+    from rich.table import Table  # noqa: PLC0415 - only for printing
 
     table = Table(title="Workers", caption=metrics.log_line())
-    for name in ("worker", "rows", "batches", "units", "files", "errors", "read", "decoded"):
+    for name in ("worker", "rows", "batches", "row groups", "files", "errors", "read", "decoded"):
         table.add_column(name, justify="right")
     for name in ("busy", "idle", "blocked", "utilisation"):
         table.add_column(name, justify="right")
@@ -191,14 +193,14 @@ def describe(metrics: LoaderMetrics) -> Table:
 
 
 class WorkerRecorder:
-    """Counts for one worker. The worker alone enters states and counts; anybody may take a snapshot."""
+    """Records the metrics of one worker. Only the worker enters states and counts; any thread may take a snapshot."""
 
     __slots__ = ("_counts", "_lock", "_now_s", "_seconds", "_since_s", "_state", "worker")
 
     def __init__(self, worker: int, clock: Clock | None = None) -> None:
         self.worker = worker
         self._now_s = (clock or SystemClock()).monotonic_s
-        # Re-entrant: a snapshot may collect garbage, and garbage may be an iterator that ends here.
+        # Re-entrant: a snapshot may trigger garbage collection, which may end an iterator that calls this.
         self._lock = renewed(threading.RLock())
         self._state = State.OFF
         self._since_s = self._now_s()
@@ -206,7 +208,7 @@ class WorkerRecorder:
         self._counts = dict.fromkeys(_COUNTED, 0)
 
     def enter(self, state: State) -> State:
-        """From now on; gives back the state before."""
+        """Enter a state and return the previous one."""
         with self._lock:
             now_s, before = self._now_s(), self._state
             self._seconds[before] += now_s - self._since_s
@@ -215,7 +217,7 @@ class WorkerRecorder:
 
     @contextmanager
     def during(self, state: State) -> Iterator[None]:
-        """In this state, and then in the one before again."""
+        """Enter a state, and return to the previous one afterwards."""
         before = self.enter(state)
         try:
             yield
@@ -223,7 +225,7 @@ class WorkerRecorder:
             self.enter(before)
 
     def move(self, seconds: float, state: State) -> None:
-        """Of the time in the current state, so much was spent in another: a reader that measured how long it waited."""
+        """Move time from the current state to another, for example the time that a reader measured as waiting."""
         with self._lock:
             self._seconds[self._state] -= seconds
             self._seconds[state] += seconds
@@ -256,7 +258,7 @@ class WorkerRecorder:
         return WorkerMetrics(worker=self.worker, **counts, **timed)
 
     def reset(self) -> None:
-        """Counts from nothing; the state stays."""
+        """Reset the sums to zero; the state stays."""
         with self._lock:
             self._since_s = self._now_s()
             self._seconds = [0.0] * len(State)
@@ -270,22 +272,22 @@ _CONSUMER: Final = ("consumer_wait_s", "consumer_busy_s")
 
 
 class LoaderRecorder:
-    """Counts for a loader: its workers', and what the caller sees. Any thread may call; one iterates at a time."""
+    """Records the metrics of a loader and its workers. Any thread may call it; one thread iterates at a time."""
 
     def __init__(self, num_workers: int, clock: Clock | None = None) -> None:
         clock = clock or SystemClock()
         self.workers = tuple(WorkerRecorder(worker, clock) for worker in range(num_workers))
         self._now_s = clock.monotonic_s
-        # Re-entrant: a snapshot may collect garbage, and garbage may be an iterator that ends here.
+        # Re-entrant: a snapshot may trigger garbage collection, which may end an iterator that calls this.
         self._lock = renewed(threading.RLock())
         self._num_resets = 0
         self._plan_s = 0.0
         self._plan_skipped = (0, 0)
         self._buffered_bytes = 0
         self._began_s: float | None = None
-        """The epoch; None once its first batch was delivered."""
+        """When the epoch started; None once its first batch was delivered."""
         self._timing: str | None = None
-        """Which of the caller's sums the time now goes to."""
+        """The consumer sum that time is currently added to."""
         self._since_s = 0.0
         self._first_batch_s: float | None = None
         self._peak_buffered_bytes = 0
@@ -298,17 +300,17 @@ class LoaderRecorder:
             self._plan_skipped = (skipped_files, skipped_units)
 
     def began(self) -> None:
-        """An epoch, or the rest of one: its first batch is awaited."""
+        """Record the start of a pass."""
         with self._lock:
             self._began_s = self._now_s()
 
     def asked(self) -> None:
-        """The caller wants a batch: `next()` was called."""
+        """Record that the caller called `next()`."""
         with self._lock:
             self._time("consumer_wait_s")
 
     def delivered(self, num_rows: int, *, padded_rows: int = 0, skipped_rows: int = 0) -> None:
-        """`num_rows` includes the padding, and not what was skipped."""
+        """Record a delivered batch; `num_rows` includes padding but not skipped rows."""
         with self._lock:
             self._time("consumer_busy_s")
             self._counts["rows"] += num_rows
@@ -319,7 +321,7 @@ class LoaderRecorder:
                 self._first_batch_s, self._began_s = self._since_s - self._began_s, None
 
     def ended(self) -> None:
-        """The epoch, or the caller left the loop: from now on nobody waits for anybody."""
+        """Record the end of a pass: from now on neither side waits."""
         with self._lock:
             self._time(None)
             self._began_s = None
@@ -329,12 +331,12 @@ class LoaderRecorder:
             self._counts["dropped_rows"] += num_rows
 
     def skipped_unit(self) -> None:
-        """Its rows are counted as the batches that they are missing from are delivered."""
+        """Record a skipped row group. Its rows are counted with the batches that lack them."""
         with self._lock:
             self._counts["skipped_units"] += 1
 
     def buffered(self, num_bytes: int) -> None:
-        """How much is decoded and not handed over, now."""
+        """Record how many bytes are decoded and not yet delivered."""
         with self._lock:
             self._buffered_bytes = num_bytes
             self._peak_buffered_bytes = max(self._peak_buffered_bytes, num_bytes)
@@ -357,7 +359,7 @@ class LoaderRecorder:
             )
 
     def reset(self) -> None:
-        """Counts from nothing. What was planned and what is buffered stays: it still is."""
+        """Reset the sums to zero, except for planning and the current buffer."""
         for worker in self.workers:
             worker.reset()
         with self._lock:

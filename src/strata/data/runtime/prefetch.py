@@ -1,11 +1,11 @@
-"""Bytes of units, from far away, before they are needed.
+"""Prefetch: reads the bytes of row groups from remote storage before they are needed.
 
-A decoder that reads from an object store waits for round trips. So the bytes of units that are due are asked for ahead,
-in parts, over several connections; a decoder finds them in memory. How many bytes are on their way is bounded; a unit
-that did not fit is asked for when its turn comes, in parts as well.
+A decoder that reads from an object store waits for round trips. The fetcher therefore requests the bytes of the next
+row groups in advance, in parts over several connections, and the decoder finds them in memory. The bytes in flight are
+bounded; a row group that does not fit is requested when it is its turn, in parts as well.
 
-All that decoders read from far away is read by threads of the fetcher, which they need not wait for: a loop can be left
-at once, whatever the store does.
+All remote reads happen in threads of the fetcher that can be abandoned (`threads.py`), so a loop can be left at once,
+whatever the store does.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 NUM_CONNECTIONS = 16
 MAX_FILES_OPEN = 64
 MAX_FILES_KNOWN = 256
-"""Whose ranges are kept: a lane is in one file for a while."""
+"""Files whose byte ranges are kept: a lane stays in one file for a while."""
 JOIN_S = 0.2
-"""How long to wait for reads under way when the loop is left; one that takes longer is left behind."""
+"""How long to wait for running reads when the loop is left; longer ones are abandoned."""
 
 
 class _Parts:
-    """What has been asked for of one unit."""
+    """The requested byte ranges of one row group."""
 
     def __init__(self, file: DataFile, ranges: Sequence[Range], futures: Sequence[Future[bytes]]) -> None:
         self.file = file
@@ -51,7 +51,7 @@ class _Parts:
         self._offsets = [each.offset for each in ranges]
 
     def read(self, offset: int, num_bytes: int) -> pa.Buffer | None:
-        """These bytes; None if they were not asked for."""
+        """Return these bytes, or None if they were not requested."""
         place = bisect_right(self._offsets, offset) - 1
         if place < 0 or offset >= self.ranges[place].end:
             return None
@@ -68,12 +68,12 @@ class _Parts:
 
 
 class Fetcher:
-    """Fetches for one pass. `ahead` may be called from any thread, the rest by the decoder of the unit."""
+    """Fetches for one pass. Any thread may call `ahead`; the decoder of a row group calls the rest."""
 
-    def __init__(self, recipe: Recipe, *, budget_bytes: int, num_connections: int = NUM_CONNECTIONS) -> None:
+    def __init__(self, recipe: Recipe, *, prefetch_bytes: int, num_connections: int = NUM_CONNECTIONS) -> None:
         self._recipe = recipe
-        self._budget_bytes = budget_bytes
-        self._lock = threading.RLock()  # the collector may end a pass in a thread that has it
+        self._prefetch_bytes = prefetch_bytes
+        self._lock = threading.RLock()  # re-entrant: garbage collection may end a pass in a thread that holds it
         self._units: dict[int, Future[_Parts]] = {}
         self._by_path: dict[str, list[_Parts]] = {}
         self._files: dict[str, pa.NativeFile] = {}
@@ -82,21 +82,21 @@ class Fetcher:
         self._readers = Threads(num_connections, "strata-data-read")
         self._file_ranges: dict[int, Future[UnitRanges]] = {}
         self.source = FetchedSource(recipe.source, self)
-        """What decoders read from."""
+        """The source that decoders read from."""
 
     def ahead(self, number: int) -> None:
-        """Asks for a unit's bytes, if they fit; returns at once."""
+        """Request the bytes of a row group if they fit, without waiting."""
         size = int(self._recipe.plan.unit_bytes[number])
         with self._lock:
-            if number in self._units or self._bytes_ahead + size > self._budget_bytes:
+            if number in self._units or self._bytes_ahead + size > self._prefetch_bytes:
                 return
             self._begin(number, size)
 
     def wait(self, number: int) -> None:
-        """Until all bytes of the unit are there.
+        """Wait for all bytes of a row group.
 
         Raises:
-            DataError, StorageError: They cannot be had.
+            DataError, StorageError: They cannot be read.
             CancelledError: The pass is over.
         """
         with self._lock:
@@ -117,7 +117,7 @@ class Fetcher:
                 self._by_path[unit.file.path].remove(unit)
 
     def cancel(self) -> None:
-        """The pass is over: nobody gets anything any more, and who waits is woken."""
+        """End the pass: start no more reads and wake every waiting thread."""
         for threads in (self._planners, self._readers):
             threads.cancel()
 
@@ -128,12 +128,12 @@ class Fetcher:
             files, self._files = self._files, {}
             self._units.clear()
             self._by_path.clear()
-        if has_ended:  # else somebody may be reading from them: the last one to let go of a file closes it
+        if has_ended:  # otherwise a thread may still read from them, and the last reference closes the file
             for file in files.values():
                 file.close()
 
     def read(self, path: str, offset: int, num_bytes: int) -> pa.Buffer | None:
-        """What was fetched of a file; None if this was not."""
+        """Return fetched bytes of a file, or None if they were not fetched."""
         with self._lock:
             units = list(self._by_path.get(path, ()))
         for unit in units:
@@ -158,10 +158,10 @@ class Fetcher:
         return unit
 
     def _ranges(self, number: int, file_number: int) -> Sequence[Range]:
-        """Of a unit; none where nobody knows: then it is read when it is decoded."""
+        """Return the byte ranges of a row group; none if they are unknown, so that it is read while decoding."""
         planned, unit = self._recipe.plan.files[file_number], self._recipe.plan.unit(number)
         format = self._recipe.formats[planned.format]
-        if not format.is_typed:  # units of text are ranges
+        if not format.is_typed:  # a row group of text is a byte range
             return [Range(unit.offset, unit.num_bytes)]
         if not isinstance(format, Ranged):
             return []
@@ -172,17 +172,17 @@ class Fetcher:
                 known = self._file_ranges[file_number] = Future()
                 if len(self._file_ranges) > MAX_FILES_KNOWN:
                     del self._file_ranges[next(iter(self._file_ranges))]
-        if is_first:  # the others wait, so that a footer is read once
+        if is_first:  # the other threads wait, so that a footer is read once
             try:
                 known.set_result(self._ranges_of_file(format, file_number))
-            except Exception as error:  # noqa: BLE001 - raised for whoever needs it
+            except Exception as error:  # noqa: BLE001 - raised in every thread that needs it
                 known.set_exception(error)
         return known.result()(unit)
 
     def _ranges_of_file(self, format: Ranged, file_number: int) -> UnitRanges:
         plan, source = self._recipe.plan, self.source
         planned = plan.files[file_number]
-        columns = planned.fit.file_columns(self._recipe.columns)
+        columns = planned.projection.file_columns(self._recipe.columns)
         if plan.parts is not None and isinstance(format, PagedRanged):
             first, last = np.searchsorted(plan.unit_file, [file_number, file_number + 1]).tolist()
             parts = {int(plan.unit_index[number]): plan.parts_of(number) for number in range(first, last)}
@@ -191,9 +191,10 @@ class Fetcher:
         return format.ranges(source, planned.file, columns, planned.version)
 
     def opened(self, file: DataFile) -> pa.NativeFile:
-        """
+        """Return an open file, which is kept open.
+
         Raises:
-            DataFileChanged: It has another size than it had when it was planned.
+            DataFileChanged: Its size has changed since it was planned.
         """
         with self._lock:
             if file.path in self._files:
@@ -201,26 +202,26 @@ class Fetcher:
         opened = self._recipe.source.open(file)
         _check_size(opened, file)
         with self._lock:
-            while len(self._files) >= MAX_FILES_OPEN:  # not closed here: another thread may be reading from it
+            while len(self._files) >= MAX_FILES_OPEN:  # not closed: another thread may read from it
                 del self._files[next(iter(self._files))]
             kept = self._files.setdefault(file.path, opened)
-        if kept is not opened:  # another thread was quicker
+        if kept is not opened:  # another thread opened it first
             opened.close()
         return kept
 
     def read_there(self, file: DataFile, part: Range) -> bytes:
-        """What was not fetched ahead. Whoever wanted the bytes counts them."""
+        """Read bytes that were not prefetched. The caller counts them."""
         return self._readers.submit(lambda: _read(self.opened(file), file, part), is_urgent=True).result()
 
 
 def _check_size(opened: pa.NativeFile, file: DataFile) -> None:
-    """Here, once for all formats: what decoders get to see always has the size that was planned."""
+    """Check the size once for all formats: decoders always see the size that was planned."""
     with reaching(file.name):
         size_bytes = opened.size()
     if size_bytes != file.size_bytes:
         raise DataFileChanged(
-            f"{file.name} has {size_bytes:,} bytes and had {file.size_bytes:,} when planned; "
-            "make the dataset anew, or bring the old file back"
+            f"{file.name} has {size_bytes:,} bytes, but had {file.size_bytes:,} when planned; "
+            "create the loader again, or restore the file"
         )
 
 
@@ -231,7 +232,7 @@ def _read(opened: pa.NativeFile, file: DataFile, part: Range) -> bytes:
 
 
 class FetchedSource(Source):
-    """A source whose files give what was fetched from memory, and the rest from where it is."""
+    """A source whose files return prefetched bytes from memory and read the rest from storage."""
 
     __slots__ = ("_fetcher",)
     _fetcher: Fetcher

@@ -1,8 +1,8 @@
-"""The numbers of loaders as Prometheus reads them, for a process that already serves metrics of its own.
+"""Loader metrics for Prometheus, for a process that already serves its own metrics.
 
-One collector per registry speaks for all loaders, since a metric may appear only once in a scrape. Loaders are held
-weakly: one that nobody uses any more is gone from the next scrape, and is not kept alive by it. Labels are bounded:
-states and reasons are fixed sets, a worker is its number, and the number of datasets has a limit.
+One collector per registry exports all loaders, because a metric may appear only once in a scrape. Loaders are held
+weakly: an unused one disappears from the next scrape. Labels are bounded: states are a fixed set, a worker is its
+number, and the number of datasets has a limit.
 """
 
 from __future__ import annotations
@@ -33,58 +33,62 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_DATASETS = 100
-"""In one registry: every one is about ten series, and ten more per worker."""
+"""Limit of one registry; each dataset has about ten series, and ten more per worker."""
 
 _WORKER_COUNTERS = (
     ("rows", "strata_data_rows", "Rows decoded, after the filter."),
     ("batches", "strata_data_batches", "Batches assembled."),
-    ("units", "strata_data_units", "Units decoded: row groups, stripes, ranges of text."),
+    ("units", "strata_data_units", "Row groups decoded (stripes, Arrow batches, ranges of text)."),
     ("files", "strata_data_files", "Files opened."),
-    ("errors", "strata_data_errors", "Units that could not be read."),
-    ("bytes_read", "strata_data_read_bytes", "Bytes asked of the disk or the network."),
+    ("errors", "strata_data_errors", "Row groups that could not be read."),
+    ("bytes_read", "strata_data_read_bytes", "Bytes read from disk or network."),
     ("bytes_decoded", "strata_data_decoded_bytes", "Bytes of decoded columns."),
 )
 _LOADER_COUNTERS = (
-    ("rows", "strata_data_delivered_rows", "Rows handed to the training loop, padding included."),
-    ("batches", "strata_data_delivered_batches", "Batches handed to the training loop."),
+    ("rows", "strata_data_delivered_rows", "Rows delivered to the training loop, including padding."),
+    ("batches", "strata_data_delivered_batches", "Batches delivered to the training loop."),
     ("padded_rows", "strata_data_padded_rows", "Rows repeated to fill the last batch."),
     ("dropped_rows", "strata_data_dropped_rows", "Rows left out at the end of an epoch."),
     ("skipped_rows", "strata_data_skipped_rows", "Rows left out because they could not be read."),
-    ("skipped_units", "strata_data_skipped_units", "Units left out because they could not be read."),
+    ("skipped_units", "strata_data_skipped_units", "Row groups left out because they could not be read."),
 )
 _GAUGES = (
-    ("buffered_bytes", "strata_data_buffered_bytes", "Decoded and not yet handed over."),
-    ("peak_buffered_bytes", "strata_data_peak_buffered_bytes", "The most that was ever buffered."),
-    ("plan_s", "strata_data_plan_seconds", "What planning took."),
-    ("plan_skipped_files", "strata_data_plan_skipped_files", "Files left out of the plan: they could not be read."),
-    ("plan_skipped_units", "strata_data_plan_skipped_units", "Units left out of the plan: they could not be read."),
-    ("first_batch_s", "strata_data_first_batch_seconds", "From an epoch's beginning to its first batch."),
+    ("buffered_bytes", "strata_data_buffered_bytes", "Bytes decoded and not yet delivered."),
+    ("peak_buffered_bytes", "strata_data_peak_buffered_bytes", "Maximum of buffered bytes."),
+    ("plan_s", "strata_data_plan_seconds", "Time that planning took."),
+    ("plan_skipped_files", "strata_data_plan_skipped_files", "Files left out of the plan: unreadable."),
+    (
+        "plan_skipped_units",
+        "strata_data_plan_skipped_units",
+        "Row groups left out of the plan: unreadable.",
+    ),
+    ("first_batch_s", "strata_data_first_batch_seconds", "Time from the start of an epoch to its first batch."),
 )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Registration:
-    """That a loader's numbers are exported."""
+    """The export of one loader's metrics."""
 
     name: str
     _collector: _Loaders
     _find: Callable[[], Get | None]
 
     def unregister(self) -> None:
-        """Does nothing if another loader has taken the name, or this was called before."""
+        """End the export; does nothing if another loader has taken the name."""
         self._collector.remove(self)
 
     def get(self) -> Get | None:
-        """None: the loader is gone."""
+        """Return the function that gets the metrics, or None if the loader is gone."""
         return self._find()
 
 
 def register(dataset_name: str, get_metrics: Get, registry: CollectorRegistry = REGISTRY) -> Registration:
-    """Exports what `get_metrics` gives at every scrape, as `dataset=dataset_name`, until its loader is gone.
+    """Export the result of `get_metrics` at every scrape, as `dataset=dataset_name`, until its loader is gone.
 
-    A bound method is held weakly, and ends with the object that it belongs to; anything else is held until
-    `unregister`. A loader that takes a name which is taken replaces the one before: a loop that makes a loader per
-    epoch has one line in a graph. When there are too many, a warning says that this one is not exported.
+    A bound method is held weakly and ends with its object; any other function is held until `unregister`. A loader
+    with a name that is in use replaces the earlier one, so a loop that makes a loader per epoch has one line in a
+    graph. Above the limit, a warning is logged and the loader is not exported.
     """
     with _lock:
         collector = _by_registry.get(registry)
@@ -101,7 +105,7 @@ def register(dataset_name: str, get_metrics: Get, registry: CollectorRegistry = 
 
 class _Loaders(Collector):
     def __init__(self) -> None:
-        self._lock = renewed(threading.RLock())  # what is collected as garbage while it is held may unregister itself
+        self._lock = renewed(threading.RLock())  # re-entrant: garbage collection may unregister a loader
         self._by_name: dict[str, Registration] = {}
 
     def add(self, registration: Registration) -> None:
@@ -109,15 +113,15 @@ class _Loaders(Collector):
         with self._lock:
             self._by_name = {one.name: one for one in self._by_name.values() if one.get() is not None}
             if name in self._by_name:
-                log.info("the metrics of dataset %r are now those of another loader", name)
+                log.info("another loader now exports the metrics of dataset %r", name)
             elif len(self._by_name) >= MAX_DATASETS:
                 log.warning(
-                    "%d datasets export metrics, so %r does not; unregister others, or give loaders that follow one "
-                    "another the same name",
+                    "%d datasets export metrics, which is the limit, so %r does not; unregister others, or give "
+                    "consecutive loaders the same name",
                     MAX_DATASETS,
                     name,
                 )
-                return  # no reason to stop a training
+                return  # not worth stopping a training run
             self._by_name[name] = registration
 
     def remove(self, registration: Registration) -> None:
@@ -126,12 +130,12 @@ class _Loaders(Collector):
                 del self._by_name[registration.name]
 
     def describe(self) -> Iterable[Metric]:
-        return ()  # else the registry would collect once at registration
+        return ()  # otherwise the registry would collect at registration
 
     def collect(self) -> Iterator[Metric]:
         with self._lock:
             found = [(name, one.get()) for name, one in sorted(self._by_name.items())]
-        # Asked outside of the lock: a loader may be taken down, and unregister itself, meanwhile.
+        # Called without the lock: a loader may be closed and unregister itself meanwhile.
         loaders = {name: get() for name, get in found if get is not None}
         if loaders:
             yield from _of_workers(loaders)
@@ -146,7 +150,7 @@ def _of_workers(loaders: Mapping[str, LoaderMetrics]) -> Iterator[Metric]:
                 family.add_metric((dataset, str(worker.worker)), getattr(worker, field))
         yield family
     seconds = CounterMetricFamily(
-        "strata_data_worker_seconds", "What workers spent their time on.", labels=("dataset", "worker", "state")
+        "strata_data_worker_seconds", "Time of workers by state.", labels=("dataset", "worker", "state")
     )
     for dataset, metrics in loaders.items():
         for worker in metrics.workers:
@@ -163,7 +167,7 @@ def _of_loaders(loaders: Mapping[str, LoaderMetrics]) -> Iterator[Metric]:
         yield counter
     seconds = CounterMetricFamily(
         "strata_data_consumer_seconds",
-        "Whether the training loop waited for data, or was busy.",
+        "Time of the training loop: waiting for data, or busy.",
         labels=("dataset", "state"),
     )
     for dataset, metrics in loaders.items():
@@ -174,7 +178,7 @@ def _of_loaders(loaders: Mapping[str, LoaderMetrics]) -> Iterator[Metric]:
         gauge = GaugeMetricFamily(name, words, labels=("dataset",))
         for dataset, metrics in loaders.items():
             value = getattr(metrics, field)
-            if value is not None:  # what was not measured is absent
+            if value is not None:  # not measured yet
                 gauge.add_metric((dataset,), value)
         yield gauge
 

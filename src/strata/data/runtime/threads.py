@@ -1,8 +1,8 @@
-"""Threads that nobody has to wait for.
+"""A thread pool that can be abandoned.
 
-An executor's threads are waited for when the interpreter ends, and who waits for what one of them does cannot be woken.
-A store that does not answer would so hold up whoever leaves a loop. Here, who waits is told that it is over, and a
-thread that is still in a call is left behind: it ends with the call, or with the process.
+The interpreter waits for the threads of an executor at exit, and a caller that waits for a result cannot be woken. A
+store that does not respond would then block a caller that leaves a loop. This pool wakes every waiting caller when it
+is cancelled, and abandons a thread that is still in a call: the thread ends with the call, or with the process.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Answer = TypeVar("Answer")
 
 
 class Threads:
-    """Up to so many, started as they are needed. Can be used by several threads at once."""
+    """Up to `num_threads` threads, started on demand. Safe for use by several threads."""
 
     def __init__(self, num_threads: int, name: str) -> None:
         self._num_threads = num_threads
         self._name = name
-        # Re-entrant: the collector may end a pass in a thread that has the lock.
+        # Re-entrant: garbage collection may end a pass in a thread that holds the lock.
         self._changed = threading.Condition(threading.RLock())
         self._waiting: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._running: set[Future[Any]] = set()
@@ -35,10 +35,10 @@ class Threads:
         self._is_over = False
 
     def submit(self, call: Callable[[], Answer], *, is_urgent: bool = False) -> Future[Answer]:
-        """Urgent: before all that waits.
+        """Queue a call; an urgent one goes first.
 
         Raises:
-            CancelledError: It is over.
+            CancelledError: The pool is cancelled.
         """
         future: Future[Answer] = Future()
         with self._changed:
@@ -53,7 +53,7 @@ class Threads:
         return future
 
     def cancel(self) -> None:
-        """Whoever waits for an answer gets CancelledError at once, also for a call that is under way."""
+        """Raise CancelledError at once for every caller that waits, also for calls that are running."""
         with self._changed:
             self._is_over = True
             left = [*self._running, *(future for future, _ in self._waiting)]
@@ -64,11 +64,11 @@ class Threads:
             future.set_exception(CancelledError())
 
     def join(self, timeout_s: float) -> bool:
-        """After `cancel`: whether all threads have ended within this time."""
+        """Return whether all threads end within this time; call it after `cancel`."""
         now_s = SystemClock.monotonic_s
         end_s = now_s() + timeout_s
         for thread in self._threads:
-            if thread is not threading.current_thread():  # the collector may have come here in one of them
+            if thread is not threading.current_thread():  # garbage collection may run this in one of them
                 thread.join(max(0.0, end_s - now_s()))
         return not any(thread.is_alive() for thread in self._threads)
 
@@ -84,17 +84,17 @@ class Threads:
                 future, call = self._waiting.popleft()
                 self._running.add(future)
             self._answer(future, call)
-            del future, call  # else kept while it waits for the next
+            del future, call  # do not keep them alive while waiting
 
     def _answer(self, future: Future[Any], call: Callable[[], Any]) -> None:
         answer: Any = None
         failure: BaseException | None = None
         try:
             answer = call()
-        except BaseException as error:  # noqa: BLE001 - raised by who waits
+        except BaseException as error:  # noqa: BLE001 - raised in the waiting thread
             failure = error
         with self._changed:
-            if future not in self._running:  # cancelled meanwhile
+            if future not in self._running:  # cancelled
                 return
             self._running.remove(future)
         if failure is None:

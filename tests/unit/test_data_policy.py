@@ -1,4 +1,4 @@
-"""What becomes of each type, and what is refused before anything is read."""
+"""How each type is delivered, and what is refused before anything is read."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_number_is_delivered_as(kind: pa.DataType, torch: str, numpy: str, uni
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_binary(), pa.string_view(), pa.binary(4)], ids=str)
-def test_strings_become_what_is_asked_for(kind: pa.DataType) -> None:
+def test_strings_are_delivered_as_chosen(kind: pa.DataType) -> None:
     python = policy_of(kind)
     assert (python.kind, python.nulls) == (Kind.PYTHON, Nulls.KEEP)
     codes = policy_of(kind, strings="codes")
@@ -66,16 +66,16 @@ def test_strings_become_what_is_asked_for(kind: pa.DataType) -> None:
     assert (padded.kind, padded.width, padded.nulls) == (Kind.BYTES, 7, Nulls.ERROR)
     assert policy_of(pa.list_(kind), strings="codes").kind is Kind.RAGGED
     assert policy_of(pa.list_(kind), strings="bytes").kind is Kind.PYTHON
-    with pytest.raises(InvalidArgument, match='lists of strings can only have "codes"'):
+    with pytest.raises(InvalidArgument, match='lists of strings are delivered as "codes"'):
         policy_of(pa.list_(kind), strings={"x": "bytes"})
 
 
-def test_decimals_become_what_is_asked_for() -> None:
+def test_decimals_are_delivered_as_chosen() -> None:
     kind = pa.decimal128(12, 2)
     cents = policy_of(kind, decimals="int64")
     assert (cents.dtype, cents.unit, cents.nulls) == (np.dtype("int64"), "10^-2", Nulls.ERROR)
     assert policy_of(kind, decimals={"x": "python"}).kind is Kind.PYTHON
-    with pytest.raises(SchemaMismatch, match=r"'x' is of type decimal128\(12, 2\) and decimals=\"error\": choose"):
+    with pytest.raises(SchemaMismatch, match=r"'x' has type decimal128\(12, 2\) and decimals=\"error\": choose"):
         policy_of(kind, decimals="error")
 
 
@@ -111,14 +111,14 @@ def test_a_type_without_a_tensor_is_refused_with_three_cures(kind: pa.DataType) 
     assert policy_of(kind, output_format="arrow").kind is Kind.ARROW
 
 
-def test_all_columns_that_are_refused_are_named_at_once() -> None:
-    with pytest.raises(SchemaMismatch, match=r"'a' is of type null.*'b' is of type null"):
+def test_one_error_names_all_refused_columns() -> None:
+    with pytest.raises(SchemaMismatch, match=r"'a' has type null.*'b' has type null"):
         decide(pa.schema([("a", pa.null()), ("b", pa.null())]), {})
 
 
-def test_nulls_that_files_tell_of_are_refused_when_planning() -> None:
+def test_nulls_in_null_counts_are_refused_when_planning() -> None:
     schema = pa.schema([("a", pa.int64()), ("b", pa.bool_()), ("c", pa.float32()), ("d", pa.string())])
-    with pytest.raises(NullsFound, match=r"a \(int64\), at least 1,200, b \(bool\), at least 3; give nulls= a value"):
+    with pytest.raises(NullsFound, match=r"a \(int64\), at least 1,200, b \(bool\), at least 3; pass a fill value"):
         decide(schema, {"a": 1200, "b": 3, "c": 5, "d": 6})
     decide(schema, {"a": 0})
     decide(schema, {"a": 1200, "b": 3}, nulls={"a": 0, "b": "mask"})
@@ -173,24 +173,24 @@ def test_fill_is_the_zero_of_a_type(kind: pa.DataType, zero: object) -> None:
     ids=str,
 )
 def test_a_fill_value_of_the_wrong_type_is_refused_when_planning(kind: pa.DataType, value: object) -> None:
-    with pytest.raises(InvalidArgument, match=r"cannot stand in for a null of column 'x'") as caught:
+    with pytest.raises(InvalidArgument, match=r"cannot replace a null of column 'x'") as caught:
         policy_of(kind, nulls={"x": value})
     assert caught.value.field == "nulls"
 
 
-def test_a_mask_has_the_name_of_its_column_and_must_not_meet_another() -> None:
+def test_the_name_of_a_mask_must_not_be_taken() -> None:
     assert policy_of(pa.int64(), nulls="mask").mask == "x_mask"
     assert policy_of(pa.int64()).mask == ""
-    with pytest.raises(SchemaMismatch, match=r"delivered as 'x_mask'.*rename one"):
+    with pytest.raises(SchemaMismatch, match=r"would be named 'x_mask'.*rename one"):
         decide(pa.schema([("x", pa.int64()), ("x_mask", pa.int64())]), {}, nulls={"x": "mask"})
 
 
-def test_names_that_meet_after_flattening_are_refused() -> None:
-    with pytest.raises(SchemaMismatch, match=r"delivered as 's\.a'"):
+def test_names_that_collide_after_flattening_are_refused() -> None:
+    with pytest.raises(SchemaMismatch, match=r"would be named 's\.a'"):
         decide(pa.schema([("s", pa.struct([("a", pa.int64())])), ("s.a", pa.int64())]), {})
 
 
-def test_keep_needs_something_that_stands_for_null() -> None:
+def test_keep_needs_a_type_that_can_hold_null() -> None:
     assert policy_of(pa.string(), nulls="keep").nulls is Nulls.KEEP
     assert policy_of(pa.float64(), nulls="keep").nulls_text == "filled: nan"
     for kind in (pa.int64(), pa.list_(pa.float32())):
@@ -217,14 +217,14 @@ def test_keep_needs_something_that_stands_for_null() -> None:
     ],
     ids=str,
 )
-def test_an_option_that_means_nothing_is_refused(options: dict[str, Any], field: str) -> None:
+def test_an_unknown_option_is_refused(options: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         policy_of(pa.int64(), **options)
     assert caught.value.field == field
 
 
 @pytest.mark.parametrize("output_format", ["arrow", "pandas", "dict"])
-def test_other_formats_take_every_type_as_it_is(output_format: str) -> None:
+def test_other_formats_deliver_every_type_unchanged(output_format: str) -> None:
     kinds = [kind for kind in UNSUPPORTED if output_format != "pandas" or not pa.types.is_union(kind)]
     schema = pa.schema([(f"c{number}", kind) for number, kind in enumerate([*kinds, pa.uint64(), pa.string()])])
     policies = decide(schema, {"c5": 4}, output_format=output_format)
@@ -235,11 +235,11 @@ def test_other_formats_take_every_type_as_it_is(output_format: str) -> None:
 
 def test_a_union_is_refused_for_pandas_before_anything_is_read() -> None:
     kind = pa.list_(pa.dense_union([pa.field("a", pa.int64())]))
-    with pytest.raises(SchemaMismatch, match=r"'x' is of type list<.*pandas cannot hold.*columns="):
+    with pytest.raises(SchemaMismatch, match=r"'x' has type list<.*pandas cannot hold.*columns="):
         decide(pa.schema([("x", kind)]), {}, output_format="pandas")
 
 
-def test_the_policies_can_be_read_as_a_table() -> None:
+def test_policies_are_described_as_a_table() -> None:
     schema = pa.schema(
         [
             ("id", pa.int64()),

@@ -1,4 +1,4 @@
-"""How much a delivered row takes, as far as anybody knows before it is decoded."""
+"""Estimates of the size of a delivered row before it is decoded."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from strata.data.batch.delivery import GROWTH, VARIABLE_BYTES, lanes_that_fit, row_bytes
+from strata.data.batch.delivery import GROWTH, VARIABLE_BYTES, estimate_row_bytes, lanes_that_fit
 
 
 def plan_of(*kinds: pa.DataType, unit_rows: int = 100, read_bytes: int = 0) -> Any:
-    """Two units, of rows of which so many bytes are read."""
+    """Return a plan of two row groups with `read_bytes` bytes per row."""
     schema = pa.schema([(f"c{number}", kind) for number, kind in enumerate(kinds)])
     rows = np.array([unit_rows, unit_rows], dtype=np.int64)
     return SimpleNamespace(
@@ -39,17 +39,17 @@ def plan_of(*kinds: pa.DataType, unit_rows: int = 100, read_bytes: int = 0) -> A
     ],
     ids=str,
 )
-def test_types_of_one_width_are_counted_exactly_whatever_is_read_of_them(kind: pa.DataType, width: int) -> None:
-    assert row_bytes(plan_of(kind, pa.int32(), read_bytes=10_000)) == width + 4
+def test_types_of_fixed_width_are_counted_exactly(kind: pa.DataType, width: int) -> None:
+    assert estimate_row_bytes(plan_of(kind, pa.int32(), read_bytes=10_000)) == width + 4
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.list_(pa.float32()), pa.struct([("a", pa.binary())])], ids=str)
-def test_types_of_any_width_take_more_the_more_is_read_of_them(kind: pa.DataType) -> None:
-    assert row_bytes(plan_of(kind, pa.int64(), read_bytes=1)) == VARIABLE_BYTES + 8
-    assert row_bytes(plan_of(kind, pa.int64(), read_bytes=5000)) == GROWTH * 5000
+def test_types_of_variable_width_are_estimated_from_the_bytes_read(kind: pa.DataType) -> None:
+    assert estimate_row_bytes(plan_of(kind, pa.int64(), read_bytes=1)) == VARIABLE_BYTES + 8
+    assert estimate_row_bytes(plan_of(kind, pa.int64(), read_bytes=5000)) == GROWTH * 5000
 
 
 def test_fewer_lanes_fit_if_rows_are_wide() -> None:
     floats, strings = plan_of(pa.list_(pa.float32(), 256)), plan_of(pa.string(), read_bytes=1 << 20)
-    assert lanes_that_fit(floats, row_bytes(floats), budget_bytes=4 * 1024 * 100, at_most=8) == 4
-    assert lanes_that_fit(strings, row_bytes(strings), budget_bytes=1 << 20, at_most=8) == 1
+    assert lanes_that_fit(floats, estimate_row_bytes(floats), split_bytes=4 * 1024 * 100, at_most=8) == 4
+    assert lanes_that_fit(strings, estimate_row_bytes(strings), split_bytes=1 << 20, at_most=8) == 1

@@ -1,4 +1,4 @@
-"""Who is slow, from numbers alone."""
+"""Bottleneck diagnosis from metrics alone."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strata.data.runtime.bottleneck import (
+    INTERVAL_S,
     MIN_BATCHES,
     PAUSE_S,
-    WINDOW_S,
     Cause,
     Diagnosis,
     Lookout,
@@ -27,7 +27,7 @@ DECODING = {"decode_s": 10.0, "bytes_read": 1_000_000_000}
 
 
 def window(*workers: dict[str, float], wait: float = 5.0, busy: float = 5.0, batches: int = 100) -> LoaderMetrics:
-    """Ten seconds."""
+    """Return the metrics of ten seconds."""
     return LoaderMetrics(
         workers=tuple(WorkerMetrics(worker=n, **spent) for n, spent in enumerate(workers)),  # type: ignore[arg-type]
         batches=batches,
@@ -49,32 +49,32 @@ def test_two_row_groups_leave_two_of_four_workers_without_work() -> None:
     assert found.cause is Cause.TOO_FEW_UNITS
     assert found.is_warning
     assert str(found) == (
-        "the training loop waits for data 50% of its time, and the workers have nothing to do 50% of theirs: there are "
-        "only 2 row groups (1 split) for 4 workers; write the data with smaller row groups, 8 of them at least, or set "
-        "num_workers=2: more have nothing to do"
+        "the training loop waits for data 50% of its time, and the workers are idle 50% of theirs: there are only "
+        "2 row groups (1 split) for 4 workers; write the data with at least 8 smaller row groups, or set "
+        "num_workers=2, because more are idle"
     )
 
 
-def test_what_counts_is_how_many_units_a_rank_has() -> None:
-    facts = replace(MANY, num_units=20, num_ranks=4, unit_name="stripe")
+def test_row_groups_are_counted_per_rank() -> None:
+    facts = replace(MANY, num_units=20, world_size=4, unit_name="stripe")
     found = told(window(*[{"decode_s": 6.0, "idle_s": 4.0}] * 4), facts)
 
     assert found.cause is Cause.TOO_FEW_UNITS
     assert "only 20 stripes (100 splits), 5 on each of 4 ranks, for 4 workers" in found.found
-    assert found.cure == "write the data with smaller stripes, 32 of them at least"
+    assert found.cure == "write the data with at least 32 smaller stripes"
 
 
-def test_idle_workers_with_plenty_of_units_are_not_explained_by_a_guess() -> None:
+def test_idle_workers_with_enough_row_groups_get_no_diagnosis() -> None:
     assert diagnose(window({"idle_s": 10.0}, {"idle_s": 10.0}), MANY, num_workers=2) is None
 
 
-def test_slow_storage_is_told_by_the_wait_for_bytes_and_its_speed() -> None:
+def test_slow_storage_is_diagnosed_with_its_throughput() -> None:
     reading = {"read_s": 8.0, "decode_s": 2.0, "bytes_read": 40_000_000}
     found = told(window(reading, reading), replace(MANY, is_local=False))
 
     assert found.cause is Cause.SLOW_STORAGE
     assert "80% of it waiting for bytes (5.0 MB/s for each worker)" in found.found
-    assert found.cure == "raise num_workers above 2, so that more is read at once, or make a local copy of the data"
+    assert found.cure == "raise num_workers above 2 to read more in parallel, or copy the data to a local disk"
     assert "faster disk" in told(window(reading, reading)).cure
 
 
@@ -82,21 +82,21 @@ def test_workers_that_decode_all_the_time_are_too_few() -> None:
     found = told(window(DECODING, DECODING))
 
     assert found.cause is Cause.SLOW_DECODE
-    assert "2 workers work 100% of theirs, most of it decoding (100.0 MB/s read by each worker)" in found.found
+    assert "2 workers are busy 100% of theirs, most of it decoding (100.0 MB/s read by each worker)" in found.found
     assert found.cure == "raise num_workers above 2, or read fewer columns (columns=)"
 
 
-def test_more_workers_than_processors_are_not_advised() -> None:
+def test_more_workers_than_cpus_are_not_advised() -> None:
     found = told(window(DECODING, DECODING), replace(MANY, num_cpus=2))
 
-    assert found.cure == "all 2 CPUs are in use, so get more of them, or read fewer columns (columns=)"
+    assert found.cure == "add CPUs (all 2 are in use), or read fewer columns (columns=)"
 
 
-def test_far_away_data_whose_reading_was_not_timed_may_be_slow_either_way() -> None:
+def test_remote_data_without_read_times_may_be_slow_to_read_or_decode() -> None:
     assert "if the storage is slow" in told(window(DECODING), replace(MANY, is_local=False)).cure
 
 
-def test_a_transform_that_takes_most_of_the_time_belongs_into_processes() -> None:
+def test_a_slow_transform_is_advised_to_use_processes() -> None:
     transforming = {"transform_s": 7.0, "decode_s": 3.0}
     found = told(window(transforming, transforming))
 
@@ -107,21 +107,21 @@ def test_a_transform_that_takes_most_of_the_time_belongs_into_processes() -> Non
     assert in_processes.cure == "raise num_workers above 2, or make the transform faster"
 
 
-def test_workers_that_may_not_go_on_while_the_loop_waits_need_more_memory() -> None:
+def test_blocked_workers_while_the_loop_waits_need_more_memory() -> None:
     found = told(window(DECODING, {"blocked_s": 10.0}))
 
     assert found.cause is Cause.MEMORY_BOUND
-    assert "50% of the workers' time they may not decode further ahead" in found.found
+    assert "the workers are blocked 50% of theirs" in found.found
 
 
-def test_a_slow_training_loop_is_no_reason_to_warn() -> None:
+def test_a_slow_training_loop_is_not_a_warning() -> None:
     found = told(window({"decode_s": 1.0, "blocked_s": 9.0}, wait=0.1, busy=9.9))
 
     assert found.cause is Cause.SLOW_CONSUMER
     assert not found.is_warning
     assert str(found) == (
-        "the training loop sets the pace: it waits for data 1% of its time, the workers for it 90% of theirs; there is "
-        "nothing to change in the loader"
+        "the training loop is the limit: it waits for data 1% of its time, and the workers wait 90% of theirs; the "
+        "loader needs no change"
     )
 
 
@@ -134,7 +134,7 @@ def test_a_slow_training_loop_is_no_reason_to_warn() -> None:
         window(DECODING, wait=0, busy=0),
     ],
 )
-def test_when_nothing_is_clear_nothing_is_said(unclear: LoaderMetrics) -> None:
+def test_unclear_metrics_give_no_diagnosis(unclear: LoaderMetrics) -> None:
     assert diagnose(unclear, MANY, num_workers=1) is None
 
 
@@ -152,7 +152,7 @@ seconds = st.floats(0, 1_000, allow_nan=False)
     busy=seconds,
     num_units=st.integers(1, 100),
 )
-def test_a_warning_is_only_given_to_a_loop_that_waits(
+def test_only_a_loop_that_waits_gets_a_warning(
     spent: list[dict[str, float]], wait: float, busy: float, num_units: int
 ) -> None:
     metrics = window(*spent, wait=wait, busy=busy)
@@ -166,7 +166,7 @@ def test_a_warning_is_only_given_to_a_loop_that_waits(
 
 
 class Run:
-    """A loader that is looked at, window after window."""
+    """A loader that is diagnosed interval by interval."""
 
     def __init__(self) -> None:
         self.lookout = Lookout(MANY, num_workers=1)
@@ -175,7 +175,7 @@ class Run:
 
     def passes(self, epoch: int = 0, *, wait: float = 5.0, **spent: float) -> Cause | None:
         """A window in which the worker spent its time like this."""
-        self.now_s += WINDOW_S
+        self.now_s += INTERVAL_S
         assert self.lookout.is_due(self.now_s)
         [before] = self.metrics.workers
         sums = {name: getattr(before, name) + seconds for name, seconds in spent.items()}
@@ -184,28 +184,28 @@ class Run:
             workers=(msgspec.structs.replace(before, **sums),),
             batches=self.metrics.batches + 100,
             consumer_wait_s=self.metrics.consumer_wait_s + wait,
-            consumer_busy_s=self.metrics.consumer_busy_s + WINDOW_S - wait,
+            consumer_busy_s=self.metrics.consumer_busy_s + INTERVAL_S - wait,
         )
         found = self.lookout.look(self.metrics, epoch=epoch, now_s=self.now_s)
         assert not self.lookout.is_due(self.now_s)
         return found.cause if found else None
 
 
-def test_the_start_is_not_judged() -> None:
+def test_the_first_interval_is_not_diagnosed() -> None:
     run = Run()
 
     assert run.passes(decode_s=10) is None
     assert run.passes(decode_s=10) is Cause.SLOW_DECODE
 
 
-def test_one_cause_is_told_once_an_epoch() -> None:
+def test_each_cause_is_reported_once_an_epoch() -> None:
     run = Run()
     heard = [(epoch, run.passes(epoch, decode_s=10)) for epoch in (0, 1) for _ in range(20)]
 
     assert [(epoch, cause) for epoch, cause in heard if cause] == [(0, Cause.SLOW_DECODE), (1, Cause.SLOW_DECODE)]
 
 
-def test_warnings_are_a_minute_apart_whatever_their_cause_and_however_short_the_epochs() -> None:
+def test_warnings_are_at_least_a_minute_apart() -> None:
     run = Run()
     moments_s = [
         run.now_s
@@ -217,7 +217,7 @@ def test_warnings_are_a_minute_apart_whatever_their_cause_and_however_short_the_
     assert all(late - early >= PAUSE_S for early, late in itertools.pairwise(moments_s))
 
 
-def test_that_the_loop_is_slow_does_not_hold_back_a_warning() -> None:
+def test_information_about_a_slow_loop_does_not_delay_a_warning() -> None:
     run = Run()
     run.passes(wait=0.0, blocked_s=10)
 
@@ -225,7 +225,7 @@ def test_that_the_loop_is_slow_does_not_hold_back_a_warning() -> None:
     assert run.passes(decode_s=10) is Cause.SLOW_DECODE
 
 
-def test_only_the_window_counts_not_all_that_was_before() -> None:
+def test_only_the_last_interval_counts() -> None:
     run = Run()
     for _ in range(50):
         run.passes(wait=0.5, decode_s=10)

@@ -1,4 +1,4 @@
-"""From decoded units to batches: what is copied, what is shared, and what becomes of rows that could not be read."""
+"""Assembly of batches: what is copied, what is shared, and what happens to unreadable rows."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ CHUNKS: Mapping[int, Chunk] = {0: chunk_of(0, 10), 1: chunk_of(100, 3), 2: chunk
 WHOLE = (Piece(0, 0, 10), Piece(1, 0, 3), Piece(2, 0, 8))
 
 
-def test_batches_within_one_unit_share_its_memory_and_where_units_meet_they_are_copied() -> None:
+def test_a_batch_within_one_row_group_shares_its_memory_and_one_across_two_is_copied() -> None:
     made = assemble(block_of([4, 4, 6, 7], WHOLE), CHUNKS, present)
     assert ids(made) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 100, 101, 102, 200], [201, 202, 203, 204, 205, 206, 207]]
     of_first, of_last = values_of(CHUNKS[0]), values_of(CHUNKS[2])
@@ -55,7 +55,7 @@ def test_batches_within_one_unit_share_its_memory_and_where_units_meet_they_are_
 
 
 @given(unit_rows=st.lists(st.integers(1, 9), min_size=1, max_size=6), cuts=st.lists(st.integers(1, 12), max_size=40))
-def test_as_they_lie_nothing_is_lost_repeated_or_moved(unit_rows: list[int], cuts: list[int]) -> None:
+def test_without_an_index_no_row_is_lost_repeated_or_moved(unit_rows: list[int], cuts: list[int]) -> None:
     total = sum(unit_rows)
     sizes, left = [], total
     for size in [*cuts, total]:
@@ -70,13 +70,13 @@ def test_as_they_lie_nothing_is_lost_repeated_or_moved(unit_rows: list[int], cut
     assert np.concatenate(made.batches).tolist() == list(range(total))
 
 
-def test_an_index_says_which_row_comes_where_and_pieces_may_be_picked_rows() -> None:
+def test_an_index_orders_the_rows_of_whole_and_picked_pieces() -> None:
     pieces = [Piece(2, 2, 5), Piece(0, 0, 10, np.array([1, 9])), Piece(1, 1, 2)]
     made = assemble(block_of([4, 2], pieces, [5, 0, 3, 4, 1, 2]), CHUNKS, present)
     assert ids(made) == [[101, 202, 1, 9], [203, 204]]
 
 
-def test_a_unit_that_could_not_be_read_makes_batches_smaller_and_an_empty_one_repeats_a_row() -> None:
+def test_an_unreadable_row_group_makes_batches_smaller_and_an_empty_batch_repeats_a_row() -> None:
     chunks = {**CHUNKS, 0: None}
     made = assemble(block_of([8, 4, 9], WHOLE), chunks, present)
     assert ids(made) == [[100], [100, 101], [102, 200, 201, 202, 203, 204, 205, 206, 207]]
@@ -86,7 +86,7 @@ def test_a_unit_that_could_not_be_read_makes_batches_smaller_and_an_empty_one_re
     assert made.num_bytes == 12 * 8
 
 
-def test_a_hole_in_a_shuffled_block_takes_its_rows_and_no_others() -> None:
+def test_an_unreadable_row_group_in_a_shuffled_block_removes_only_its_rows() -> None:
     index = np.random.RandomState(5).permutation(21).tolist()
     sizes = [6, 6, 9]
     whole = assemble(block_of(sizes, WHOLE, index), CHUNKS, present)
@@ -96,11 +96,13 @@ def test_a_hole_in_a_shuffled_block_takes_its_rows_and_no_others() -> None:
 
 
 @given(is_there=st.lists(st.booleans(), min_size=3, max_size=3), cuts=st.permutations([5, 2, 1, 9, 4]))
-def test_holes_never_empty_a_batch_and_only_their_rows_are_missing(is_there: list[bool], cuts: list[int]) -> None:
+def test_unreadable_row_groups_never_empty_a_batch_and_remove_only_their_rows(
+    is_there: list[bool], cuts: list[int]
+) -> None:
     chunks = {unit: chunk if there else None for (unit, chunk), there in zip(CHUNKS.items(), is_there, strict=True)}
     block = block_of(cuts, WHOLE)
     if not any(is_there):
-        with pytest.raises(NoData, match=r"batches 7 to 11: none of their units \(0, 1, 2"):
+        with pytest.raises(NoData, match=r"batches 7 to 11: none of their row groups \(0, 1, 2"):
             assemble(block, chunks, present)
         return
     made = assemble(block, chunks, present)

@@ -1,4 +1,4 @@
-"""Bytes that are asked for before they are needed."""
+"""Prefetch of bytes from remote storage."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def covered(of: list[Range]) -> set[int]:
 
 
 @given(asked=ranges, hole=st.integers(0, 20))
-def test_joined_ranges_cover_what_was_asked_and_only_small_holes_more(asked: list[Range], hole: int) -> None:
+def test_coalesced_ranges_cover_the_requested_bytes_and_small_gaps(asked: list[Range], hole: int) -> None:
     joined = coalesced(asked, hole_bytes=hole)
     assert covered(asked) <= covered(joined)
     assert all(low.end + hole < high.offset for low, high in itertools.pairwise(joined))
@@ -67,7 +67,7 @@ def test_parts_are_small_and_cover_the_same_bytes_once(asked: list[Range], size:
 
 
 class Requests(pafs.FileSystemHandler):  # type: ignore[misc]
-    """Counts what is asked of a directory, by file."""
+    """Counts the requests to a directory, by file."""
 
     def __init__(self) -> None:
         self._inner = pafs.LocalFileSystem()
@@ -146,9 +146,7 @@ def far_away(data: Path, requests: Requests, **more: Any) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_a_dataset_that_is_far_away_is_delivered_whole_in_a_few_requests(
-    data: Path, requests: Requests, shuffle: bool
-) -> None:
+def test_a_remote_dataset_is_read_completely_in_few_requests(data: Path, requests: Requests, shuffle: bool) -> None:
     loader, dataset = far_away(data, requests, shuffle=shuffle, lanes=1)
     assert not dataset._recipe.source.is_local
     planned = len(requests.reads)
@@ -159,7 +157,7 @@ def test_a_dataset_that_is_far_away_is_delivered_whole_in_a_few_requests(
     assert dataset.get_metrics().total.read_s > 0
 
 
-def test_only_the_bytes_of_wanted_columns_are_asked_for(tmp_path: Path, requests: Requests) -> None:
+def test_only_the_bytes_of_selected_columns_are_requested(tmp_path: Path, requests: Requests) -> None:
     noise = np.random.default_rng(7).integers(0, 1 << 60, (3, 60_000))  # a column chunk is larger than a hole
     pq.write_table(pa.table({f"c{i}": column for i, column in enumerate(noise)}), tmp_path / "wide.parquet")
     loader, dataset = far_away(tmp_path, requests, columns=["c2", "c0"])
@@ -187,7 +185,7 @@ def write_units(suffix: str, path: Path, table: pa.Table, rows_of_unit: int) -> 
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "orc", "arrow", "stream"])
-def test_of_large_units_only_what_is_wanted_is_asked_for_in_few_requests(
+def test_large_row_groups_are_requested_by_column_in_few_requests(
     tmp_path: Path, requests: Requests, suffix: str
 ) -> None:
     num_units, num_rows = 4, 60_000
@@ -208,7 +206,7 @@ def test_of_large_units_only_what_is_wanted_is_asked_for_in_few_requests(
     assert sum(size for _, _, size in asked) < 0.4 * path.stat().st_size
 
 
-def test_text_is_fetched_by_its_ranges(tmp_path: Path, requests: Requests) -> None:
+def test_text_is_fetched_by_byte_ranges(tmp_path: Path, requests: Requests) -> None:
     table = pa.table({"a": list(range(5000)), "b": [f"row {i}" for i in range(5000)]})
     pyarrow.csv.write_csv(table, tmp_path / "t.csv")
     loader, dataset = far_away(tmp_path, requests, split_bytes="16KiB")
@@ -216,10 +214,10 @@ def test_text_is_fetched_by_its_ranges(tmp_path: Path, requests: Requests) -> No
     assert [number for batch in loader for number in batch["a"].tolist()] == list(range(5000))
 
 
-def test_what_does_not_fit_the_bound_is_not_asked_for_ahead(data: Path, requests: Requests) -> None:
+def test_row_groups_beyond_the_limit_are_not_prefetched(data: Path, requests: Requests) -> None:
     _, dataset = far_away(data, requests)
     size = int(dataset.plan.unit_bytes.max())
-    fetcher = Fetcher(dataset._recipe, budget_bytes=size * 2)
+    fetcher = Fetcher(dataset._recipe, prefetch_bytes=size * 2)
     try:
         for number in range(5):
             fetcher.ahead(number)
@@ -233,7 +231,7 @@ def test_what_does_not_fit_the_bound_is_not_asked_for_ahead(data: Path, requests
         fetcher.close()
 
 
-def test_a_file_that_is_gone_is_named_by_whoever_needs_it(data: Path, requests: Requests) -> None:
+def test_an_error_about_a_missing_file_names_it(data: Path, requests: Requests) -> None:
     loader, _ = far_away(data, requests)
     (data / "1.parquet").unlink()
     with pytest.raises(DataFileMissing, match=r"1\.parquet"):
@@ -242,7 +240,7 @@ def test_a_file_that_is_gone_is_named_by_whoever_needs_it(data: Path, requests: 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 @pytest.mark.parametrize("num_rows", [600, 1500])
-def test_a_file_that_was_rewritten_since_it_was_planned_is_not_delivered(
+def test_a_file_rewritten_since_planning_is_not_delivered(
     tmp_path: Path, requests: Requests, suffix: str, num_rows: int
 ) -> None:
     def write(first: int, last: int) -> None:
@@ -259,7 +257,7 @@ def test_a_file_that_was_rewritten_since_it_was_planned_is_not_delivered(
         list(loader)
 
 
-def test_leaving_the_loop_ends_all_threads_that_fetch(data: Path, requests: Requests) -> None:
+def test_leaving_the_loop_ends_all_fetching_threads(data: Path, requests: Requests) -> None:
     loader, _ = far_away(data, requests)
     for _ in loader:
         break
@@ -268,7 +266,7 @@ def test_leaving_the_loop_ends_all_threads_that_fetch(data: Path, requests: Requ
 
 
 @pytest.mark.parametrize("num_batches", [0, 1])
-def test_a_store_that_does_not_answer_holds_nobody_up_who_leaves_the_loop(
+def test_a_store_that_does_not_respond_does_not_block_leaving_the_loop(
     data: Path, requests: Requests, num_batches: int
 ) -> None:
     loader, dataset = far_away(data, requests, prefetch_bytes=1)
@@ -298,7 +296,7 @@ def test_a_store_that_does_not_answer_holds_nobody_up_who_leaves_the_loop(
 STUCK = """
 import sys, threading
 sys.path.insert(0, {tests!r})
-from test_data_fetching import Path, Requests, far_away
+from test_data_prefetch import Path, Requests, far_away
 
 requests = Requests()
 loader, _ = far_away(Path({data!r}), requests)
@@ -309,7 +307,7 @@ print("stuck", flush=True)
 """
 
 
-def test_a_store_that_does_not_answer_does_not_keep_the_interpreter_from_its_end(data: Path) -> None:
+def test_a_store_that_does_not_respond_does_not_block_interpreter_exit(data: Path) -> None:
     script = STUCK.format(tests=str(Path(__file__).parent), data=str(data))
     began_s = time.monotonic()
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)

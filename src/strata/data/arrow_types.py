@@ -1,4 +1,7 @@
-"""What Arrow's types are to us: what lies in their buffers, and what numpy and torch call it."""
+"""Arrow types: their physical layout, their numpy and torch dtypes, and casts that Arrow lacks.
+
+Shared by `plan`, which unifies the types of files, and `batch`, which delivers them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
-    """The type of what is encoded: without dictionaries, runs and extensions; strings and binaries are large."""
+    """Return the type of the encoded values: without dictionaries, runs and extensions; strings become large."""
     if isinstance(kind, pa.BaseExtensionType):
         return plain(kind.storage_type)
     if pat.is_dictionary(kind) or pat.is_run_end_encoded(kind):
@@ -29,9 +32,9 @@ def plain(kind: pa.DataType) -> pa.DataType:
 
 
 def filterable(kind: pa.DataType) -> pa.DataType:
-    """The type whose values can be compared and filtered, at any depth: the type itself, if possible.
+    """Return a type whose values can be compared and filtered, at any depth: the type itself, if possible.
 
-    Arrow has no kernels for views and runs; they become what they encode.
+    Arrow has no kernels for views and run-end encoded types; they become the types of their values.
     """
     if isinstance(kind, pa.BaseExtensionType):
         storage = filterable(kind.storage_type)
@@ -44,10 +47,10 @@ def filterable(kind: pa.DataType) -> pa.DataType:
 
 
 def gatherable(kind: pa.DataType) -> pa.DataType:
-    """The type in which rows can be joined and taken in another order, at any depth: the type itself, if possible.
+    """Return a type in which rows can be concatenated and gathered, at any depth: the type itself, if possible.
 
-    It is `filterable`, and codes of dictionaries have 32 bits at least, because the dictionaries of several files
-    together have more values than each.
+    It is `filterable`, and dictionary codes have at least 32 bits, because the dictionaries of several files together
+    have more values than each.
     """
     if isinstance(kind, pa.BaseExtensionType):
         storage = gatherable(kind.storage_type)
@@ -61,10 +64,10 @@ def gatherable(kind: pa.DataType) -> pa.DataType:
 
 
 def for_pandas(kind: pa.DataType, *, is_in_list: bool = False) -> pa.DataType:
-    """The type that pandas is given instead: pyarrow refuses some values of some types on the way there.
+    """Return the type to convert to pandas, because pyarrow cannot convert some values of some types.
 
-    A time of day in nanoseconds becomes the time since midnight, since Python's has microseconds; fixed-size binaries
-    and extensions in lists become what they are stored as.
+    A time of day in nanoseconds becomes the time since midnight, because Python's `time` has microseconds. Fixed-size
+    binaries and extensions in lists become their storage types.
     """
     if kind == pa.time64("ns"):
         return pa.duration("ns")
@@ -79,7 +82,7 @@ def for_pandas(kind: pa.DataType, *, is_in_list: bool = False) -> pa.DataType:
 
 
 def enlarged(kind: pa.DataType) -> pa.DataType:
-    """The type whose values may have more than 2 GiB together; itself if there is none."""
+    """Return the type whose arrays may exceed 2 GiB; the type itself if there is none."""
     if pat.is_string(kind):
         return pa.large_string()
     if pat.is_binary(kind):
@@ -92,7 +95,7 @@ def enlarged(kind: pa.DataType) -> pa.DataType:
 
 
 def with_children(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
-    """The same with other types in it; a type without any is itself."""
+    """Return a type with its child types changed; a type without children is returned unchanged."""
     if pat.is_struct(kind):
         made = pa.struct([field.with_type(change(field.type)) for field in kind])
     elif pat.is_map(kind):
@@ -112,12 +115,12 @@ def with_children(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType
 
 
 def recast(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The same values in another type, at any depth; what Arrow has no cast for is taken apart.
+    """Cast values to another type, at any depth. Types without a cast in Arrow are cast child by child.
 
-    Lists are, in any case: Arrow's cast of a slice of lists of lists of nulls gives other rows, or ends the process.
+    Lists always are: Arrow's cast of a slice of lists of lists of nulls returns wrong rows or crashes the process.
 
     Raises:
-        pa.ArrowInvalid, pa.ArrowNotImplementedError: A value does not fit, or the types have nothing in common.
+        pa.ArrowInvalid, pa.ArrowNotImplementedError: A value does not fit, or the types are incompatible.
     """
     own = array.type
     if own == kind:
@@ -166,7 +169,7 @@ def _recast_nested(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _offsets(array: pa.Array, dtype: type[np.signedinteger[Any]]) -> tuple[npt.NDArray[Any], int, int]:
-    """Of lists: from 0 on, and from where to where they lie in the values."""
+    """Return the offsets of lists, starting at 0, and the range that they occupy in the values."""
     if not len(array):
         return np.zeros(1, dtype), 0, 0
     size = np.dtype(dtype).itemsize
@@ -179,7 +182,7 @@ def is_stringlike(kind: pa.DataType) -> bool:
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Whether rows are lists of different lengths."""
+    """Return whether rows are lists of variable length."""
     return bool(pat.is_list(kind) or pat.is_large_list(kind) or pat.is_list_view(kind) or pat.is_large_list_view(kind))
 
 
@@ -197,16 +200,16 @@ TORCH_DTYPES: Final[Mapping[np.dtype[Any], np.dtype[Any]]] = {
     np.dtype(np.uint32): np.dtype(np.int64),
     np.dtype(np.uint64): np.dtype(np.int64),
 }
-"""Unsigned integers that torch can hardly compute with become the next larger signed ones."""
+"""Unsigned integers that torch barely supports become the next larger signed ones."""
 
 
 def physical(kind: pa.DataType) -> np.dtype[Any] | None:
-    """How numpy calls what lies in Arrow's buffer; None if it is not one number per row."""
+    """Return the numpy dtype of Arrow's buffer, or None if it does not hold one number per row."""
     return next((np.dtype(name) for is_it, name in _PHYSICAL if is_it(kind)), None)
 
 
 def unit_of(kind: pa.DataType) -> str:
-    """Of times; empty for everything else."""
+    """Return the unit of a time type; empty for other types."""
     if pat.is_date32(kind):
         return "days"
     if pat.is_date64(kind):
@@ -215,7 +218,7 @@ def unit_of(kind: pa.DataType) -> str:
 
 
 def zero_of(kind: pa.DataType) -> Any:
-    """What stands in for a null of this type; None if there is no such thing."""
+    """Return the value that replaces a null of this type, or None if there is none."""
     kind = plain(kind)
     if pat.is_large_string(kind):
         return ""
@@ -229,6 +232,6 @@ def zero_of(kind: pa.DataType) -> Any:
 
 
 def of_numbers(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
-    """An array that holds these numbers where they lie. `pa.array` would import pandas to ask whether they are its."""
+    """Wrap numbers in an Arrow array without a copy. `pa.array` would import pandas to check their type."""
     buffer = pa.py_buffer(np.ascontiguousarray(values).view(np.uint8) if len(values) else b"")
     return pa.Array.from_buffers(kind, len(values), [None, buffer])

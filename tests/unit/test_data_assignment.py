@@ -1,4 +1,4 @@
-"""Who decodes what: every task once, and how even it is."""
+"""Assignment strategies: every task is assigned once, and evenly."""
 
 from __future__ import annotations
 
@@ -34,9 +34,7 @@ def loads_of(strategy: Strategy, tasks: Sequence[Task], num_workers: int) -> tup
 
 
 @given(sizes=sizes, num_workers=st.integers(1, 9), name=st.sampled_from(sorted(BY_NAME)))
-def test_every_task_is_dealt_out_once_and_in_the_order_that_was_given(
-    sizes: list[int], num_workers: int, name: str
-) -> None:
+def test_every_task_is_assigned_once_and_in_the_given_order(sizes: list[int], num_workers: int, name: str) -> None:
     tasks = tasks_of(sizes, first=7)
     assignment = BY_NAME[name](tasks, num_workers)
 
@@ -47,7 +45,7 @@ def test_every_task_is_dealt_out_once_and_in_the_order_that_was_given(
 
 
 @given(sizes=st.lists(st.integers(1, 50), min_size=1, max_size=7), num_workers=st.integers(1, 3))
-def test_lpt_is_within_grahams_bound_of_the_best_there_is(sizes: list[int], num_workers: int) -> None:
+def test_lpt_is_within_grahams_bound_of_the_optimum(sizes: list[int], num_workers: int) -> None:
     def latest(choice: tuple[int, ...]) -> int:
         return max(sum(s for s, w in zip(sizes, choice, strict=True) if w == worker) for worker in range(num_workers))
 
@@ -58,7 +56,7 @@ def test_lpt_is_within_grahams_bound_of_the_best_there_is(sizes: list[int], num_
 
 
 @given(sizes=st.lists(st.integers(0, 10_000), min_size=1, max_size=200), num_workers=st.integers(1, 16))
-def test_lpt_and_size_balanced_are_off_the_mean_by_one_task_at_the_most(sizes: list[int], num_workers: int) -> None:
+def test_lpt_and_size_balanced_differ_from_the_mean_by_at_most_one_task(sizes: list[int], num_workers: int) -> None:
     mean, tasks = sum(sizes) / num_workers, tasks_of(sizes)
 
     assert max(loads_of(lpt, tasks, num_workers)) <= mean + (1 - 1 / num_workers) * max(sizes) + 1e-6
@@ -66,11 +64,11 @@ def test_lpt_and_size_balanced_are_off_the_mean_by_one_task_at_the_most(sizes: l
     assert max(loads_of(size_balanced, tasks, num_workers)) <= mean + max(sizes) + sizes.count(0) + 1
 
 
-def test_lpt_deals_the_largest_first_to_the_least_loaded() -> None:
+def test_lpt_assigns_the_largest_task_to_the_least_loaded_worker() -> None:
     assert lpt(tasks_of([2, 7, 3, 3, 2, 1]), 2) == [[1, 4], [0, 2, 3, 5]]
 
 
-def test_round_robin_takes_turns_whatever_the_sizes() -> None:
+def test_round_robin_takes_turns_regardless_of_size() -> None:
     assert round_robin(tasks_of([9, 1, 9, 1, 9]), 2) == [[0, 2, 4], [1, 3]]
 
 
@@ -78,7 +76,7 @@ def test_size_balanced_gives_consecutive_runs_of_about_equal_bytes() -> None:
     assert size_balanced(tasks_of([10, 10, 10, 30, 15, 15]), 3) == [[0, 1, 2], [3], [4, 5]]
 
 
-def test_tasks_without_bytes_are_spread_over_the_workers_too() -> None:
+def test_tasks_without_bytes_are_spread_over_the_workers() -> None:
     assert size_balanced(tasks_of([0, 0, 0, 0]), 2) == [[0, 1], [2, 3]]
 
 
@@ -90,7 +88,7 @@ def test_one_huge_task_shows_in_the_balance() -> None:
     )
 
 
-def test_nothing_to_do_is_perfectly_balanced() -> None:
+def test_no_tasks_are_perfectly_balanced() -> None:
     assert balance(lpt([], 3), []) == Balance(bytes_per_worker=(0, 0, 0), max_over_mean=1.0, std_over_mean=0.0)
 
 
@@ -107,7 +105,7 @@ def test_an_unknown_strategy_is_refused_with_the_known_ones(wrong: object) -> No
     assert caught.value.field == "split_strategy"
 
 
-def test_a_users_own_strategy_is_used_as_it_is() -> None:
+def test_a_users_strategy_is_used_unchanged() -> None:
     def backwards(tasks: Sequence[Task], num_workers: int) -> list[list[int]]:
         return [[task.number for task in reversed(tasks)], *([] for _ in range(num_workers - 1))]
 
@@ -117,13 +115,13 @@ def test_a_users_own_strategy_is_used_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("own", "words"),
     [
-        (lambda tasks, _: [[0, 1, 2]], "gave back 1 lists for 2 workers"),
-        (lambda tasks, _: [[0, 1], [1, 2]], "gave back task 1 more than once"),
+        (lambda tasks, _: [[0, 1, 2]], "returned 1 lists for 2 workers"),
+        (lambda tasks, _: [[0, 1], [1, 2]], "returned task 1 more than once"),
         (lambda tasks, _: [[0], [2]], "left out 1 of 3 tasks, the first of them task 1"),
-        (lambda tasks, _: [[0, 1, 2], [8]], "gave back task 8, which does not exist"),
-        (lambda tasks, _: [[tasks[0]], []], "give back `task.number`"),
-        (lambda tasks, _: None, "gave back NoneType, not a list"),
-        (lambda tasks, _: [0, 1], "gave back list, not a list of task numbers per worker"),
+        (lambda tasks, _: [[0, 1, 2], [8]], "returned task 8, which does not exist"),
+        (lambda tasks, _: [[tasks[0]], []], "return `task.number`"),
+        (lambda tasks, _: None, "returned NoneType, not a list"),
+        (lambda tasks, _: [0, 1], "returned list, not a list of task numbers per worker"),
     ],
 )
 def test_a_users_strategy_that_loses_or_repeats_a_task_is_refused(own: Callable[..., object], words: str) -> None:

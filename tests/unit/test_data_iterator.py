@@ -1,4 +1,4 @@
-"""One pass over batches, without threads: the position, the counts, and how it ends."""
+"""One pass over batches, without threads: the position, the metrics, and how it ends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Clock:
 
 
 class FakePipeline:
-    """Gives these blocks, or raises them."""
+    """Returns these blocks, or raises them."""
 
     def __init__(self, blocks: list[Batches | BaseException]) -> None:
         self._blocks = iter(blocks)
@@ -68,7 +68,7 @@ class Made:
             num_units=8,
             num_splits=8,
             is_local=True,
-            num_ranks=1,
+            world_size=1,
             unit_name="row group",
             worker_type="thread",
             num_cpus=2,
@@ -81,16 +81,16 @@ class Made:
             recorder=self.recorder,
             lookout=Lookout(facts, num_workers=1),
             clock=self.clock,
-            collate=collate,
+            collate_fn=collate,
             on_position=self.positions.append,
         )
 
 
-def steps_of(num_rows: int, *, first: int = 0, num_ranks: int = 1, tail: Any = "uneven") -> Steps:
-    return Steps(num_rows=num_rows, first=first, batch_size=4, num_ranks=num_ranks, tail=tail)
+def steps_of(num_rows: int, *, first: int = 0, world_size: int = 1, tail: Any = "uneven") -> Steps:
+    return Steps(num_rows=num_rows, first=first, batch_size=4, world_size=world_size, tail=tail)
 
 
-def test_the_position_moves_when_a_batch_is_handed_over_and_not_when_its_block_is_there() -> None:
+def test_the_position_advances_when_a_batch_is_delivered_not_when_its_block_is_ready() -> None:
     made = Made([block(0, [4, 4]), block(2, [2])], steps_of(10))
     assert made.positions == []
     assert next(made.iterator) == "batch 0"
@@ -107,31 +107,31 @@ def test_the_position_moves_when_a_batch_is_handed_over_and_not_when_its_block_i
     assert (metrics.rows, metrics.batches, metrics.padded_rows, metrics.dropped_rows) == (10, 3, 0, 0)
 
 
-def test_a_loop_whose_block_another_thread_takes_away_by_closing_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_that_another_thread_closes_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Made([block(0, [4, 4])], steps_of(8))
     monkeypatch.setattr(made.iterator, "_look", made.iterator.close)  # when the block is there and no batch is taken
-    with pytest.raises(StrataError, match="begin a new loop"):
+    with pytest.raises(StrataError, match="start a new loop"):
         next(made.iterator)
 
 
-def test_a_pass_that_begins_in_mid_epoch_counts_from_there() -> None:
+def test_a_pass_that_starts_within_an_epoch_counts_from_there() -> None:
     made = Made([block(0, [4, 2])], steps_of(10, first=4))
     assert list(made.iterator) == ["batch 0", "batch 1"]
     assert made.positions[:2] == [8, 10]
 
 
-def test_rows_that_are_repeated_are_counted_where_they_are_delivered() -> None:
+def test_repeated_rows_are_counted_on_the_rank_that_delivers_them() -> None:
     # Ten rows for three ranks of four: the second and third rank get two and four rows of others.
     counts = []
     for rank, sizes in enumerate(([4], [4], [4])):
-        made = Made([block(0, sizes)], steps_of(10, num_ranks=3, tail="pad"), rank=rank)
+        made = Made([block(0, sizes)], steps_of(10, world_size=3, tail="pad"), rank=rank)
         assert len(list(made.iterator)) == 1
         assert made.iterator.last_batch_rows == 10
         counts.append(made.recorder.snapshot().padded_rows)
     assert counts == [0, 0, 2]
 
 
-def test_rows_of_a_hole_are_counted_too() -> None:
+def test_skipped_rows_are_counted() -> None:
     made = Made([block(0, [1, 3], [1, 0], [4, 1])], steps_of(8))
     next(made.iterator)
     assert made.recorder.snapshot().skipped_rows == 4
@@ -140,10 +140,10 @@ def test_rows_of_a_hole_are_counted_too() -> None:
     assert (metrics.rows, metrics.padded_rows, metrics.skipped_rows) == (4, 1, 5)
 
 
-def test_rows_that_are_dropped_are_counted_by_one_rank() -> None:
+def test_dropped_rows_are_counted_by_one_rank() -> None:
     counts = []
     for rank in range(2):
-        made = Made([block(0, [4])], steps_of(11, num_ranks=2, tail="drop"), rank=rank)
+        made = Made([block(0, [4])], steps_of(11, world_size=2, tail="drop"), rank=rank)
         assert len(list(made.iterator)) == 1
         assert made.positions[-1] == 11
         counts.append(made.recorder.snapshot().dropped_rows)
@@ -158,7 +158,7 @@ def test_an_error_ends_the_pass_and_leaves_the_position_after_the_last_batch() -
     assert made.positions == [4]
     assert made.pipeline.num_closed == 1
     assert not made.iterator.is_exhausted
-    with pytest.raises(StrataError, match="begin a new loop"):
+    with pytest.raises(StrataError, match="start a new loop"):
         next(made.iterator)
 
 
@@ -185,7 +185,7 @@ def test_an_interrupt_while_the_caller_waits_ends_the_threads() -> None:
     assert made.pipeline.num_closed == 1
 
 
-def test_an_iterator_that_is_closed_says_so_and_one_that_is_forgotten_ends_its_threads() -> None:
+def test_a_closed_iterator_raises_and_a_dropped_one_ends_its_threads() -> None:
     made = Made([block(0, [4, 4])], steps_of(8))
     next(made.iterator)
     made.iterator.close()
@@ -201,7 +201,7 @@ def test_an_iterator_that_is_closed_says_so_and_one_that_is_forgotten_ends_its_t
     assert other.pipeline.num_closed == 1
 
 
-def test_the_time_inside_next_is_ours_and_the_time_between_is_the_callers() -> None:
+def test_time_inside_next_counts_as_waiting_and_time_between_as_busy() -> None:
     made = Made([block(0, [4, 4])], steps_of(8))
     made.clock.now_s += 50  # before the first batch is asked for: nobody's
     next(made.iterator)
@@ -215,7 +215,7 @@ def test_the_time_inside_next_is_ours_and_the_time_between_is_the_callers() -> N
     assert metrics.first_batch_s == 50
 
 
-def test_a_batch_that_was_handed_over_is_the_callers_alone() -> None:
+def test_the_iterator_keeps_no_reference_to_a_delivered_batch() -> None:
     class Batch:
         pass
 

@@ -1,4 +1,4 @@
-"""The first batch comes from the first rows of a unit, decoded apart, and is the batch that it would have been."""
+"""The first batch comes from the head of a row group, decoded alone, and is the same batch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _every_unit_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def heads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Which units were begun with, and with how many rows."""
+    """Record which heads were decoded, and how many rows of each."""
     found: list[tuple[int, int]] = []
     decode_head = ThreadDecoder.decode_head
 
@@ -82,7 +82,7 @@ def read(folder: Path, **arguments: Any) -> tuple[list[dict[str, Any]], Any]:
 
 @pytest.mark.parametrize("num_rows", [1, 63, 64, 500, NUM_ROWS])
 @pytest.mark.parametrize("columns", [rows_of(0, 1).column_names, ["point", "id"], ["code"]], ids=len)
-def test_the_head_of_a_unit_is_its_first_rows(folder: Path, columns: list[str], num_rows: int) -> None:
+def test_the_head_of_a_row_group_is_its_first_rows(folder: Path, columns: list[str], num_rows: int) -> None:
     path = folder / "1.parquet"
     source = Source(pafs.LocalFileSystem(), is_local=True)
     file = DataFile(str(path), path.name, path.stat().st_size, 1)
@@ -123,7 +123,7 @@ def test_batches_and_counts_are_the_same_with_and_without_heads(
     ],
     ids=lambda arguments: next(iter(arguments)),
 )
-def test_a_unit_is_not_begun_with_where_its_first_rows_may_be_others_or_are_no_gain(
+def test_a_head_is_not_read_if_it_may_differ_or_gains_nothing(
     folder: Path, heads: list[tuple[int, int]], arguments: dict[str, Any]
 ) -> None:
     batches, _ = read(folder, **arguments)
@@ -132,7 +132,7 @@ def test_a_unit_is_not_begun_with_where_its_first_rows_may_be_others_or_are_no_g
     assert ids == list(range(10 if "filters" in arguments else 0, 4 * NUM_ROWS))
 
 
-def test_only_the_first_pass_begins_so(folder: Path, heads: list[tuple[int, int]]) -> None:
+def test_only_the_first_pass_starts_with_a_head(folder: Path, heads: list[tuple[int, int]]) -> None:
     loader, dataset = StructuredDataset.create_dataloader(folder, columns=["id"], batch_size=64, num_workers=2)
     for _ in range(3):
         assert np.concatenate([batch["id"] for batch in loader]).tolist() == list(range(4 * NUM_ROWS))
@@ -140,7 +140,9 @@ def test_only_the_first_pass_begins_so(folder: Path, heads: list[tuple[int, int]
     dataset.close()
 
 
-def test_a_resumed_epoch_begins_with_the_unit_that_it_stopped_in(folder: Path, heads: list[tuple[int, int]]) -> None:
+def test_a_resumed_epoch_starts_with_the_row_group_that_it_stopped_in(
+    folder: Path, heads: list[tuple[int, int]]
+) -> None:
     expected, _ = read(folder)
     heads.clear()
     loader, dataset = StructuredDataset.create_dataloader(folder, batch_size=64, num_workers=2, output_format="arrow")
@@ -161,7 +163,7 @@ def test_a_resumed_epoch_begins_with_the_unit_that_it_stopped_in(folder: Path, h
     dataset.close()
 
 
-def test_rows_before_a_damaged_page_come_and_then_the_error(tmp_path: Path) -> None:
+def test_rows_before_a_damaged_page_are_delivered_before_the_error(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     table = pa.table({"id": np.arange(NUM_ROWS)})
     pq.write_table(table, path, **SMALL_PAGES, use_dictionary=False, compression="none", write_page_checksum=True)

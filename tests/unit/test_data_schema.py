@@ -1,4 +1,4 @@
-"""One schema for all files, and how a file's columns become the dataset's."""
+"""One schema for all files, and the projection of a file onto it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strata.data.formats.base import Unit
-from strata.data.plan.projection import PlainFit
-from strata.data.plan.schema import keeps_values, retyped, unify, widen
+from strata.data.plan.schema import PlainProjection, keeps_values, retyped, unify, widen
 from strata.errors import InvalidArgument, SchemaMismatch
 
 CODES = pa.dictionary(pa.int8(), pa.string())
@@ -59,7 +58,7 @@ SAME_IN_BOTH_ORDERS = [
 
 
 @pytest.mark.parametrize(("a", "b", "wider"), SAME_IN_BOTH_ORDERS)
-def test_types_widen_to_what_holds_both_or_not_at_all(
+def test_types_widen_to_a_type_that_holds_both_or_not_at_all(
     a: pa.DataType, b: pa.DataType, wider: pa.DataType | None
 ) -> None:
     assert widen(a, b) == wider
@@ -101,14 +100,14 @@ def test_statistics_hold_after_a_cast_that_only_widens(found: pa.DataType, wante
     assert keeps_values(found, wanted) is keeps
 
 
-def test_guessed_types_of_text_meet_as_numbers() -> None:
+def test_guessed_types_of_text_unify_as_numbers() -> None:
     assert widen(pa.int64(), pa.float64(), is_typed=False) == pa.float64()
     dataset = unify([("a", pa.schema([("x", pa.int64())])), ("b", pa.schema([("x", pa.float64())]))], is_typed=False)
     assert dataset.schema.field("x").type == pa.float64()
     assert retyped(pa.schema([("x", pa.int64()), ("y", pa.int8())]), dataset.schema).types == [pa.float64(), pa.int8()]
 
 
-def test_a_column_that_a_file_lacks_is_null_there_and_said() -> None:
+def test_a_column_that_a_file_lacks_is_null_there_and_listed() -> None:
     found = unify(
         [
             (
@@ -128,7 +127,7 @@ def test_a_column_that_a_file_lacks_is_null_there_and_said() -> None:
 
 
 @pytest.mark.parametrize("mode", ["unify", "strict"])
-def test_a_column_that_no_file_showed_is_there_if_records_name_their_fields_and_its_type_is_decided(mode: Any) -> None:
+def test_a_column_that_no_sample_showed_exists_if_the_user_gives_its_type(mode: Any) -> None:
     schemas = [("a", pa.schema([("x", pa.int64())])), ("b", pa.schema([("x", pa.int64())]))]
     late = pa.schema([("late", pa.int32())])
     found = unify(schemas, is_keyed=True, schema=late, mode=mode, partition_fields=[pa.field("p", pa.int32())])
@@ -137,11 +136,11 @@ def test_a_column_that_no_file_showed_is_there_if_records_name_their_fields_and_
     assert retyped(schemas[0][1], found.schema, is_keyed=True, partitions=["p"]).names == ["x", "late"]
     with pytest.raises(SchemaMismatch, match="which no file has"):
         unify(schemas, schema=late)
-    with pytest.raises(SchemaMismatch, match=r"no column 'late'.*schema=pa.schema\(\[\('late', …\)\]\)"):
+    with pytest.raises(SchemaMismatch, match=r"no file has a column 'late'.*schema=pa.schema\(\[\('late', …\)\]\)"):
         unify(schemas, is_keyed=True, columns=["late"])
 
 
-def test_only_columns_that_are_used_have_to_agree() -> None:
+def test_only_columns_that_are_used_must_agree() -> None:
     schemas = [
         ("a.parquet", pa.schema([("x", pa.int64()), ("y", pa.string()), ("z", pa.int8())])),
         ("b.parquet", pa.schema([("x", pa.int64()), ("y", pa.int64()), ("z", pa.int8())])),
@@ -154,13 +153,13 @@ def test_only_columns_that_are_used_have_to_agree() -> None:
         assert told in str(caught.value)
 
 
-def test_types_that_the_user_decides_on_settle_a_disagreement() -> None:
+def test_types_that_the_user_chose_settle_a_disagreement() -> None:
     schemas = [("a", pa.schema([("y", pa.string())])), ("b", pa.schema([("y", pa.int64())]))]
     decided = pa.schema([("y", pa.string())])
     assert unify(schemas, schema=decided).schema.field("y").type == pa.string()
-    with pytest.raises(SchemaMismatch, match="cannot be turned into that"):
+    with pytest.raises(SchemaMismatch, match="cannot be cast"):
         unify(schemas, schema=pa.schema([("y", pa.list_(pa.int8()))]))
-    with pytest.raises(SchemaMismatch, match="decides on column 'q', which no file has"):
+    with pytest.raises(SchemaMismatch, match="schema has column 'q', which no file has"):
         unify(schemas, schema=pa.schema([("q", pa.string())]))
 
 
@@ -170,10 +169,10 @@ def test_types_that_the_user_decides_on_settle_a_disagreement() -> None:
         (["ids"], "did you mean 'id'"),
         (["ID"], "did you mean 'id'"),
         (["qqq"], "there are: id, user"),
-        (["user.name"], "ask for 'user'"),
+        (["user.name"], "read 'user'"),
     ],
 )
-def test_a_column_that_is_nowhere_is_refused_with_what_there_is(columns: list[str], told: str) -> None:
+def test_an_error_about_a_missing_column_lists_the_existing_ones(columns: list[str], told: str) -> None:
     schema = pa.schema([("id", pa.int64()), ("user", pa.struct([("name", pa.string())]))])
     with pytest.raises(SchemaMismatch) as caught:
         unify([("a", schema)], columns=columns)
@@ -198,14 +197,14 @@ def test_strict_refuses_every_difference_and_names_the_file() -> None:
         unify([("a", one)], mode="loose")  # type: ignore[arg-type]
 
 
-def test_a_name_that_stands_twice_in_a_file_is_refused_only_when_it_is_asked_for() -> None:
+def test_a_repeated_column_name_is_refused_only_if_it_is_used() -> None:
     twice = pa.schema([("x", pa.int8()), ("x", pa.int8()), ("y", pa.int8())])
     assert unify([("a", twice)], columns=["y"]).columns == ("y",)
     with pytest.raises(SchemaMismatch, match="two columns 'x'"):
         unify([("a", twice)])
 
 
-def test_partition_columns_come_last_and_win_over_columns_of_files() -> None:
+def test_partition_columns_come_last_and_override_columns_of_files() -> None:
     schema = pa.schema([("year", pa.string()), ("x", pa.int8())])
     found = unify([("a", schema)], partition_fields=[pa.field("year", pa.int64()), pa.field("c", pa.string())])
     assert found.columns == ("x", "year", "c")
@@ -217,31 +216,33 @@ def test_partition_columns_come_last_and_win_over_columns_of_files() -> None:
 UNIT = Unit(index=0, num_rows=2, first_row=10, offset=0, num_bytes=1)
 
 
-def test_a_file_that_fits_is_handed_on_as_it_is() -> None:
+def test_a_table_that_fits_is_returned_unchanged() -> None:
     schema = pa.schema([("x", pa.int8()), ("y", pa.int8())])
     table = pa.table({"x": [1, 2], "y": [3, 4]}, schema=schema)
-    assert PlainFit(schema, schema).apply(table, UNIT, ["x", "y"]) is table
+    assert PlainProjection(schema, schema).apply(table, UNIT, ["x", "y"]) is table
 
 
-def test_a_file_is_cast_completed_and_put_in_order() -> None:
+def test_a_table_is_cast_completed_and_reordered() -> None:
     dataset = pa.schema([("year", pa.int64()), ("x", pa.int64()), ("new", pa.string()), ("c", pa.string())])
     own = pa.schema([("c", CODES), ("x", pa.int8()), ("year", pa.string())])
-    fit = pickle.loads(pickle.dumps(PlainFit(own, dataset, {"year": 2024}, "a.parquet")))
-    assert fit.file_columns(dataset.names) == ["x", "c"]
+    projection = pickle.loads(pickle.dumps(PlainProjection(own, dataset, {"year": 2024}, "a.parquet")))
+    assert projection.file_columns(dataset.names) == ["x", "c"]
     read = pa.table({"x": pa.array([1, 2], pa.int8()), "c": pa.array(["a", None]).cast(CODES)})
-    table = fit.apply(read, UNIT, dataset.names)
+    table = projection.apply(read, UNIT, dataset.names)
     assert table.schema.equals(dataset)
     assert table.to_pydict() == {"year": [2024, 2024], "x": [1, 2], "new": [None, None], "c": ["a", None]}
 
 
-def test_columns_that_are_not_in_the_file_need_no_more_than_its_number_of_rows() -> None:
-    fit = PlainFit(pa.schema([("x", pa.int8())]), pa.schema([("p", pa.string()), ("n", pa.int8())]), {"p": None})
+def test_columns_missing_from_the_file_need_only_its_number_of_rows() -> None:
+    projection = PlainProjection(
+        pa.schema([("x", pa.int8())]), pa.schema([("p", pa.string()), ("n", pa.int8())]), {"p": None}
+    )
     rows_only = pa.table({"": [0, 0]}).select([])
-    assert fit.apply(rows_only, UNIT, ["p", "n"]).to_pydict() == {"p": [None, None], "n": [None, None]}
-    assert fit.apply(rows_only, UNIT, []).num_rows == 2
+    assert projection.apply(rows_only, UNIT, ["p", "n"]).to_pydict() == {"p": [None, None], "n": [None, None]}
+    assert projection.apply(rows_only, UNIT, []).num_rows == 2
 
 
-def test_a_value_that_does_not_fit_is_refused_with_file_and_rows() -> None:
+def test_an_error_about_a_value_that_does_not_fit_names_file_and_rows() -> None:
     own, dataset = pa.schema([("x", pa.int64())]), pa.schema([("x", pa.int8())])
-    with pytest.raises(SchemaMismatch, match=r"a\.parquet: column 'x', int64, rows from 10: .* int8"):
-        PlainFit(own, dataset, {}, "a.parquet").apply(pa.table({"x": [1, 1000]}), UNIT, ["x"])
+    with pytest.raises(SchemaMismatch, match=r"a\.parquet: column 'x' \(int64\), rows from 10: .* int8"):
+        PlainProjection(own, dataset, {}, "a.parquet").apply(pa.table({"x": [1, 1000]}), UNIT, ["x"])

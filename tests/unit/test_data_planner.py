@@ -1,4 +1,4 @@
-"""Looking at files, packing their units into splits, and what a plan says of itself."""
+"""Surveys of files, packing of row groups into splits, and reports on a plan."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from strata.config import parse_bytes
 from strata.data.filter import filter as filters
 from strata.data.formats.parquet.format import ParquetFormat
-from strata.data.plan import splits, surveyor
-from strata.data.plan import table as plan_table
-from strata.data.plan.diff import MAX_FILES, explain, summary
+from strata.data.plan import report, surveyor
 from strata.data.plan.plan import Plan
-from strata.data.plan.planner import build
+from strata.data.plan.planner import build, pack_splits, parse_rows
+from strata.data.plan.report import MAX_FILES, explain, summary
 from strata.data.plan.survey import Survey
 from strata.data.plan.surveyor import survey
 from strata.data.source.file import DataFile
@@ -70,13 +70,13 @@ def plan(
     st.integers(1, 100),
     st.none() | st.integers(1, 60),
 )
-def test_splits_cover_every_unit_once_in_order_within_their_bounds(
+def test_splits_cover_every_row_group_once_in_order_within_the_limits(
     files: list[list[tuple[int, int]]], split_bytes: int, split_rows: int | None
 ) -> None:
     unit_file = np.array([number for number, units in enumerate(files) for _ in units], np.int64)
     rows = np.array([rows for units in files for rows, _ in units], np.int64)
     num_bytes = np.array([size for units in files for _, size in units], np.int64)
-    starts = splits.pack(unit_file, rows, num_bytes, split_bytes=split_bytes, split_rows=split_rows).tolist()
+    starts = pack_splits(unit_file, rows, num_bytes, split_bytes=split_bytes, split_rows=split_rows).tolist()
 
     def fits(first: int, last: int) -> bool:
         within = num_bytes[first:last].sum() <= split_bytes and (
@@ -93,27 +93,27 @@ def test_splits_cover_every_unit_once_in_order_within_their_bounds(
 
 def test_sizes_are_read_as_people_write_them() -> None:
     written = ["128MiB", "1GB", "1.5 GiB", "10_000", " 3kb ", 77]
-    assert [splits.parse_bytes(size) for size in written] == [2**27, 10**9, 3 * 2**29, 10_000, 3000, 77]
-    assert [splits.parse_rows(rows) for rows in (None, 1, 10**9)] == [None, 1, 10**9]
+    assert [parse_bytes(size) for size in written] == [2**27, 10**9, 3 * 2**29, 10_000, 3000, 77]
+    assert [parse_rows(rows) for rows in (None, 1, 10**9)] == [None, 1, 10**9]
 
 
 @pytest.mark.parametrize("size", ["128M", "much", "", 0, -1, True, 1.5, None, "1e3", "2TiB", "9" * 50])
-def test_a_size_that_is_not_clear_is_refused(size: Any) -> None:
+def test_an_ambiguous_size_is_refused(size: Any) -> None:
     with pytest.raises(InvalidArgument) as caught:
-        splits.parse_bytes(size)
+        parse_bytes(size)
     assert caught.value.field == "split_bytes"
 
 
 @pytest.mark.parametrize("rows", [0, -1, True, "5", 1.0])
-def test_a_number_of_rows_that_is_none_is_refused(rows: Any) -> None:
+def test_an_invalid_number_of_rows_is_refused(rows: Any) -> None:
     with pytest.raises(InvalidArgument, match="split_rows"):
-        splits.parse_rows(rows)
+        parse_rows(rows)
 
 
 # --- plans ---
 
 
-def test_a_plan_has_all_units_in_the_order_of_names() -> None:
+def test_a_plan_has_all_row_groups_in_the_order_of_file_names() -> None:
     fake = FakeFormat(unit_rows=2)
     files = [fake.add(name, {"x": list(range(rows))}) for name, rows in (("b", 3), ("a", 5), ("empty", 0), ("c", 2))]
     made = plan(fake, files, split_bytes=32)
@@ -128,7 +128,7 @@ def test_a_plan_has_all_units_in_the_order_of_names() -> None:
     assert plan(fake, files, split_rows=2).split_starts.tolist() == [0, 1, 2, 3, 4, 5, 6]
 
 
-def test_nulls_are_counted_where_files_tell_them() -> None:
+def test_nulls_are_counted_if_files_have_null_counts() -> None:
     fake = FakeFormat()
     files = [
         fake.add("y=1/a", {"x": [1, None], "z": [1, 2]}),
@@ -140,7 +140,7 @@ def test_nulls_are_counted_where_files_tell_them() -> None:
     assert plan(fake, files, columns=["x"]).null_counts == {"x": 3}
 
 
-def test_of_very_many_files_some_are_asked_for_nulls_from_the_first_to_the_last(
+def test_of_many_files_an_even_sample_is_read_for_null_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(surveyor, "MAX_ASKED_FOR_NULLS", 4)
@@ -160,10 +160,10 @@ def test_files_whose_partition_cannot_pass_are_not_opened() -> None:
     assert made.columns == ("x", "year", "c")
     assert made.pruning.num_files_pruned == 2
     assert made.pruning.num_units_counted == 1
-    assert made.files[1].fit.file_columns(["year", "x", "c"]) == ["x"]
+    assert made.files[1].projection.file_columns(["year", "x", "c"]) == ["x"]
 
 
-def test_units_are_counted_only_where_statistics_leave_a_doubt() -> None:
+def test_row_groups_are_counted_only_if_statistics_do_not_decide() -> None:
     fake = FakeFormat(unit_rows=1)
     files = [fake.add("a", {"x": [1, 2, 3]}), fake.add("b", {"y": [1, 2, 3]})]
     made = plan(fake, files, "x > 1")
@@ -199,8 +199,8 @@ CASTS = [
 
 
 @given(st.data())
-def test_rows_pass_the_filter_as_they_are_delivered_whatever_the_cast(data: st.DataObject) -> None:
-    """Units of one row, whose statistics leave no doubt about what is in the file."""
+def test_the_filter_applies_to_rows_as_they_are_delivered(data: st.DataObject) -> None:
+    """Row groups of one row, whose statistics are exact."""
     values, found, wanted = data.draw(st.sampled_from(CASTS))
     column = pa.array([data.draw(values), *data.draw(st.lists(values | st.none(), max_size=6))], found)
     border = data.draw(st.sampled_from([column[0], column.cast(wanted)[0]]))
@@ -221,7 +221,7 @@ def test_rows_pass_the_filter_as_they_are_delivered_whatever_the_cast(data: st.D
     assert column.cast(wanted).take(made.unit_index).to_pylist() == passing["x"].to_pylist()
 
 
-def test_text_is_read_with_the_types_that_all_its_files_agree_on() -> None:
+def test_text_is_read_with_the_unified_types_of_all_files() -> None:
     fake = FakeFormat(is_typed=False)
     files = [fake.add("a", {"x": [1, 2]}), fake.add("b", {"x": [1.5, 2.5]})]
     made = plan(fake, files, "x < 2")
@@ -235,14 +235,14 @@ def test_a_filter_that_does_not_fit_is_refused_before_anything_is_counted() -> N
     for text, told in (("z > 1", "'z', which is not there"), ("y == 'a'", "y is int64"), ("x > 'a'", "x is int64")):
         with pytest.raises(SchemaMismatch, match=told):
             look(fake, files, text)
-    with pytest.raises(SchemaMismatch, match="no column 'xx' in any file; did you mean 'x'"):
+    with pytest.raises(SchemaMismatch, match="no file has a column 'xx'; did you mean 'x'"):
         look(fake, files, "x > 1", columns=["xx"])
     assert not [what for what, _ in fake.calls if what == "open"]
-    with pytest.raises(InvalidArgument, match="was made for the filter 'x > 0'"):
+    with pytest.raises(InvalidArgument, match="the survey is for the filter 'x > 0'"):
         build(look(fake, files, "x > 0"), condition=filters.parse("x > 1"))
 
 
-def test_no_rows_are_told_apart_by_when_they_went() -> None:
+def test_an_empty_dataset_error_names_the_stage_that_removed_the_rows() -> None:
     fake = FakeFormat()
     with pytest.raises(NoData, match="there are no files"):
         plan(fake, [])
@@ -250,13 +250,13 @@ def test_no_rows_are_told_apart_by_when_they_went() -> None:
         plan(fake, [fake.add("e", {"x": pa.array([], pa.int64())})])
     with pytest.raises(NoData, match="no row passes the filter x > 9: there were 2 rows in 1 files before it"):
         plan(fake, [fake.add("a", {"x": [1, 2]})], "x > 9")
-    with pytest.raises(NoData, match=r"no row passes the filter y == 3: .*1 files were left out by their partition"):
+    with pytest.raises(NoData, match=r"no row passes the filter y == 3: .*1 files were pruned by their partition"):
         plan(fake, [fake.add("y=1/a", {"x": [1, 2]})], "y == 3")
-    with pytest.raises(NoData, match="1 could not be read and were skipped, the first: bad: bad is damaged"):
+    with pytest.raises(NoData, match="1 were unreadable and skipped, the first: bad: bad is damaged"):
         plan(fake, [fake.add("bad", None)], on_error="skip")
 
 
-def test_what_cannot_be_read_is_raised_or_skipped_and_named() -> None:
+def test_unreadable_data_raise_or_are_skipped_and_named() -> None:
     fake = FakeFormat(unit_rows=2, bad_units={("a", 1)})
     files = [fake.add("z", None), fake.add("a", {"x": [1, 2, 3, 4, 5]}), fake.add("y", None)]
     with pytest.raises(DataFileInvalid, match="z is damaged"):
@@ -269,7 +269,7 @@ def test_what_cannot_be_read_is_raised_or_skipped_and_named() -> None:
     assert (made.pruning.num_files_skipped, made.pruning.num_units_skipped) == (2, 1)
 
 
-def test_of_many_files_that_are_skipped_the_first_are_named_in_the_log_and_the_others_counted(
+def test_the_log_names_the_first_skipped_files_and_counts_the_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     fake = FakeFormat()
@@ -285,7 +285,7 @@ def test_of_many_files_that_are_skipped_the_first_are_named_in_the_log_and_the_o
     "error", [StorageUnavailable("503"), StorageDenied("403"), StorageError("disk"), SchemaMismatch("of another type")]
 )
 @pytest.mark.parametrize("when", ["inspect", "presence", "open", "read"])
-def test_storage_that_fails_and_mistakes_are_no_damage_and_never_skipped(
+def test_storage_errors_and_mistakes_are_never_skipped(
     monkeypatch: pytest.MonkeyPatch, error: Exception, when: str
 ) -> None:
     def fail(*_: object, **__: object) -> Any:
@@ -298,7 +298,7 @@ def test_storage_that_fails_and_mistakes_are_no_damage_and_never_skipped(
         plan(fake, files, "x > 1", on_error="skip")
 
 
-def test_of_several_files_that_fail_at_once_the_first_is_told() -> None:
+def test_of_several_failing_files_the_first_is_reported() -> None:
     both = threading.Barrier(2)
 
     class Failing(FakeFormat):
@@ -311,12 +311,12 @@ def test_of_several_files_that_fail_at_once_the_first_is_told() -> None:
         look(fake, [fake.add("first", None), fake.add("second", None)], num_threads=2)
 
 
-def test_progress_is_told_and_what_it_raises_stops_the_work() -> None:
+def test_progress_is_reported_and_an_error_in_it_stops_the_survey() -> None:
     fake = FakeFormat()
     files = [fake.add(f"f{number}", {"x": [1, 2]}) for number in range(20)]
     told: list[tuple[str, int, int]] = []
     look(fake, files, "x > 1", progress=lambda *args: told.append(args), num_threads=3)
-    steps = ("looking at files", "asking statistics", "counting rows")
+    steps = ("reading metadata", "reading statistics", "counting rows")
     assert told == [(what, done, 20) for what in steps for done in range(1, 21)]
 
     def stop(*_: object) -> None:
@@ -361,7 +361,7 @@ TABLES = st.dictionaries(
 
 @settings(deadline=None, max_examples=15)
 @given(TABLES, st.permutations(["a", "b", "c/d"]), st.data())
-def test_the_fingerprint_is_of_the_data_and_of_nothing_else(
+def test_the_fingerprint_depends_only_on_the_data(
     tables: dict[str, list[int]], order: list[str], data: st.DataObject
 ) -> None:
     fake = FakeFormat()
@@ -397,23 +397,27 @@ def made_of(fake: FakeFormat, **tables: list[int]) -> Plan:
     return plan(fake, [fake.add(name, {"x": values}) for name, values in tables.items()])
 
 
-def test_what_changed_is_named() -> None:
+def test_explain_names_what_changed() -> None:
     fake = FakeFormat(unit_rows=2)
     before = json.loads(json.dumps(summary(made_of(fake, a=[1, 2, 3], b=[4], c=[5]))))
     assert before["files"] == [["a", version_of(pa.table({"x": [1, 2, 3]}))[:8], 3], *before["files"][1:]]
     told = explain(before, made_of(fake, a=[1, 2, 3], b=[9], d=[5]))
     assert told == "d was added; c was removed; b was rewritten"
     told = explain(before, made_of(fake, a=[1, 2, 3], b=[4], c=[5], d=[6, 7], e=[8], f=[9], g=[1]))
-    assert told == "d, e, f and 1 more were added; there were 3 files and are 7; there were 5 rows and are 10"
+    assert told == (
+        "d, e, f and 1 more were added; there were 3 files, and now there are 7; "
+        "there were 5 rows, and now there are 10"
+    )
     files = [fake.add("a", {"x": [1, 2, 3]}), fake.add("b", {"x": [4]}), fake.add("c", {"x": [5]})]
-    assert explain(before, plan(fake, files, "x > 1")) == "the filter was none and is x > 1"
-    assert "splits of up to 16 bytes, before 3 of up to 24" in explain(before, plan(fake, files, split_rows=2))
+    assert explain(before, plan(fake, files, "x > 1")) == "the filter was none and is now x > 1"
+    smaller = plan(fake, files, split_rows=2)
+    assert "had 3 splits of up to 24 bytes and now have 4 of up to 16" in explain(before, smaller)
     fake.unit_rows = 1
-    assert "in 5 units, before in 4" in explain(before, plan(fake, files))
+    assert "had 4 row groups and now have 5" in explain(before, plan(fake, files))
 
 
 @pytest.mark.parametrize("before", [{}, {"condition": 3, "files": [[1]]}, {"condition": "", "files": None}])
-def test_a_summary_that_makes_no_sense_is_said_to_be_of_other_data(before: dict[str, Any]) -> None:
+def test_an_invalid_summary_is_explained_as_other_data(before: dict[str, Any]) -> None:
     assert "other data" in explain(before, made_of(FakeFormat(), a=[1]))
 
 
@@ -424,9 +428,10 @@ def test_the_summary_of_many_files_is_small_and_still_names_changes_among_the_fi
     before = summary(made)
     assert len(before["files"]) == MAX_FILES
     assert len(json.dumps(before)) < 40 * MAX_FILES
-    assert explain(before, plan(fake, files[1:])).startswith("f00000 was removed; there were 512 files and are 511")
+    removed = explain(before, plan(fake, files[1:]))
+    assert removed.startswith("f00000 was removed; there were 512 files, and now there are 511")
     last = [*files[:-1], fake.add("f00511", {"x": [-1]})]
-    assert "behind the first 256" in explain(before, plan(fake, last))
+    assert "after the first 256" in explain(before, plan(fake, last))
 
 
 # --- the table ---
@@ -434,23 +439,23 @@ def test_the_summary_of_many_files_is_small_and_still_names_changes_among_the_fi
 
 def shown(made: Plan) -> str:
     out = io.StringIO()
-    Console(file=out, width=160).print(plan_table.table(made))
+    Console(file=out, width=160).print(report.as_table(made))
     return out.getvalue()
 
 
-def test_the_table_has_a_line_per_split_and_says_what_was_left_out() -> None:
+def test_the_table_has_a_line_per_split_and_what_was_pruned() -> None:
     fake = FakeFormat(unit_rows=2)
     files = [fake.add("a", {"x": [1, 2, 3, 4, 9, 9]}), fake.add("z", None)]
     made = plan(fake, files, "x not in (3, 4)", on_error="skip")
-    assert plan_table.rows(made) == [
+    assert report.rows(made) == [
         {"split": 0, "file": "a", "units": "0–2 without 1", "rows": 4, "bytes": 32, "share": 1.0}
     ]
     text = " ".join(shown(made).split())
-    for told in ("4 rows in 1 splits", "0–2 without 1", "32 B", "100.0%", "1 of 3 units left out", "z is damaged"):
+    for told in ("4 rows in 1 splits", "0–2 without 1", "32 B", "100.0%", "1 of 3 row groups pruned", "z is damaged"):
         assert told in text
 
 
-def test_names_of_files_are_shown_and_never_obeyed() -> None:
+def test_file_names_are_printed_and_never_interpreted() -> None:
     fake = FakeFormat()
     names = ["[red]a[/red]", "[/]", "b\x1b[31m\n", "long" * 50 + "end"]
     text = shown(plan(fake, [fake.add(name, {"x": [1]}) for name in names]))
@@ -466,8 +471,8 @@ def test_a_long_plan_is_shortened() -> None:
     assert "60 more splits" in text
     assert "60.0%" in text
     assert len(text.splitlines()) < 55
-    assert len(plan_table.rows(made)) == 100
+    assert len(report.rows(made)) == 100
     nothing = dataclasses.replace(made, split_starts=np.array([0]))
-    assert plan_table.rows(nothing) == []
-    sizes = [plan_table.size(size) for size in (5, 2**10, 3 * 2**19, 2**30, 2**41)]
+    assert report.rows(nothing) == []
+    sizes = [report.size(size) for size in (5, 2**10, 3 * 2**19, 2**30, 2**41)]
     assert sizes == ["5 B", "1.0 KiB", "1.5 MiB", "1.0 GiB", "2.0 TiB"]

@@ -1,4 +1,4 @@
-"""What users receive: batches in five formats, theirs to change."""
+"""Batches in five output formats, which callers may modify."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_batches_hold_the_rows_of_the_chunk_in_order(output_format: str, sizes: 
             assert list(batch["s"]) == expected["s"]
 
 
-def test_torch_gets_contiguous_tensors_of_the_types_of_the_policy() -> None:
+def test_torch_tensors_are_contiguous_and_have_the_dtypes_of_the_policy() -> None:
     _, batch = batches(TABLE, [3, 7], "torch", strings="codes")
     assert [(name, batch[name].dtype) for name in ("id", "x", "e", "s")] == [
         ("id", torch.int64),
@@ -104,7 +104,7 @@ def test_torch_gets_contiguous_tensors_of_the_types_of_the_policy() -> None:
 
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.int32(), pa.string()], ids=str)
-def test_lists_go_straight_into_an_embedding_bag(kind: pa.DataType) -> None:
+def test_lists_are_valid_arguments_of_an_embedding_bag(kind: pa.DataType) -> None:
     rows = [[1, 2], [], [3], [0, 0, 2]]
     texts = [[f"t{value}" for value in row] for row in rows]
     table = pa.table({"h": pa.array(texts if kind == pa.string() else rows, pa.list_(kind))})
@@ -116,7 +116,7 @@ def test_lists_go_straight_into_an_embedding_bag(kind: pa.DataType) -> None:
         assert torch.allclose(found, torch.stack(sums))
 
 
-def test_batches_go_through_the_tools_that_walk_over_them() -> None:
+def test_batches_work_with_pytree_tools() -> None:
     (batch,) = batches(TABLE, [10], "torch")
     for walked in (send_to_device(batch, torch.device("cpu")), default_convert(batch)):
         assert isinstance(walked["h"], RaggedRows)
@@ -125,7 +125,7 @@ def test_batches_go_through_the_tools_that_walk_over_them() -> None:
 
 
 @pytest.mark.parametrize("output_format", ["torch", "numpy"])
-def test_a_batch_may_be_changed_without_touching_its_neighbours(output_format: str, tmp_path: Path) -> None:
+def test_a_batch_may_be_modified_without_changing_its_neighbours(output_format: str, tmp_path: Path) -> None:
     with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink, pa.ipc.new_file(sink, TABLE.schema) as writer:
         writer.write(TABLE)
     with pa.memory_map(str(tmp_path / "a.arrow")) as mapped:
@@ -150,7 +150,7 @@ def test_a_tensor_may_be_changed_in_place_with_a_gradient() -> None:
     assert not second["x"].requires_grad
 
 
-def test_what_a_transform_keeps_is_copied() -> None:
+def test_memory_that_a_transform_keeps_is_copied() -> None:
     kept = np.arange(6)
     table = pa.table({"x": kept})
     policies = decide(table.schema, {})
@@ -185,7 +185,7 @@ def test_padded_strings_are_as_wide_as_the_longest_of_their_batch(
 
 
 @pytest.mark.parametrize("width", [1, 4, 50])
-def test_a_fixed_width_cuts_strings_and_tells_how_long_they_were(width: int) -> None:
+def test_a_fixed_width_cuts_strings_and_keeps_their_lengths(width: int) -> None:
     table = pa.table({"s": TEXTS})
     first, second = batches(table.slice(1), [2, 3], "torch", strings="bytes", string_width=width)
     encoded = [text.encode() for text in TEXTS[1:]]
@@ -194,7 +194,7 @@ def test_a_fixed_width_cuts_strings_and_tells_how_long_they_were(width: int) -> 
     assert [length for batch in (first, second) for length in batch["s"].lengths.tolist()] == list(map(len, encoded))
 
 
-def test_padding_a_slice_takes_its_own_rows_only() -> None:
+def test_padding_a_slice_uses_only_its_rows() -> None:
     column = Ragged.of(np.arange(1, 7, dtype=np.uint8), np.array([1, 2, 3]))
     assert pad(column.slice(1, 3), 3).tolist() == [[2, 3, 0], [4, 5, 6]]
     assert pad(column.slice(1, 3), 2).tolist() == [[2, 3], [4, 5]]
@@ -224,7 +224,7 @@ def test_masks_are_columns_of_the_batch(output_format: str) -> None:
     assert [bool(value) for value in (mask.to_pylist() if output_format == "arrow" else mask)] == [False, True]
 
 
-def test_a_frame_of_one_column_may_be_changed() -> None:
+def test_a_frame_of_one_column_may_be_modified() -> None:
     (frame,) = batches(TABLE.select(["id"]), [10], "pandas")
     assert isinstance(frame, pd.DataFrame)
     frame.loc[0, "id"] = 5
@@ -239,7 +239,7 @@ def test_rows_without_columns_still_make_batches(output_format: str) -> None:
 
 
 def test_an_unknown_format_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="output_format='csv' is none of torch, numpy"):
+    with pytest.raises(InvalidArgument, match="output_format='csv' is unknown; use one of torch, numpy"):
         Presenter("csv", ())
 
 
