@@ -28,8 +28,7 @@ from hypothesis import strategies as st
 
 from strata.data.filter import expression, literals
 from strata.data.formats.base import FileFacts, Format, Presence, Reader, Unit
-from strata.data.source.file import DataFile
-from strata.data.source.source import Source
+from strata.data.source.source import DataFile, Source
 from strata.data.structured import StructuredDataset
 from strata.errors import (
     DataFileChanged,

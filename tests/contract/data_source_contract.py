@@ -16,10 +16,9 @@ import pytest
 from pyarrow import csv, orc
 
 from strata.data import StructuredDataset
-from strata.data.source.file import DataFile
 from strata.data.source.filesystem import open_source
 from strata.data.source.paths import Found, discover, guess_format, suffixes_of
-from strata.data.source.source import ByteCounter
+from strata.data.source.source import ByteCounter, DataFile
 from strata.errors import DataFileMissing, NoData, StorageDenied
 
 PARQUET = suffixes_of("parquet")

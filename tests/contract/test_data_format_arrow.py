@@ -18,8 +18,7 @@ from data_format_contract import LOCAL, Faulty, FormatContract, bound, data_file
 
 from strata.data.formats.arrow import SAMPLE_BYTES, ArrowFormat  # noqa: E402
 from strata.data.formats.base import Presence, Unit  # noqa: E402
-from strata.data.source.file import DataFile  # noqa: E402
-from strata.data.source.source import Source  # noqa: E402
+from strata.data.source.source import DataFile, Source  # noqa: E402
 from strata.errors import DataFileInvalid  # noqa: E402
 
 

@@ -32,8 +32,7 @@ from strata.data.formats.base import Format, PagedReader, Presence
 from strata.data.formats.orc import OrcFormat
 from strata.data.formats.parquet import pages as parquet_pages
 from strata.data.formats.parquet.format import ParquetFormat
-from strata.data.source.file import DataFile
-from strata.data.source.source import Source
+from strata.data.source.source import DataFile, Source
 from strata.errors import NoData, SchemaMismatch
 
 LOCAL = Source(pafs.LocalFileSystem(), is_local=True)

@@ -20,11 +20,10 @@ from calls import num_calls
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.data.source.file import DataFile
 from strata.data.source.filesystem import open_source
 from strata.data.source.listing import Pattern, common_directory
 from strata.data.source.paths import Found, discover, format_of, guess_format, suffixes_of
-from strata.data.source.source import ByteCounter, Source, reaching, translated
+from strata.data.source.source import ByteCounter, DataFile, Source, reaching, translated
 from strata.data.source.storage_options import azure_arguments, gcs_arguments, s3_arguments
 from strata.errors import (
     ConfigError,

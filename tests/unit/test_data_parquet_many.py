@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from strata.data.formats.base import FileFacts
 from strata.data.formats.parquet import chunks, footer_batch, footer_reader
 from strata.data.formats.parquet.format import ParquetFormat
-from strata.data.source.file import DataFile
-from strata.data.source.source import Source
+from strata.data.source.source import DataFile, Source
 from strata.errors import DataError, DataFileInvalid, DataFileMissing, StorageError
 
 LOCAL = Source(pafs.LocalFileSystem(), is_local=True)

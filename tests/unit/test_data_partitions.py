@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.data.source.file import DataFile
 from strata.data.source.partitions import NULL, hive_partition, partition_fields, partition_values
+from strata.data.source.source import DataFile
 from strata.errors import SchemaMismatch
 
 

@@ -30,8 +30,8 @@ from strata.data.plan.plan import Plan
 from strata.data.plan.planner import build
 from strata.data.plan.survey import Survey
 from strata.data.plan.surveyor import survey
-from strata.data.source.file import DataFile
 from strata.data.source.partitions import partition_fields
+from strata.data.source.source import DataFile
 from strata.errors import (
     DataFileInvalid,
     InvalidArgument,

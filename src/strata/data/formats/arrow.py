@@ -45,8 +45,7 @@ if TYPE_CHECKING:
 
     from strata.data.filter.expression import Node
     from strata.data.formats.base import UnitRanges
-    from strata.data.source.file import DataFile
-    from strata.data.source.source import Source
+    from strata.data.source.source import DataFile, Source
 
 SAMPLE_BYTES = 4 << 10
 GUESS_BYTES = 4 << 10

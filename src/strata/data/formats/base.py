@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from strata.data.filter.expression import Node
-    from strata.data.source.file import DataFile
     from strata.data.source.ranges import Range
-    from strata.data.source.source import Source
+    from strata.data.source.source import DataFile, Source
     from strata.errors import DataError, StorageError
 
 

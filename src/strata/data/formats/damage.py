@@ -18,8 +18,7 @@ from strata.errors import DataFileInvalid
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from strata.data.source.file import DataFile
-    from strata.data.source.source import Source
+    from strata.data.source.source import DataFile, Source
 
 T = TypeVar("T")
 

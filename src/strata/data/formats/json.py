@@ -23,8 +23,7 @@ from strata.errors import ConfigError, DataFileInvalid
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from strata.data.source.file import DataFile
-    from strata.data.source.source import Source
+    from strata.data.source.source import DataFile, Source
 
 ARRAY_BYTES_MAX: Final = 1 << 30
 _PEEK_BYTES: Final = 1 << 12

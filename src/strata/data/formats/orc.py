@@ -43,8 +43,7 @@ if TYPE_CHECKING:
     from strata.data.filter.expression import Node
     from strata.data.formats.base import Presence, UnitRanges
     from strata.data.formats.orc_tail import Stream, Stripe
-    from strata.data.source.file import DataFile
-    from strata.data.source.source import Source
+    from strata.data.source.source import DataFile, Source
 
 TAIL_BYTES: Final = 64 << 10
 """Holds the tail of most files, and the footers of the last stripes."""

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
     from strata.data.filter.expression import Node
     from strata.data.formats.records import Records
-    from strata.data.source.file import DataFile
-    from strata.data.source.source import Source
+    from strata.data.source.source import DataFile, Source
 
 CODECS: Final = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 """By the end of a file's name."""

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
     from strata.data.iceberg.location import Locator
     from strata.data.iceberg.scan import ScannedFile
-    from strata.data.source.file import DataFile
-    from strata.data.source.source import Source
+    from strata.data.source.source import DataFile, Source
 
     Positions = npt.NDArray[np.int64]
 

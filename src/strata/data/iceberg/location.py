@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import pyarrow.fs as pafs
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
-from strata.data.source.file import DataFile
-from strata.data.source.source import Source
+from strata.data.source.source import DataFile, Source
 from strata.errors import DataError, StorageError
 
 if TYPE_CHECKING:

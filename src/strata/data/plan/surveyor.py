@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from strata.data.plan.cache import SurveyCache
     from strata.data.plan.probe import OnError
     from strata.data.plan.survey import Partition
-    from strata.data.source.file import DataFile
-    from strata.data.source.source import Source
+    from strata.data.source.source import DataFile, Source
 
 __all__ = ["Progress", "survey"]
 

@@ -21,8 +21,7 @@ import pyarrow as pa
 
 from strata.data.formats.base import PagedRanged, Ranged
 from strata.data.runtime.threads import Threads
-from strata.data.source.ranged_file import RangedFile
-from strata.data.source.ranges import Range, coalesced, parts
+from strata.data.source.ranges import Range, RangedFile, coalesced, parts
 from strata.data.source.source import Source, reaching
 from strata.errors import DataFileChanged
 
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
     from strata.data.formats.base import UnitRanges
     from strata.data.runtime.decoder import Recipe
-    from strata.data.source.file import DataFile
+    from strata.data.source.source import DataFile
 
 NUM_CONNECTIONS = 16
 MAX_FILES_OPEN = 64

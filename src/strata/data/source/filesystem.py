@@ -12,15 +12,18 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import threading
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+import pyarrow as pa
 import pyarrow.fs as pafs
 
-from strata.data.source.shared_files import handler_of, in_turns
+from strata.data.source.ranges import RangedFile
 from strata.data.source.source import Source, reaching
 from strata.data.source.storage_options import azure_arguments, gcs_arguments, question_timeout_s, s3_arguments
 from strata.errors import ConfigError, InvalidArgument
+from strata.lifecycle import renewed
 from strata.storage.object_options import AZURE, GCS, KINDS, S3
 
 if TYPE_CHECKING:
@@ -229,3 +232,52 @@ def _is_near(made: Any) -> bool:
 
 def _wrapped(made: Any) -> Source:
     return Source(pafs.PyFileSystem(handler_of(made)), is_local=_is_near(made))
+
+
+# --- file systems whose files share one position ---
+
+_PROTOCOLS = ("memory", "tar", "libarchive")
+_turn = renewed(threading.Lock())
+"""One for all: file systems that look like two may be views of the same."""
+
+
+def handler_of(filesystem: Any) -> pafs.FSSpecHandler:
+    """Makes one of fsspec's file systems one of pyarrow's, that several threads can read from."""
+    return _InTurns(filesystem) if _shares(filesystem) else pafs.FSSpecHandler(filesystem)
+
+
+def in_turns(filesystem: pafs.FileSystem) -> pafs.FileSystem:
+    """The same for one that was made into one of pyarrow's already."""
+    if isinstance(filesystem, pafs.SubTreeFileSystem):
+        return pafs.SubTreeFileSystem(filesystem.base_path, in_turns(filesystem.base_fs))
+    if isinstance(filesystem, pafs.PyFileSystem) and type(filesystem.handler) is pafs.FSSpecHandler:
+        return pafs.PyFileSystem(handler_of(filesystem.handler.fs))
+    return filesystem
+
+
+def _shares(filesystem: Any) -> bool:
+    """Also what is a view of another one, as a directory of it."""
+    while filesystem is not None:
+        protocols = [filesystem.protocol] if isinstance(filesystem.protocol, str) else filesystem.protocol
+        if any(protocol in _PROTOCOLS for protocol in protocols):
+            return True
+        filesystem = getattr(filesystem, "fs", None)
+    return False
+
+
+class _InTurns(pafs.FSSpecHandler):  # type: ignore[misc]
+    def open_input_file(self, path: str) -> pa.PythonFile:
+        if not self.fs.isfile(path):
+            raise FileNotFoundError(path)
+        with _turn:
+            file = self.fs.open(path, mode="rb")
+            size_bytes = file.seek(0, 2)
+
+        def read(offset: int, num_bytes: int) -> pa.Buffer:
+            with _turn:
+                file.seek(offset)
+                return pa.py_buffer(file.read(num_bytes))
+
+        return pa.PythonFile(RangedFile(size_bytes, read), mode="r")
+
+    open_input_stream = open_input_file

@@ -16,7 +16,7 @@ from strata.errors import SchemaMismatch
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from strata.data.source.file import DataFile
+    from strata.data.source.source import DataFile
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}", re.ASCII)

@@ -15,11 +15,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from strata.data.source.file import DataFile
 from strata.data.source.filesystem import open_source, path_of, store_of
 from strata.data.source.listing import GONE, Place, Search, Seen, common_directory, relative, search_all
 from strata.data.source.partitions import hive_keys, hive_partition
-from strata.data.source.source import without_secrets
+from strata.data.source.source import DataFile, without_secrets
 from strata.errors import DataFileMissing, InvalidArgument, NoData
 
 if TYPE_CHECKING:

@@ -21,8 +21,6 @@ from strata.lifecycle import renewed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from strata.data.source.file import DataFile
-
 Answer = TypeVar("Answer")
 
 TIMEOUT_S = 60.0
@@ -48,6 +46,19 @@ _SECRET = re.compile(r"(?i)\b(sig|signature|x-amz-[a-z-]+|token|secret|password|
 _USER = re.compile(r"://[^/@\s]*@")
 """A name, and perhaps a password, in a URL."""
 _LONGEST = 500
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    path: str
+    """As its file system knows it."""
+    name: str
+    """Relative to where the search began: what people read, and what stays the same when a dataset is moved."""
+    size_bytes: int
+    mtime_ns: int
+    """With the size: whether what a cache knows of the file still holds. Not part of a dataset's fingerprint."""
+    partition: tuple[tuple[str, str | None], ...] = ()
+    """Hive partition keys and values, unquoted, as they stand in the path; None is the null partition."""
 
 
 class ByteCounter:

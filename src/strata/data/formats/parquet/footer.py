@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
     import pyarrow.parquet as pq
 
-    from strata.data.source.file import DataFile
-    from strata.data.source.source import Source
+    from strata.data.source.source import DataFile, Source
 
 TAIL_BYTES = 64 << 10
 """Holds the footer of most files: about 70 column chunks with statistics fit in 8 KiB."""

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
     from strata.data.formats.parquet.footer import Tail
     from strata.data.formats.parquet.footer_reader import Layout, RowGroups
-    from strata.data.source.file import DataFile
-    from strata.data.source.source import Source
+    from strata.data.source.source import DataFile, Source
 
     Result: TypeAlias = FileFacts | DataError | StorageError
 

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
     from strata.data.filter.expression import Node
     from strata.data.formats.base import Judged, Reader, Rows, UnitRanges
-    from strata.data.source.file import DataFile
-    from strata.data.source.source import Source
+    from strata.data.source.source import DataFile, Source
     from strata.errors import DataError, StorageError
 
 HEAD_COLUMNS = 4
