@@ -20,8 +20,6 @@ import pyarrow as pa
 import xxhash
 import zstandard
 
-from strata.data.formats import lzo
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -39,6 +37,8 @@ _WRITER_WITH_UTC_STATISTICS: Final = 6
 _SECOND_NS: Final = 1_000_000_000
 _INDEX_STREAMS: Final = frozenset({6, 7, 8})
 """Row indexes and Bloom filters, which are not read to decode a stripe."""
+_LZO_END: Final = 16384
+"""The distance of the instruction that ends a block."""
 
 BOOLEAN, FLOAT, DOUBLE, STRING, TIMESTAMP, DATE = 0, 5, 6, 7, 9, 15
 INTEGERS: Final = frozenset({1, 2, 3, 4})
@@ -47,6 +47,10 @@ FLOATS: Final = frozenset({FLOAT, DOUBLE})
 
 class TailDamaged(ValueError):
     """The bytes are not what the specification says."""
+
+
+class LzoDamaged(ValueError):
+    """These bytes are no LZO, or become more than they may."""
 
 
 class TailUnsupported(TailDamaged):
@@ -270,7 +274,7 @@ def _inflate(chunk: memoryview, postscript: Postscript) -> bytes:
             case "zstd":
                 return zstandard.ZstdDecompressor(max_window_size=_BLOCK_BYTES_MAX).stream_reader(chunk).read(limit)
             case "lzo":
-                return lzo.decompress(chunk, limit)
+                return lzo_decompress(chunk, limit)
             case "snappy":
                 size, codec = _varint(chunk, 0)[0], "snappy"
             case "lz4":
@@ -280,7 +284,7 @@ def _inflate(chunk: memoryview, postscript: Postscript) -> bytes:
         if size > limit:
             raise TailDamaged(f"a chunk of {size} bytes where {limit} are allowed")
         inflated: bytes = pa.Codec(codec).decompress(chunk, decompressed_size=size, asbytes=True)
-    except (zlib.error, zstandard.ZstdError, lzo.LzoDamaged, OSError, pa.ArrowException) as error:
+    except (zlib.error, zstandard.ZstdError, LzoDamaged, OSError, pa.ArrowException) as error:
         raise TailDamaged(f"a chunk is no {postscript.codec}: {error}") from error
     return inflated
 
@@ -480,3 +484,79 @@ def _text(data: memoryview) -> str:
         return str(data, "utf-8")
     except UnicodeDecodeError as error:
         raise TailDamaged(f"a string is no UTF-8: {error}") from error
+
+
+# -- LZO ---------------------------------------------------------------------------------------------------------------
+
+
+def lzo_decompress(data: bytes | memoryview, limit: int) -> bytes:
+    """
+    Raises:
+        LzoDamaged: Of these bytes nothing can be made, or more than `limit` bytes.
+    """
+    try:
+        return _lzo_blocks(bytes(data), limit)
+    except IndexError:
+        raise LzoDamaged("the bytes end within an instruction") from None
+
+
+def _lzo_blocks(data: bytes, limit: int) -> bytes:
+    made = bytearray()
+    at = 0
+    num_literals = 0
+    """Of the instruction before; 4 stands for a run of them."""
+    if data[0] > 17:
+        at, num_literals = _lzo_literals(data, 1, data[0] - 17, made), min(data[0] - 17, 4)
+    while at < len(data):
+        code = data[at]
+        at += 1
+        if code < 16 and num_literals == 0:
+            size, at = (code, at) if code else _lzo_length(data, at, 15)
+            at, num_literals = _lzo_literals(data, at, size + 3, made), 4
+        else:
+            if code < 16:
+                size, distance = (2, 1) if num_literals < 4 else (3, 2049)
+                distance, at = distance + (data[at] << 2) + (code >> 2), at + 1
+                num_literals = code & 3
+            elif code < 64:
+                mask = 7 if code < 32 else 31
+                size, at = (code & mask, at) if code & mask else _lzo_length(data, at, mask)
+                size += 2
+                pair = data[at] | data[at + 1] << 8
+                at += 2
+                distance = (pair >> 2) + (1 if code >= 32 else _LZO_END + ((code & 8) << 11))
+                num_literals = pair & 3
+                if code < 32 and distance == _LZO_END:
+                    return bytes(made)
+            else:
+                size = (code >> 5) + 1
+                distance, at = 1 + (data[at] << 3) + (code >> 2 & 7), at + 1
+                num_literals = code & 3
+            _lzo_repeat(made, distance, size)
+            at = _lzo_literals(data, at, num_literals, made)
+        if len(made) > limit:
+            raise LzoDamaged(f"a block of more than {limit} bytes")
+    return bytes(made)
+
+
+def _lzo_length(data: bytes, at: int, size: int) -> tuple[int, int]:
+    """A size that does not fit into its instruction, and where it ends."""
+    while not data[at]:
+        size += 255
+        at += 1
+    return size + data[at], at + 1
+
+
+def _lzo_literals(data: bytes, at: int, number: int, made: bytearray) -> int:
+    if at + number > len(data):
+        raise LzoDamaged("the bytes end within literals")
+    made += data[at : at + number]
+    return at + number
+
+
+def _lzo_repeat(made: bytearray, distance: int, size: int) -> None:
+    """The last bytes once more; more than there are, if they repeat themselves."""
+    if distance > len(made):
+        raise LzoDamaged("a copy of what lies before the beginning")
+    source = made[-distance:] if distance > size else made[-distance:] * (size // distance + 1)
+    made += source[:size]
