@@ -25,9 +25,8 @@ from pyiceberg.types import (
 )
 
 from strata.data.formats.base import Unit
-from strata.data.iceberg.columns import Resolver
+from strata.data.iceberg.columns import Resolver, arrow_type, can_read, is_wide
 from strata.data.iceberg.projection import Cast, IcebergFit
-from strata.data.iceberg.types import arrow_type, can_read, is_wide
 from strata.errors import SchemaMismatch
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
     from strata.data.config import OnEmpty, OnError
-    from strata.data.iceberg.snapshot import TableState
+    from strata.data.iceberg.catalog import TableState
     from strata.data.plan.cache import SurveyCache
     from strata.data.plan.plan import Plan
     from strata.data.plan.surveyor import Progress

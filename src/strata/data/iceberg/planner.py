@@ -10,17 +10,14 @@ import pyarrow as pa
 
 from strata.data import formats
 from strata.data.filter import filter as row_filters
-from strata.data.iceberg.catalog import opened
+from strata.data.iceberg.catalog import find_schema, find_snapshot, opened, state_of
+from strata.data.iceberg.columns import arrow_type
 from strata.data.iceberg.deletes import read_positions
 from strata.data.iceberg.filter import parse as parse_filters
-from strata.data.iceberg.location import Locator
-from strata.data.iceberg.probe import Request
+from strata.data.iceberg.probe import Request, digest_of
 from strata.data.iceberg.projection import IcebergFit
-from strata.data.iceberg.row_counts import digest_of
-from strata.data.iceberg.scan import scan
-from strata.data.iceberg.snapshot import find_schema, find_snapshot, state_of
+from strata.data.iceberg.scan import Locator, scan
 from strata.data.iceberg.survey import survey
-from strata.data.iceberg.types import arrow_type
 from strata.data.plan.plan import Plan, PlannedFile, Pruning
 from strata.data.plan.planner import Units, assemble, fingerprint
 from strata.data.plan.splits import parse_bytes, parse_rows
@@ -40,10 +37,10 @@ if TYPE_CHECKING:
     from strata.data.config import OnEmpty, OnError
     from strata.data.filter.filter import Condition
     from strata.data.formats.base import FileFacts, Format
+    from strata.data.iceberg.catalog import TableState
+    from strata.data.iceberg.probe import Counted
     from strata.data.iceberg.projection import FitColumn
-    from strata.data.iceberg.row_counts import Counted
     from strata.data.iceberg.scan import Scan
-    from strata.data.iceberg.snapshot import TableState
     from strata.data.iceberg.survey import Survey
     from strata.data.plan.cache import SurveyCache
     from strata.data.plan.surveyor import Progress

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import pyarrow.fs as pafs
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.expressions.visitors import (
     _InclusiveMetricsEvaluator,
@@ -19,17 +20,20 @@ from pyiceberg.expressions.visitors import (
     inclusive_projection,
     manifest_evaluator,
 )
+from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.manifest import DataFileContent, ManifestContent
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import VoidTransform
 
-from strata.data.source.source import reaching
+from strata.data.source.source import DataFile, Source, reaching
+from strata.errors import DataError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from pyiceberg.expressions import BooleanExpression
-    from pyiceberg.manifest import DataFile, ManifestEntry, ManifestFile
+    from pyiceberg.manifest import DataFile as IcebergFile
+    from pyiceberg.manifest import ManifestEntry, ManifestFile
     from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
@@ -46,10 +50,10 @@ _Key = tuple[int, str]
 class ScannedFile:
     """A data file, and the delete files that may say something about its rows."""
 
-    file: DataFile
+    file: IcebergFile
     sequence: int
-    position_deletes: tuple[DataFile, ...] = ()
-    equality_deletes: tuple[DataFile, ...] = ()
+    position_deletes: tuple[IcebergFile, ...] = ()
+    equality_deletes: tuple[IcebergFile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +120,7 @@ class _Pruner:
         self._prepare(manifest.partition_spec_id)
         return self._of_manifests[manifest.partition_spec_id](manifest)
 
-    def may_have_rows(self, file: DataFile) -> bool:
+    def may_have_rows(self, file: IcebergFile) -> bool:
         return self._of_partitions[file.spec_id](file.partition) and self._bounds(file)
 
     def _prepare(self, spec_id: int) -> None:
@@ -139,14 +143,14 @@ class _Deletes:
 
     def __init__(self, entries: Iterable[ManifestEntry], *, unpartitioned: frozenset[int]) -> None:
         self._unpartitioned = unpartitioned
-        self._by_path: dict[bytes, list[tuple[int, DataFile]]] = defaultdict(list)
-        self._by_partition: dict[_Key, list[tuple[int, DataFile]]] = defaultdict(list)
-        self._equal: dict[_Key, list[tuple[int, DataFile]]] = defaultdict(list)
-        self._equal_anywhere: list[tuple[int, DataFile]] = []
+        self._by_path: dict[bytes, list[tuple[int, IcebergFile]]] = defaultdict(list)
+        self._by_partition: dict[_Key, list[tuple[int, IcebergFile]]] = defaultdict(list)
+        self._equal: dict[_Key, list[tuple[int, IcebergFile]]] = defaultdict(list)
+        self._equal_anywhere: list[tuple[int, IcebergFile]] = []
         for entry in entries:
             self._add(entry.sequence_number or 0, entry.data_file)
 
-    def _add(self, sequence: int, file: DataFile) -> None:
+    def _add(self, sequence: int, file: IcebergFile) -> None:
         if file.content == DataFileContent.EQUALITY_DELETES:
             place = self._equal_anywhere if file.spec_id in self._unpartitioned else self._equal[_key(file)]
             place.append((sequence, file))
@@ -170,20 +174,78 @@ class _Deletes:
         return ScannedFile(file, sequence, _by_name(positions), _by_name(equal))
 
 
-def _by_name(files: list[DataFile]) -> tuple[DataFile, ...]:
+def _by_name(files: list[IcebergFile]) -> tuple[IcebergFile, ...]:
     """Each once: one file can hold the deletion vectors of many data files, and is then listed for each."""
     return tuple(sorted({file.file_path: file for file in files}.values(), key=lambda file: file.file_path))
 
 
-def _key(file: DataFile) -> _Key:
+def _key(file: IcebergFile) -> _Key:
     return file.spec_id, repr(file.partition)
 
 
-def _path_bounds(file: DataFile) -> tuple[bytes | None, bytes | None]:
+def _path_bounds(file: IcebergFile) -> tuple[bytes | None, bytes | None]:
     return (file.lower_bounds or {}).get(_PATH_ID), (file.upper_bounds or {}).get(_PATH_ID)
 
 
-def _may_name(delete: DataFile, path: bytes) -> bool:
+def _may_name(delete: IcebergFile, path: bytes) -> bool:
     """Bounds may be cut short, downwards and upwards: they tell what is out, not what is in."""
     lower, upper = _path_bounds(delete)
     return (lower is None or lower <= path) and (upper is None or path <= upper)
+
+
+class Locator:
+    """Finds files by the location that manifests give them."""
+
+    def __init__(self, table: Table) -> None:
+        self._base = table.location().rstrip("/") + "/"
+        self._name = ".".join(table.name())
+        self._io = table.io if isinstance(table.io, PyArrowFileIO) else PyArrowFileIO(table.io.properties)
+        self._reached: dict[tuple[str, str], pafs.FileSystem] = {}
+        self._files: dict[tuple[str, int], DataFile] = {}
+
+    def source(self, locations: list[str]) -> Source:
+        """The file system that all of these are on.
+
+        Raises:
+            DataError: They are on several.
+            StorageError: It cannot be set up.
+        """
+        first: tuple[str, pafs.FileSystem] | None = None
+        for location in locations:
+            filesystem = self._filesystem(location)
+            if first is None:
+                first = location, filesystem
+            elif filesystem is not first[1] and not filesystem.equals(first[1]):
+                raise DataError(
+                    f"{self._name} has files on more than one file system, for example {first[0]} and {location}; "
+                    "rewrite its data files into one place (Spark: CALL system.rewrite_data_files)"
+                )
+        if first is None:
+            return Source(pafs.LocalFileSystem(), is_local=True)
+        return Source(first[1], is_local=isinstance(first[1], pafs.LocalFileSystem))
+
+    def file(self, location: str, size_bytes: int) -> DataFile:
+        """By its name below the table; in full if it is elsewhere. Files of a table never change: no time is needed."""
+        found = self._files.get((location, size_bytes))
+        if found is None:
+            path = PyArrowFileIO.parse_location(location)[2]
+            found = DataFile(path=path, name=location.removeprefix(self._base), size_bytes=size_bytes, mtime_ns=0)
+            self._files[location, size_bytes] = found
+        return found
+
+    def _filesystem(self, location: str) -> pafs.FileSystem:
+        scheme, host, _ = PyArrowFileIO.parse_location(location)
+        if (scheme, host) not in self._reached:
+            self._reached[scheme, host] = self._reach(scheme, host, location)
+        return self._reached[scheme, host]
+
+    def _reach(self, scheme: str, host: str, location: str) -> pafs.FileSystem:
+        if scheme == "file":
+            return pafs.LocalFileSystem()
+        try:
+            return self._io.fs_by_scheme(scheme, host)
+        except (ValueError, ImportError, OSError) as error:
+            raise StorageError(
+                f"{location} cannot be reached: {error}; check the storage settings in catalog_config (s3.endpoint, "
+                "s3.access-key-id, …)"
+            ) from error

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 import pyarrow as pa
 
-from strata.data.iceberg.equality_deletes import EqualityDeletes
-from strata.data.iceberg.probe import Layouts, Looked, look
+from strata.data.iceberg.columns import is_wide
+from strata.data.iceberg.deletes import EqualityDeletes
+from strata.data.iceberg.probe import Counted, Known, Layouts, Looked, count, look
 from strata.data.iceberg.projection import NO_ROWS
-from strata.data.iceberg.row_counts import Counted, Known, count
-from strata.data.iceberg.types import is_wide
 from strata.data.plan import cache as survey_cache
 from strata.data.plan import survey as surveys
 from strata.data.plan.probe import UNREADABLE, tell_skipped
