@@ -27,7 +27,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from strata.data.filter import expression, literals
-from strata.data.formats.base import FileFacts, Format, Presence, Reader, Unit
+from strata.data.filter.expression import Presence
+from strata.data.formats.base import FileFacts, Format, Reader, Unit
 from strata.data.source.source import DataFile, Source
 from strata.data.structured import StructuredDataset
 from strata.errors import (

@@ -16,8 +16,9 @@ pytest.register_assert_rewrite("data_format_contract")
 
 from data_format_contract import LOCAL, Faulty, FormatContract, bound, data_file, remote, same, sample  # noqa: E402
 
+from strata.data.filter.expression import Presence  # noqa: E402
 from strata.data.formats.arrow import SAMPLE_BYTES, ArrowFormat  # noqa: E402
-from strata.data.formats.base import Presence, Unit  # noqa: E402
+from strata.data.formats.base import Unit  # noqa: E402
 from strata.data.source.source import DataFile, Source  # noqa: E402
 from strata.errors import DataFileInvalid  # noqa: E402
 

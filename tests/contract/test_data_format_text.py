@@ -19,7 +19,8 @@ from data_format_contract import LOCAL, PLAIN, FormatContract, bound, data_file
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from strata.data.formats.base import Format, Presence, Unit
+from strata.data.filter.expression import Presence
+from strata.data.formats.base import Format, Unit
 from strata.data.formats.csv import CsvFormat
 from strata.data.formats.json import JsonFormat, JsonlFormat
 from strata.errors import ConfigError, DataFileChanged, DataFileInvalid, SchemaMismatch

@@ -27,8 +27,9 @@ from hypothesis import strategies as st
 from strata.data import StructuredDataset
 from strata.data.filter import expression
 from strata.data.filter import filter as filters
+from strata.data.filter.expression import Presence
 from strata.data.formats.arrow import ArrowFormat
-from strata.data.formats.base import Format, PagedReader, Presence
+from strata.data.formats.base import Format, PagedReader
 from strata.data.formats.orc import OrcFormat
 from strata.data.formats.parquet import pages as parquet_pages
 from strata.data.formats.parquet.format import ParquetFormat

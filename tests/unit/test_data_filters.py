@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from strata.data.filter import expression as expressions
 from strata.data.filter import filter as filters
-from strata.data.formats.base import Presence
+from strata.data.filter.expression import Presence
 from strata.errors import InvalidArgument, SchemaMismatch
 
 TABLE = pa.table(

@@ -21,8 +21,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from strata.data.filter.expression import ANY, FALSE, FLIPPED, LOGIC, NULL, TRUE, Call, Field, Literal, combined
-from strata.data.formats.base import Presence
+from strata.data.filter.expression import (
+    ANY,
+    FALSE,
+    FLIPPED,
+    LOGIC,
+    NULL,
+    TRUE,
+    Call,
+    Field,
+    Literal,
+    Presence,
+    combined,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

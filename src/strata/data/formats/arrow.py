@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, ClassVar
 import pyarrow as pa
 import xxhash
 
+from strata.data.filter.expression import Presence
 from strata.data.formats.arrow_messages import (
     CONTINUATION,
     DICTIONARY,
@@ -34,7 +35,7 @@ from strata.data.formats.arrow_messages import (
     parse_message,
     slots,
 )
-from strata.data.formats.base import FileFacts, Presence, Unit
+from strata.data.formats.base import FileFacts, Unit
 from strata.data.formats.damage import CURE, NUM_HEAD_BYTES, kind_of, undecodable
 from strata.data.source.ranges import Range, coalesced
 from strata.data.source.source import reaching

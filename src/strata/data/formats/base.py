@@ -7,7 +7,6 @@ number of rows is known before they are decoded: the order of a dataset is arith
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from strata.data.filter.expression import Node
+    from strata.data.filter.expression import Node, Presence
     from strata.data.source.ranges import Range
     from strata.data.source.source import DataFile, Source
     from strata.errors import DataError, StorageError
@@ -47,14 +46,6 @@ class FileFacts:
     """Changes when the contents do, and with nothing else: not when the file is copied or touched."""
     null_counts: Mapping[str, int] = field(default_factory=dict)
     """How many nulls a top-level column has; a column that is not named may have any number."""
-
-
-class Presence(enum.IntEnum):
-    """What statistics say about the rows of a unit that pass a filter."""
-
-    NONE = 0
-    SOME = 1
-    ALL = 2
 
 
 Rows = tuple[int, int]

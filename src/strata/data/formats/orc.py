@@ -40,8 +40,8 @@ from strata.errors import DataFileChanged, DataFileInvalid, SchemaMismatch, Stra
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from strata.data.filter.expression import Node
-    from strata.data.formats.base import Presence, UnitRanges
+    from strata.data.filter.expression import Node, Presence
+    from strata.data.formats.base import UnitRanges
     from strata.data.formats.orc_tail import Stream, Stripe
     from strata.data.source.source import DataFile, Source
 

@@ -19,7 +19,8 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import xxhash
 
-from strata.data.formats.base import FileFacts, Presence, Unit
+from strata.data.filter.expression import Presence
+from strata.data.formats.base import FileFacts, Unit
 from strata.data.formats.records import UnitCutter
 from strata.data.source.source import reaching
 from strata.errors import DataFileChanged, DataFileInvalid, SchemaMismatch, StrataError

@@ -13,7 +13,7 @@ from pyiceberg.transforms import IdentityTransform
 
 from strata.data.filter import expression
 from strata.data.filter import filter as filters
-from strata.data.formats.base import Presence
+from strata.data.filter.expression import Presence
 from strata.data.iceberg.columns import Resolver
 from strata.data.iceberg.filter import renamed
 from strata.data.iceberg.projection import IcebergFit

@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from strata.data.filter import expression
 from strata.data.filter import filter as filters
-from strata.data.formats.base import PagedReader, Presence, Saving, is_keyed, joined
+from strata.data.filter.expression import Presence
+from strata.data.formats.base import PagedReader, Saving, is_keyed, joined
 from strata.data.plan.probe import UNREADABLE, attempts, known_values
 from strata.data.plan.projection import PlainFit
 from strata.data.plan.schema import keeps_values, retyped, unify

@@ -18,7 +18,8 @@ import msgspec
 import pyarrow as pa
 
 from strata.data.filter import expression, literals
-from strata.data.formats.base import Presence, Together, is_keyed
+from strata.data.filter.expression import Presence
+from strata.data.formats.base import Together, is_keyed
 from strata.data.plan import cache as survey_cache
 from strata.data.plan.probe import Looking, Progress, attempts_together, known_values, tell_skipped
 from strata.data.plan.row_counts import bound_condition, count_passing

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from strata.data.pyarrow_private import s3_with_retries
 from strata.errors import DataFileMissing, StorageDenied, StorageError, StorageUnavailable
 from strata.lifecycle import renewed
 
@@ -252,7 +253,5 @@ def _within(deadline_s: float, call: Callable[[], Answer]) -> Answer:
 
 def _rebuild(filesystem: pafs.FileSystem, is_local: bool, timeout_s: float, max_attempts: int | None) -> Source:
     if max_attempts is not None:
-        arguments = filesystem.__reduce__()[1][0]
-        retries = pafs.AwsStandardS3RetryStrategy(max_attempts=max_attempts)
-        filesystem = pafs.S3FileSystem(**arguments, retry_strategy=retries)
+        filesystem = s3_with_retries(filesystem, max_attempts)
     return Source(filesystem, is_local, timeout_s, max_attempts)

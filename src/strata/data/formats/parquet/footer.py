@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import xxhash
-from pyarrow.parquet.core import ParquetReader as NativeReader
 
 from strata.data.formats.base import Unit
 from strata.data.formats.damage import CURE, NUM_HEAD_BYTES, UNDECODED, kind_of, undecodable
@@ -19,6 +18,7 @@ from strata.data.formats.parquet import statistics as parquet_statistics
 from strata.data.formats.parquet.chunks import FooterDamaged, hidden_leaves
 from strata.data.formats.parquet.page_index import MAX_CHUNKS, range_of
 from strata.data.formats.parquet.pages import read_ranges
+from strata.data.pyarrow_private import open_parquet
 from strata.data.source.ranges import HOLE_BYTES, Range
 from strata.data.source.source import reaching
 from strata.errors import DataFileChanged, DataFileInvalid
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     import pyarrow.parquet as pq
 
+    from strata.data.pyarrow_private import ParquetReader as LowLevelReader
     from strata.data.source.source import DataFile, Source
 
 TAIL_BYTES = 64 << 10
@@ -143,7 +144,7 @@ _last_shape: _Shape | None = None
 """That was met; by whichever thread."""
 
 
-def _shape_of(native: NativeReader) -> _Shape:
+def _shape_of(native: LowLevelReader) -> _Shape:
     global _last_shape  # noqa: PLW0603 - only ever replaced as a whole, and compared before it is used
     last, stored, notes = _last_shape, native.metadata.schema, native.metadata.metadata
     if last is not None and last.notes == notes and last.stored.equals(stored):
@@ -162,9 +163,8 @@ class Footer:
     def __init__(self, file: DataFile, tail: Tail) -> None:
         # `pq.read_metadata` does the same, and then spends half as much again on the paths of all columns: a plan of
         # 10,000 files would notice.
-        native = NativeReader()
         try:
-            native.open(pa.BufferReader(tail.data))
+            native = open_parquet(pa.BufferReader(tail.data))
             self.hidden = hidden_leaves(tail.footer, tail.version)
             """Leaves whose chunks are encrypted, so that pyarrow must not be asked for them."""
             self.metadata: pq.FileMetaData = native.metadata

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 import pyarrow.fs as pafs
-from pyarrow.parquet.core import ParquetReader as NativeReader
 
 from strata.data.formats.base import FileFacts
 from strata.data.formats.parquet.chunks import FooterDamaged, hidden_leaves
 from strata.data.formats.parquet.footer import Footer, null_counts, read_tail, units_of
 from strata.data.formats.parquet.thrift import I32, I64, LIST, STRUCT, Scanner, ThriftDamaged, integer, varint
+from strata.data.pyarrow_private import open_parquet
 from strata.data.source.source import reaching
 from strata.errors import DataError, StorageError
 
@@ -201,9 +201,8 @@ def _parsed(family: _Family, parts: Mapping[int, RowGroups], files: Sequence[Dat
         OSError, pa.ArrowException: They cannot be parsed.
     """
     footer = joined(family.layout, list(parts.values()))
-    native = NativeReader()
-    native.open(pa.BufferReader(b"".join([b"PAR1", footer, len(footer).to_bytes(4, "little"), b"PAR1"])))
-    metadata = native.metadata
+    data = b"".join([b"PAR1", footer, len(footer).to_bytes(4, "little"), b"PAR1"])
+    metadata = open_parquet(pa.BufferReader(data)).metadata
     members = {}
     first = 0
     for number, part in parts.items():

@@ -7,11 +7,11 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
-from pyarrow.parquet.core import ParquetReader as NativeReader
 
 from strata.data.filter import pruning
+from strata.data.filter.expression import Presence
 from strata.data.formats.arrow_messages import has_dictionaries
-from strata.data.formats.base import FileFacts, Presence, Saving, Unit
+from strata.data.formats.base import FileFacts, Saving, Unit
 from strata.data.formats.damage import CURE, attempt
 from strata.data.formats.parquet import footer_batch, statistics
 from strata.data.formats.parquet import pages as parquet_pages
@@ -19,6 +19,7 @@ from strata.data.formats.parquet.footer import Footer, has_pages, null_counts, r
 from strata.data.formats.parquet.page_index import IndexDamaged, range_of
 from strata.data.formats.parquet.pages import PagedFile, read_ranges
 from strata.data.memory import pool
+from strata.data.pyarrow_private import open_parquet
 from strata.data.source.ranges import HOLE_BYTES, Range
 from strata.errors import DataFileInvalid
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from strata.data.filter.expression import Node
     from strata.data.formats.base import Judged, Reader, Rows, UnitRanges
+    from strata.data.pyarrow_private import ParquetReader as LowLevelReader
     from strata.data.source.source import DataFile, Source
     from strata.errors import DataError, StorageError
 
@@ -281,17 +283,16 @@ class ParquetReader:
         self._native.close()
         self._opened.close()
 
-    def _open_native(self) -> NativeReader:
-        native = NativeReader(pool())
+    def _open_native(self) -> LowLevelReader:
         # Far away, the columns of a row group are fetched together, in few and large reads. Nearby they are read, not
         # mapped: a file that is cut off while it is mapped would end the process.
-        native.open(
+        return open_parquet(
             self._opened,
             metadata=self._footer.metadata,
+            memory_pool=pool(),
             pre_buffer=self._source.costs_trips,
-            page_checksum_verification=True,  # costs nothing where a file has none
+            verify_checksums=True,  # costs nothing for a file without checksums
         )
-        return native
 
     def _decode(self, unit: Unit, leaves: list[int]) -> pa.Table:
         try:

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-from pyarrow.parquet.core import ParquetReader as NativeReader
 
 from strata.data.filter import pruning
-from strata.data.formats.base import Judged, Presence, Saving, joined
+from strata.data.filter.expression import Presence
+from strata.data.formats.base import Judged, Saving, joined
 from strata.data.formats.parquet import statistics as parquet_statistics
 from strata.data.formats.parquet import thrift
 from strata.data.formats.parquet.page_index import (
@@ -39,6 +39,7 @@ from strata.data.formats.parquet.page_index import (
     read_pages,
 )
 from strata.data.memory import pool
+from strata.data.pyarrow_private import open_parquet
 from strata.data.source.ranges import Range, coalesced
 
 if TYPE_CHECKING:
@@ -423,9 +424,8 @@ def _runs(pages: Sequence[Page]) -> list[list[int]]:
 
 
 def _decoded(data: bytes, num_rows: int, kind: pa.DataType) -> list[pa.Array]:
-    native = NativeReader(pool())
-    native.open(pa.BufferReader(data), page_checksum_verification=True)
-    column = native.read_row_group(0, use_threads=False).column(0)
+    reader = open_parquet(pa.BufferReader(data), memory_pool=pool(), verify_checksums=True)
+    column = reader.read_row_group(0, use_threads=False).column(0)
     if len(column) != num_rows or column.type != kind:
         raise IndexDamaged(f"{len(column)} rows of {column.type} instead of {num_rows} of {kind}")
     return list(column.chunks)
