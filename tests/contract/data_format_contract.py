@@ -154,7 +154,7 @@ def same(found: pa.Table, expected: pa.Table) -> bool:
 def bound(condition: pc.Expression, schema: pa.Schema, columns: Sequence[str]) -> tuple[expression.Node, pa.Schema]:
     """A filter as a dataset asks a file about it, where both have the same types."""
     used = pa.schema([schema.field(name) for name in columns])
-    return literals.fitted(expression.decode(condition), used), used
+    return literals.fit_literals(expression.decode(condition), used), used
 
 
 class FormatContract:

@@ -17,7 +17,7 @@ from pyarrow import csv, orc
 
 from strata.data import StructuredDataset
 from strata.data.source.filesystem import open_source
-from strata.data.source.paths import Found, discover, guess_format, suffixes_of
+from strata.data.source.paths import FoundFiles, discover, guess_format, suffixes_of
 from strata.data.source.source import ByteCounter, DataFile
 from strata.errors import DataFileMissing, NoData, StorageDenied
 
@@ -55,7 +55,7 @@ class DataPlace:
     def remove(self, name: str) -> None:
         self._source.filesystem.delete_file(f"{self._path}/{name}")
 
-    def discover(self, below: str = "", **more: Any) -> Found:
+    def discover(self, below: str = "", **more: Any) -> FoundFiles:
         path = f"{self.url}/{below}" if below else self.url
         options = {"suffixes": PARQUET, "filesystem": self.filesystem, "storage_options": self.reader, **more}
         return discover(path, **options)
@@ -75,7 +75,7 @@ def _encoded(table: pa.Table, suffix: str) -> bytes:
     return bytes(sink.getvalue())
 
 
-def names_of(found: Found) -> list[str]:
+def names_of(found: FoundFiles) -> list[str]:
     return [file.name for file in found.files]
 
 

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 
 from strata.data.source.filesystem import open_source
 from strata.data.source.listing import Pattern, common_directory
-from strata.data.source.paths import Found, discover, format_of, guess_format, suffixes_of
-from strata.data.source.source import ByteCounter, DataFile, Source, reaching, translated
+from strata.data.source.paths import FoundFiles, discover, format_of, guess_format, suffixes_of
+from strata.data.source.source import ByteCounter, DataFile, Source, translate_errors, translate_error
 from strata.data.source.storage_options import azure_arguments, gcs_arguments, s3_arguments
 from strata.errors import (
     ConfigError,
@@ -48,7 +48,7 @@ def make(root: Path, *names: str, content: bytes = b"x") -> None:
         path.write_bytes(content)
 
 
-def names_of(found: Found) -> list[str]:
+def names_of(found: FoundFiles) -> list[str]:
     return [file.name for file in found.files]
 
 
@@ -596,13 +596,13 @@ def test_the_region_of_a_bucket_is_looked_up_only_where_nothing_says_it(monkeypa
     ],
 )
 def test_what_file_systems_raise_is_told_in_our_words(error: OSError, kind: type[Exception]) -> None:
-    assert type(translated(error, "f")) is kind
-    with pytest.raises(kind, match=r"^f "), reaching("f"):
+    assert type(translate_error(error, "f")) is kind
+    with pytest.raises(kind, match=r"^f "), translate_errors("f"):
         raise error
 
 
 def test_no_signature_of_a_url_is_repeated() -> None:
-    said = str(translated(OSError("GetProperties failed for 'https://a/b?sv=1&sig=abc%2Fdef&se=2'"), "f"))
+    said = str(translate_error(OSError("GetProperties failed for 'https://a/b?sv=1&sig=abc%2Fdef&se=2'"), "f"))
     assert "abc" not in said
     assert "sig=…&se=2" in said
 

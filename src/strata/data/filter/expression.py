@@ -128,7 +128,7 @@ def _fold(node: Node, known: dict[int, int]) -> tuple[Node, int]:
     if not isinstance(node, Call) or node.function not in LOGIC:
         return node, ANY
     folded = [_fold(argument, known) for argument in node.arguments]
-    outcomes = combined(node.function, [outcome for _, outcome in folded])
+    outcomes = combine_outcomes(node.function, [outcome for _, outcome in folded])
     if node.function == "invert":
         return Call("invert", (folded[0][0],)), outcomes
     (left, a), (right, b) = folded
@@ -143,7 +143,7 @@ def _fold(node: Node, known: dict[int, int]) -> tuple[Node, int]:
 T = TypeVar("T", int, "np.ndarray[Any, np.dtype[np.int8]]")
 
 
-def combined(function: str, outcomes: Sequence[T]) -> T:
+def combine_outcomes(function: str, outcomes: Sequence[T]) -> T:
     """Return the possible outcomes of `and`, `or` or `not`, given those of its arguments, by Kleene's logic.
 
     Outcomes are those of one filter, or arrays with one entry per row group.

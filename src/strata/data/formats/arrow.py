@@ -37,8 +37,8 @@ from strata.data.formats.arrow_messages import (
 )
 from strata.data.formats.base import FileFacts, Unit
 from strata.data.formats.damage import CURE, NUM_HEAD_BYTES, kind_of, undecodable
-from strata.data.source.ranges import Range, coalesced
-from strata.data.source.source import reaching
+from strata.data.source.ranges import Range, coalesce
+from strata.data.source.source import translate_errors
 from strata.errors import DataFileChanged, DataFileInvalid
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class ArrowReader:
 
     def __init__(self, source: Source, file: DataFile, version: str) -> None:
         self._file = file
-        self._gap_bytes = REMOTE_GAP_BYTES if source.costs_trips else LOCAL_GAP_BYTES
+        self._gap_bytes = REMOTE_GAP_BYTES if source.has_round_trips else LOCAL_GAP_BYTES
         self._opened = source.open(file)
         try:
             self._handle = _Handle(source, file, self._opened)
@@ -216,7 +216,7 @@ class ArrowReader:
         view[padding : padding + len(before)] = before
         view[padding + len(before) : padding + first_body] = place.header
         body = view[padding + first_body :]
-        for each in coalesced(self._outline.needed(place.message, wanted), hole_bytes=self._gap_bytes):
+        for each in coalesce(self._outline.needed(place.message, wanted), gap_bytes=self._gap_bytes):
             self._handle.read_into(body[each.offset : each.end], place.body_offset + each.offset)
         return pa.BufferReader(memory.slice(padding))
 
@@ -275,12 +275,12 @@ class _Handle:
         self._opened = opened
         self._counter = source.counter
         self._guess_bytes = GUESS_BYTES
-        with reaching(file.name):
+        with translate_errors(file.name):
             self.size: int = opened.size()
 
     def read(self, offset: int, num_bytes: int) -> bytes:
         """Fewer bytes where the file ends."""
-        with reaching(self.file.name):
+        with translate_errors(self.file.name):
             data: bytes = self._opened.read_at(min(num_bytes, max(0, self.size - offset)), offset)
         self._count(len(data))
         return data
@@ -288,7 +288,7 @@ class _Handle:
     def read_into(self, memory: memoryview, offset: int) -> None:
         if not len(memory):
             return
-        with reaching(self.file.name):
+        with translate_errors(self.file.name):
             self._opened.seek(offset)
             num_read = self._opened.readinto(memory)
         self._count(num_read)

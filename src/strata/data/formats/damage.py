@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
-from strata.data.source.source import reaching
+from strata.data.source.source import translate_errors
 from strata.errors import DataFileInvalid
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def undecodable(what: str, error: Exception) -> DataFileInvalid:
 
 
 def _probe(source: Source, file: DataFile, ranges: Iterable[tuple[int, int]], what: str) -> None:
-    with source.open(file) as opened, reaching(file.name):
+    with source.open(file) as opened, translate_errors(file.name):
         size = opened.size()
         for offset, num_bytes in ranges:
             if offset < 0 or offset + num_bytes > size:

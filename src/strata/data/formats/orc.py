@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.orc as paorc
 
 from strata.data.filter import pruning
-from strata.data.filter.pruning import Bounds, compared_as
+from strata.data.filter.pruning import Bounds, comparison_type
 from strata.data.formats.base import FileFacts, Unit
 from strata.data.formats.damage import CURE, NUM_HEAD_BYTES, kind_of, undecodable
 from strata.data.formats.orc_tail import (
@@ -33,8 +33,8 @@ from strata.data.formats.orc_tail import (
     parse_tail,
 )
 from strata.data.formats.text import rows_only
-from strata.data.source.ranges import Range, coalesced
-from strata.data.source.source import reaching
+from strata.data.source.ranges import Range, coalesce
+from strata.data.source.source import translate_errors
 from strata.errors import DataFileChanged, DataFileInvalid, SchemaMismatch, StrataError
 
 if TYPE_CHECKING:
@@ -199,13 +199,13 @@ class OrcReader:
 
     def _fetch(self, parts: _Parts, tail: Tail, stripe: Stripe, columns: Sequence[str]) -> None:
         """What is needed of a stripe: its footer, and then the streams that the footer tells of."""
-        gap_bytes = GAP_BYTES_REMOTE if self._source.costs_trips else GAP_BYTES
-        if stripe.num_bytes <= gap_bytes and self._source.costs_trips:
+        gap_bytes = GAP_BYTES_REMOTE if self._source.has_round_trips else GAP_BYTES
+        if stripe.num_bytes <= gap_bytes and self._source.has_round_trips:
             parts.fetch(stripe.offset, stripe.num_bytes)
             return
         footer = parts.fetch(stripe.footer_offset, stripe.footer_bytes)
         wanted = _streams(memoryview(footer).cast("B"), tail, stripe, columns)
-        for each in coalesced(wanted, hole_bytes=gap_bytes):
+        for each in coalesce(wanted, gap_bytes=gap_bytes):
             parts.fetch(each.offset, each.num_bytes)
 
 
@@ -241,11 +241,11 @@ class _Parts(io.RawIOBase):
         self._file = file
         self._position = 0
         self._fetched: list[tuple[int, pa.Buffer]] = []
-        with reaching(file.name):
+        with translate_errors(file.name):
             self.num_bytes = int(opened.size())
 
     def fetch(self, offset: int, num_bytes: int) -> pa.Buffer:
-        with reaching(self._file.name):
+        with translate_errors(self._file.name):
             self.opened.seek(offset)
             data = self.opened.read_buffer(num_bytes)
         self.bytes_read += len(data)
@@ -397,10 +397,10 @@ def _bounds(stated: Sequence[tuple[int, Statistics | None]], kind: pa.DataType, 
     """
     sound = [each if each is not None and _agree(each, num_rows) else None for num_rows, each in stated]
     try:
-        lows = _values([None if each is None else each.low for each in sound], kind).cast(compared_as(compared))
-        highs = _values([None if each is None else each.high for each in sound], kind).cast(compared_as(compared))
+        lows = _values([None if each is None else each.low for each in sound], kind).cast(comparison_type(compared))
+        highs = _values([None if each is None else each.high for each in sound], kind).cast(comparison_type(compared))
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        lows = highs = pa.nulls(len(sound), compared_as(compared))
+        lows = highs = pa.nulls(len(sound), comparison_type(compared))
     has_null = [each is None or each.num_values < num_rows for (num_rows, _), each in zip(stated, sound, strict=True)]
     has_value = [each is None or each.num_values > 0 for each in sound]
     return Bounds(lows, highs, np.array(has_null, np.bool_), np.array(has_value, np.bool_))

@@ -22,7 +22,7 @@ import xxhash
 from strata.data.filter.expression import Presence
 from strata.data.formats.base import FileFacts, Unit
 from strata.data.formats.records import UnitCutter
-from strata.data.source.source import reaching
+from strata.data.source.source import translate_errors
 from strata.errors import DataFileChanged, DataFileInvalid, SchemaMismatch, StrataError
 
 if TYPE_CHECKING:
@@ -327,7 +327,7 @@ class _Raw(io.RawIOBase):
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        with reaching(self._name):
+        with translate_errors(self._name):
             taken = int(self._opened.readinto(buffer))
         self.hash.update(memoryview(buffer)[:taken])
         self.bytes_read += taken
@@ -374,7 +374,7 @@ class TextReader:
         opened = self._open()
         if codec_of(self._file) is not None:
             return self._read_compressed(unit, columns)
-        with reaching(self._file.name):
+        with translate_errors(self._file.name):
             data = opened.read_at(unit.num_bytes, unit.offset)
         self.bytes_read += len(data)
         return self._parse(unit, data, columns)
@@ -382,7 +382,7 @@ class TextReader:
     def _open(self) -> pa.NativeFile:
         if self._opened is None:
             opened = self._source.open(self._file)
-            with reaching(self._file.name):
+            with translate_errors(self._file.name):
                 size_bytes = opened.size()
             if size_bytes != self._file.size_bytes:
                 raise DataFileChanged(

@@ -1,7 +1,7 @@
 """The user's filters: for pyiceberg, which leaves out files, and for pyarrow, which leaves out rows.
 
-A `scan_filter` is written for pyiceberg and is translated for pyarrow; `filters` are written as for files and are
-translated for pyiceberg, as far as that is exact: what has no exact translation leaves out no files.
+A `scan_filter` is written for pyiceberg and is translate_error for pyarrow; `filters` are written as for files and are
+translate_error for pyiceberg, as far as that is exact: what has no exact translation leaves out no files.
 """
 
 from __future__ import annotations

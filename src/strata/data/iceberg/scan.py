@@ -25,7 +25,7 @@ from pyiceberg.manifest import DataFileContent, ManifestContent
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import VoidTransform
 
-from strata.data.source.source import DataFile, Source, reaching
+from strata.data.source.source import DataFile, Source, translate_errors
 from strata.errors import DataError, StorageError
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def scan(
     `schema`: what the filter's names mean.
     """
     pruner = _Pruner(table, schema, row_filter if row_filter is not None else AlwaysTrue())
-    with reaching(f"the manifest list of snapshot {snapshot.snapshot_id}"):
+    with translate_errors(f"the manifest list of snapshot {snapshot.snapshot_id}"):
         manifests = list(snapshot.manifests(table.io))
     wanted = [manifest for manifest in manifests if pruner.may_matter(manifest)]
     with ThreadPoolExecutor(max(1, min(num_threads, len(wanted)))) as pool:
@@ -90,7 +90,7 @@ def scan(
 
 
 def _entries(table: Table, manifest: ManifestFile) -> list[ManifestEntry]:
-    with reaching(manifest.manifest_path):
+    with translate_errors(manifest.manifest_path):
         return manifest.fetch_manifest_entry(table.io)
 
 

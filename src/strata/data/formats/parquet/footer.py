@@ -19,8 +19,8 @@ from strata.data.formats.parquet.chunks import FooterDamaged, hidden_leaves
 from strata.data.formats.parquet.page_index import MAX_CHUNKS, range_of
 from strata.data.formats.parquet.pages import read_ranges
 from strata.data.pyarrow_private import open_parquet
-from strata.data.source.ranges import HOLE_BYTES, Range
-from strata.data.source.source import reaching
+from strata.data.source.ranges import GAP_BYTES, Range
+from strata.data.source.source import translate_errors
 from strata.errors import DataFileChanged, DataFileInvalid
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def read_tail(source: Source, file: DataFile, opened: pa.NativeFile, *, version:
 
     `version`: what it must be.
     """
-    with reaching(file.name):
+    with translate_errors(file.name):
         size = opened.size()
         data = opened.read_at(min(size, TAIL_BYTES), max(0, size - TAIL_BYTES))
     if version is not None and size != file.size_bytes:
@@ -73,7 +73,7 @@ def read_tail(source: Source, file: DataFile, opened: pa.NativeFile, *, version:
     if size < len(_MARK) + _END_BYTES or not data.endswith(_MARK):
         if version is not None:
             raise _changed(file, size)
-        with reaching(file.name):
+        with translate_errors(file.name):
             head = opened.read_at(min(size, NUM_HEAD_BYTES), 0)
         raise _not_parquet(file, size, head, data)
     num_footer_bytes = int.from_bytes(data[-_END_BYTES:-4], "little")
@@ -84,7 +84,7 @@ def read_tail(source: Source, file: DataFile, opened: pa.NativeFile, *, version:
             f"but the file has {size} and a footer may have {MAX_FOOTER_BYTES}; {CURE}"
         )
     if needed > len(data):
-        with reaching(file.name):
+        with translate_errors(file.name):
             data = opened.read_at(needed, size - needed)
         num_read += len(data)
     source.counter.add(num_read)
@@ -123,7 +123,7 @@ def read_index(opened: pa.NativeFile, tail: Tail, ranges: Sequence[Range]) -> tu
     start = size - len(tail.data)
     if all(start <= each.offset and each.end <= size for each in ranges):
         return [tail.data[each.offset - start : each.end - start] for each in ranges], 0
-    found, num_bytes = read_ranges(opened, ranges, HOLE_BYTES)
+    found, num_bytes = read_ranges(opened, ranges, GAP_BYTES)
     return [bytes(each) for each in found], num_bytes
 
 

@@ -20,7 +20,7 @@ from strata.data.formats.parquet.chunks import FooterDamaged, hidden_leaves
 from strata.data.formats.parquet.footer import Footer, null_counts, read_tail, units_of
 from strata.data.formats.parquet.thrift import I32, I64, LIST, STRUCT, Scanner, ThriftDamaged, integer, varint
 from strata.data.pyarrow_private import open_parquet
-from strata.data.source.source import reaching
+from strata.data.source.source import translate_errors
 from strata.errors import DataError, StorageError
 
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ def _pass_structs(scanner: Scanner, number: int) -> None:
 
 def _tail_of(source: Source, file: DataFile) -> Tail:
     if isinstance(source.filesystem, pafs.LocalFileSystem):
-        with reaching(file.name), _LocalFile(file.path) as opened:
+        with translate_errors(file.name), _LocalFile(file.path) as opened:
             return read_tail(source, file, opened)
     with source.open(file) as opened:
         return read_tail(source, file, opened)

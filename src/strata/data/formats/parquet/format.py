@@ -20,7 +20,7 @@ from strata.data.formats.parquet.page_index import IndexDamaged, range_of
 from strata.data.formats.parquet.pages import PagedFile, read_ranges
 from strata.data.memory import pool
 from strata.data.pyarrow_private import open_parquet
-from strata.data.source.ranges import HOLE_BYTES, Range
+from strata.data.source.ranges import GAP_BYTES, Range
 from strata.errors import DataFileInvalid
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ memory, each of which costs up to 90 µs on a virtual machine.
 """
 PARTS = (4, 32, 256)
 """Into which a row group is cut that cannot be decoded whole."""
-_NEAR_HOLE_BYTES = 64 << 10
+LOCAL_GAP_BYTES = 64 << 10
 """Between pages that are read at once from a disk."""
 _NO_PAGES = (ValueError, OSError, pa.ArrowException)
 """Why pages may not be told apart: `IndexDamaged`, and what pyarrow says of files that are made of damaged pages."""
@@ -147,7 +147,7 @@ class ParquetReader:
         self._leaves: dict[tuple[str, ...], list[int]] = {}
         self._tail = tail if has_pages(self._footer) else None
         self._pages: PagedFile | None = None
-        self._hole_bytes = HOLE_BYTES if source.costs_trips else _NEAR_HOLE_BYTES
+        self._gap_bytes = GAP_BYTES if source.has_round_trips else LOCAL_GAP_BYTES
 
     def read(self, unit: Unit, columns: Sequence[str]) -> pa.Table:
         if not columns:
@@ -244,7 +244,7 @@ class ParquetReader:
         choice = pages.choose(unit.index, columns, rows)
         made: dict[str, pa.ChunkedArray] = {}
         data, num_bytes = read_ranges(
-            self._opened, [each for selection in choice.paged for each in selection.ranges], self._hole_bytes
+            self._opened, [each for selection in choice.paged for each in selection.ranges], self._gap_bytes
         )
         left = iter(data)
         for selection in choice.paged:
@@ -290,7 +290,7 @@ class ParquetReader:
             self._opened,
             metadata=self._footer.metadata,
             memory_pool=pool(),
-            pre_buffer=self._source.costs_trips,
+            pre_buffer=self._source.has_round_trips,
             verify_checksums=True,  # costs nothing for a file without checksums
         )
 

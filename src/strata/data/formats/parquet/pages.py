@@ -40,7 +40,7 @@ from strata.data.formats.parquet.page_index import (
 )
 from strata.data.memory import pool
 from strata.data.pyarrow_private import open_parquet
-from strata.data.source.ranges import Range, coalesced
+from strata.data.source.ranges import Range, coalesce
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -343,7 +343,7 @@ class PagedFile:
         return b"".join([_MARK, *contents, end, len(end).to_bytes(4, "little"), _MARK])
 
 
-def read_ranges(opened: pa.NativeFile, ranges: Sequence[Range], hole_bytes: int) -> tuple[list[memoryview], int]:
+def read_ranges(opened: pa.NativeFile, ranges: Sequence[Range], gap_bytes: int) -> tuple[list[memoryview], int]:
     """The bytes of each, and how many were read for it: near ones come in one read.
 
     Raises:
@@ -354,7 +354,7 @@ def read_ranges(opened: pa.NativeFile, ranges: Sequence[Range], hole_bytes: int)
     if any(each.offset < 0 or each.num_bytes < 0 or each.end > size for each in ranges):
         raise IndexDamaged("an index leads out of the file")
     found: list[tuple[int, memoryview]] = []
-    for each in coalesced(ranges, hole_bytes=hole_bytes):
+    for each in coalesce(ranges, gap_bytes=gap_bytes):
         opened.seek(each.offset)
         data = memoryview(opened.read_buffer(each.num_bytes)).cast("B")
         if len(data) != each.num_bytes:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from strata.data.filter.pruning import Bounds, compared_as, unknown
+from strata.data.filter.pruning import Bounds, comparison_type, unknown_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -80,7 +80,7 @@ def of_pages(
     """What a page index states of a column that is not nested: of each page, or of some rows of it."""
     read = _PLAIN.get(column.physical_type)
     if read is None:
-        return unknown(compared, len(pages))
+        return unknown_bounds(compared, len(pages))
     lows: list[Raw] = []
     highs: list[Raw] = []
     may_be_null, may_be_value = np.ones((2, len(pages)), np.bool_)
@@ -106,9 +106,9 @@ def _made(
     compared: pa.DataType,
 ) -> Bounds:
     try:
-        low, high = (_arrow(column, values).cast(compared_as(compared)) for values in (lows, highs))
+        low, high = (_arrow(column, values).cast(comparison_type(compared)) for values in (lows, highs))
     except (pa.ArrowException, TypeError, ValueError, OverflowError, decimal.DecimalException):
-        low = high = pa.nulls(len(lows), compared_as(compared))
+        low = high = pa.nulls(len(lows), comparison_type(compared))
     return Bounds(low, high, may_be_null, may_be_value)
 
 
