@@ -165,13 +165,13 @@ class DataSourceContract:
     def test_what_is_not_there_is_told(self, place: DataPlace) -> None:
         place.write("a.parquet")
         found = place.discover()
-        with pytest.raises(NoData, match=r"nothing at .*nope\.parquet"):
+        with pytest.raises(NoData, match=r"nope\.parquet does not exist"):
             place.discover("nope.parquet")
         place.remove("a.parquet")
-        with pytest.raises(DataFileMissing, match=r"^a\.parquet is gone"):
+        with pytest.raises(DataFileMissing, match=r"^a\.parquet does not exist"):
             found.source.open(found.files[0])
         gone = DataFile(f"{found.files[0].path}.never", "never", 1, 0)
-        with pytest.raises(DataFileMissing, match=r"^never is gone"):
+        with pytest.raises(DataFileMissing, match=r"^never does not exist"):
             found.source.read(gone, 0, 1)
 
     def test_a_dataset_is_read_by_row_group_and_bytes_are_counted(self, place: DataPlace) -> None:
@@ -255,5 +255,5 @@ class DeniedContract:
                 with pytest.raises(StorageDenied, match="check its permissions, or the credentials"):
                     place.discover(below, storage_options=options)
             source, _ = open_source(place.url, storage_options=options)
-            with pytest.raises(StorageDenied, match=r"^a\.parquet may not be read"):
+            with pytest.raises(StorageDenied, match=r"^a\.parquet: access denied"):
                 source.open(file)

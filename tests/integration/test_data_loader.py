@@ -606,7 +606,7 @@ def test_a_file_that_is_rewritten_in_mid_epoch_is_refused(tmp_path: Path, monkey
 def test_a_link_that_leads_nowhere_is_skipped_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_ids(tmp_path / "0.parquet", 0, 500)
     (tmp_path / "1.parquet").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(DataFileMissing, match=r"1\.parquet is a link to something that is not there"):
+    with pytest.raises(DataFileMissing, match=r"1\.parquet is a broken link"):
         open_loader(tmp_path)
     loader, dataset = open_loader(tmp_path, on_error="skip")
     assert sum(len(batch["id"]) for batch in loader) == 500

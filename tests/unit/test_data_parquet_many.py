@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from strata.data.formats.base import FileFacts
 from strata.data.formats.parquet import chunks, footer_batch
 from strata.data.formats.parquet.format import ParquetFormat
+from strata.data.pyarrow_private import ParquetReader, open_parquet
 from strata.data.source.source import DataFile, Source
 from strata.errors import DataError, DataFileInvalid, DataFileMissing, StorageError
 
@@ -37,12 +38,12 @@ def num_opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many row groups there were each time that the decoder was asked."""
     found: list[int] = []
 
-    class Counting(footer_batch.NativeReader):  # type: ignore[misc]
-        def open(self, *arguments: Any, **options: Any) -> None:
-            super().open(*arguments, **options)
-            found.append(self.metadata.num_row_groups)
+    def counting(*arguments: Any, **options: Any) -> ParquetReader:
+        reader = open_parquet(*arguments, **options)
+        found.append(reader.metadata.num_row_groups)
+        return reader
 
-    monkeypatch.setattr(footer_batch, "NativeReader", Counting)
+    monkeypatch.setattr(footer_batch, "open_parquet", counting)
     return found
 
 
@@ -225,7 +226,7 @@ def test_a_footer_joined_of_one_is_that_footer_but_for_the_form_of_a_length(tmp_
     part = footer_batch.row_groups_of(footer, layout)
     assert part is not None
     assert (part.num_rows, part.num_groups) == (100, 20)
-    assert footer_batch.joined(layout, [part]) == footer
+    assert footer_batch.join_footers(layout, [part]) == footer
 
 
 def test_a_footer_of_another_layout_is_not_taken_apart(tmp_path: Path) -> None:

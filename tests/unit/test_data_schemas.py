@@ -169,7 +169,7 @@ def test_types_that_the_user_decides_on_settle_a_disagreement() -> None:
     [
         (["ids"], "did you mean 'id'"),
         (["ID"], "did you mean 'id'"),
-        (["qqq"], "there are: id, user"),
+        (["qqq"], "known names are: id, user"),
         (["user.name"], "ask for 'user'"),
     ],
 )

@@ -57,7 +57,7 @@ MAX_DEPTH = 200
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 _OPTIONS = re.compile(r"\{[^{}]*\}")
 _NESTED = re.compile(r"FieldRef\.Nested\(FieldRef\.Name\(([^()]*)\)(?:\s*FieldRef\.Name\([^()]*\))*\)")
-_NAME = re.compile(r"(?<![\w.:-])[^\W\d]\w*(?![\w(\[])")
+_NAME = re.compile(r"(?<![\w.:\[-])[^\W\d][\w.]*(?![\w.(\[])")
 _RESERVED = frozenset({"and", "or", "true", "false", "null", "nan", "inf"})
 """Words in the `repr` of an expression that are not columns."""
 

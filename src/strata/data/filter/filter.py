@@ -239,7 +239,7 @@ def _isin(field: pc.Expression, values: list[Any]) -> pc.Expression:
     try:
         return field.isin(_array(values))
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-        _refuse(f"the values {_shown(values)} of the filter have different types ({error}); use one type")
+        _refuse(f"the values {_shown(values)} of the filter do not fit one type ({error}); use values of one type")
 
 
 def _scalar(value: Any) -> pc.Expression:

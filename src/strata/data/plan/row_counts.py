@@ -17,7 +17,7 @@ import pyarrow as pa
 from strata.data.filter import expression
 from strata.data.filter import filter as filters
 from strata.data.filter.expression import Presence
-from strata.data.formats.base import PagedReader, Saving, is_keyed, joined
+from strata.data.formats.base import PagedReader, Saving, is_keyed, join_rows
 from strata.data.plan.probe import UNREADABLE, attempts, known_values
 from strata.data.plan.projection import PlainFit
 from strata.data.plan.schema import keeps_values, retyped, unify
@@ -303,7 +303,7 @@ def _count_unit(looking: Looking, reader: Reader, fit: PlainFit, unit: Unit, jud
     if not found:
         return _Counted(0, bool(judged.open))
     read = fit.file_columns(fit.file_schema.names if looking.read_columns is None else looking.read_columns)
-    parts = joined([*judged.passing, *judged.open], MAX_PARTS)
+    parts = join_rows([*judged.passing, *judged.open], MAX_PARTS)
     saving = reader.saving(unit, read, parts)
     if saving.bytes_skipped < MIN_SAVED * max(1, saving.num_bytes):
         return _Counted(found, bool(judged.open))

@@ -266,7 +266,7 @@ def _nothing_selected(
     found = [_describe_count(suffix, number) for suffix, number in list(passed_over.items())[:10]]
     formats = sorted({known for suffix in passed_over if (known := format_of(f"x{suffix}"))})
     if not found:
-        cure = "it is empty; check the path"
+        cure = "no file was found; check the path"
     elif formats:
         cure = f"found {', '.join(found)}; did you mean format={formats[0]!r}?"
     else:

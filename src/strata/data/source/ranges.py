@@ -1,8 +1,6 @@
 """Byte ranges of a file: coalesced into few requests, split into parallel ones, and read as a file. Pure.
 
-`obstore.get_ranges` coalesces as well, but it serves only its own object stores: data files are read through pyarrow
-and fsspec file systems. It returns one buffer per range and gives no access to the joined ones, from which column chunks
-are sliced here without a copy. Coalescing 1,000 ranges takes 0.4 ms, next to milliseconds for a single request.
+MEASURE
 """
 
 from __future__ import annotations

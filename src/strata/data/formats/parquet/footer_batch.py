@@ -200,7 +200,7 @@ def _parsed(family: _Family, parts: Mapping[int, RowGroups], files: Sequence[Dat
         ValueError: A file says another number of rows than its row groups have: they may be another file's.
         OSError, pa.ArrowException: They cannot be parsed.
     """
-    footer = joined(family.layout, list(parts.values()))
+    footer = join_footers(family.layout, list(parts.values()))
     data = b"".join([b"PAR1", footer, len(footer).to_bytes(4, "little"), b"PAR1"])
     metadata = open_parquet(pa.BufferReader(data)).metadata
     members = {}
@@ -248,7 +248,7 @@ def row_groups_of(footer: bytes, layout: Layout) -> RowGroups | None:
     return RowGroups(num_rows, num_groups, footer[scanner.at : end]) if scanner.at <= end else None
 
 
-def joined(layout: Layout, parts: list[RowGroups]) -> bytes:
+def join_footers(layout: Layout, parts: list[RowGroups]) -> bytes:
     """A footer with the row groups of all."""
     own = b"".join(
         [

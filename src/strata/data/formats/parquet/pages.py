@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from strata.data.filter import pruning
 from strata.data.filter.expression import Presence
-from strata.data.formats.base import Judged, Saving, joined
+from strata.data.formats.base import Judged, Saving, join_rows
 from strata.data.formats.parquet import statistics as parquet_statistics
 from strata.data.formats.parquet import thrift
 from strata.data.formats.parquet.page_index import (
@@ -393,10 +393,10 @@ def _places(
 
 def _judged(spans: Sequence[tuple[int, int, Presence]]) -> Judged | None:
     """None: every row may or may not pass, which is no news."""
-    passing = joined([(first, num) for first, num, told in spans if told is Presence.ALL], len(spans))
-    open_ = joined([(first, num) for first, num, told in spans if told is Presence.SOME], len(spans))
+    passing = join_rows([(first, num) for first, num, told in spans if told is Presence.ALL], len(spans))
+    open_ = join_rows([(first, num) for first, num, told in spans if told is Presence.SOME], len(spans))
     if len(open_) > MAX_OPEN:
-        passing, open_ = (), joined([*passing, *open_], MAX_OPEN)
+        passing, open_ = (), join_rows([*passing, *open_], MAX_OPEN)
     num_rows = sum(num for _, num, _ in spans)
     return None if open_ == ((0, num_rows),) else Judged(passing, open_)
 
