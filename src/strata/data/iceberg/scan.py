@@ -1,8 +1,8 @@
-"""What a snapshot consists of: data files, and for each the delete files that apply to it.
+"""Find the data files of a snapshot, the delete files that apply to each, and the file system they are on.
 
-pyiceberg plans scans too, but refuses tables with equality deletes, and asks filters of today's schema when the past is
-read. So its parts are used, the manifests and the evaluators of filters, and put together here as the specification has
-it ("Scan Planning").
+pyiceberg plans scans as well, but it rejects tables with equality deletes, and it evaluates filters with the current
+schema when an older snapshot is read. So this module combines its manifests and evaluators as the section "Scan
+Planning" of Iceberg's specification describes.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _PATH_ID = 2147483546
 """The field id of `file_path` in position delete files."""
 
 _Key = tuple[int, str]
-"""A partition: of which spec, and its values."""
+"""A partition: the id of its spec, and its values."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScannedFile:
-    """A data file, and the delete files that may say something about its rows."""
+    """A data file, and the delete files that may delete rows of it."""
 
     file: IcebergFile
     sequence: int
@@ -59,17 +59,17 @@ class ScannedFile:
 @dataclass(frozen=True, slots=True)
 class Scan:
     files: tuple[ScannedFile, ...]
-    """In the order in which they were added to the table, and by path within a commit."""
+    """In the order in which they were added to the table, then by path."""
     num_pruned: int
-    """Data files that cannot have rows which pass the filter."""
+    """Data files without rows that pass the filter."""
 
 
 def scan(
     table: Table, snapshot: Snapshot, schema: Schema, row_filter: BooleanExpression | None, *, num_threads: int
 ) -> Scan:
-    """Reads the manifests that may matter, and matches deletes with data.
+    """Read the relevant manifests, and match delete files to data files.
 
-    `schema`: what the filter's names mean.
+    `schema` resolves the names in the filter.
     """
     pruner = _Pruner(table, schema, row_filter if row_filter is not None else AlwaysTrue())
     with translate_errors(f"the manifest list of snapshot {snapshot.snapshot_id}"):
@@ -95,7 +95,7 @@ def _entries(table: Table, manifest: ManifestFile) -> list[ManifestEntry]:
 
 
 def _partitions(spec: PartitionSpec) -> bool:
-    """A field that is removed from the spec of a table of version 1 stays in it, with nothing but nulls."""
+    """Return whether a spec partitions. A field removed from a version 1 spec stays as a void transform."""
     return not all(isinstance(field.transform, VoidTransform) for field in spec.fields)
 
 
@@ -106,7 +106,7 @@ def _num_data_files(manifest: ManifestFile) -> int:
 
 
 class _Pruner:
-    """What the filter says of manifests, by their partitions, and of data files, by partition and bounds of columns."""
+    """Decides the filter for manifests, by their partitions, and for data files, by partition and column bounds."""
 
     def __init__(self, table: Table, schema: Schema, row_filter: BooleanExpression) -> None:
         self._specs = table.specs()
@@ -134,11 +134,11 @@ class _Pruner:
 
 
 class _Deletes:
-    """Delete files, found by what they apply to.
+    """Delete files, indexed by the data files they apply to.
 
-    Deletes of positions apply to data of the same commit and before it, deletes by equality only to what was there
-    before. Both stay within their partition, except deletes by equality that were written without one: those apply
-    everywhere. `unpartitioned`: the specs that make no partitions.
+    Position deletes apply to data of the same and earlier commits, equality deletes only to data of earlier commits.
+    Both stay within their partition, except equality deletes written without one, which apply everywhere.
+    `unpartitioned` holds the ids of specs without partitions.
     """
 
     def __init__(self, entries: Iterable[ManifestEntry], *, unpartitioned: frozenset[int]) -> None:
@@ -175,7 +175,7 @@ class _Deletes:
 
 
 def _by_name(files: list[IcebergFile]) -> tuple[IcebergFile, ...]:
-    """Each once: one file can hold the deletion vectors of many data files, and is then listed for each."""
+    """Return unique files: one with the deletion vectors of many data files is listed for each of them."""
     return tuple(sorted({file.file_path: file for file in files}.values(), key=lambda file: file.file_path))
 
 
@@ -188,27 +188,27 @@ def _path_bounds(file: IcebergFile) -> tuple[bytes | None, bytes | None]:
 
 
 def _may_name(delete: IcebergFile, path: bytes) -> bool:
-    """Bounds may be cut short, downwards and upwards: they tell what is out, not what is in."""
+    """Return whether a delete file may refer to this path. Bounds may be truncated, so they only exclude."""
     lower, upper = _path_bounds(delete)
     return (lower is None or lower <= path) and (upper is None or path <= upper)
 
 
 class Locator:
-    """Finds files by the location that manifests give them."""
+    """Maps locations in manifests to files and their file system."""
 
     def __init__(self, table: Table) -> None:
         self._base = table.location().rstrip("/") + "/"
         self._name = ".".join(table.name())
         self._io = table.io if isinstance(table.io, PyArrowFileIO) else PyArrowFileIO(table.io.properties)
-        self._reached: dict[tuple[str, str], pafs.FileSystem] = {}
+        self._filesystems: dict[tuple[str, str], pafs.FileSystem] = {}
         self._files: dict[tuple[str, int], DataFile] = {}
 
     def source(self, locations: list[str]) -> Source:
-        """The file system that all of these are on.
+        """Return the file system of all these locations.
 
         Raises:
-            DataError: They are on several.
-            StorageError: It cannot be set up.
+            DataError: They are on several file systems.
+            StorageError: The file system cannot be opened.
         """
         first: tuple[str, pafs.FileSystem] | None = None
         for location in locations:
@@ -225,7 +225,7 @@ class Locator:
         return Source(first[1], is_local=isinstance(first[1], pafs.LocalFileSystem))
 
     def file(self, location: str, size_bytes: int) -> DataFile:
-        """By its name below the table; in full if it is elsewhere. Files of a table never change: no time is needed."""
+        """Return the file, named relative to the table. Files of a table never change, so no time is needed."""
         found = self._files.get((location, size_bytes))
         if found is None:
             path = PyArrowFileIO.parse_location(location)[2]
@@ -235,11 +235,11 @@ class Locator:
 
     def _filesystem(self, location: str) -> pafs.FileSystem:
         scheme, host, _ = PyArrowFileIO.parse_location(location)
-        if (scheme, host) not in self._reached:
-            self._reached[scheme, host] = self._reach(scheme, host, location)
-        return self._reached[scheme, host]
+        if (scheme, host) not in self._filesystems:
+            self._filesystems[scheme, host] = self._open(scheme, host, location)
+        return self._filesystems[scheme, host]
 
-    def _reach(self, scheme: str, host: str, location: str) -> pafs.FileSystem:
+    def _open(self, scheme: str, host: str, location: str) -> pafs.FileSystem:
         if scheme == "file":
             return pafs.LocalFileSystem()
         try:
