@@ -470,6 +470,8 @@ class FormatContract:
                 assert file.name in message
                 assert f"{self.format.unit_name} 1" in message
                 assert f"row {unit.first_row}" in message
+                for error in (caught.value, pickle.loads(pickle.dumps(caught.value))):
+                    assert (error.path, error.row_group, str(error)) == (file.path, unit.index, message)
 
     @pytest.mark.parametrize("part", [0.02, 0.3, 0.5, 0.9, 0.99, 0.9999], ids="{:.2%}".format)
     def test_a_part_of_a_file_is_refused(self, tmp_path: Path, part: float) -> None:
@@ -478,8 +480,9 @@ class FormatContract:
         file = self.plant(tmp_path)
         data = Path(file.path).read_bytes()
         Path(file.path).write_bytes(data[: int(len(data) * part)])
-        with pytest.raises(DataFileInvalid, match=file.name):
+        with pytest.raises(DataFileInvalid, match=file.name) as caught:
             self.inspect(data_file(Path(file.path)))
+        assert (caught.value.path, caught.value.row_group) == (file.path, None)
         return None
 
     @pytest.mark.parametrize(
@@ -495,6 +498,7 @@ class FormatContract:
         with pytest.raises(DataFileInvalid, match="part-0") as caught:
             self.inspect(data_file(path))
         assert self.format.name in str(caught.value).lower()
+        assert (caught.value.path, caught.value.row_group) == (str(path), None)
         return None
 
     def refuses_nothing_that_could_be_text(self, folder: Path) -> None:

@@ -97,5 +97,5 @@ def test_a_value_that_is_not_of_its_columns_type_is_refused() -> None:
     fields = [pa.field("a", pa.int64())]
     with pytest.raises(SchemaMismatch, match=r"a=x/f\.parquet has a='x', but this key has integer values"):
         partition_values(file_of("a=x/f.parquet"), fields)
-    with pytest.raises(SchemaMismatch, match="has no partition 'a', only none"):
+    with pytest.raises(SchemaMismatch, match="has no partition key 'a', its keys are none"):
         partition_values(file_of("f.parquet"), fields)

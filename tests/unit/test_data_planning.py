@@ -232,7 +232,7 @@ def test_text_is_read_with_the_types_that_all_its_files_agree_on() -> None:
 def test_a_filter_that_does_not_fit_is_refused_before_anything_is_counted() -> None:
     fake = FakeFormat()
     files = [fake.add("y=1/a", {"x": [1]})]
-    for text, told in (("z > 1", "'z', which is not there"), ("y == 'a'", "y is int64"), ("x > 'a'", "x is int64")):
+    for text, told in (("z > 1", "'z', which does not exist"), ("y == 'a'", "y is int64"), ("x > 'a'", "x is int64")):
         with pytest.raises(SchemaMismatch, match=told):
             look(fake, files, text)
     with pytest.raises(SchemaMismatch, match="no column 'xx' in any file; did you mean 'x'"):

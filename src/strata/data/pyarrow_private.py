@@ -4,10 +4,12 @@
 
 *Expressions.* A `pc.Expression` cannot be inspected. It can be pickled, and the pickle is an Arrow IPC file: a record
 batch of the literals, and schema metadata that lists the calls in order, with repeated keys. `decode_expression` reads
-that file into a tree of `Field`, `Literal` and `Call`; `encode_expression` writes one. Strata needs the tree for the
-columns of a filter (before any schema is known), for one canonical text per filter, for literals in the type of their
-column, for partition pruning, and for pruning by statistics. `schema.metadata` keeps one value per key, so the pairs
-are read through the C data interface, whose struct layout is a published ABI.
+that file into a tree of `Field`, `Literal` and `Call`. Strata needs the tree for the columns of a filter (before any
+schema is known), for one canonical text per filter, for literals in the type of their column, for partition pruning,
+and for pruning by statistics. `schema.metadata` keeps one value per key, so the pairs are read through the C data
+interface, whose struct layout is a published ABI. `encode_expression` builds expressions with the public API, and
+writes such a file only for calls that have no public constructor, such as `starts_with` with its options. Filters in
+the form of text or tuples become trees directly, and need no private API.
 
 *Parquet.* `pyarrow.parquet.core.ParquetReader` is the class under `pq.ParquetFile`. Strata uses it because it selects
 columns by leaf number, accepts a memory pool, and does not build a dict of all column paths for every file.
@@ -23,9 +25,9 @@ NaN nor literals of another type. `pq.ParquetFile` gives the same rows as `Parqu
 
 **The gate.** Private API is used with the major versions in `VERIFIED_MAJORS`, with which the test suite has run. With
 any other version it is used only after a self-check in this process: a filter must survive decoding and encoding, and a
-file in memory must be read back. If the check fails, one warning is logged and the fallback is used: an expression
-stays an opaque value that is evaluated on rows and prunes nothing, files are read through `pq.ParquetFile`, and S3 uses
-pyarrow's default retries. The rows are the same.
+file in memory must be read back. If the check fails, one warning is logged and the fallback is used: an expression that
+the user passes stays opaque, so it is evaluated on rows as pyarrow does it and prunes nothing; files are read through
+`pq.ParquetFile`; S3 uses pyarrow's default retries. The rows are the same.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ import ctypes
 import functools
 import inspect
 import logging
+import operator
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -136,7 +139,7 @@ def decode_expression(expression: pc.Expression) -> Node:
         node = _decode(expression)
     except UnreadableExpression:
         return _opaque(expression)
-    if not is_verified() and not encode_expression(node).equals(expression):
+    if not is_verified() and not _encode(node).equals(expression):
         return _opaque(expression)
     return node
 
@@ -149,9 +152,93 @@ def _opaque(expression: pc.Expression) -> Opaque:
 
 
 def encode_expression(node: Node) -> pc.Expression:
-    """Return the expression of a tree."""
+    """Return the expression of a tree: through the public API if it has a call for each part, else as a pickle.
+
+    Raises:
+        UnreadableExpression: Neither is possible with this pyarrow version.
+    """
+    public = _encode_publicly(node)
+    if public is not None:
+        return public
+    if not reads_expressions() or any(isinstance(part, Opaque) for part in walk(node)):
+        raise UnreadableExpression("the filter contains calls that this pyarrow version cannot rebuild")
+    return _encode(node)
+
+
+def walk(node: Node) -> Iterator[Node]:
+    """Yield a node and everything below it."""
+    yield node
+    if isinstance(node, Call):
+        for argument in node.arguments:
+            yield from walk(argument)
+
+
+def literal(value: Any) -> Literal:
+    """Return a literal of the type that pyarrow infers.
+
+    Raises:
+        pa.ArrowException, OverflowError: pyarrow has no type for the value.
+    """
+    return Literal(pa.repeat(value if isinstance(value, pa.Scalar) else pa.scalar(value), 1))
+
+
+def is_in(node: Node, values: pa.Array) -> Call:
+    """Return the tree of `expression.isin(values)`."""
+    fields = {
+        "value_set": pa.ListArray.from_arrays([0, len(values)], values),
+        "null_matching_behavior": pa.array([0], pa.uint32()),
+        "_type_name": pa.array([b"SetLookupOptions"], pa.binary()),
+    }
+    return Call("is_in", (node,), pa.StructArray.from_arrays(list(fields.values()), list(fields)))
+
+
+def is_null(node: Node) -> Call:
+    """Return the tree of `expression.is_null()`."""
+    fields = {"nan_is_null": pa.array([False]), "_type_name": pa.array([b"NullOptions"], pa.binary())}
+    return Call("is_null", (node,), pa.StructArray.from_arrays(list(fields.values()), list(fields)))
+
+
+_PUBLIC: dict[str, Callable[..., pc.Expression]] = {
+    "equal": operator.eq,
+    "not_equal": operator.ne,
+    "less": operator.lt,
+    "less_equal": operator.le,
+    "greater": operator.gt,
+    "greater_equal": operator.ge,
+    "and_kleene": operator.and_,
+    "or_kleene": operator.or_,
+    "invert": operator.invert,
+    "is_valid": pc.Expression.is_valid,
+    "is_nan": pc.Expression.is_nan,
+}
+"""Functions without options, and the public calls that build them."""
+
+
+def _encode_publicly(node: Node) -> pc.Expression | None:
+    """Return the expression of a tree; None if the public API has no call for a part of it."""
     if isinstance(node, Opaque):
         return node.expression
+    if isinstance(node, Field):
+        return pc.field(*node.path)
+    if isinstance(node, Literal):
+        return pc.scalar(node.value[0])
+    arguments = [_encode_publicly(argument) for argument in node.arguments]
+    if any(argument is None for argument in arguments):
+        return None
+    if node.function in _PUBLIC and node.options is None:
+        return _PUBLIC[node.function](*arguments)
+    options = node.options[0].as_py() if node.function == "is_null" and node.options is not None else {}
+    if options.keys() == {"nan_is_null", "_type_name"}:
+        return arguments[0].is_null(nan_is_null=options["nan_is_null"])  # type: ignore[union-attr]
+    if node.function == "is_in" and node.options is not None:
+        names = {field.name for field in node.options.type}
+        known = names == {"value_set", "null_matching_behavior", "_type_name"}
+        if known and node.options.field("null_matching_behavior")[0].as_py() == 0:
+            return arguments[0].isin(node.options.field("value_set").values)  # type: ignore[union-attr]
+    return None
+
+
+def _encode(node: Node) -> pc.Expression:
     words: list[tuple[bytes, bytes]] = []
     literals: list[pa.Array] = []
 
@@ -203,7 +290,7 @@ def _check_expressions() -> bool:
         and comparison.arguments[0] == Field(("a", "b"))
         and isinstance(comparison.arguments[1], Literal)
         and comparison.arguments[1].value.to_pylist() == [3]
-        and bool(encode_expression(node).equals(expression))
+        and bool(_encode(node).equals(expression))
     )
 
 
@@ -226,15 +313,36 @@ def _decode(expression: pc.Expression) -> Node:
         words = _metadata_pairs(batch.schema)
     except (TypeError, ValueError, OSError, pa.ArrowException) as error:
         raise UnreadableExpression(str(error)) from error
-    if len(words) > MAX_NODES:
-        raise InvalidArgument(
-            f"the filter has {len(words)} parts, more than the limit of {MAX_NODES}; use isin for long lists",
-            field="filters",
-        )
     try:
-        return _parse(words, batch)
+        node = _parse(words, batch)
     except (IndexError, StopIteration, KeyError, UnicodeDecodeError) as error:
         raise UnreadableExpression(f"unexpected end of the pickle: {error!r}") from error
+    check_size(node)
+    return node
+
+
+def check_size(node: Node) -> None:
+    """Check that a tree is not too large or too deep for functions that recurse into it.
+
+    Raises:
+        InvalidArgument: It is.
+    """
+    num_nodes, waiting = 0, [(node, 0)]
+    while waiting:
+        node, depth = waiting.pop()
+        num_nodes += 1
+        if num_nodes > MAX_NODES:
+            raise InvalidArgument(
+                f"the filter has more than {MAX_NODES} parts; use isin for long lists", field="filters"
+            )
+        if depth > MAX_DEPTH:
+            raise InvalidArgument(
+                f"the filter is nested more than {MAX_DEPTH} levels deep; write a long `or` on one column with isin, "
+                "and a long `and` as several lists",
+                field="filters",
+            )
+        if isinstance(node, Call):
+            waiting += [(argument, depth + 1) for argument in node.arguments]
 
 
 def _parse(words: Sequence[tuple[bytes, bytes]], batch: pa.RecordBatch) -> Node:
@@ -242,12 +350,6 @@ def _parse(words: Sequence[tuple[bytes, bytes]], batch: pa.RecordBatch) -> Node:
     words_left = iter(words)
     for key, value in words_left:
         if key == b"call":
-            if len(stack) > MAX_DEPTH:
-                raise InvalidArgument(
-                    f"the filter is nested more than {MAX_DEPTH} levels deep; write a long `or` on one column with "
-                    "isin, and a long `and` as several lists",
-                    field="filters",
-                )
             stack.append((value.decode(), [], []))
         elif key == b"end":
             function, arguments, options = stack.pop()

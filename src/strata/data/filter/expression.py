@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from strata.data.pyarrow_private import Call, Field, Literal, Node, Opaque
+from strata.data.pyarrow_private import Call, Field, Literal, Node, Opaque, walk
 from strata.data.pyarrow_private import decode_expression as decode
 from strata.data.pyarrow_private import encode_expression as encode
 
@@ -55,7 +55,7 @@ class Resolved:
 def columns(node: Node) -> tuple[str, ...]:
     """Return the top-level columns that a filter uses, sorted."""
     names: set[str] = set()
-    for part in _walk(node):
+    for part in walk(node):
         if isinstance(part, Field):
             names.add(part.path[0])
         elif isinstance(part, Opaque):
@@ -298,10 +298,3 @@ def _timestamp(value: pa.Scalar) -> str:
     if digits:
         text = text.rstrip("0").rstrip(".")
     return text + ("Z" if value.type.tz else "")
-
-
-def _walk(node: Node) -> Iterator[Node]:
-    yield node
-    if isinstance(node, Call):
-        for argument in node.arguments:
-            yield from _walk(argument)

@@ -23,12 +23,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from strata.data import pyarrow_private
 from strata.data.filter import expression as expressions
 from strata.data.filter import literals
+from strata.data.filter.expression import Call, Field
 from strata.errors import InvalidArgument, SchemaMismatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from strata.data.filter.expression import Node
 
 MAX_LENGTH = 100_000
 """Characters of a filter in text form."""
@@ -47,6 +51,8 @@ class Condition:
     """The top-level columns it uses, sorted."""
     text: str
     """Canonical text: equal for all forms of a filter, and part of a dataset's fingerprint."""
+    tree: Node
+    """The parts of the expression."""
 
 
 def parse(filters: pc.Expression | str | Sequence[Any]) -> Condition:
@@ -56,21 +62,32 @@ def parse(filters: pc.Expression | str | Sequence[Any]) -> Condition:
         InvalidArgument: The filter is malformed; the message states the correct form.
     """
     if isinstance(filters, pc.Expression):
-        expression = filters
-    elif isinstance(filters, str):
-        expression = _from_text(filters)
+        return from_tree(expressions.decode(filters), filters)
+    if isinstance(filters, str):
+        tree = _from_text(filters)
     elif isinstance(filters, list | tuple):
-        expression = _from_tuples(filters)
+        tree = _from_tuples(filters)
     else:
         _refuse(
             f"filters has the type {type(filters).__name__}; pass a pyarrow expression (pc.field('x') > 3), tuples "
             "([('x', '>', 3)]) or text ('x > 3')"
         )
-    tree = expressions.decode(expression)
+    return from_tree(tree)
+
+
+def from_tree(tree: Node, expression: pc.Expression | None = None) -> Condition:
+    """Return the condition of a tree, or of an expression with this tree.
+
+    Raises:
+        InvalidArgument: It uses no column, or is too large.
+    """
+    pyarrow_private.check_size(tree)
     columns = expressions.columns(tree)
     if not columns:
         _refuse(f"the filter {expressions.text(tree)} uses no column; omit filters to read all rows")
-    return Condition(expression, columns, expressions.text(tree))
+    return Condition(
+        expressions.encode(tree) if expression is None else expression, columns, expressions.text(tree), tree
+    )
 
 
 def bind(condition: Condition, schema: pa.Schema) -> Condition:
@@ -81,7 +98,8 @@ def bind(condition: Condition, schema: pa.Schema) -> Condition:
     """
     check_names(condition, schema.names)
     used = pa.schema([schema.field(name) for name in condition.columns])
-    fitted = expressions.encode(literals.fit_literals(expressions.decode(condition.expression), used))
+    tree = literals.fit_literals(condition.tree, used)
+    fitted = expressions.encode(tree)
     try:
         # With one row, not zero: pyarrow checks some comparisons only when it makes them.
         found = expressions.mask(pa.table([pa.nulls(1, field.type) for field in used], schema=_nullable(used)), fitted)
@@ -98,7 +116,7 @@ def bind(condition: Condition, schema: pa.Schema) -> Condition:
             f"the filter {condition.text} yields {found.type}, not true or false; compare it with a value",
             field="filters",
         )
-    return replace(condition, expression=fitted)
+    return replace(condition, expression=fitted, tree=tree)
 
 
 def count(condition: Condition, table: pa.Table, where: str) -> int:
@@ -168,39 +186,41 @@ def _refuse(message: str) -> NoReturn:
     raise InvalidArgument(message, field="filters")
 
 
-def _all(parts: Sequence[pc.Expression]) -> pc.Expression:
-    return _joined(parts, lambda left, right: left & right)
+def _all(parts: Sequence[Node]) -> Node:
+    return _join(parts, "and_kleene")
 
 
-def _any(parts: Sequence[pc.Expression]) -> pc.Expression:
-    return _joined(parts, lambda left, right: left | right)
+def _any(parts: Sequence[Node]) -> Node:
+    return _join(parts, "or_kleene")
 
 
-def _joined(
-    parts: Sequence[pc.Expression], join: Callable[[pc.Expression, pc.Expression], pc.Expression]
-) -> pc.Expression:
+def _join(parts: Sequence[Node], function: str) -> Node:
     """Join halves recursively, so that a long list does not become a deep tree."""
     if len(parts) == 1:
         return parts[0]
     half = len(parts) // 2
-    return join(_joined(parts[:half], join), _joined(parts[half:], join))
+    return Call(function, (_join(parts[:half], function), _join(parts[half:], function)))
 
 
-_COMPARE: dict[str, Callable[[Any, Any], pc.Expression]] = {
-    "==": lambda left, right: left == right,
-    "=": lambda left, right: left == right,
-    "!=": lambda left, right: left != right,
-    "<": lambda left, right: left < right,
-    "<=": lambda left, right: left <= right,
-    ">": lambda left, right: left > right,
-    ">=": lambda left, right: left >= right,
+def _not(node: Node) -> Node:
+    return Call("invert", (node,))
+
+
+_FUNCTIONS = {
+    "==": "equal",
+    "=": "equal",
+    "!=": "not_equal",
+    "<": "less",
+    "<=": "less_equal",
+    ">": "greater",
+    ">=": "greater_equal",
 }
 
 
 # --- tuples ---
 
 
-def _from_tuples(filters: Sequence[Any]) -> pc.Expression:
+def _from_tuples(filters: Sequence[Any]) -> Node:
     if not filters:
         _refuse("filters is empty; omit it to read all rows")
     if isinstance(filters, tuple) and isinstance(filters[0], str):
@@ -212,7 +232,7 @@ def _from_tuples(filters: Sequence[Any]) -> pc.Expression:
     return _any([_all([_from_tuple(part) for part in conjunction]) for conjunction in filters])
 
 
-def _from_tuple(part: Any) -> pc.Expression:
+def _from_tuple(part: Any) -> Node:
     if not isinstance(part, tuple) or len(part) != 3 or not isinstance(part[0], str) or not isinstance(part[1], str):
         _refuse(f"a filter tuple must be (column, operator, value), such as ('x', '>', 3), not {_shown(part)}")
     name, operator, value = part
@@ -220,31 +240,27 @@ def _from_tuple(part: Any) -> pc.Expression:
     if operator in ("in", "not in"):
         if isinstance(value, str | bytes) or not hasattr(value, "__iter__"):
             _refuse(f"({name!r}, {operator!r}, …) needs a list of values, not {_shown(value)}")
-        found = _isin(_field(name), list(value))
-        return found if operator == "in" else ~found
-    if operator not in _COMPARE:
-        _refuse(f"the operator of {_shown(part)} is unknown; use one of {', '.join([*_COMPARE, 'in', 'not in'])}")
+        found = _is_in(Field((name,)), list(value))
+        return found if operator == "in" else _not(found)
+    if operator not in _FUNCTIONS:
+        _refuse(f"the operator of {_shown(part)} is unknown; use one of {', '.join([*_FUNCTIONS, 'in', 'not in'])}")
     if value is None:
         _refuse(f"{_shown(part)}: nothing equals null; use pc.field({name!r}).is_null(), or the text '{name} is None'")
-    return _COMPARE[operator](_field(name), _scalar(value))
+    return Call(_FUNCTIONS[operator], (Field((name,)), _literal(value)))
 
 
-def _field(name: str) -> pc.Expression:
-    return pc.field(name)
-
-
-def _isin(field: pc.Expression, values: list[Any]) -> pc.Expression:
+def _is_in(field: Node, values: list[Any]) -> Node:
     if not values:
         _refuse("the filter tests membership in an empty list, which no row passes; add values")
     try:
-        return field.isin(_array(values))
+        return pyarrow_private.is_in(field, _array(values))
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
         _refuse(f"the values {_shown(values)} of the filter do not fit one type ({error}); use values of one type")
 
 
-def _scalar(value: Any) -> pc.Expression:
+def _literal(value: Any) -> Node:
     try:
-        return pc.scalar(_array([value])[0] if isinstance(value, int) else value)
+        return pyarrow_private.literal(_array([value])[0] if isinstance(value, int) else value)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
         _refuse(f"the filter's value {_shown(value)} is not supported ({error}); use a number, text, date or time")
 
@@ -289,7 +305,7 @@ _SUPPORTED = (
 )
 
 
-def _from_text(text: str) -> pc.Expression:
+def _from_text(text: str) -> Node:
     if not text.strip():
         _refuse("filters is empty; omit it to read all rows")
     if len(text) > MAX_LENGTH:
@@ -338,13 +354,13 @@ def _syntax_cure(text: str, error: Exception) -> str:
     return f"{error.args[0] if error.args else error}; {_SUPPORTED}"
 
 
-def _predicate(node: ast.expr) -> pc.Expression:
+def _predicate(node: ast.expr) -> Node:
     """Translate an expression that is true or false of a row."""
     if isinstance(node, ast.BoolOp):
         parts = [_predicate(part) for part in node.values]
         return _all(parts) if isinstance(node.op, ast.And) else _any(parts)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        return ~_predicate(node.operand)
+        return _not(_predicate(node.operand))
     if isinstance(node, ast.Compare):
         sides = [node.left, *node.comparators]
         pairs = zip(sides, node.ops, sides[1:], strict=False)
@@ -356,12 +372,12 @@ def _predicate(node: ast.expr) -> pc.Expression:
     _refuse(f"{_source(node)} is neither true nor false; {_SUPPORTED}")
 
 
-def _comparison(left: ast.expr, operator: ast.cmpop, right: ast.expr) -> pc.Expression:
+def _comparison(left: ast.expr, operator: ast.cmpop, right: ast.expr) -> Node:
     if isinstance(operator, ast.Is | ast.IsNot):
         if not (isinstance(right, ast.Constant) and right.value is None):
             _refuse(f"`is` compares only with None; write {_source(left)} == {_source(right)}")
-        null = _operand(left).is_null()
-        return ~null if isinstance(operator, ast.IsNot) else null
+        null = pyarrow_private.is_null(_operand(left))
+        return _not(null) if isinstance(operator, ast.IsNot) else null
     if isinstance(operator, ast.In | ast.NotIn):
         if not _is_column(left):
             _refuse(
@@ -369,16 +385,16 @@ def _comparison(left: ast.expr, operator: ast.cmpop, right: ast.expr) -> pc.Expr
                 "to search in list columns pass a pyarrow expression"
             )
         elements = right.elts if isinstance(right, ast.Tuple | ast.List | ast.Set) else [right]
-        found = _isin(_column(left), [_value(element) for element in elements])
-        return ~found if isinstance(operator, ast.NotIn) else found
+        found = _is_in(_column(left), [_value(element) for element in elements])
+        return _not(found) if isinstance(operator, ast.NotIn) else found
     for side, other in ((left, right), (right, left)):
         if isinstance(side, ast.Constant) and side.value is None:
             _refuse(f"nothing equals null; write {_source(other)} is None, or {_source(other)} is not None")
-    return _COMPARE[_OPERATORS[type(operator)]](_operand(left), _operand(right))
+    return Call(_FUNCTIONS[_OPERATORS[type(operator)]], (_operand(left), _operand(right)))
 
 
-def _operand(node: ast.expr) -> pc.Expression:
-    return _column(node) if _is_column(node) else _scalar(_value(node))
+def _operand(node: ast.expr) -> Node:
+    return _column(node) if _is_column(node) else _literal(_value(node))
 
 
 def _is_column(node: ast.expr) -> bool:
@@ -389,8 +405,8 @@ def _is_column(node: ast.expr) -> bool:
     )
 
 
-def _column(node: ast.expr) -> pc.Expression:
-    return pc.field(*_path(node))
+def _column(node: ast.expr) -> Node:
+    return Field(tuple(_path(node)))
 
 
 def _path(node: ast.expr) -> list[str]:

@@ -36,7 +36,7 @@ from strata.data.formats.arrow_messages import (
     slots,
 )
 from strata.data.formats.base import FileFacts, Unit
-from strata.data.formats.damage import CURE, NUM_HEAD_BYTES, kind_of, undecodable
+from strata.data.formats.damage import CURE, NUM_HEAD_BYTES, undecodable, wrong_format
 from strata.data.source.ranges import Range, coalesce
 from strata.data.source.source import translate_errors
 from strata.errors import DataFileChanged, DataFileInvalid
@@ -430,11 +430,7 @@ def _read_outline(handle: _Handle) -> _Outline:
                 f"{handle.file.name}: its arrow footer is damaged ({error}); {CURE}", path=handle.file.path
             ) from error
     elif not _may_be_stream(head):
-        raise DataFileInvalid(
-            f"{handle.file.name} ({handle.size} bytes) is not an arrow file: it looks {kind_of(head)}; "
-            "pass its format, or narrow the path to exclude it",
-            path=handle.file.path,
-        )
+        raise wrong_format(handle.file, handle.size, head, "an arrow")
     first = _FIRST_MESSAGE if blocks is not None else 0
     located = handle.message_at(first, "the schema of the arrow data", known=beginning[first:])
     if located.message.kind != SCHEMA:

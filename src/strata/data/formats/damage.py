@@ -48,17 +48,28 @@ _MARKS = (
 
 
 def kind_of(head: bytes) -> str:
-    """Return the format of a file by its first bytes, for error messages."""
+    """Return the format of a file by its first bytes; empty if it is unknown."""
     for mark, name in _MARKS:
         if head.startswith(mark):
             return name
-    if not head:
-        return "empty"
-    if not any(head):
-        return "all zeros"
-    if all(byte >= 0x20 or byte in b"\t\r\n" for byte in head):  # bytes above 0x7f may be UTF-8
+    if any(head) and all(byte >= 0x20 or byte in b"\t\r\n" for byte in head):  # bytes above 0x7f may be UTF-8
         return "json" if head.lstrip()[:1] in (b"{", b"[") else "text"
-    return "of an unknown format"
+    return ""
+
+
+def wrong_format(file: DataFile, num_bytes: int, head: bytes, wanted: str) -> DataFileInvalid:
+    """Return the error for a file that does not have the expected format."""
+    if not head:
+        found = "it is empty"
+    elif not any(head):
+        found = "it begins with zeros"
+    else:
+        found = f"it looks like {kind_of(head)}" if kind_of(head) else "its format is unknown"
+    return DataFileInvalid(
+        f"{file.name} ({num_bytes} bytes) is not {wanted} file: {found}; pass its format, or narrow the path to "
+        "exclude it",
+        path=file.path,
+    )
 
 
 def attempt(

@@ -21,7 +21,7 @@ import pyarrow.orc as paorc
 from strata.data.filter import pruning
 from strata.data.filter.pruning import Bounds, comparison_type
 from strata.data.formats.base import FileFacts, Unit
-from strata.data.formats.damage import CURE, NUM_HEAD_BYTES, kind_of, undecodable
+from strata.data.formats.damage import CURE, NUM_HEAD_BYTES, kind_of, undecodable, wrong_format
 from strata.data.formats.orc_tail import (
     POSTSCRIPT_BYTES_MAX,
     Statistics,
@@ -354,11 +354,7 @@ def _not_orc(file: DataFile, parts: _Parts, error: TailDamaged) -> DataFileInval
             f"truncated, or its writer did not finish; {CURE}",
             path=file.path,
         )
-    return DataFileInvalid(
-        f"{file.name} ({parts.num_bytes} bytes) is not an orc file: it looks {kind_of(head)}; "
-        "pass its format, or narrow the path to exclude it",
-        path=file.path,
-    )
+    return wrong_format(file, parts.num_bytes, head, "an orc")
 
 
 # -- bytes and statistics ----------------------------------------------------------------------------------------------

@@ -39,7 +39,6 @@ from strata.errors import InvalidArgument, SchemaMismatch
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import pyarrow.compute as pc
     from pyiceberg.schema import Schema
 
     from strata.data.filter.filter import Condition
@@ -64,11 +63,11 @@ def parse(scan_filter: str | BooleanExpression | None, filters: Any, schema: Sch
         return scanned
     condition = row_filters.parse(filters)
     row_filters.check_names(condition, [field.name for field in schema.fields])
-    own = ScanFilter(_for_files(expressions.decode(condition.expression), schema), condition)
+    own = ScanFilter(_for_files(condition.tree, schema), condition)
     if scanned is None:
         return own
-    both = row_filters.parse(scanned.condition.expression & condition.expression)
-    return ScanFilter(And(scanned.expression, own.expression), both)
+    both = expressions.Call("and_kleene", (scanned.condition.tree, condition.tree))
+    return ScanFilter(And(scanned.expression, own.expression), row_filters.from_tree(both))
 
 
 def _parse_scan(scan_filter: str | BooleanExpression | None, schema: Schema) -> ScanFilter | None:
@@ -81,7 +80,8 @@ def _parse_scan(scan_filter: str | BooleanExpression | None, schema: Schema) -> 
     try:
         bound = bind(schema, expression, case_sensitive=True)
         _refuse_dots(bound, schema)
-        return ScanFilter(expression, row_filters.parse(_plain(expression_to_pyarrow(bound, schema))))
+        tree = expressions.decode(expression_to_pyarrow(bound, schema))
+        return ScanFilter(expression, row_filters.from_tree(_without_uuids(tree)))
     except InvalidArgument:
         raise
     except (ValueError, TypeError, NotImplementedError) as error:
@@ -200,17 +200,13 @@ def _exact(value: pa.Scalar, name: str, schema: Schema) -> Any:
     return found if type(found) is wanted else None
 
 
-def _plain(condition: pc.Expression) -> pc.Expression:
+def _without_uuids(node: expressions.Node) -> expressions.Node:
     """Replace UUID literals by their bytes, which is how columns store them."""
-
-    def plain(node: expressions.Node) -> expressions.Node:
-        if isinstance(node, expressions.Literal) and isinstance(node.value, pa.ExtensionArray):
-            return expressions.Literal(node.value.storage)
-        if isinstance(node, expressions.Call):
-            return expressions.Call(node.function, tuple(map(plain, node.arguments)), node.options)
-        return node
-
-    return expressions.encode(plain(expressions.decode(condition)))
+    if isinstance(node, expressions.Literal) and isinstance(node.value, pa.ExtensionArray):
+        return expressions.Literal(node.value.storage)
+    if isinstance(node, expressions.Call):
+        return expressions.Call(node.function, tuple(map(_without_uuids, node.arguments)), node.options)
+    return node
 
 
 def renamed(node: expressions.Node, names: Mapping[str, str]) -> expressions.Node:

@@ -295,7 +295,7 @@ def _presence(request: Request, condition: Condition, probed: ProbedFile, fit: I
     facts = probed.facts
     if not facts.units:
         return []
-    tree = expression.decode(condition.expression)
+    tree = condition.tree
     absent = [name for name in condition.columns if fit.columns[name].source is None]
     if absent:
         one_row = replace(facts.units[0], num_rows=1)

@@ -201,7 +201,7 @@ def _resolve(
 ) -> list[Resolved]:
     """What is left of the filter for each file, whose partition is known and which may lack columns."""
     assert looking.condition is not None
-    tree = expression.decode(looking.condition.expression)
+    tree = looking.condition.tree
     partitions = {field.name for field in looking.partition_fields}
     groups: dict[tuple[int, Partition], tuple[int, int]] = {}
     rows: dict[int, list[dict[str, object]]] = {}

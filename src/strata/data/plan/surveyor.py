@@ -187,7 +187,7 @@ def _not_pruned(looking: Looking, files: Sequence[DataFile]) -> list[DataFile]:
             places[file.partition] = len(rows)
             rows.append(partition_values(file, looking.partition_fields))
     try:
-        tree = literals.fit_literals(expression.decode(looking.condition.expression), pa.schema(fields))
+        tree = literals.fit_literals(looking.condition.tree, pa.schema(fields))
         resolved = expression.resolve(tree, known_values(fields, rows))
     except pa.ArrowException:  # compared with something of another type: `filters.bind` will say so
         return list(files)

@@ -89,7 +89,7 @@ def partition_values(file: DataFile, fields: Sequence[pa.Field]) -> dict[str, ob
     for field in fields:
         if field.name not in own:
             raise SchemaMismatch(
-                f"{file.name} has no partition key {field.name!r}, only {_listed(_keys(file))}; "
+                f"{file.name} has no partition key {field.name!r}, its keys are {_listed(_keys(file))}; "
                 "put all files under the same keys, or pass partitioning=None"
             )
         value = own[field.name]

@@ -13,7 +13,7 @@ import pyarrow as pa
 import xxhash
 
 from strata.data.formats.base import Unit
-from strata.data.formats.damage import CURE, NUM_HEAD_BYTES, UNDECODED, kind_of, undecodable
+from strata.data.formats.damage import CURE, NUM_HEAD_BYTES, UNDECODED, undecodable, wrong_format
 from strata.data.formats.parquet import statistics as parquet_statistics
 from strata.data.formats.parquet.chunks import FooterDamaged, hidden_leaves
 from strata.data.formats.parquet.page_index import MAX_CHUNKS, range_of
@@ -116,11 +116,7 @@ def _not_parquet(file: DataFile, size: int, head: bytes, data: bytes) -> DataFil
             f"or its writer did not finish; {CURE}",
             path=file.path,
         )
-    return DataFileInvalid(
-        f"{file.name} ({size} bytes) is not a parquet file: it looks {kind_of(head)}; "
-        "pass its format, or narrow the path to exclude it",
-        path=file.path,
-    )
+    return wrong_format(file, size, head, "a parquet")
 
 
 def read_index(opened: pa.NativeFile, tail: Tail, ranges: Sequence[Range]) -> tuple[list[bytes], int]:
