@@ -38,14 +38,14 @@
     │   └── CheckpointBusy         another save is under way
     ├── DataError
     │   ├── NoData                 no files, no rows, or too few rows for the ranks
-    │   ├── DataFileInvalid        a file is damaged, or of another format; the message names it, and where
-    │   │   └── DataFileChanged    … or not the one that was planned
-    │   ├── DataFileMissing        a file that was planned is gone
+    │   ├── DataFileInvalid        a file is damaged or has another format; `path` and `row_group` locate the damage
+    │   │   └── DataFileChanged    … or it has changed since it was planned
+    │   ├── DataFileMissing        a planned file no longer exists
     │   ├── SchemaMismatch         a column is missing, files disagree on it, or its type has no policy
-    │   ├── NullsFound             nulls in a column whose policy does not allow any
-    │   ├── PlanChanged            the state is of another dataset; the message says what changed
-    │   ├── TransformFailed        a user's transform raised, or gave back another number of rows
-    │   └── DataWorkerDied         a process that decodes ended
+    │   ├── NullsFound             nulls in a column whose policy does not allow them
+    │   ├── PlanChanged            the state belongs to another dataset; the message lists the differences
+    │   ├── TransformFailed        a user's transform raised, or returned another number of rows
+    │   └── DataWorkerDied         a decode process exited
     ├── RunFailed                  a run has ended without its result; the message shows what the worker said
     └── StorageError
         ├── ObjectMissing          nothing is stored under this key
@@ -88,13 +88,14 @@ class StrataError(Exception):
         """For a broken barrier: worker id → why it did not come."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.message, self.field, self.generation, self.missing)
+        return _rebuild, (type(self), self.message, dict(self.__dict__))
 
 
-def _rebuild(
-    kind: type[StrataError], message: str, field: str, generation: int, missing: dict[str, str]
-) -> StrataError:
-    return kind(message, field=field, generation=generation, missing=missing)
+def _rebuild(kind: type[StrataError], message: str, fields: dict[str, Any]) -> StrataError:
+    """Restore a pickled error with all its fields, those of subclasses included."""
+    error = kind(message)
+    error.__dict__.update(fields)
+    return error
 
 
 class ConfigError(StrataError):
@@ -218,43 +219,50 @@ class CheckpointBusy(CheckpointError):
 
 
 class DataError(StrataError):
-    """A dataset cannot be read as asked."""
+    """A dataset cannot be read as requested."""
 
 
 class NoData(DataError):
-    """There are no files, no rows, or too few of them."""
+    """The dataset has no files, no rows, or too few rows."""
 
 
 class DataFileInvalid(DataError, ValueError):
-    """A file is damaged, or not of the format that it was taken for."""
+    """A file is damaged, or has another format than expected."""
+
+    def __init__(self, message: str, *, path: str = "", row_group: int | None = None, **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.path = path
+        """The path of the file in its file system."""
+        self.row_group = row_group
+        """The index of the damaged row group, from 0; None if the damage lies elsewhere in the file."""
 
 
 class DataFileChanged(DataFileInvalid):
-    """The file is not the one that was planned."""
+    """The file has changed since it was planned."""
 
 
 class DataFileMissing(DataError, LookupError):
-    """A file that was planned is gone."""
+    """A planned file no longer exists."""
 
 
 class SchemaMismatch(DataError, ValueError):
-    """A column is missing, files disagree on it, or nobody knows what to make of its type."""
+    """A column is missing, files disagree on it, or its type is not supported."""
 
 
 class NullsFound(DataError, ValueError):
-    """There are nulls in a column whose policy does not allow any."""
+    """A column contains nulls, which its policy does not allow."""
 
 
 class PlanChanged(DataError):
-    """The state belongs to a dataset with other rows, or another order."""
+    """The state belongs to a dataset with other rows or another order."""
 
 
 class TransformFailed(DataError):
-    """The user's transform raised, or gave back another number of rows."""
+    """The user's transform raised, or returned another number of rows."""
 
 
 class DataWorkerDied(DataError):
-    """A process that decodes ended before its work did."""
+    """A decode process exited before it finished."""
 
 
 class RunFailed(StrataError):

@@ -27,9 +27,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from strata.data.filter import expression, literals
-from strata.data.formats.base import FileFacts, Format, Presence, Reader, Unit
-from strata.data.source.file import DataFile
-from strata.data.source.source import Source
+from strata.data.filter.expression import Presence
+from strata.data.formats.base import FileFacts, Format, Reader, Unit
+from strata.data.source.source import DataFile, Source
 from strata.data.structured import StructuredDataset
 from strata.errors import (
     DataFileChanged,
@@ -154,7 +154,7 @@ def same(found: pa.Table, expected: pa.Table) -> bool:
 def bound(condition: pc.Expression, schema: pa.Schema, columns: Sequence[str]) -> tuple[expression.Node, pa.Schema]:
     """A filter as a dataset asks a file about it, where both have the same types."""
     used = pa.schema([schema.field(name) for name in columns])
-    return literals.fitted(expression.decode(condition), used), used
+    return literals.fit_literals(expression.decode(condition), used), used
 
 
 class FormatContract:
@@ -470,6 +470,8 @@ class FormatContract:
                 assert file.name in message
                 assert f"{self.format.unit_name} 1" in message
                 assert f"row {unit.first_row}" in message
+                for error in (caught.value, pickle.loads(pickle.dumps(caught.value))):
+                    assert (error.path, error.row_group, str(error)) == (file.path, unit.index, message)
 
     @pytest.mark.parametrize("part", [0.02, 0.3, 0.5, 0.9, 0.99, 0.9999], ids="{:.2%}".format)
     def test_a_part_of_a_file_is_refused(self, tmp_path: Path, part: float) -> None:
@@ -478,8 +480,9 @@ class FormatContract:
         file = self.plant(tmp_path)
         data = Path(file.path).read_bytes()
         Path(file.path).write_bytes(data[: int(len(data) * part)])
-        with pytest.raises(DataFileInvalid, match=file.name):
+        with pytest.raises(DataFileInvalid, match=file.name) as caught:
             self.inspect(data_file(Path(file.path)))
+        assert (caught.value.path, caught.value.row_group) == (file.path, None)
         return None
 
     @pytest.mark.parametrize(
@@ -495,6 +498,7 @@ class FormatContract:
         with pytest.raises(DataFileInvalid, match="part-0") as caught:
             self.inspect(data_file(path))
         assert self.format.name in str(caught.value).lower()
+        assert (caught.value.path, caught.value.row_group) == (str(path), None)
         return None
 
     def refuses_nothing_that_could_be_text(self, folder: Path) -> None:

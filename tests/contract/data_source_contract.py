@@ -16,10 +16,9 @@ import pytest
 from pyarrow import csv, orc
 
 from strata.data import StructuredDataset
-from strata.data.source.file import DataFile
 from strata.data.source.filesystem import open_source
-from strata.data.source.paths import Found, discover, guess_format, suffixes_of
-from strata.data.source.source import ByteCounter
+from strata.data.source.paths import FoundFiles, discover, guess_format, suffixes_of
+from strata.data.source.source import ByteCounter, DataFile
 from strata.errors import DataFileMissing, NoData, StorageDenied
 
 PARQUET = suffixes_of("parquet")
@@ -56,7 +55,7 @@ class DataPlace:
     def remove(self, name: str) -> None:
         self._source.filesystem.delete_file(f"{self._path}/{name}")
 
-    def discover(self, below: str = "", **more: Any) -> Found:
+    def discover(self, below: str = "", **more: Any) -> FoundFiles:
         path = f"{self.url}/{below}" if below else self.url
         options = {"suffixes": PARQUET, "filesystem": self.filesystem, "storage_options": self.reader, **more}
         return discover(path, **options)
@@ -76,7 +75,7 @@ def _encoded(table: pa.Table, suffix: str) -> bytes:
     return bytes(sink.getvalue())
 
 
-def names_of(found: Found) -> list[str]:
+def names_of(found: FoundFiles) -> list[str]:
     return [file.name for file in found.files]
 
 
@@ -166,13 +165,13 @@ class DataSourceContract:
     def test_what_is_not_there_is_told(self, place: DataPlace) -> None:
         place.write("a.parquet")
         found = place.discover()
-        with pytest.raises(NoData, match=r"nothing at .*nope\.parquet"):
+        with pytest.raises(NoData, match=r"nope\.parquet does not exist"):
             place.discover("nope.parquet")
         place.remove("a.parquet")
-        with pytest.raises(DataFileMissing, match=r"^a\.parquet is gone"):
+        with pytest.raises(DataFileMissing, match=r"^a\.parquet does not exist"):
             found.source.open(found.files[0])
         gone = DataFile(f"{found.files[0].path}.never", "never", 1, 0)
-        with pytest.raises(DataFileMissing, match=r"^never is gone"):
+        with pytest.raises(DataFileMissing, match=r"^never does not exist"):
             found.source.read(gone, 0, 1)
 
     def test_a_dataset_is_read_by_row_group_and_bytes_are_counted(self, place: DataPlace) -> None:
@@ -256,5 +255,5 @@ class DeniedContract:
                 with pytest.raises(StorageDenied, match="check its permissions, or the credentials"):
                     place.discover(below, storage_options=options)
             source, _ = open_source(place.url, storage_options=options)
-            with pytest.raises(StorageDenied, match=r"^a\.parquet may not be read"):
+            with pytest.raises(StorageDenied, match=r"^a\.parquet: access denied"):
                 source.open(file)

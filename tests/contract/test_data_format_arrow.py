@@ -16,10 +16,10 @@ pytest.register_assert_rewrite("data_format_contract")
 
 from data_format_contract import LOCAL, Faulty, FormatContract, bound, data_file, remote, same, sample  # noqa: E402
 
+from strata.data.filter.expression import Presence  # noqa: E402
 from strata.data.formats.arrow import SAMPLE_BYTES, ArrowFormat  # noqa: E402
-from strata.data.formats.base import Presence, Unit  # noqa: E402
-from strata.data.source.file import DataFile  # noqa: E402
-from strata.data.source.source import Source  # noqa: E402
+from strata.data.formats.base import Unit  # noqa: E402
+from strata.data.source.source import DataFile, Source  # noqa: E402
 from strata.errors import DataFileInvalid  # noqa: E402
 
 
@@ -81,7 +81,7 @@ class TestArrowFile(ArrowContract):
     def test_a_feather_file_of_version_1_is_named(self, tmp_path: Path) -> None:
         path = tmp_path / "old.feather"
         path.write_bytes(b"FEA1" + bytes(100) + b"FEA1")
-        with pytest.raises(DataFileInvalid, match=r"old\.feather.*feather of version 1"):
+        with pytest.raises(DataFileInvalid, match=r"old\.feather.*feather version 1"):
             self.inspect(data_file(path))
 
     def test_a_footer_that_cannot_be_so_large_is_refused(self, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ pytest.register_assert_rewrite("data_format_contract")
 
 from data_format_contract import LOCAL, Faulty, FormatContract, bound, data_file, remote, same, sample  # noqa: E402
 
-from strata.data.formats.base import Presence  # noqa: E402
+from strata.data.filter.expression import Presence  # noqa: E402
 from strata.data.formats.parquet.footer import MAX_FOOTER_BYTES, TAIL_BYTES  # noqa: E402
 from strata.data.formats.parquet.format import ParquetFormat  # noqa: E402
 from strata.data.source.source import Source  # noqa: E402

@@ -19,7 +19,8 @@ from data_format_contract import LOCAL, PLAIN, FormatContract, bound, data_file
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from strata.data.formats.base import Format, Presence, Unit
+from strata.data.filter.expression import Presence
+from strata.data.formats.base import Format, Unit
 from strata.data.formats.csv import CsvFormat
 from strata.data.formats.json import JsonFormat, JsonlFormat
 from strata.errors import ConfigError, DataFileChanged, DataFileInvalid, SchemaMismatch
@@ -204,7 +205,7 @@ def test_a_compressed_file_is_one_unit(tmp_path: Path, suffix: str, compress: Ca
 def test_a_compressed_file_that_was_cut_off_or_is_none_is_refused(tmp_path: Path) -> None:
     whole = gzip.compress(b"id\n" + b"1\n" * 9_000)
     for contents in (whole[:-10], whole[: len(whole) // 2], b"id\n1\n"):
-        with pytest.raises(DataFileInvalid, match=r"part\.csv\.gz is no whole gzip file: .*; copy it here again"):
+        with pytest.raises(DataFileInvalid, match=r"part\.csv\.gz is not a complete gzip file: .*; copy it again"):
             ReadFile(CsvFormat(), planted(tmp_path, "part.csv.gz", contents))
 
 
@@ -214,7 +215,7 @@ def test_a_compressed_file_of_the_same_size_with_other_contents_is_noticed(tmp_p
     path.write_bytes(gzip.compress(b"id\n1\n3\n", mtime=0))
     assert path.stat().st_size == found.file.size_bytes
     reader = CsvFormat().open(LOCAL, found.file, found.schema, found.facts.version)
-    with pytest.raises(DataFileChanged, match=r"part\.csv\.gz is not the file that was planned"):
+    with pytest.raises(DataFileChanged, match=r"part\.csv\.gz was rewritten since it was planned"):
         reader.read(found.facts.units[0], ["id"])
     reader.close()
 
@@ -243,11 +244,11 @@ def small_sample(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("form", "contents", "told"),
     [
-        (CsvFormat(), b"id,v\n" + b"1000,1\n" * 9 + b"2,1.5\n", r"column 'v' was taken for int64.*1\.5.*null_values"),
+        (CsvFormat(), b"id,v\n" + b"1000,1\n" * 9 + b"2,1.5\n", r"column 'v' was guessed as int64.*1\.5.*null_values"),
         (CsvFormat(), b"id,v\n" + b"1000,1\n" * 9 + b"2,x\n", r"column 'v' .*\('v', …\)"),
-        (JsonlFormat(), b'{"id": 1, "v": 1}\n' * 9 + b'{"id": 2, "v": 1.5}\n', r"column 'v' was taken for int64"),
-        (JsonFormat(), b'{"id": 1, "v": 1}\n' * 9 + b'{"id": 2, "v": "x"}\n', r"column 'v' .*write them alike"),
-        (JsonlFormat(), b'{"id": 1, "v": null}\n' * 9 + b'{"id": 2, "v": "x"}\n', r"column 'v' was taken for null"),
+        (JsonlFormat(), b'{"id": 1, "v": 1}\n' * 9 + b'{"id": 2, "v": 1.5}\n', r"column 'v' was guessed as int64"),
+        (JsonFormat(), b'{"id": 1, "v": 1}\n' * 9 + b'{"id": 2, "v": "x"}\n', r"column 'v' .*write them in one type"),
+        (JsonlFormat(), b'{"id": 1, "v": null}\n' * 9 + b'{"id": 2, "v": "x"}\n', r"column 'v' was guessed as null"),
         (JsonlFormat(), b'{"id": 1, "v": 1}\n' * 9 + b'{"id": 2, "w": 1}\n', r"the key 'w' .*\('w', …\).*columns="),
         (JsonFormat(), b'{"id": 1, "o": {"a": 1}}\n' * 9 + b'{"o": {"b": 1}}\n', r"the key 'o\.b' .*\('o', …\)"),
         (JsonFormat(), b'{"id": 1, "o": [{"a": 1}]}\n' * 9 + b'{"o": [{"b": 1}]}\n', r"the key 'o\.b'"),
@@ -307,7 +308,7 @@ def test_no_key_is_lost_wherever_it_comes_first(
     ("contents", "told"),
     [
         (b"a,b\n1,2\n3\n", "Expected 2 columns, got 1"),
-        (b"a,a\n1,2\n", "two columns are called 'a'"),
+        (b"a,a\n1,2\n", "two columns are named 'a'"),
         (b"a\n\xff\xfe\x00\n", "part.csv"),
     ],
 )
@@ -336,7 +337,7 @@ def test_a_record_that_does_not_end_is_refused(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("strata.data.formats.text.RECORD_BYTES_MAX", 1 << 12)
     path = planted(tmp_path, "part.csv", b'a\n1\n"not closed\n' + b"2\n" * 10_000)
     with pytest.raises(
-        DataFileInvalid, match=r"the record that begins at byte 4 does not end .* is a quote not closed"
+        DataFileInvalid, match=r"the record that begins at byte 4 does not end .* check for an unclosed quote"
     ):
         ReadFile(CsvFormat(piece_bytes=1 << 10), path)
 
@@ -375,9 +376,9 @@ def test_a_json_array_is_one_unit(tmp_path: Path) -> None:
     ("contents", "told"),
     [
         (b"[1, 2]", "its elements are int64, not objects"),
-        (b'[{"a": 1}', "no JSON array"),
-        (b'[{"a": 1}], "b": [2]', "something follows"),
-        (b'[{"a": 1}]} {"rows": []', "something follows"),
+        (b'[{"a": 1}', "not a JSON array"),
+        (b'[{"a": 1}], "b": [2]', "followed by other data"),
+        (b'[{"a": 1}]} {"rows": []', "followed by other data"),
         (b'{\n "a": 1\n}\n', "every record has a line of its own|a record begins with"),
         (b'{"a": 1} {"a": 2}\n', "1 lines with 2 records"),
         (b'{"a": 1}\nnull\n', "a record begins with b'null"),

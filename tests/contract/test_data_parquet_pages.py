@@ -23,7 +23,7 @@ pytest.register_assert_rewrite("data_format_contract")
 from data_format_contract import LOCAL, Faulty, bound, data_file, remote, sample  # noqa: E402
 
 from strata.data.filter import expression as expressions  # noqa: E402
-from strata.data.formats.base import FileFacts, Judged, Rows, Saving, joined  # noqa: E402
+from strata.data.formats.base import FileFacts, Judged, Rows, Saving, join_rows  # noqa: E402
 from strata.data.formats.parquet import pages  # noqa: E402
 from strata.data.formats.parquet.format import ParquetFormat, ParquetReader  # noqa: E402
 from strata.data.source.source import Source  # noqa: E402
@@ -218,13 +218,13 @@ def test_stretches_beyond_a_bound_are_joined(tmp_path: Path, monkeypatch: pytest
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 10)), max_size=20), st.integers(1, 5))
 def test_joined_rows_are_the_same_and_at_most_so_many(rows: list[Rows], max_parts: int) -> None:
-    made = joined(rows, max_parts)
+    made = join_rows(rows, max_parts)
     assert len(made) <= max_parts
     assert all(first + num < after for (first, num), (after, _) in itertools.pairwise(made))
     wanted, found = places(rows, 70) > 0, places(made, 70)
     assert found.max(initial=0) <= 1
     assert found[wanted].all()
-    everything = joined(rows, 100)
+    everything = join_rows(rows, 100)
     assert (places(everything, 70) == wanted).all()
     assert made == everything or len(everything) > max_parts
 
@@ -271,7 +271,7 @@ def test_rows_that_are_read_by_pages_are_those_of_the_unit(planted: Path, data: 
     drawn = data.draw(
         st.lists(st.tuples(st.integers(0, unit.num_rows - 1), st.integers(1, 30)), min_size=1, max_size=5)
     )
-    rows = joined([(first, min(num, unit.num_rows - first)) for first, num in drawn], 5)
+    rows = join_rows([(first, min(num, unit.num_rows - first)) for first, num in drawn], 5)
     columns = data.draw(st.lists(st.sampled_from(facts.schema.names), min_size=1, unique=True))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pages, "MIN_SAVED", 0.0)  # also where it does not pay

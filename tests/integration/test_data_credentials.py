@@ -216,6 +216,6 @@ def test_a_key_that_is_not_renewed_is_told_as_credentials_to_check(
         rest = child.hear()
     assert rest["errors"].keys() == {"thread", "process"}
     for told in rest["errors"].values():
-        assert re.match(r"StorageDenied: \d\d\.parquet may not be read: ", told)
+        assert re.match(r"StorageDenied: \d\d\.parquet: access denied: ", told)
         assert told.endswith("check its permissions, or the credentials")
     assert gate.num_refused

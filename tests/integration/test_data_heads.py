@@ -17,8 +17,7 @@ from strata import StructuredDataset
 from strata.data.formats.parquet.format import ParquetFormat
 from strata.data.runtime import pipeline
 from strata.data.runtime.decoder import ThreadDecoder
-from strata.data.source.file import DataFile
-from strata.data.source.source import Source
+from strata.data.source.source import DataFile, Source
 from strata.errors import DataFileInvalid
 
 NUM_ROWS = 1000

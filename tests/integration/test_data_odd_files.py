@@ -85,7 +85,7 @@ import random, sys
 from pathlib import Path
 import pyarrow as pa, pyarrow.fs as pafs
 from strata.data import expressions, filters
-from strata.data.source.file import DataFile
+from strata.data.source.source import DataFile
 from strata.data.formats.parquet.format import ParquetFormat
 from strata.data.source.source import Source
 from strata.errors import StrataError

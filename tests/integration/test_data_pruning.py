@@ -27,13 +27,13 @@ from hypothesis import strategies as st
 from strata.data import StructuredDataset
 from strata.data.filter import expression
 from strata.data.filter import filter as filters
+from strata.data.filter.expression import Presence
 from strata.data.formats.arrow import ArrowFormat
-from strata.data.formats.base import Format, PagedReader, Presence
+from strata.data.formats.base import Format, PagedReader
 from strata.data.formats.orc import OrcFormat
 from strata.data.formats.parquet import pages as parquet_pages
 from strata.data.formats.parquet.format import ParquetFormat
-from strata.data.source.file import DataFile
-from strata.data.source.source import Source
+from strata.data.source.source import DataFile, Source
 from strata.errors import NoData, SchemaMismatch
 
 LOCAL = Source(pafs.LocalFileSystem(), is_local=True)

@@ -12,10 +12,10 @@ import pyarrow.fs as pafs
 import xxhash
 
 from strata.data.filter import expression
-from strata.data.formats.base import FileFacts, Presence, Unit
-from strata.data.source.file import DataFile
+from strata.data.filter.expression import Presence
+from strata.data.formats.base import FileFacts, Unit
 from strata.data.source.partitions import hive_partition
-from strata.data.source.source import Source
+from strata.data.source.source import DataFile, Source
 from strata.errors import DataFileInvalid
 
 SOURCE = Source(pafs.LocalFileSystem(), is_local=True)

@@ -11,8 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from strata.data.iceberg.deletes import decode_vector
-from strata.data.iceberg.equality_deletes import ValueDeletes
+from strata.data.iceberg.deletes import ValueDeletes, decode_vector
 
 
 def vector(rows: set[int]) -> bytes:

@@ -8,7 +8,7 @@ import pyarrow.fs as pafs
 import pytest
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
-from strata.data.iceberg.location import Locator
+from strata.data.iceberg.scan import Locator
 from strata.errors import DataError, StorageError
 
 

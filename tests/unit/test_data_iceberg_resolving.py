@@ -25,9 +25,8 @@ from pyiceberg.types import (
 )
 
 from strata.data.formats.base import Unit
-from strata.data.iceberg.columns import Resolver
+from strata.data.iceberg.columns import Resolver, arrow_type, can_read, is_wide
 from strata.data.iceberg.projection import Cast, IcebergFit
-from strata.data.iceberg.types import arrow_type, can_read, is_wide
 from strata.errors import SchemaMismatch
 
 
@@ -144,7 +143,7 @@ def test_types_that_lose_something_are_refused(found: pa.DataType, wanted: Any) 
 
 def test_types_without_a_counterpart_are_refused_with_the_cure() -> None:
     assert arrow_type(GeometryType(), wide=False) is None
-    with pytest.raises(SchemaMismatch, match=r"column g has the type geometry.*leave it out with columns="):
+    with pytest.raises(SchemaMismatch, match=r"column g has the type geometry.*exclude it with columns="):
         resolver(with_id("g", pa.binary(), 1)).fit([NestedField(1, "g", GeometryType())])
 
 

@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata.data.formats.base import FileFacts
-from strata.data.formats.parquet import chunks, footer_batch, footer_reader
+from strata.data.formats.parquet import chunks, footer_batch
 from strata.data.formats.parquet.format import ParquetFormat
-from strata.data.source.file import DataFile
-from strata.data.source.source import Source
+from strata.data.pyarrow_private import ParquetReader, open_parquet
+from strata.data.source.source import DataFile, Source
 from strata.errors import DataError, DataFileInvalid, DataFileMissing, StorageError
 
 LOCAL = Source(pafs.LocalFileSystem(), is_local=True)
@@ -38,12 +38,12 @@ def num_opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many row groups there were each time that the decoder was asked."""
     found: list[int] = []
 
-    class Counting(footer_batch.NativeReader):  # type: ignore[misc]
-        def open(self, *arguments: Any, **options: Any) -> None:
-            super().open(*arguments, **options)
-            found.append(self.metadata.num_row_groups)
+    def counting(*arguments: Any, **options: Any) -> ParquetReader:
+        reader = open_parquet(*arguments, **options)
+        found.append(reader.metadata.num_row_groups)
+        return reader
 
-    monkeypatch.setattr(footer_batch, "NativeReader", Counting)
+    monkeypatch.setattr(footer_batch, "open_parquet", counting)
     return found
 
 
@@ -163,7 +163,7 @@ def test_a_file_whose_row_groups_are_damaged_is_opened_alone_and_so_are_those_wi
     tmp_path: Path, num_opened: list[int], damage: Callable[[bytes], bytes]
 ) -> None:
     files = [written(tmp_path / f"{n}.parquet", rows(n)) for n in range(5)]
-    layout = footer_reader.layout_of(footer_of(tmp_path / "2.parquet"))
+    layout = footer_batch.layout_of(footer_of(tmp_path / "2.parquet"))
     assert layout is not None
     whole, footer = (tmp_path / "2.parquet").read_bytes(), footer_of(tmp_path / "2.parquet")
     own = footer[len(layout.head) : -len(layout.tail)]
@@ -221,39 +221,39 @@ def footer_of(path: Path) -> bytes:
 def test_a_footer_joined_of_one_is_that_footer_but_for_the_form_of_a_length(tmp_path: Path) -> None:
     written(tmp_path / "a.parquet", rows(1, 100), row_group_size=5)  # 20 row groups: as a long list
     footer = footer_of(tmp_path / "a.parquet")
-    layout = footer_reader.layout_of(footer)
+    layout = footer_batch.layout_of(footer)
     assert layout is not None
-    part = footer_reader.row_groups_of(footer, layout)
+    part = footer_batch.row_groups_of(footer, layout)
     assert part is not None
     assert (part.num_rows, part.num_groups) == (100, 20)
-    assert footer_reader.joined(layout, [part]) == footer
+    assert footer_batch.join_footers(layout, [part]) == footer
 
 
 def test_a_footer_of_another_layout_is_not_taken_apart(tmp_path: Path) -> None:
     written(tmp_path / "a.parquet", rows(1))
     written(tmp_path / "b.parquet", rows(1).select(["id"]))
     one, other = footer_of(tmp_path / "a.parquet"), footer_of(tmp_path / "b.parquet")
-    layout = footer_reader.layout_of(one)
+    layout = footer_batch.layout_of(one)
     assert layout is not None
-    assert footer_reader.row_groups_of(other, layout) is None
-    assert footer_reader.row_groups_of(layout.head + layout.tail, layout) is None
-    assert footer_reader.row_groups_of(layout.head, footer_reader.Layout(layout.head, b"")) is None
+    assert footer_batch.row_groups_of(other, layout) is None
+    assert footer_batch.row_groups_of(layout.head + layout.tail, layout) is None
+    assert footer_batch.row_groups_of(layout.head, footer_batch.Layout(layout.head, b"")) is None
 
 
 @settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_bytes_that_are_no_footer_have_no_layout_or_one_that_holds_them(data: bytes) -> None:
     for footer in (data, b"\x15\x04\x19" + data, b"\x15\x04\x19\x0c\x16\x02\x19" + data):
-        layout = footer_reader.layout_of(footer)
+        layout = footer_batch.layout_of(footer)
         if layout is not None:
             assert footer.startswith(layout.head)
             assert footer.endswith(layout.tail)
-            assert footer_reader.row_groups_of(footer, layout) is not None
+            assert footer_batch.row_groups_of(footer, layout) is not None
 
 
 def test_structs_in_structs_without_end_have_no_layout() -> None:
-    assert footer_reader.layout_of(b"\x1c" * 10_000) is None
-    assert footer_reader.layout_of(b"\x15\x04\x19" + b"\x19" * 10_000) is None
+    assert footer_batch.layout_of(b"\x1c" * 10_000) is None
+    assert footer_batch.layout_of(b"\x15\x04\x19" + b"\x19" * 10_000) is None
 
 
 def test_threads_that_meet_a_new_form_of_footers_learn_it_once(monkeypatch: pytest.MonkeyPatch) -> None:

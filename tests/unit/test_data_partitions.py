@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.data.source.file import DataFile
 from strata.data.source.partitions import NULL, hive_partition, partition_fields, partition_values
+from strata.data.source.source import DataFile
 from strata.errors import SchemaMismatch
 
 
@@ -38,7 +38,7 @@ def test_a_name_tells_its_partition(name: str, expected: tuple[tuple[str, str | 
 
 
 def test_a_key_that_stands_twice_is_refused_with_the_name() -> None:
-    with pytest.raises(SchemaMismatch, match=r"a=1/a=2/f\.parquet names the partition 'a' twice"):
+    with pytest.raises(SchemaMismatch, match=r"a=1/a=2/f\.parquet contains the partition key 'a' twice"):
         hive_partition("a=1/a=2/f.parquet")
 
 
@@ -95,7 +95,7 @@ def test_files_with_other_keys_are_refused_and_two_are_named(other: str) -> None
 
 def test_a_value_that_is_not_of_its_columns_type_is_refused() -> None:
     fields = [pa.field("a", pa.int64())]
-    with pytest.raises(SchemaMismatch, match=r"a=x/f\.parquet has a='x', where the dataset has integers"):
+    with pytest.raises(SchemaMismatch, match=r"a=x/f\.parquet has a='x', but this key has integer values"):
         partition_values(file_of("a=x/f.parquet"), fields)
-    with pytest.raises(SchemaMismatch, match="has no partition 'a', only none"):
+    with pytest.raises(SchemaMismatch, match="has no partition key 'a', its keys are none"):
         partition_values(file_of("f.parquet"), fields)

@@ -30,8 +30,8 @@ from strata.data.plan.planner import build, pack_splits, parse_rows
 from strata.data.plan.report import MAX_FILES, explain, summary
 from strata.data.plan.survey import Survey
 from strata.data.plan.surveyor import survey
-from strata.data.source.file import DataFile
 from strata.data.source.partitions import partition_fields
+from strata.data.source.source import DataFile
 from strata.errors import (
     DataFileInvalid,
     InvalidArgument,
@@ -232,7 +232,7 @@ def test_text_is_read_with_the_unified_types_of_all_files() -> None:
 def test_a_filter_that_does_not_fit_is_refused_before_anything_is_counted() -> None:
     fake = FakeFormat()
     files = [fake.add("y=1/a", {"x": [1]})]
-    for text, told in (("z > 1", "'z', which is not there"), ("y == 'a'", "y is int64"), ("x > 'a'", "x is int64")):
+    for text, told in (("z > 1", "'z', which does not exist"), ("y == 'a'", "y is int64"), ("x > 'a'", "x is int64")):
         with pytest.raises(SchemaMismatch, match=told):
             look(fake, files, text)
     with pytest.raises(SchemaMismatch, match="no file has a column 'xx'; did you mean 'x'"):

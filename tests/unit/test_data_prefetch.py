@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from strata.data.formats.parquet.footer import TAIL_BYTES
 from strata.data.runtime.prefetch import Fetcher
-from strata.data.source.ranges import Range, coalesced, parts
+from strata.data.source.ranges import Range, coalesce, split_ranges
 from strata.data.structured import StructuredDataset
 from strata.errors import DataFileChanged, DataFileMissing, StrataError
 
@@ -38,7 +38,7 @@ def covered(of: list[Range]) -> set[int]:
 
 @given(asked=ranges, hole=st.integers(0, 20))
 def test_coalesced_ranges_cover_the_requested_bytes_and_small_gaps(asked: list[Range], hole: int) -> None:
-    joined = coalesced(asked, hole_bytes=hole)
+    joined = coalesce(asked, gap_bytes=hole)
     assert covered(asked) <= covered(joined)
     assert all(low.end + hole < high.offset for low, high in itertools.pairwise(joined))
     extra = sorted(covered(joined) - covered(asked))
@@ -59,8 +59,8 @@ def _runs(numbers: list[int]) -> Iterator[list[int]]:
 
 @given(asked=ranges, size=st.integers(1, 17))
 def test_parts_are_small_and_cover_the_same_bytes_once(asked: list[Range], size: int) -> None:
-    joined = coalesced(asked)
-    cut = parts(joined, part_bytes=size)
+    joined = coalesce(asked)
+    cut = split_ranges(joined, part_bytes=size)
     assert all(0 < part.num_bytes <= size for part in cut)
     assert sum(part.num_bytes for part in cut) == sum(each.num_bytes for each in joined)
     assert covered(cut) == covered(joined)

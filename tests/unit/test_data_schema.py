@@ -168,8 +168,8 @@ def test_types_that_the_user_chose_settle_a_disagreement() -> None:
     [
         (["ids"], "did you mean 'id'"),
         (["ID"], "did you mean 'id'"),
-        (["qqq"], "there are: id, user"),
-        (["user.name"], "read 'user'"),
+        (["qqq"], "known names are: id, user"),
+        (["user.name"], "'user'"),
     ],
 )
 def test_an_error_about_a_missing_column_lists_the_existing_ones(columns: list[str], told: str) -> None:

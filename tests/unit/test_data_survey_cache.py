@@ -25,7 +25,7 @@ from strata.data.plan.cache import SurveyCache
 from strata.data.plan.planner import build
 from strata.data.plan.survey import Survey
 from strata.data.plan.surveyor import survey
-from strata.data.source.file import DataFile
+from strata.data.source.source import DataFile
 from strata.errors import DataError, NoData
 
 

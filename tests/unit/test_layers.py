@@ -47,7 +47,7 @@ FOLDERS = {
 SHARED = {
     "checkpoint": {"arguments", "catalog", "metadata"},
     "coordinator": {"config", "timeouts", "wire"},
-    "data": {"arrow_types", "config", "memory"},
+    "data": {"arrow_types", "config", "memory", "pyarrow_private"},
     "launch": {"environment", "spec"},
 }
 PURE_FOLDERS = ("strata.coordinator.state", "strata.checkpoint.format", "strata.data.order")

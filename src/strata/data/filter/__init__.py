@@ -1,5 +1,5 @@
-"""Filters: the three ways users write them, their literals in the column's type, and what statistics decide.
+"""Filters: parsing them, fitting their literals to column types, and deciding them from statistics.
 
-Pure: expressions and bounds in, decisions out. Pruning may only remove what evaluating the filter on the rows would
-remove. Never reads a file: `formats` and `plan` call it.
+Pure: expressions and bounds in, decisions out. Pruning removes only rows that evaluating the filter would remove. May
+import `pyarrow_private`. Never reads a file: `formats` and `plan` call it.
 """

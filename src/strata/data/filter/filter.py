@@ -1,10 +1,10 @@
-"""Filters, in the three ways people write them, made one.
+"""Parse filters from the three forms that users write, and apply them to rows.
 
-A pyarrow expression; tuples as `pyarrow.parquet` takes them, `[("x", ">", 3), ("c", "in", ["a"])]`, a list of lists
-being an `or` of `and`s; or a line of text, `x > 3 and country in ("de", "fr") and day >= date("2024-01-01")`, which is
-read by Python's own parser, of which only what is listed here is understood. Nothing is ever evaluated.
+The forms are a pyarrow expression; tuples as in `pyarrow.parquet`, `[("x", ">", 3), ("c", "in", ["a"])]`, where a list
+of lists is an `or` of `and`s; and text, `x > 3 and country in ("de", "fr") and day >= date("2024-01-01")`. Text is
+parsed by Python's `ast` and translated node by node; it is never evaluated as Python.
 
-A row passes when the filter is true for it: a comparison with null is not. As in pyarrow, `x not in (…)` is true for
+A row passes if the filter is true for it; a comparison with null is not true. As in pyarrow, `x not in (…)` is true for
 null.
 """
 
@@ -23,87 +23,107 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from strata.data import pyarrow_private
 from strata.data.filter import expression as expressions
 from strata.data.filter import literals
+from strata.data.filter.expression import Call, Field
 from strata.errors import InvalidArgument, SchemaMismatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from strata.data.filter.expression import Node
+
 MAX_LENGTH = 100_000
-"""Characters of a filter written as text."""
+"""Characters of a filter in text form."""
 
 
 _FAILURES = (pa.ArrowInvalid, pa.ArrowNotImplementedError)
-"""Of evaluating a filter on some value: a cast, or a division by zero."""
+"""Errors of evaluating a filter on a value: a failed cast, or a division by zero."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Condition:
+    """A parsed filter."""
+
     expression: pc.Expression
     columns: tuple[str, ...]
-    """Top-level columns that it uses, sorted."""
+    """The top-level columns it uses, sorted."""
     text: str
-    """The same however the filter was written; part of a dataset's fingerprint."""
+    """Canonical text: equal for all forms of a filter, and part of a dataset's fingerprint."""
+    tree: Node
+    """The parts of the expression."""
 
 
 def parse(filters: pc.Expression | str | Sequence[Any]) -> Condition:
-    """Reads a filter.
+    """Parse a filter.
 
     Raises:
-        InvalidArgument: It cannot be understood; the message says what to write.
+        InvalidArgument: The filter is malformed; the message states the correct form.
     """
     if isinstance(filters, pc.Expression):
-        expression = filters
-    elif isinstance(filters, str):
-        expression = _from_text(filters)
+        return from_tree(expressions.decode(filters), filters)
+    if isinstance(filters, str):
+        tree = _from_text(filters)
     elif isinstance(filters, list | tuple):
-        expression = _from_tuples(filters)
+        tree = _from_tuples(filters)
     else:
         _refuse(
-            f"filters is a {type(filters).__name__}; give a pyarrow expression (pc.field('x') > 3), tuples "
+            f"filters has the type {type(filters).__name__}; pass a pyarrow expression (pc.field('x') > 3), tuples "
             "([('x', '>', 3)]) or text ('x > 3')"
         )
-    tree = expressions.decode(expression)
+    return from_tree(tree)
+
+
+def from_tree(tree: Node, expression: pc.Expression | None = None) -> Condition:
+    """Return the condition of a tree, or of an expression with this tree.
+
+    Raises:
+        InvalidArgument: It uses no column, or is too large.
+    """
+    pyarrow_private.check_size(tree)
     columns = expressions.columns(tree)
     if not columns:
-        _refuse(f"the filter {expressions.text(tree)} uses no column; leave filters out to take all rows")
-    return Condition(expression, columns, expressions.text(tree))
+        _refuse(f"the filter {expressions.text(tree)} uses no column; omit filters to read all rows")
+    return Condition(
+        expressions.encode(tree) if expression is None else expression, columns, expressions.text(tree), tree
+    )
 
 
 def bind(condition: Condition, schema: pa.Schema) -> Condition:
-    """The same filter, with its literals in the types of these columns (`literals.py`).
+    """Return the filter with its literals in the types of these columns (`literals.py`).
 
     Raises:
-        SchemaMismatch: A column is not there, or cannot be compared so.
+        SchemaMismatch: A column is missing, or its type does not support the comparison.
     """
     check_names(condition, schema.names)
     used = pa.schema([schema.field(name) for name in condition.columns])
-    fitted = expressions.encode(literals.fitted(expressions.decode(condition.expression), used))
+    tree = literals.fit_literals(condition.tree, used)
+    fitted = expressions.encode(tree)
     try:
-        # Of no rows some comparisons are not made, and so not refused.
+        # With one row, not zero: pyarrow checks some comparisons only when it makes them.
         found = expressions.mask(pa.table([pa.nulls(1, field.type) for field in used], schema=_nullable(used)), fitted)
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid, pa.ArrowTypeError) as error:
         types = ", ".join(f"{field.name} is {field.type}" for field in used)
         raise SchemaMismatch(
-            f"the filter {condition.text} cannot be asked: {str(error).splitlines()[0]}; {types}. Compare numbers with "
-            'numbers, text with text, days with date("2024-01-01"), times with timestamp("2024-01-01T00:00:00") and, '
-            'where the column has a time zone, timestamp("2024-01-01T00:00:00Z")',
+            f"the filter {condition.text} does not fit its columns: {str(error).splitlines()[0]}; {types}. Compare "
+            'numbers with numbers, text with text, days with date("2024-01-01"), times with '
+            'timestamp("2024-01-01T00:00:00") and, if the column has a time zone, timestamp("2024-01-01T00:00:00Z")',
             field="filters",
         ) from error
     if not pa.types.is_boolean(found.type):
         raise SchemaMismatch(
-            f"the filter {condition.text} gives {found.type}, not true or false; compare it with something",
+            f"the filter {condition.text} yields {found.type}, not true or false; compare it with a value",
             field="filters",
         )
-    return replace(condition, expression=fitted)
+    return replace(condition, expression=fitted, tree=tree)
 
 
 def count(condition: Condition, table: pa.Table, where: str) -> int:
-    """How many rows pass. `where`: what they were read from.
+    """Return how many rows pass. `where` names the origin of the rows in errors.
 
     Raises:
-        SchemaMismatch: The filter cannot be evaluated on a value: it casts, or divides by zero.
+        SchemaMismatch: The filter fails on a value: a cast, or a division by zero.
     """
     try:
         return expressions.count(table, condition.expression)
@@ -112,10 +132,10 @@ def count(condition: Condition, table: pa.Table, where: str) -> int:
 
 
 def passing(expression: pc.Expression, table: pa.Table, where: str) -> pa.Table:
-    """The rows that pass.
+    """Return the rows that pass.
 
     Raises:
-        SchemaMismatch: As for `count`, of which statistics may have said that it is not needed.
+        SchemaMismatch: See `count`, which statistics may have made unnecessary.
     """
     try:
         return table.filter(expression)
@@ -128,7 +148,7 @@ def _failed(expression: pc.Expression, table: pa.Table, where: str, error: Excep
     types = ", ".join(f"{name} is {table.schema.field(name).type}" for name in columns)
     return SchemaMismatch(
         f"{where}: the filter {expressions.text(tree)} fails on a row: {str(error).splitlines()[0]}; {types}. Compare "
-        "columns of one type, or change the filter so that it holds for every value",
+        "columns of equal types, or change the filter so that it is defined for every value",
         field="filters",
     )
 
@@ -138,118 +158,115 @@ def _nullable(schema: pa.Schema) -> pa.Schema:
 
 
 def check_names(condition: Condition, names: Sequence[str]) -> None:
-    """
+    """Check that the filter uses only these columns.
+
     Raises:
-        SchemaMismatch: A column that the filter uses is not among them.
+        SchemaMismatch: It uses another column.
     """
     for name in condition.columns:
         if name not in names:
             raise SchemaMismatch(
-                f"the filter {condition.text} uses column {name!r}, which is not there; {nearest(name, names)} "
-                "(text stands in quotes)",
+                f"the filter {condition.text} uses column {name!r}, which does not exist; {nearest(name, names)} "
+                "(put text in quotes)",
                 field="filters",
             )
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The cure for a name that is not there."""
+    """Return a hint for an unknown name: a similar one, or all known ones."""
     names = list(known)
     near = difflib.get_close_matches(name, names, n=1)
     if not near:
         near = [other for other in names if other.lower() == name.lower()][:1]
     shown = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
-    return f"did you mean {near[0]!r}?" if near else f"there are: {shown or 'none'}"
+    return f"did you mean {near[0]!r}?" if near else f"known names are: {shown or 'none'}"
 
 
 def _refuse(message: str) -> NoReturn:
     raise InvalidArgument(message, field="filters")
 
 
-def _all(parts: Sequence[pc.Expression]) -> pc.Expression:
-    return _joined(parts, lambda left, right: left & right)
+def _all(parts: Sequence[Node]) -> Node:
+    return _join(parts, "and_kleene")
 
 
-def _any(parts: Sequence[pc.Expression]) -> pc.Expression:
-    return _joined(parts, lambda left, right: left | right)
+def _any(parts: Sequence[Node]) -> Node:
+    return _join(parts, "or_kleene")
 
 
-def _joined(
-    parts: Sequence[pc.Expression], join: Callable[[pc.Expression, pc.Expression], pc.Expression]
-) -> pc.Expression:
-    """Halves first, so that a long list does not become a deep tree."""
+def _join(parts: Sequence[Node], function: str) -> Node:
+    """Join halves recursively, so that a long list does not become a deep tree."""
     if len(parts) == 1:
         return parts[0]
     half = len(parts) // 2
-    return join(_joined(parts[:half], join), _joined(parts[half:], join))
+    return Call(function, (_join(parts[:half], function), _join(parts[half:], function)))
 
 
-_COMPARE: dict[str, Callable[[Any, Any], pc.Expression]] = {
-    "==": lambda left, right: left == right,
-    "=": lambda left, right: left == right,
-    "!=": lambda left, right: left != right,
-    "<": lambda left, right: left < right,
-    "<=": lambda left, right: left <= right,
-    ">": lambda left, right: left > right,
-    ">=": lambda left, right: left >= right,
+def _not(node: Node) -> Node:
+    return Call("invert", (node,))
+
+
+_FUNCTIONS = {
+    "==": "equal",
+    "=": "equal",
+    "!=": "not_equal",
+    "<": "less",
+    "<=": "less_equal",
+    ">": "greater",
+    ">=": "greater_equal",
 }
 
 
 # --- tuples ---
 
 
-def _from_tuples(filters: Sequence[Any]) -> pc.Expression:
+def _from_tuples(filters: Sequence[Any]) -> Node:
     if not filters:
-        _refuse("filters is empty; leave it out to take all rows")
+        _refuse("filters is empty; omit it to read all rows")
     if isinstance(filters, tuple) and isinstance(filters[0], str):
         return _from_tuple(filters)
     if all(isinstance(part, tuple) for part in filters):
         return _all([_from_tuple(part) for part in filters])
     if not all(isinstance(part, list) and part for part in filters):
-        _refuse(f"filters must be tuples, or lists of tuples (an `or` of `and`s), found {_shown(filters)}")
+        _refuse(f"filters must be tuples, or lists of tuples (an `or` of `and`s), not {_shown(filters)}")
     return _any([_all([_from_tuple(part) for part in conjunction]) for conjunction in filters])
 
 
-def _from_tuple(part: Any) -> pc.Expression:
+def _from_tuple(part: Any) -> Node:
     if not isinstance(part, tuple) or len(part) != 3 or not isinstance(part[0], str) or not isinstance(part[1], str):
-        _refuse(f"a filter's tuple is (column, operator, value), such as ('x', '>', 3); found {_shown(part)}")
+        _refuse(f"a filter tuple must be (column, operator, value), such as ('x', '>', 3), not {_shown(part)}")
     name, operator, value = part
     operator = " ".join(operator.lower().split())
     if operator in ("in", "not in"):
         if isinstance(value, str | bytes) or not hasattr(value, "__iter__"):
-            _refuse(f"({name!r}, {operator!r}, …) needs a list of values, found {_shown(value)}")
-        found = _isin(_field(name), list(value))
-        return found if operator == "in" else ~found
-    if operator not in _COMPARE:
-        _refuse(f"the operator of {_shown(part)} is none of {', '.join([*_COMPARE, 'in', 'not in'])}")
+            _refuse(f"({name!r}, {operator!r}, …) needs a list of values, not {_shown(value)}")
+        found = _is_in(Field((name,)), list(value))
+        return found if operator == "in" else _not(found)
+    if operator not in _FUNCTIONS:
+        _refuse(f"the operator of {_shown(part)} is unknown; use one of {', '.join([*_FUNCTIONS, 'in', 'not in'])}")
     if value is None:
-        _refuse(
-            f"{_shown(part)}: nothing is equal to null; use pc.field({name!r}).is_null(), or the text '{name} is None'"
-        )
-    return _COMPARE[operator](_field(name), _scalar(value))
+        _refuse(f"{_shown(part)}: nothing equals null; use pc.field({name!r}).is_null(), or the text '{name} is None'")
+    return Call(_FUNCTIONS[operator], (Field((name,)), _literal(value)))
 
 
-def _field(name: str) -> pc.Expression:
-    return pc.field(name)
-
-
-def _isin(field: pc.Expression, values: list[Any]) -> pc.Expression:
+def _is_in(field: Node, values: list[Any]) -> Node:
     if not values:
-        _refuse("a filter asks whether a column is in an empty list, which is never so; give values")
+        _refuse("the filter tests membership in an empty list, which no row passes; add values")
     try:
-        return field.isin(_array(values))
+        return pyarrow_private.is_in(field, _array(values))
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-        _refuse(f"the values {_shown(values)} of a filter are not of one type: {error}")
+        _refuse(f"the values {_shown(values)} of the filter do not fit one type ({error}); use values of one type")
 
 
-def _scalar(value: Any) -> pc.Expression:
+def _literal(value: Any) -> Node:
     try:
-        return pc.scalar(_array([value])[0] if isinstance(value, int) else value)
+        return pyarrow_private.literal(_array([value])[0] if isinstance(value, int) else value)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-        _refuse(f"{_shown(value)} cannot be compared with: {error}")
+        _refuse(f"the filter's value {_shown(value)} is not supported ({error}); use a number, text, date or time")
 
 
 def _array(values: list[Any]) -> pa.Array:
-    """As pyarrow guesses their type, and integers that no int64 holds too."""
+    """Return an array of the type that pyarrow infers; integers beyond int64 become decimals."""
     is_int = [isinstance(value, int) for value in values if value is not None]
     if all(is_int) and any(not -(2**63) <= value < 2**63 for value in values if value is not None):
         return pa.array([None if value is None else decimal.Decimal(value) for value in values])
@@ -281,32 +298,32 @@ _OPERATORS: dict[type[ast.cmpop], str] = {
     ast.Gt: ">",
     ast.GtE: ">=",
 }
-_UNDERSTOOD = (
+_SUPPORTED = (
     "a filter consists of columns, numbers, 'text', True, False, None, date('2024-01-01'), "
     "timestamp('2024-01-01T12:00:00'), comparisons, in (…), is None, and, or, not; for anything else "
-    "give a pyarrow expression"
+    "pass a pyarrow expression"
 )
 
 
-def _from_text(text: str) -> pc.Expression:
+def _from_text(text: str) -> Node:
     if not text.strip():
-        _refuse("filters is empty; leave it out to take all rows")
+        _refuse("filters is empty; omit it to read all rows")
     if len(text) > MAX_LENGTH:
-        _refuse(f"the filter has {len(text)} characters, at most {MAX_LENGTH} are read; give a pyarrow expression")
+        _refuse(f"the filter has {len(text)} characters, more than {MAX_LENGTH}; pass a pyarrow expression")
     line = _pythonic(text)
     try:
         tree = ast.parse(line, mode="eval")
-        return _truth(tree.body)
+        return _predicate(tree.body)
     except (SyntaxError, ValueError) as error:
         if isinstance(error, InvalidArgument):
             raise
-        _refuse(f"the filter {_shown(text)} cannot be read: {_syntax_cure(text, error)}")
+        _refuse(f"the filter {_shown(text)} cannot be parsed: {_syntax_cure(text, error)}")
     except (RecursionError, MemoryError):
-        _refuse(f"the filter {_shown(text)} is nested too deep; write long lists as x in (…)")
+        _refuse(f"the filter {_shown(text)} is nested too deeply; write long lists as x in (…)")
 
 
 def _pythonic(text: str) -> str:
-    """Upper-case SQL keywords as Python writes them; texts in quotes stay as they are."""
+    """Replace upper-case SQL keywords by Python's, outside quoted text."""
     words: list[str] = []
     try:
         tokens = list(tokenize.generate_tokens(io.StringIO(" ".join(text.split("\n"))).readline))
@@ -315,9 +332,9 @@ def _pythonic(text: str) -> str:
     for token in tokens:
         if token.type == tokenize.NAME:
             if token.string == "BETWEEN":
-                _refuse("BETWEEN is not understood in a filter; write 1 <= x <= 5")
+                _refuse("BETWEEN is not supported in a filter; write 1 <= x <= 5")
             if token.string == "LIKE":
-                _refuse("LIKE is not understood in a filter; give pc.match_like(pc.field('x'), 'a%')")
+                _refuse("LIKE is not supported in a text filter; pass pc.match_like(pc.field('x'), 'a%')")
             words.append(_SQL.get(token.string, token.string))
         elif token.type not in (tokenize.INDENT, tokenize.DEDENT, tokenize.NEWLINE, tokenize.NL, tokenize.ENDMARKER):
             words.append(token.string)
@@ -327,23 +344,23 @@ def _pythonic(text: str) -> str:
 def _syntax_cure(text: str, error: Exception) -> str:
     bare = re.sub(r"'[^']*'|\"[^\"]*\"", "''", text)
     if "<>" in bare:
-        return "write != for <>"
+        return "write != instead of <>"
     if "&&" in bare or "||" in bare:
-        return "write `and`, `or` for &&, ||"
+        return "write `and`, `or` instead of &&, ||"
     if re.search(r"(?<![<>=!:])=(?!=)", bare):
         return "write == to compare, not ="
     if "`" in bare or re.search(r"[A-Za-z_]\w* [A-Za-z_]\w* *[=<>!]", bare):
-        return "write col('a name') for a column whose name is not a plain word"
-    return f"{error.args[0] if error.args else error}; {_UNDERSTOOD}"
+        return "write col('a name') for a column whose name is not an identifier"
+    return f"{error.args[0] if error.args else error}; {_SUPPORTED}"
 
 
-def _truth(node: ast.expr) -> pc.Expression:
-    """What is true or false of a row."""
+def _predicate(node: ast.expr) -> Node:
+    """Translate an expression that is true or false of a row."""
     if isinstance(node, ast.BoolOp):
-        parts = [_truth(part) for part in node.values]
+        parts = [_predicate(part) for part in node.values]
         return _all(parts) if isinstance(node.op, ast.And) else _any(parts)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        return ~_truth(node.operand)
+        return _not(_predicate(node.operand))
     if isinstance(node, ast.Compare):
         sides = [node.left, *node.comparators]
         pairs = zip(sides, node.ops, sides[1:], strict=False)
@@ -351,30 +368,33 @@ def _truth(node: ast.expr) -> pc.Expression:
     if _is_column(node):
         return _column(node)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd | ast.BitOr):
-        _refuse("write `and`, `or` in a filter's text, not & and |")
-    _refuse(f"{_source(node)} is not true or false of a row; {_UNDERSTOOD}")
+        _refuse("a text filter uses & or |; write `and`, `or` instead")
+    _refuse(f"{_source(node)} is neither true nor false; {_SUPPORTED}")
 
 
-def _comparison(left: ast.expr, operator: ast.cmpop, right: ast.expr) -> pc.Expression:
+def _comparison(left: ast.expr, operator: ast.cmpop, right: ast.expr) -> Node:
     if isinstance(operator, ast.Is | ast.IsNot):
         if not (isinstance(right, ast.Constant) and right.value is None):
-            _refuse(f"`is` asks for None only: write {_source(left)} == {_source(right)}")
-        null = _operand(left).is_null()
-        return ~null if isinstance(operator, ast.IsNot) else null
+            _refuse(f"`is` compares only with None; write {_source(left)} == {_source(right)}")
+        null = pyarrow_private.is_null(_operand(left))
+        return _not(null) if isinstance(operator, ast.IsNot) else null
     if isinstance(operator, ast.In | ast.NotIn):
         if not _is_column(left):
-            _refuse(f"{_source(left)} in …: a column stands before `in`; to look into lists give a pyarrow expression")
+            _refuse(
+                f"{_source(left)} in …: the left side of `in` must be a column; "
+                "to search in list columns pass a pyarrow expression"
+            )
         elements = right.elts if isinstance(right, ast.Tuple | ast.List | ast.Set) else [right]
-        found = _isin(_column(left), [_value(element) for element in elements])
-        return ~found if isinstance(operator, ast.NotIn) else found
+        found = _is_in(_column(left), [_value(element) for element in elements])
+        return _not(found) if isinstance(operator, ast.NotIn) else found
     for side, other in ((left, right), (right, left)):
         if isinstance(side, ast.Constant) and side.value is None:
-            _refuse(f"nothing is equal to null: write {_source(other)} is None, or {_source(other)} is not None")
-    return _COMPARE[_OPERATORS[type(operator)]](_operand(left), _operand(right))
+            _refuse(f"nothing equals null; write {_source(other)} is None, or {_source(other)} is not None")
+    return Call(_FUNCTIONS[_OPERATORS[type(operator)]], (_operand(left), _operand(right)))
 
 
-def _operand(node: ast.expr) -> pc.Expression:
-    return _column(node) if _is_column(node) else _scalar(_value(node))
+def _operand(node: ast.expr) -> Node:
+    return _column(node) if _is_column(node) else _literal(_value(node))
 
 
 def _is_column(node: ast.expr) -> bool:
@@ -385,8 +405,8 @@ def _is_column(node: ast.expr) -> bool:
     )
 
 
-def _column(node: ast.expr) -> pc.Expression:
-    return pc.field(*_path(node))
+def _column(node: ast.expr) -> Node:
+    return Field(tuple(_path(node)))
 
 
 def _path(node: ast.expr) -> list[str]:
@@ -425,17 +445,17 @@ def _value(node: ast.expr) -> Any:
         try:
             return make(texts[0])
         except (ValueError, decimal.InvalidOperation) as error:
-            _refuse(f"{_source(node)} is not understood ({error}); write it as {example}")
+            _refuse(f"{_source(node)} is malformed ({error}); write it as {example}")
     if _is_column(node):
-        _refuse(f"{_source(node)} stands where a value is expected; put text in quotes: '{_source(node)}'")
-    _refuse(f"{_source(node)} is no value; {_UNDERSTOOD}")
+        _refuse(f"{_source(node)} is a column where a value is expected; put text in quotes: '{_source(node)}'")
+    _refuse(f"{_source(node)} is not a value; {_SUPPORTED}")
 
 
 def _texts(node: ast.Call, example: str) -> list[str]:
     found = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
     texts = [text for text in found if isinstance(text, str)]
     if node.keywords or not texts or len(texts) != len(node.args):
-        _refuse(f"{_source(node)}: write it as {example}")
+        _refuse(f"{_source(node)} is malformed; write it as {example}")
     return texts
 
 

@@ -1,13 +1,13 @@
-"""A filter's literals in the type of the column that they are compared with.
+"""Rewrite comparisons so that literals have the type of their column.
 
-pyarrow compares a column with a literal of another type by casting one of them, and which one depends on the values: an
-int64 column beside 0.5 becomes float32, and the scan fails at the first value above 2**24; uint64 beside -1 becomes
-int64; a timestamp in seconds beside one in nanoseconds overflows. Here such a comparison becomes one that needs no
-cast and means the same: `x > 0.5` is `x >= 1` for integers. The rows, the statistics of their units and the values in
-their paths are then compared alike.
+pyarrow compares a column with a literal of another type by casting one of them, and the choice depends on the values:
+an int64 column compared with 0.5 is cast to float32, and the scan fails at the first value above 2**24; uint64 compared
+with -1 is cast to int64; a timestamp in seconds compared with one in nanoseconds overflows. Such a comparison is
+rewritten to an equivalent one without a cast: `x > 0.5` becomes `x >= 1` for integers. Rows, statistics and partition
+values are then compared in the same way.
 
-A column whose values are multiples of a step (integers, decimals, times) is compared with the nearest multiple; a
-literal beyond what the type holds makes the comparison true, or false, for every value that is not null.
+A column whose values are multiples of a step (integers, decimals, times) is compared with the nearest multiple. A
+literal outside the range of the type makes the comparison true, or false, for every value that is not null.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ _UNITS = {"s": Fraction(1), "ms": Fraction(1, 10**3), "us": Fraction(1, 10**6), 
 _DAY = Fraction(86_400)
 
 
-def fitted(node: Node, schema: pa.Schema) -> Node:
-    """The same filter, with literals in the types that `schema` gives to columns; columns it lacks are left alone."""
+def fit_literals(node: Node, schema: pa.Schema) -> Node:
+    """Return the filter with literals in the column types of `schema`; columns missing there stay unchanged."""
     if not isinstance(node, Call):
         return node
     kind = _column_type(node, schema)
     if kind is not None and node.function == "is_in":
-        return _member(node, kind)
+        return _fit_members(node, kind)
     if kind is not None and node.function in FLIPPED:
-        return _compared(_column_first(node), kind)
-    arguments = tuple(fitted(argument, schema) for argument in node.arguments)
+        return _fit_comparison(_column_first(node), kind)
+    arguments = tuple(fit_literals(argument, schema) for argument in node.arguments)
     unchanged = all(new is old for new, old in zip(arguments, node.arguments, strict=True))
     return node if unchanged else replace(node, arguments=arguments)
 
 
 def _column_type(node: Call, schema: pa.Schema) -> pa.DataType | None:
-    """Of the column that a call compares with literals; None: it does something else."""
+    """Return the type of the column that a call compares with literals; None for any other call."""
     fields = [argument for argument in node.arguments if isinstance(argument, Field)]
     literals = [argument for argument in node.arguments if isinstance(argument, Literal)]
     if len(fields) != 1 or len(fields) + len(literals) != len(node.arguments):
         return None
-    found = _descended(fields[0].path, schema)
+    found = _type_at(fields[0].path, schema)
     return found.value_type if found is not None and pat.is_dictionary(found) else found
 
 
-def _descended(path: tuple[str, ...], schema: pa.Schema) -> pa.DataType | None:
-    if (place := schema.get_field_index(path[0])) < 0:
+def _type_at(path: tuple[str, ...], schema: pa.Schema) -> pa.DataType | None:
+    if (index := schema.get_field_index(path[0])) < 0:
         return None
-    kind = schema.field(place).type
+    kind = schema.field(index).type
     for name in path[1:]:
-        if not pat.is_struct(kind) or (place := kind.get_field_index(name)) < 0:
+        if not pat.is_struct(kind) or (index := kind.get_field_index(name)) < 0:
             return None
-        kind = kind.field(place).type
+        kind = kind.field(index).type
     return kind
 
 
@@ -67,7 +67,7 @@ def _column_first(node: Call) -> Call:
     return node if isinstance(left, Field) else Call(FLIPPED[node.function], (right, left), node.options)
 
 
-def _compared(node: Call, kind: pa.DataType) -> Node:
+def _fit_comparison(node: Call, kind: pa.DataType) -> Node:
     column, literal = node.arguments
     assert isinstance(literal, Literal)
     value = literal.value[0]
@@ -75,15 +75,15 @@ def _compared(node: Call, kind: pa.DataType) -> Node:
         return node
     if (step := _step(kind)) is not None:
         exact = _exact(value, kind)
-        return node if exact is None else _stepped(node.function, column, exact, step, kind)
+        return node if exact is None else _compare_in_steps(node.function, column, exact, step, kind)
     if _is_float(kind) and (pat.is_integer(value.type) or pat.is_decimal(value.type)):
-        return _floated(node.function, column, value)
+        return _compare_with_float(node.function, column, value)
     return node
 
 
-def _stepped(function: str, column: Node, value: Fraction | float, step: Fraction, kind: pa.DataType) -> Node:
+def _compare_in_steps(function: str, column: Node, value: Fraction | float, step: Fraction, kind: pa.DataType) -> Node:
     lowest, highest = _range(kind)
-    if isinstance(value, float):  # NaN, or beyond every value
+    if isinstance(value, float):  # NaN or an infinity
         if math.isnan(value):
             return _constant(column, _scalar(lowest, kind), is_true=function == "not_equal")
         value = (Fraction(highest) + 1 if value > 0 else Fraction(lowest) - 1) * step
@@ -107,8 +107,8 @@ def _stepped(function: str, column: Node, value: Fraction | float, step: Fractio
     return _constant(column, _scalar(lowest, kind), is_true=is_true)
 
 
-def _floated(function: str, column: Node, value: pa.Scalar) -> Node:
-    """A number beside floats: if it is an integer that lies between two of them, it becomes its neighbour."""
+def _compare_with_float(function: str, column: Node, value: pa.Scalar) -> Node:
+    """Compare a float column with a number; an integer between two floats is replaced by its neighbour."""
     exact = Fraction(value.as_py())
     nearest = _nearest(exact)
     if pat.is_integer(value.type) and Fraction(nearest if math.isfinite(nearest) else 0) != exact:
@@ -123,7 +123,7 @@ def _floated(function: str, column: Node, value: pa.Scalar) -> Node:
     return Call(function, (column, Literal(pa.array([nearest], pa.float64()))))
 
 
-def _member(node: Call, kind: pa.DataType) -> Node:
+def _fit_members(node: Call, kind: pa.DataType) -> Node:
     assert node.options is not None
     values = node.options.field("value_set").values
     if values.type == kind:
@@ -161,7 +161,7 @@ def _with_values(node: Call, values: pa.Array) -> Call:
 
 
 def _constant(column: Node, lowest: pa.Array, *, is_true: bool) -> Node:
-    """True, or false, for every value; null for null."""
+    """Return a condition that is true, or false, for every value and null for null."""
     never = Call("less", (column, Literal(lowest)))
     return Call("invert", (never,)) if is_true else never
 
@@ -174,7 +174,7 @@ def _is_float(kind: pa.DataType) -> bool:
 
 
 def _step(kind: pa.DataType) -> Fraction | None:
-    """What values of a type are multiples of; None: nothing, or it is not compared here."""
+    """Return the step of which all values of a type are multiples; None for types that are not rewritten."""
     if pat.is_integer(kind):
         return Fraction(1)
     if pat.is_decimal(kind):
@@ -187,7 +187,7 @@ def _step(kind: pa.DataType) -> Fraction | None:
 
 
 def _range(kind: pa.DataType) -> tuple[int, int]:
-    """In steps: the least and the greatest value."""
+    """Return the smallest and the largest value, in steps."""
     if pat.is_decimal(kind):
         return 1 - 10**kind.precision, 10**kind.precision - 1
     if pat.is_unsigned_integer(kind):
@@ -196,9 +196,10 @@ def _range(kind: pa.DataType) -> tuple[int, int]:
 
 
 def _exact(value: pa.Scalar, kind: pa.DataType) -> Fraction | float | None:
-    """The value of a literal beside a column of type `kind`; a float only for NaN and the infinities.
+    """Return the exact value of a literal that is compared with a column of type `kind`.
 
-    None: pyarrow does not compare these types, or rounds the column to floats.
+    The result is a float only for NaN and the infinities. It is None if pyarrow does not compare these types, or rounds
+    the column to floats.
     """
     own = value.type
     if pat.is_integer(kind) or pat.is_decimal(kind):

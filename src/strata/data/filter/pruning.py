@@ -1,13 +1,13 @@
-"""What statistics say about a filter: which units it leaves out, and which it takes whole.
+"""Decide a filter from statistics: which row groups it excludes, and which pass entirely.
 
-The rule: statistics may only decide what evaluating the filter on the rows would. So nothing is compared here: the
-bounds of a column are put through the same evaluation as its rows, in the same type, and what follows for the values
-between them follows from order alone. NaN and null are in no order; they are evaluated, too, wherever a unit may have
-them.
+Statistics must never decide anything that evaluating the filter on the rows would not. So the bounds of a column are
+evaluated by the same functions as its rows, in the same type, and the outcome for values between them follows from
+their order alone. NaN and null have no order; they are evaluated as well, wherever a row group may contain them.
 
-For every part of a filter it is found which of true, false and null it can be; `and`, `or` and `not` combine these. A
-part that is not a comparison of one column with literals can be anything. A unit is left out if the filter cannot be
-true, and taken whole if it can be nothing else.
+For every part of a filter, the possible outcomes (true, false, null) are computed, and `and`, `or` and `not` combine
+them. A part that does not compare one column with literals may have any outcome. A row group is excluded if the filter
+cannot be true, and passes entirely if it can only be true. Pages are decided in the same way: "row group" below stands
+for any set of rows with bounds.
 """
 
 from __future__ import annotations
@@ -21,8 +21,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from strata.data.filter.expression import ANY, FALSE, FLIPPED, LOGIC, NULL, TRUE, Call, Field, Literal, combined
-from strata.data.formats.base import Presence
+from strata.data.filter.expression import (
+    ANY,
+    FALSE,
+    FLIPPED,
+    LOGIC,
+    NULL,
+    TRUE,
+    Call,
+    Field,
+    Literal,
+    Presence,
+    combine_outcomes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,7 +45,7 @@ if TYPE_CHECKING:
     Outcomes = npt.NDArray[np.int8]
 
 _BELOW, _SAME, _ABOVE = 1, 2, 4
-"""Where a value may lie, seen from a literal."""
+"""Where a value may lie relative to a literal."""
 _TRUE_WHERE = {
     "less": _BELOW,
     "less_equal": _BELOW | _SAME,
@@ -44,26 +55,26 @@ _TRUE_WHERE = {
     "not_equal": _BELOW | _ABOVE,
 }
 _OF_VALUES = {"is_null": FALSE, "is_valid": TRUE, "is_nan": FALSE}
-"""Functions that give the same for every value but null and NaN."""
+"""Functions with the same result for every value except null and NaN."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bounds:
-    """What is stated of one column, with an entry per unit."""
+    """Bounds of one column, with one entry per row group."""
 
     lows: pa.Array
-    """No value but NaN is below; null: not known. Of the type `compared_as` gives."""
+    """No value except NaN is below; null if unknown. The type is that of `comparison_type`."""
     highs: pa.Array
     may_be_null: npt.NDArray[np.bool_]
     may_be_value: npt.NDArray[np.bool_]
 
 
-def compared_as(kind: pa.DataType) -> pa.DataType:
-    """The type of bounds of a column of this type. Text is compared as its bytes: a bound that was cut off may end
-    within a character.
+def comparison_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type of bounds of a column. Text is compared as bytes, because a truncated bound may end within a
+    character.
     """
     if pat.is_dictionary(kind):
-        return compared_as(kind.value_type)
+        return comparison_type(kind.value_type)
     if pat.is_large_string(kind) or pat.is_large_binary(kind):
         return pa.large_binary()
     if pat.is_string(kind) or pat.is_binary(kind) or pat.is_fixed_size_binary(kind):
@@ -71,33 +82,33 @@ def compared_as(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def unknown(kind: pa.DataType, num_units: int) -> Bounds:
-    """Of a column of which nothing is stated."""
-    nothing, may_be = pa.nulls(num_units, compared_as(kind)), np.ones(num_units, np.bool_)
+def unknown_bounds(kind: pa.DataType, num_groups: int) -> Bounds:
+    """Return the bounds of a column without statistics."""
+    nothing, may_be = pa.nulls(num_groups, comparison_type(kind)), np.ones(num_groups, np.bool_)
     return Bounds(nothing, nothing, may_be, may_be)
 
 
-def presence(condition: Node, bounds: Mapping[str, Bounds], num_units: int) -> list[Presence]:
-    """For every unit, what the bounds of its columns say about the filter. Columns without bounds can be anything."""
-    outcomes = _outcomes(condition, bounds, num_units)
+def presence(condition: Node, bounds: Mapping[str, Bounds], num_groups: int) -> list[Presence]:
+    """Return what the bounds decide about the filter, per row group. Columns without bounds may have any value."""
+    outcomes = _outcomes(condition, bounds, num_groups)
     decided = np.where(outcomes & TRUE == 0, Presence.NONE, np.where(outcomes == TRUE, Presence.ALL, Presence.SOME))
     return [Presence(each) for each in decided.tolist()]
 
 
-def _outcomes(node: Node, bounds: Mapping[str, Bounds], num_units: int) -> Outcomes:
+def _outcomes(node: Node, bounds: Mapping[str, Bounds], num_groups: int) -> Outcomes:
     if isinstance(node, Call) and node.function in LOGIC:
-        return combined(node.function, [_outcomes(each, bounds, num_units) for each in node.arguments])
+        return combine_outcomes(node.function, [_outcomes(each, bounds, num_groups) for each in node.arguments])
     column = _column(node)
     if column is not None and column in bounds:
         try:
             return _leaf(node, bounds[column])
-        except (pa.ArrowException, TypeError, ValueError):  # not to be answered so; evaluating the rows will say why
+        except (pa.ArrowException, TypeError, ValueError):  # undecided; evaluating the rows reports the reason
             pass
-    return np.full(num_units, ANY, np.int8)
+    return np.full(num_groups, ANY, np.int8)
 
 
 def _column(node: Node) -> str | None:
-    """The one column that a part of a filter looks at."""
+    """Return the column of a part of a filter that uses a single one."""
     fields = [node] if isinstance(node, Field) else [
         each for each in (node.arguments if isinstance(node, Call) else ()) if not isinstance(each, Literal)
     ]  # fmt: skip
@@ -116,10 +127,10 @@ def _leaf(node: Node, bounds: Bounds) -> Outcomes:
 
 
 def _evaluated(node: Node, values: pa.Array) -> list[bool | None]:
-    """What a part of a filter is of each of these values: the same functions are called as for rows.
+    """Evaluate a part of a filter on each value with the same functions as for rows.
 
     Raises:
-        ValueError: It is not one of those that are understood here.
+        ValueError: The part is not supported here.
     """
     if isinstance(node, Field):
         return list(values.cast(pa.bool_()).to_pylist())
@@ -136,7 +147,7 @@ def _evaluated(node: Node, values: pa.Array) -> list[bool | None]:
             literal, function = _literal(node)
             found = pc.call_function(function, [values, literal[0]])
         case other:
-            raise ValueError(f"what {other} is of null is not known")
+            raise ValueError(f"the outcome of {other} on null is unknown")
     return list(found.to_pylist())
 
 
@@ -145,21 +156,22 @@ def _matches_nulls(node: Call) -> bool:
 
 
 def _members(node: Call, kind: pa.DataType) -> pa.Array:
-    """
+    """Return the values of `is_in`.
+
     Raises:
-        ValueError: They are not of the column's type.
+        ValueError: Their type is not the column's.
     """
     assert node.options is not None
     values = node.options.field("value_set").values
     if values.type == kind:
         return values
     if not (_is_text(values.type) and _is_text(kind)):
-        raise ValueError(f"members of {values.type} in a column of {kind}")
+        raise ValueError(f"the values are {values.type}, the column is {kind}")
     return values.cast(kind)
 
 
 def _literal(node: Call) -> tuple[pa.Array, str]:
-    """What a column is compared with, and how, with the column on the left side."""
+    """Return the literal and the comparison, with the column on the left side."""
     left, right = node.arguments
     if isinstance(right, Literal):
         return right.value, node.function
@@ -168,8 +180,8 @@ def _literal(node: Call) -> tuple[pa.Array, str]:
 
 
 def _of_values(node: Node, bounds: Bounds) -> Outcomes:
-    """What can become of values that are neither null nor NaN."""
-    if isinstance(node, Field):  # a column of booleans
+    """Return the possible outcomes for values that are neither null nor NaN."""
+    if isinstance(node, Field):  # a boolean column
         return _of_comparison("equal", pa.array([True]), bounds)
     assert isinstance(node, Call)
     if node.function in _OF_VALUES:
@@ -188,7 +200,7 @@ def _of_comparison(function: str, literal: pa.Array, bounds: Bounds) -> Outcomes
     if pat.is_floating(literal.type) and math.isnan(literal[0].as_py()):
         return np.full(len(bounds.lows), TRUE if function == "not_equal" else FALSE, np.int8)
     low, high = _side(bounds.lows, literal), _side(bounds.highs, literal)
-    # From the low bound's side up to the high one's: all between them as well. If either is not known: any.
+    # All sides from that of the low bound to that of the high bound; any side if a bound is unknown.
     known = (low > 0) & (high > 0) & (low <= high)
     upward, downward = (_BELOW | _SAME | _ABOVE) & ~(low - 1), (high << 1) - 1
     where = np.where(known, upward & downward, _BELOW | _SAME | _ABOVE)
@@ -197,18 +209,18 @@ def _of_comparison(function: str, literal: pa.Array, bounds: Bounds) -> Outcomes
 
 
 def _side(values: pa.Array, literal: pa.Array) -> npt.NDArray[np.int64]:
-    """On which side of a literal each value is, as rows are compared; 0 where that is not known."""
+    """Return on which side of a literal each value lies, compared as rows are; 0 if unknown."""
     found = np.zeros(len(values), np.int64)
     for compare, side in ((pc.less, _BELOW), (pc.equal, _SAME), (pc.greater, _ABOVE)):
-        is_so = compare(values, literal[0]).fill_null(False)
-        found[is_so.to_numpy(zero_copy_only=False)] = side
+        is_on_side = compare(values, literal[0]).fill_null(False)
+        found[is_on_side.to_numpy(zero_copy_only=False)] = side
     return found
 
 
 def _is_ordered_alike(literal: pa.DataType, kind: pa.DataType) -> bool:
-    """Whether comparing them keeps the column's values as they are, or makes them wider: never rounds them.
+    """Return whether the comparison leaves the column's values unchanged or widens them, and never rounds them.
 
-    `literals.fitted` has seen to it for all numbers and times but decimals beside floats.
+    `literals.fit_literals` ensures it for all numbers and times except decimals compared with floats.
     """
     return bool(
         literal == kind
@@ -218,7 +230,7 @@ def _is_ordered_alike(literal: pa.DataType, kind: pa.DataType) -> bool:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return compared_as(kind) in (pa.binary(), pa.large_binary())
+    return comparison_type(kind) in (pa.binary(), pa.large_binary())
 
 
 def _of_membership(values: pa.Array, bounds: Bounds) -> Outcomes:
@@ -235,7 +247,7 @@ def _of_membership(values: pa.Array, bounds: Bounds) -> Outcomes:
     )
     num_within = np.searchsorted(members, high, "right") - np.searchsorted(members, low, "left")
     can_be_true = ~known | (num_within > 0) if len(members) else np.zeros(len(low), np.bool_)
-    # `is_in` tells the two zeros apart, which bounds do not.
+    # `is_in` distinguishes 0.0 and -0.0, bounds do not.
     is_single: Any = False if is_float else known & (low == high)
     can_be_false = ~(is_single & (num_within > 0))
     return _either(can_be_true, can_be_false)

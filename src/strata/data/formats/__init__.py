@@ -1,4 +1,7 @@
-"""File formats, each behind the port of `base.py`."""
+"""File formats, each behind the port in `base.py`: Parquet, ORC, Arrow, CSV, JSON.
+
+May import `source`, `filter`, `memory` and `pyarrow_private`. Never decides which rows come when: that is `order`.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +27,13 @@ NAMES = tuple(_HOMES)
 
 
 def by_name(name: str, options: Mapping[str, Any] | None = None) -> Format:
-    """A format by the name that users give; `options` are those of its class.
+    """Return a format by its public name; `options` are passed to its class.
 
     Raises:
-        InvalidArgument: There is no such format, or it has no such option.
+        InvalidArgument: The format or an option of it is unknown.
     """
     if name not in _HOMES:
-        raise InvalidArgument(f"format={name!r}; use one of {', '.join(NAMES)}", field="format")
+        raise InvalidArgument(f"format={name!r} is unknown; use one of {', '.join(NAMES)}", field="format")
     module, kind = _HOMES[name]
     made = getattr(importlib.import_module(f"strata.data.formats.{module}"), kind)
     try:

@@ -1,8 +1,8 @@
-"""The messages that Arrow files and streams consist of: what their headers say, without reading what they carry.
+"""Parse the headers of Arrow IPC messages without reading their bodies.
 
-pyarrow tells the rows of a record batch only after reading it. The headers are FlatBuffers (tables whose first word
-leads to a list of where their fields are), and few of their fields are of interest, so they are read here. What is read
-is checked against the bounds of the header; what a batch carries is left to pyarrow.
+pyarrow reports the number of rows of a record batch only after reading all of it. The headers are FlatBuffers: tables
+that begin with an offset to a list of field offsets. This module reads the few fields that are needed and checks every
+offset against the header's bounds; pyarrow decodes the bodies.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 SCHEMA, DICTIONARY, RECORD_BATCH = 1, 2, 3
 CONTINUATION = b"\xff\xff\xff\xff"
 PREFIX_BYTES = 8
-"""The mark of a message, and the length of its header."""
+"""The continuation marker and the length of the header."""
 _I32, _U32, _U16, _I64 = (struct.Struct(f"<{code}") for code in "iIHq")
 
 
 class Malformed(ValueError):
-    """A header points out of itself, or has a length that cannot be."""
+    """A header contains an offset or a length outside its bounds."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,36 +36,36 @@ class Message:
     body_bytes: int
     num_rows: int = 0
     null_counts: npt.NDArray[np.int64] | None = None
-    """Of every node: columns and their children, depth first."""
+    """One entry per node: columns and their children, depth first."""
     buffers: npt.NDArray[np.int64] | None = None
     """(offset in the body, bytes), one row per buffer."""
     view_buffers: tuple[int, ...] = ()
-    """How many buffers of data each string view or binary view has."""
+    """The number of data buffers of each string view or binary view."""
     dictionary: int = 0
     is_delta: bool = False
 
 
 def header_span(prefix: bytes) -> tuple[int, int]:
-    """Where a message's header begins behind the message's first byte, and its length; 0 is the end of a stream.
+    """Return the offset of the header in the message, and its length; length 0 is the end of a stream.
 
-    Before Arrow 0.15, messages had no mark.
+    Before Arrow 0.15, messages had no continuation marker.
     """
     first, second = (4, 8) if prefix[:4] == CONTINUATION else (0, 4)
     if len(prefix) < second:
-        raise Malformed("it ends within a message")
+        raise Malformed("the file ends within a message")
     (length,) = _I32.unpack_from(prefix, first)
     if length < 0:
-        raise Malformed(f"a header with {length} bytes")
+        raise Malformed(f"a header has {length} bytes")
     return second, length
 
 
 def parse_message(header: bytes) -> Message:
-    """Raises Malformed."""
+    """Parse a message header. Raises Malformed."""
     message = _root(header)
     kind = message.u8(1)
     body_bytes = message.i64(3)
     if body_bytes < 0:
-        raise Malformed(f"a body of {body_bytes} bytes")
+        raise Malformed(f"a body has {body_bytes} bytes")
     if kind == DICTIONARY:
         table = message.table(2)
         return Message(kind, body_bytes, dictionary=table.i64(0), is_delta=bool(table.u8(2)))
@@ -76,26 +76,26 @@ def parse_message(header: bytes) -> Message:
     nodes = batch.vector(1, 2)
     buffers = batch.vector(2, 2)
     if num_rows < 0 or (buffers < 0).any() or (len(buffers) and int(buffers.sum(axis=1).max()) > body_bytes):
-        raise Malformed(f"{num_rows} rows in buffers that do not lie in the body")
+        raise Malformed(f"a batch has {num_rows} rows, or buffers outside its body")
     views = tuple(int(count) for count in batch.vector(4, 1)[:, 0])
     return Message(kind, body_bytes, num_rows, nodes[:, 1], buffers, views)
 
 
 def parse_footer(footer: bytes) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]]:
-    """(offset, bytes of prefix and header, bytes of body) of dictionaries, and of record batches. Raises Malformed."""
+    """Return (offset, bytes of prefix and header, bytes of body) of dictionaries and of batches. Raises Malformed."""
     table = _root(footer)
     found = []
     for index in (2, 3):
         blocks = table.vector(index, 3)
         if (blocks < 0).any():
-            raise Malformed("a block out of the file")
+            raise Malformed("a block lies outside the file")
         # The header's length has 32 bits; the rest is padding.
         found.append([(int(offset), int(header) & 0xFFFFFFFF, int(body)) for offset, header, body in blocks])
     return found[0], found[1]
 
 
 def slots(schema: pa.Schema, views: tuple[int, ...] = ()) -> list[tuple[int, int, int, int]]:
-    """For each column: its first node and its end, its first buffer and its end."""
+    """Return for each column its first and end node, and its first and end buffer."""
     left = iter(views)
     found = []
     node = buffer = 0
@@ -115,7 +115,7 @@ def has_dictionaries(kind: pa.DataType) -> bool:
 
 
 def _size(kind: pa.DataType, views: Iterator[int]) -> tuple[int, int]:
-    """How many nodes and buffers a column of this type has."""
+    """Return the number of nodes and buffers of a column of this type."""
     if isinstance(kind, pa.BaseExtensionType):
         return _size(kind.storage_type, views)
     types = pa.types
@@ -153,7 +153,7 @@ class _Table:
         self._fields = data[fields + 4 : fields + num_bytes]
 
     def _at(self, index: int) -> int:
-        """Where a field is; 0 if it is left out."""
+        """Return the offset of a field; 0 if it is absent."""
         if 2 * index + 2 > len(self._fields):
             return 0
         (offset,) = _U16.unpack_from(self._fields, 2 * index)
@@ -162,7 +162,7 @@ class _Table:
     def u8(self, index: int) -> int:
         at = self._at(index)
         if at >= len(self._data):
-            raise Malformed("a field out of its header")
+            raise Malformed("a field lies outside its header")
         return self._data[at] if at else 0
 
     def i64(self, index: int) -> int:
@@ -172,18 +172,18 @@ class _Table:
     def table(self, index: int) -> _Table:
         at = self._at(index)
         if not at:
-            raise Malformed("a header without its contents")
+            raise Malformed("a header has no contents")
         return _Table(self._data, at + _unpack(_U32, self._data, at))
 
     def vector(self, index: int, width: int) -> npt.NDArray[np.int64]:
-        """A list of structs of so many words of 64 bits each."""
+        """Return a list of structs of `width` 64-bit words each."""
         at = self._at(index)
         if not at:
             return np.empty((0, width), np.int64)
         first = at + _unpack(_U32, self._data, at)
         length = _unpack(_U32, self._data, first)
         if first + 4 + length * width * 8 > len(self._data):
-            raise Malformed(f"a list of {length} out of its header")
+            raise Malformed(f"a list of {length} items exceeds its header")
         return np.frombuffer(self._data, "<i8", length * width, first + 4).reshape(length, width)
 
 
@@ -193,6 +193,6 @@ def _root(data: bytes) -> _Table:
 
 def _unpack(kind: struct.Struct, data: bytes, at: int) -> int:
     if at < 0 or at + kind.size > len(data):
-        raise Malformed("a header that points out of itself")
+        raise Malformed("an offset points outside its header")
     value: int = kind.unpack_from(data, at)[0]
     return value

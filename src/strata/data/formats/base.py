@@ -1,13 +1,12 @@
-"""The port that every file format implements, and what it promises.
+"""The port that every file format implements, and its guarantees.
 
-A file is a row of *units*: the smallest parts that can be decoded on their own. A Parquet row group, an ORC stripe, an
-Arrow record batch, a range of bytes that ends where a record ends. Units have rows, in the file's order, and their
-number of rows is known before they are decoded: the order of a dataset is arithmetic on these numbers.
+A file is a sequence of *row groups*, the smallest parts that can be decoded on their own: a Parquet row group, an ORC
+stripe, an Arrow record batch, or a byte range of text that ends with a record. The number of rows of each row group is
+known before it is decoded, because the row order of a dataset is computed from these numbers.
 """
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -17,53 +16,46 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from strata.data.filter.expression import Node
-    from strata.data.source.file import DataFile
+    from strata.data.filter.expression import Node, Presence
     from strata.data.source.ranges import Range
-    from strata.data.source.source import Source
+    from strata.data.source.source import DataFile, Source
     from strata.errors import DataError, StorageError
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
+    """A row group of a file."""
+
     index: int
-    """Its place in the file, from 0."""
+    """The position in the file, from 0."""
     num_rows: int
     first_row: int
-    """How many rows of the file come before it."""
+    """The number of rows before it in the file."""
     offset: int
-    """Its first byte in the file; where a format does not tell, an estimate."""
+    """The offset of its first byte in the file; an estimate where the format does not state it."""
     num_bytes: int
-    """How much is read to decode the columns that were asked for."""
+    """The bytes to read to decode the requested columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """What a file says of itself."""
+    """The metadata of a file."""
 
     schema: pa.Schema
-    """All columns, without metadata that does not belong to a field."""
+    """All columns, without schema-level metadata."""
     units: tuple[Unit, ...]
     version: str
-    """Changes when the contents do, and with nothing else: not when the file is copied or touched."""
+    """Changes if and only if the contents change: copying or touching the file keeps it."""
     null_counts: Mapping[str, int] = field(default_factory=dict)
-    """How many nulls a top-level column has; a column that is not named may have any number."""
-
-
-class Presence(enum.IntEnum):
-    """What statistics say about the rows of a unit that pass a filter."""
-
-    NONE = 0
-    SOME = 1
-    ALL = 2
+    """The number of nulls per top-level column; a column that is missing here may have any number."""
 
 
 Rows = tuple[int, int]
-"""Of a unit: the first, counted from 0, and how many."""
+"""Consecutive rows of a row group: the first, counted from 0, and their number."""
 
 
-def joined(rows: Sequence[Rows], max_parts: int) -> tuple[Rows, ...]:
-    """The same rows, neighbours as one; and if these are too many stretches, with the smallest gaps between them."""
+def join_rows(rows: Sequence[Rows], max_parts: int) -> tuple[Rows, ...]:
+    """Join adjacent rows, then the smallest gaps too until at most `max_parts` stretches remain."""
     made: list[list[int]] = []
     for first, num_rows in sorted(rows):
         if made and made[-1][1] >= first:
@@ -71,33 +63,33 @@ def joined(rows: Sequence[Rows], max_parts: int) -> tuple[Rows, ...]:
         else:
             made.append([first, first + num_rows])
     if len(made) > max_parts:
-        gaps = sorted(range(1, len(made)), key=lambda place: made[place][0] - made[place - 1][1])
+        gaps = sorted(range(1, len(made)), key=lambda index: made[index][0] - made[index - 1][1])
         kept = sorted(gaps[len(made) - max_parts :])
-        starts, ends = [0, *kept], [*(place - 1 for place in kept), len(made) - 1]
+        starts, ends = [0, *kept], [*(index - 1 for index in kept), len(made) - 1]
         made = [[made[start][0], made[end][1]] for start, end in zip(starts, ends, strict=True)]
     return tuple((first, end - first) for first, end in made)
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What statistics of smaller parts than units say about the rows of a unit that pass a filter.
+    """What page statistics decide about the rows of a row group.
 
-    Ascending, and none in two; rows that are in neither do not pass.
+    Both lists ascend and are disjoint; rows in neither do not pass.
     """
 
     passing: tuple[Rows, ...]
     open: tuple[Rows, ...]
-    """They may pass or not."""
+    """Rows that may pass or not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """What it saves to read some rows of a unit instead of all."""
+    """What reading some rows of a row group saves over reading all of them."""
 
     num_pages: int = 0
     num_pages_skipped: int = 0
     num_bytes: int = 0
-    """Of all rows."""
+    """The bytes of all rows."""
     bytes_skipped: int = 0
 
     def __add__(self, other: Saving) -> Saving:
@@ -113,17 +105,17 @@ class Reader(Protocol):
     """One open file, used by one thread at a time."""
 
     bytes_read: int
-    """So far, by this reader; what was asked of the disk or the network, footers included."""
+    """The bytes that this reader has requested from disk or network so far, footers included."""
 
     def read(self, unit: Unit, columns: Sequence[str]) -> pa.Table:
-        """These top-level columns of the unit, in this order, `unit.num_rows` rows. No column: a table with rows only.
+        """Return these top-level columns of the row group, in this order. Without columns, the table has rows only.
 
         Raises:
-            DataFileInvalid: Damaged; the message names the file, the unit and the row it begins with.
-            DataFileChanged: The file is not the one that was planned.
-            SchemaMismatch: It is whole, but what was guessed of it is wrong.
-            DataFileMissing: It is gone.
-            StorageError: It cannot be reached.
+            DataFileInvalid: The file is damaged; the message names the file, the row group and its first row.
+            DataFileChanged: The file has changed since it was planned.
+            SchemaMismatch: The file is intact, but its guessed schema is wrong.
+            DataFileMissing: The file no longer exists.
+            StorageError: The file cannot be reached.
         """
         ...
 
@@ -132,43 +124,45 @@ class Reader(Protocol):
 
 @runtime_checkable
 class PagedReader(Protocol):
-    """A reader that knows of smaller parts than units (a Parquet file's pages), and can leave some out."""
+    """A reader that can skip parts of a row group (the pages of a Parquet file)."""
 
     def judge(self, units: Sequence[Unit], condition: Node, schema: pa.Schema) -> Mapping[int, Judged]:
-        """By the index of the unit, for those of which more is known than that rows may pass. `condition` and `schema`
-        as in `Format.presence`; what cannot be read is not known.
+        """Return what page statistics decide, by row group index, for the row groups where they decide anything.
+
+        `condition` and `schema` are those of `Format.presence`. Statistics that cannot be read decide nothing.
         """
         ...
 
     def saving(self, unit: Unit, columns: Sequence[str], rows: Sequence[Rows]) -> Saving:
-        """What `read_rows` would leave out."""
+        """Return what `read_rows` would skip."""
         ...
 
     def read_rows(self, unit: Unit, columns: Sequence[str], rows: Sequence[Rows]) -> pa.Table:
-        """As `Reader.read`, these rows alone. Rows ascend; there is at least one, and one column."""
+        """Return only these rows, as `Reader.read` would. Rows ascend; there is at least one row and one column."""
         ...
 
 
 UnitRanges = Callable[[Unit], "Sequence[Range]"]
-"""Which bytes are read of a unit. Called by several threads at once; may itself read a little. Raises what
-`Reader.read` does.
+"""Returns the byte ranges to read for a row group. Thread-safe; may read a little itself. Raises what `Reader.read`
+raises.
 """
 
 
 @runtime_checkable
 class Ranged(Protocol):
-    """A format that knows which bytes a unit's columns are in, so that they can be fetched before they are needed."""
+    """A format that knows the byte ranges of a row group's columns, so that they can be prefetched."""
 
     def ranges(self, source: Source, file: DataFile, columns: Sequence[str], version: str) -> UnitRanges:
-        """For the units of this file: all bytes that `Reader.read` of these columns will ask for, and perhaps some
-        more. Raises what `Reader.read` does.
+        """Return a function to the bytes that `Reader.read` of these columns will request, and perhaps more.
+
+        Raises what `Reader.read` raises.
         """
         ...
 
 
 @runtime_checkable
 class PagedRanged(Ranged, Protocol):
-    """The same for some rows of units, as `PagedReader` reads them."""
+    """The same for some rows of row groups, as `PagedReader` reads them."""
 
     def page_ranges(
         self,
@@ -178,42 +172,44 @@ class PagedRanged(Ranged, Protocol):
         version: str,
         rows: Mapping[int, Sequence[Rows]],
     ) -> UnitRanges:
-        """Of units in `rows`, which are told by their index: what these rows are in."""
+        """Return a function to the byte ranges of these rows; `rows` is keyed by row group index."""
         ...
 
 
 @runtime_checkable
 class Together(Protocol):
-    """A format that looks into many files in less time than into one after the other."""
+    """A format that inspects many files faster than one after the other."""
 
     def inspect_all(
         self, source: Source, files: Sequence[DataFile], *, columns: Sequence[str] | None, with_nulls: Sequence[bool]
     ) -> list[FileFacts | DataError | StorageError]:
-        """For each file what `Format.inspect` gives or raises; `with_nulls` is told for each, too."""
+        """Return for each file what `Format.inspect` returns or raises; `with_nulls` has one entry per file."""
         ...
 
 
 @runtime_checkable
 class Headed(Protocol):
-    """A format that can give the first rows of a unit without decoding the others."""
+    """A format that can decode the first rows of a row group without the others."""
 
     def read_head(self, reader: Reader, unit: Unit, columns: Sequence[str], num_rows: int) -> pa.Table:
-        """As `Reader.read` of a reader of this format, so many rows. There is at least one column."""
+        """Return the first rows, as `Reader.read` of this format's reader would. There is at least one column."""
         ...
 
 
 @runtime_checkable
 class Guessing(Protocol):
-    """A format whose files do not state their columns: these are guessed from the beginning of a file."""
+    """A format whose files do not state their schema, so it is guessed from the beginning of a file."""
 
     @property
     def is_keyed(self) -> bool:
-        """Whether records name their fields, so that a file may have columns which its beginning does not show."""
+        """Whether records name their fields, so that a file may have columns that do not occur at its beginning."""
         ...
 
     def informed(self, *, decided: Collection[str], is_chosen: bool) -> Format:
-        """The same, knowing what was not guessed: `decided`, columns whose types the user gave; `is_chosen`, whether
-        the user named the columns to deliver.
+        """Return a copy that knows what the user decided.
+
+        `decided` holds the columns whose types the user passed; `is_chosen` states whether the user named the columns
+        to deliver.
         """
         ...
 
@@ -223,19 +219,19 @@ def is_keyed(format: Format) -> bool:
 
 
 class Format(Protocol):
-    """Stateless; every method may be called from several threads at once."""
+    """A file format. Stateless and thread-safe."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def unit_name(self) -> str:
-        """What a unit is called: row group, stripe, …"""
+        """The format's own term for a row group: row group, stripe, record batch, byte range."""
         ...
 
     @property
     def is_typed(self) -> bool:
-        """Whether files state the types of their columns. Those of text are guessed from their beginning."""
+        """Whether files state the types of their columns. Those of text are guessed."""
         ...
 
     def inspect(
@@ -247,28 +243,29 @@ class Format(Protocol):
         unit_bytes: int,
         with_nulls: bool = True,
     ) -> FileFacts:
-        """Looks into the file, reading as little as possible.
+        """Return the metadata of a file, reading as little as possible.
 
-        `columns`: whose bytes count, and whose nulls are of interest; None: all of them. Names that the file does not
-        have are passed over. `unit_bytes`: about how large to make units where the format leaves it open (text).
-        `with_nulls`: otherwise nulls need not be counted where that takes time.
+        Args:
+            columns: The columns whose bytes and nulls are counted; None counts all. Unknown names are ignored.
+            unit_bytes: The approximate size of row groups where the format leaves it open (text).
+            with_nulls: Whether to count nulls even where that takes time.
 
         Raises:
-            DataFileInvalid: It is damaged, or of another format; the message says which.
-            DataFileMissing, StorageError: As for `Reader.read`.
+            DataFileInvalid: The file is damaged or has another format; the message states which.
+            DataFileMissing, StorageError: See `Reader.read`.
         """
         ...
 
     def presence(
         self, source: Source, file: DataFile, facts: FileFacts, condition: Node, schema: pa.Schema
     ) -> list[Presence]:
-        """For every unit, what its statistics say about a filter (`pruning.py`). SOME is always true enough.
+        """Return what the statistics of each row group decide about a filter (`pruning.py`). SOME is always correct.
 
-        `schema`: the filter's columns, as the file calls them, with the types in which their rows are compared. These
-        hold every value of the file exactly.
+        `schema` holds the filter's columns, under the names in the file, with the types in which rows are compared.
+        These types represent every value of the file exactly.
         """
         ...
 
     def open(self, source: Source, file: DataFile, schema: pa.Schema, version: str) -> Reader:
-        """`schema`: what types to read where the format does not say. `version`: as it was when it was planned."""
+        """Open a file. `schema` gives the types where the format does not; `version` is the one that was planned."""
         ...

@@ -1,4 +1,4 @@
-"""CSV: records in lines, fields between delimiters, quotes around what needs them."""
+"""The CSV format: options, guessing a schema, parsing byte ranges with pyarrow. `records.py` finds the records."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ class CsvFormat(TextFormat):
 
     delimiter: str = ","
     quote: str | None = '"'
-    """None: quotes are ordinary characters."""
+    """The quote character; with None, quotes are ordinary characters."""
     header: bool = True
-    """Whether the first record names the columns."""
+    """Whether the first record contains the column names."""
     column_names: tuple[str, ...] | None = None
-    """Instead of the header's. With neither, columns are called f0, f1, …"""
+    """Column names that replace those of the header. Without both, columns are named f0, f1, …"""
     null_values: tuple[str, ...] | None = None
-    """What stands for null; None: what pyarrow takes for it (nothing at all, NA, null, nan, …)."""
+    """Texts that mean null; None uses pyarrow's (the empty text, NA, null, nan, …)."""
     strings_can_be_null: bool = False
-    """Whether `null_values` are null in columns of strings too."""
+    """Whether `null_values` mean null in string columns too."""
 
     def __post_init__(self) -> None:
         for what, character in (("delimiter", self.delimiter), ("quote", self.quote)):
             if character is not None and (len(character) != 1 or not character.isascii() or character in "\r\n"):
-                raise ConfigError(f"{what}={character!r} must be one ASCII character, and no line end")
+                raise ConfigError(f"{what}={character!r} must be one ASCII character other than a line end")
         if self.delimiter == self.quote:
-            raise ConfigError(f"delimiter and quote are both {self.quote!r}; give another quote, or quote=None")
+            raise ConfigError(f"delimiter and quote are both {self.quote!r}; pass another quote, or quote=None")
 
     @property
     def has_header(self) -> bool:
@@ -50,20 +50,20 @@ class CsvFormat(TextFormat):
         return CsvRecords(self.delimiter, self.quote)
 
     def cure(self, error: Exception) -> str:
-        told = str(error)
-        if "invalid UTF8" in told:
+        text = str(error)
+        if "invalid UTF8" in text:
             return (
-                "the text is not in UTF-8: save the file as UTF-8, or read the column as bytes with "
+                "the text is not UTF-8: save the file as UTF-8, or read the column as bytes with "
                 "schema=pa.schema([(…, pa.binary())])"
             )
-        if "Expected" in told and "columns, got" in told:
+        if "Expected" in text and "columns, got" in text:
             return (
-                "every record needs as many fields as the first one: mend the record, put fields that hold the "
-                "delimiter in quotes, or name the right one with format_options={'delimiter': …}"
+                "every record must have as many fields as the first one: correct the record, quote fields that contain "
+                "the delimiter, or pass the right one with format_options={'delimiter': …}"
             )
         return (
-            "mend the record, name what stands for null in null_values, or give the column another type with schema=…; "
-            "pa.string() takes any text in UTF-8, pa.binary() any bytes"
+            "correct the record, list the text for null in null_values, or pass another type for the column with "
+            "schema=…; pa.string() accepts any UTF-8 text, pa.binary() any bytes"
         )
 
     def guess(self, header: bytes, sample: bytes) -> pa.Schema:
@@ -106,7 +106,7 @@ class CsvFormat(TextFormat):
         self, data: bytes | memoryview | pa.Buffer, reading: pacsv.ReadOptions, conversion: pacsv.ConvertOptions
     ) -> pa.Table:
         if bytes(memoryview(data)[: len(BOM)]) == BOM:
-            data = b"\n" + bytes(data)  # pyarrow would take it for the beginning of the file, and drop it
+            data = b"\n" + bytes(data)  # pyarrow would drop these bytes as a byte order mark
         parsing = pacsv.ParseOptions(
             delimiter=self.delimiter, quote_char=self.quote or False, double_quote=True, newlines_in_values=True
         )
@@ -114,5 +114,5 @@ class CsvFormat(TextFormat):
 
 
 def _block_size(data: bytes | memoryview | pa.Buffer) -> int:
-    """All of it is one block, so that pyarrow does not look for the ends of records once more."""
+    """Return a size that makes all data one block, so that pyarrow does not search for record ends again."""
     return min(max(len(data) + 2, _BLOCK_BYTES_MIN), 2 * UNIT_BYTES_MAX - 1)

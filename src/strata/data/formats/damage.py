@@ -1,8 +1,8 @@
-"""Telling a damaged file from storage that failed, and from a file of another format.
+"""Distinguish a damaged file from failed storage and from a file of another format.
 
-pyarrow raises `OSError` for both a page that cannot be decompressed and a connection that broke. So a failure is looked
-into: the bytes are asked for once more, alone. If they do not come, it was the storage. If they come, the decoding is
-tried once more; what fails twice on bytes that are there is damage.
+pyarrow raises `OSError` both for a page that cannot be decompressed and for a broken connection. After a failure the
+bytes are therefore read once more, alone. If that fails, storage has failed. Otherwise decoding is tried once more, and
+a second failure means damage.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
-from strata.data.source.source import reaching
+from strata.data.source.source import translate_errors
 from strata.errors import DataFileInvalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from strata.data.source.file import DataFile
-    from strata.data.source.source import Source
+    from strata.data.formats.base import Unit
+    from strata.data.source.source import DataFile, Source
 
 T = TypeVar("T")
 
 NUM_HEAD_BYTES = 16
 PROBE_BYTES = 8 << 20
-"""At a time, when a unit is looked into that could not be decoded."""
-CURE = "copy it again from where it came from, write it again, or leave it out"
+"""The size of one read when a row group that could not be decoded is read again."""
+CURE = "copy it again from its origin, write it again, or leave it out"
 UNDECODED = (OSError, pa.ArrowException, UnicodeDecodeError)
-"""What pyarrow raises over bytes that it cannot decode."""
-_UNKNOWN = re.compile(r"not (?:yet |currently )?(?:implemented|supported|built)", re.IGNORECASE)
-"""How it reports what is legal and not known to it, where the exception is that of damage."""
+"""What pyarrow raises for bytes that it cannot decode."""
+_UNSUPPORTED = re.compile(r"not (?:yet |currently )?(?:implemented|supported|built)", re.IGNORECASE)
+"""How pyarrow reports valid but unsupported data where the exception type is that of damage."""
 _MARKS = (
     (b"PAR1", "parquet"),
     (b"PARE", "parquet with an encrypted footer"),
     (b"ORC", "orc"),
     (b"ARROW1", "arrow"),
-    (b"FEA1", "feather of version 1"),
+    (b"FEA1", "feather version 1"),
     (b"\xff\xff\xff\xff", "an arrow stream"),
     (b"\x1f\x8b", "gzip"),
     (b"\x28\xb5\x2f\xfd", "zstd"),
@@ -48,65 +48,87 @@ _MARKS = (
 
 
 def kind_of(head: bytes) -> str:
-    """What a file is, by its first bytes; for messages."""
+    """Return the format of a file by its first bytes; empty if it is unknown."""
     for mark, name in _MARKS:
         if head.startswith(mark):
             return name
-    if not head:
-        return "empty"
-    if not any(head):
-        return "zeros"
-    if all(byte >= 0x20 or byte in b"\t\r\n" for byte in head):  # bytes above 0x7f may be UTF-8
+    if any(head) and all(byte >= 0x20 or byte in b"\t\r\n" for byte in head):  # bytes above 0x7f may be UTF-8
         return "json" if head.lstrip()[:1] in (b"{", b"[") else "text"
-    return "of a format that is not known"
+    return ""
+
+
+def wrong_format(file: DataFile, num_bytes: int, head: bytes, wanted: str) -> DataFileInvalid:
+    """Return the error for a file that does not have the expected format."""
+    if not head:
+        found = "it is empty"
+    elif not any(head):
+        found = "it begins with zeros"
+    else:
+        found = f"it looks like {kind_of(head)}" if kind_of(head) else "its format is unknown"
+    return DataFileInvalid(
+        f"{file.name} ({num_bytes} bytes) is not {wanted} file: {found}; pass its format, or narrow the path to "
+        "exclude it",
+        path=file.path,
+    )
 
 
 def attempt(
     decode: Callable[[], T],
-    again: Callable[[], T],
+    retry: Callable[[], T],
     *,
     source: Source,
     file: DataFile,
+    unit: Unit,
     ranges: Iterable[tuple[int, int]],
     what: str,
 ) -> T:
-    """What `decode` gives; `again` decodes with a fresh handle. `ranges`: (offset, bytes) that it reads.
+    """Return the result of `decode`, or of `retry`, which decodes with a new handle.
+
+    `ranges` are the (offset, bytes) that decoding reads; `what` describes the row group in errors.
 
     Raises:
-        DataFileInvalid: The bytes are there but cannot be decoded. `what` is said of the place.
-        DataFileMissing, StorageError: They cannot be had.
+        DataFileInvalid: The bytes can be read but not decoded.
+        DataFileMissing, StorageError: The bytes cannot be read.
     """
     try:
         return decode()
     except pa.ArrowMemoryError:
         raise
     except UNDECODED:
-        _probe(source, file, ranges, what)
+        _probe(source, file, unit, ranges, what)
     try:
-        return again()
+        return retry()
     except pa.ArrowMemoryError:
         raise
     except UNDECODED as error:
-        raise undecodable(f"{file.name}: {what}", error) from error
+        raise undecodable(f"{file.name}: {what}", error, file=file, unit=unit) from error
 
 
-def undecodable(what: str, error: Exception) -> DataFileInvalid:
-    """Of bytes that are all there: they are damaged, or intact and of a kind that pyarrow does not know."""
-    if isinstance(error, pa.ArrowNotImplementedError) or _UNKNOWN.search(str(error)):
+def undecodable(what: str, error: Exception, *, file: DataFile, unit: Unit | None = None) -> DataFileInvalid:
+    """Return the error for bytes that can be read but not decoded: damaged, or intact and unsupported by pyarrow."""
+    index = unit.index if unit is not None else None
+    if isinstance(error, pa.ArrowNotImplementedError) or _UNSUPPORTED.search(str(error)):
         return DataFileInvalid(
-            f"{what} is intact, but takes what pyarrow {pa.__version__} does not support: {_first_line(error)}; "
-            "leave its column out with columns=, or write the file again without it, for example compressed with zstd"
+            f"{what} is intact, but uses a feature that pyarrow {pa.__version__} does not support: "
+            f"{_first_line(error)}; exclude the column with columns=, or write the file again without the feature, "
+            "for example compressed with zstd",
+            path=file.path,
+            row_group=index,
         )
-    return DataFileInvalid(f"{what} is damaged ({_first_line(error)}); {CURE}")
+    return DataFileInvalid(f"{what} is damaged ({_first_line(error)}); {CURE}", path=file.path, row_group=index)
 
 
-def _probe(source: Source, file: DataFile, ranges: Iterable[tuple[int, int]], what: str) -> None:
-    with source.open(file) as opened, reaching(file.name):
+def _probe(source: Source, file: DataFile, unit: Unit, ranges: Iterable[tuple[int, int]], what: str) -> None:
+    with source.open(file) as opened, translate_errors(file.name):
         size = opened.size()
         for offset, num_bytes in ranges:
             if offset < 0 or offset + num_bytes > size:
-                place = f"bytes {offset} to {offset + num_bytes}"
-                raise DataFileInvalid(f"{file.name}: {what} should be {place}, but the file has {size}; {CURE}")
+                raise DataFileInvalid(
+                    f"{file.name}: {what} should be bytes {offset} to {offset + num_bytes}, "
+                    f"but the file has {size}; {CURE}",
+                    path=file.path,
+                    row_group=unit.index,
+                )
             for first in range(offset, offset + num_bytes, PROBE_BYTES):
                 opened.read_at(min(PROBE_BYTES, offset + num_bytes - first), first)
 

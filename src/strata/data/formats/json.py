@@ -1,7 +1,7 @@
-"""JSON: an object a line ("jsonl"), or that or one array of objects ("json").
+"""The JSON formats: one object per line ("jsonl"), or either that or one array of objects ("json").
 
-An array cannot be cut without parsing it, so it is one unit, and bounded. It is read by pyarrow like lines are: as the
-only column of one row, `{"rows": […]}`, whose elements then are the rows.
+An array cannot be split without parsing it, so it is one row group of bounded size. pyarrow parses it as a line with
+one column, `{"rows": […]}`, whose elements are then the rows.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ import pyarrow.json as pajson
 
 from strata.data.formats.base import FileFacts, Unit
 from strata.data.formats.records import LF, JsonRecords
-from strata.data.formats.text import BOM, SAMPLE_BYTES, Text, TextFormat, TextReader, rows_only, shortened
+from strata.data.formats.text import BOM, SAMPLE_BYTES, Text, TextFormat, TextReader, rows_only, shorten
 from strata.errors import ConfigError, DataFileInvalid
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from strata.data.source.file import DataFile
-    from strata.data.source.source import Source
+    from strata.data.source.source import DataFile, Source
 
 ARRAY_BYTES_MAX: Final = 1 << 30
 _PEEK_BYTES: Final = 1 << 12
@@ -32,12 +31,12 @@ _PIECE_BYTES: Final = 16 << 20
 _BLANKS: Final = b" \t\r\n" + BOM
 _ROWS: Final = "rows"
 _MIXED: Final = re.compile(r"changed from \w+ to \w+")
-"""What pyarrow says of a column whose values are of several types."""
+"""pyarrow's message about a column with values of several types."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonlFormat(TextFormat):
-    """An object a line."""
+    """One object per line."""
 
     name = "jsonl"
     is_keyed = True
@@ -49,10 +48,10 @@ class JsonlFormat(TextFormat):
     def cure(self, error: Exception) -> str:
         if not self.can_retype(error):
             return (
-                "values of one key must be of one type in all records, and schema= cannot make text of numbers: write "
-                "them alike, for example all as strings"
+                "the values of a key must have one type in all records, and schema= cannot turn numbers into text: "
+                "write them in one type, for example all as strings"
             )
-        return "mend the record, or give the column another type with schema=…"
+        return "correct the record, or pass another type for the column with schema=…"
 
     def can_retype(self, error: Exception) -> bool:
         return _MIXED.search(str(error)) is None
@@ -75,26 +74,28 @@ class JsonlFormat(TextFormat):
         except (ValueError, RecursionError):
             return False
 
-    def wrong_guess(self, data: pa.Buffer | memoryview, schema: pa.Schema, columns: Sequence[str]) -> str | None:
+    def explain_wrong_guess(
+        self, data: pa.Buffer | memoryview, schema: pa.Schema, columns: Sequence[str]
+    ) -> str | None:
         if self._takes_all(schema, columns) and self.is_sound(data, schema, columns):
             key = _first(_strange_key(record, pa.struct(schema)) for record in _records(data))
             if key is not None:
                 column = key.partition(".")[0]
                 return (
-                    f"the key {key!r} is not in the first {SAMPLE_BYTES:,} bytes of the file, by which columns are "
-                    f"known, and would be lost; say what it is: schema=pa.schema([({column!r}, …)]), or name the "
-                    "columns that you want: columns=…"
+                    f"the key {key!r} does not occur in the first {SAMPLE_BYTES:,} bytes of the file, from which the "
+                    f"columns are guessed, and would be lost; declare it with schema=pa.schema([({column!r}, …)]), or "
+                    "select columns with columns=…"
                 )
-        return TextFormat.wrong_guess(self, data, schema, columns)
+        return TextFormat.explain_wrong_guess(self, data, schema, columns)
 
     def _takes_all(self, schema: pa.Schema, columns: Sequence[str]) -> bool:
-        """Whether all that records have is wanted: nobody named columns, and not only some are read, for a filter."""
+        """Return whether every key is wanted: the user selected no columns, and this is not a read for a filter."""
         return not self.is_chosen and set(columns) >= set(schema.names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonFormat(JsonlFormat):
-    """One array of objects, or an object a line."""
+    """One array of objects, or one object per line."""
 
     name = "json"
 
@@ -102,7 +103,7 @@ class JsonFormat(JsonlFormat):
 
     def __post_init__(self) -> None:
         if not 0 < self.array_bytes_max <= ARRAY_BYTES_MAX:
-            raise ConfigError(f"array_bytes_max={self.array_bytes_max} must be above 0, at most {ARRAY_BYTES_MAX}")
+            raise ConfigError(f"array_bytes_max={self.array_bytes_max} must be between 1 and {ARRAY_BYTES_MAX}")
 
     def inspect(
         self,
@@ -111,7 +112,7 @@ class JsonFormat(JsonlFormat):
         *,
         columns: Sequence[str] | None,
         unit_bytes: int,
-        with_nulls: bool = True,  # noqa: ARG002  nobody knows
+        with_nulls: bool = True,  # noqa: ARG002  text has no null counts
     ) -> FileFacts:
         if _is_array(source, file):
             return self._inspect_array(source, file)
@@ -127,14 +128,14 @@ class JsonFormat(JsonlFormat):
             table = _parse_array(data, None)
         except (pa.ArrowException, ValueError) as error:
             raise DataFileInvalid(
-                f"{file.name} is no JSON array of objects: {shortened(error)}; {self.cure(error)}"
+                f"{file.name} is not a JSON array of objects: {shorten(error)}; {self.cure(error)}", path=file.path
             ) from error
         unit = Unit(index=0, num_rows=table.num_rows, first_row=0, offset=0, num_bytes=file.size_bytes)
         return FileFacts(schema=table.schema, units=(unit,) if table.num_rows else (), version=text.version)
 
 
 class _JsonReader(TextReader):
-    """Of lines or of an array: which of them, the first byte tells."""
+    """The reader of lines or of an array, depending on the first byte."""
 
     def _read(self, unit: Unit, columns: Sequence[str]) -> pa.Table:
         is_whole = unit.offset == 0 and unit.num_bytes == self._file.size_bytes
@@ -144,7 +145,7 @@ class _JsonReader(TextReader):
             data = _read_whole(text, self._file, ARRAY_BYTES_MAX)
         self._finish(text)
         schema = pa.schema([self._schema.field(name) for name in columns])
-        return self._parsed(unit, lambda: _parse_array(data, schema))
+        return self._translate_parse_errors(unit, lambda: _parse_array(data, schema))
 
 
 def _is_array(source: Source, file: DataFile) -> bool:
@@ -155,10 +156,10 @@ def _is_array(source: Source, file: DataFile) -> bool:
 
 
 def _read_whole(text: Text, file: DataFile, bytes_max: int) -> bytearray:
-    """An array, and around it what makes it the only column of one row.
+    """Return the array as the value of the key `rows` of one object.
 
     Raises:
-        DataFileInvalid: It is too large.
+        DataFileInvalid: The array is too large.
     """
     data, piece = bytearray(), memoryview(bytearray(_PIECE_BYTES))
     while size := text.fill(piece):
@@ -166,7 +167,8 @@ def _read_whole(text: Text, file: DataFile, bytes_max: int) -> bytearray:
         if len(data) > bytes_max:
             raise DataFileInvalid(
                 f"{file.name} is one JSON array of more than {bytes_max:,} bytes, which cannot be read in parts; "
-                f"write it as jsonl, an object a line"
+                f"write it as jsonl, one object per line",
+                path=file.path,
             )
     start = len(BOM) if data.startswith(BOM) else 0
     data[:start] = b'{"%b":' % _ROWS.encode()
@@ -175,15 +177,15 @@ def _read_whole(text: Text, file: DataFile, bytes_max: int) -> bytearray:
 
 
 def _parse_array(data: bytearray, schema: pa.Schema | None) -> pa.Table:
-    """Its elements. `schema`: the columns to take; None: all, with types that fit.
+    """Return the elements as rows. `schema` selects columns; None reads all with inferred types.
 
     Raises:
-        pa.ArrowException, ValueError: It is no array of objects.
+        pa.ArrowException, ValueError: The data is not an array of objects.
     """
     wrapped = None if schema is None else pa.schema([(_ROWS, pa.list_(pa.struct(schema)))])
     table = _read(data, wrapped)
     if table.column_names != [_ROWS] or table.num_rows != 1 or not pa.types.is_list(table.schema.field(0).type):
-        raise ValueError("something follows the array")
+        raise ValueError("the array is followed by other data")
     rows = table.column(0).combine_chunks().flatten()
     if not pa.types.is_struct(rows.type):
         if len(rows):
@@ -195,25 +197,25 @@ def _parse_array(data: bytearray, schema: pa.Schema | None) -> pa.Table:
 
 
 def _check_lines(data: pa.Buffer | memoryview | bytes) -> None:
-    """Every line is an object. A `null` at the beginning would not only be wrong: pyarrow (26) crashes on it.
+    """Check that every line is an object. pyarrow 26 crashes on a leading `null`.
 
     Raises:
-        ValueError: Some line is something else.
+        ValueError: A line is not an object.
     """
     codes = np.frombuffer(data, np.uint8)
     starts = np.concatenate(([0], np.flatnonzero(codes == LF) + 1))
     starts = starts[starts < len(codes)]
-    for start in starts[codes[starts] != ord("{")]:  # few: empty lines, and those that begin with a blank
+    for start in starts[codes[starts] != ord("{")]:  # few lines are empty or begin with white space
         found = bytes(memoryview(data)[start : start + _PEEK_BYTES]).lstrip(b" \t\r\n")
         if found and not found.startswith(b"{"):
             raise ValueError(f"a record begins with {found[:20]!r}, not with {{")
 
 
 def _records(data: pa.Buffer | memoryview) -> Iterator[Any]:
-    """One after the other, slowly; as strict as pyarrow.
+    """Yield the records one by one, slowly and as strictly as pyarrow.
 
     Raises:
-        ValueError: It is no JSON, or has a key twice.
+        ValueError: The data is not JSON, or an object contains a key twice.
     """
     for line in bytes(data).split(b"\n"):
         if line.strip(_BLANKS):
@@ -223,7 +225,7 @@ def _records(data: pa.Buffer | memoryview) -> Iterator[Any]:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a key stands twice in an object")
+        raise ValueError("an object contains a key twice")
     return found
 
 
@@ -232,7 +234,7 @@ def _first(found: Iterable[str | None]) -> str | None:
 
 
 def _strange_key(value: Any, kind: pa.DataType, above: str = "") -> str | None:
-    """A key, with those above it, that the type does not have."""
+    """Return the path of a key that the type does not contain."""
     if isinstance(value, list) and pa.types.is_list(kind):
         return _first(_strange_key(each, kind.value_type, above) for each in value)
     if not isinstance(value, dict) or not pa.types.is_struct(kind):
@@ -249,7 +251,7 @@ def _strange_key(value: Any, kind: pa.DataType, above: str = "") -> str | None:
 def _read(
     data: pa.Buffer | memoryview | bytes | bytearray, schema: pa.Schema | None, *, is_all: bool = False
 ) -> pa.Table:
-    """`schema`: the columns to take; None: all, with types that fit. `is_all`: whether there may be no others."""
+    """Parse lines. `schema` selects columns; None reads all with inferred types. With `is_all`, others are errors."""
     parsing = pajson.ParseOptions(
         explicit_schema=schema,
         newlines_in_values=False,

@@ -1,11 +1,11 @@
-"""ORC: a unit is a stripe.
+"""The ORC format: a row group is a stripe.
 
-What a file says of itself stands in its tail (`orc_tail.py`), which one read brings. The version is the tail's hash: it
-holds the place, the sizes and the statistics of every stripe and column.
+The metadata of a file is in its tail (`orc_tail.py`), which takes one read. The version is the tail's hash: the tail
+contains the offset, the sizes and the statistics of every stripe and column.
 
-pyarrow's decoder asks for the streams of a stripe one by one, in many small reads. So the ranges of the columns that
-are wanted are fetched beforehand, neighbours together, and the decoder reads from memory. Which these are stands in a
-footer at the end of each stripe; where reads are requests, it is not asked for if nearly all of the stripe is wanted.
+pyarrow's decoder reads the streams of a stripe one by one, in many small reads. The ranges of the requested columns are
+therefore fetched beforehand, coalesced, and the decoder reads from memory. A footer at the end of each stripe lists
+these ranges; where every read is a request, it is not read if nearly all of the stripe is wanted.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.orc as paorc
 
 from strata.data.filter import pruning
-from strata.data.filter.pruning import Bounds, compared_as
+from strata.data.filter.pruning import Bounds, comparison_type
 from strata.data.formats.base import FileFacts, Unit
-from strata.data.formats.damage import CURE, NUM_HEAD_BYTES, kind_of, undecodable
+from strata.data.formats.damage import CURE, NUM_HEAD_BYTES, kind_of, undecodable, wrong_format
 from strata.data.formats.orc_tail import (
     POSTSCRIPT_BYTES_MAX,
     Statistics,
@@ -33,25 +33,24 @@ from strata.data.formats.orc_tail import (
     parse_tail,
 )
 from strata.data.formats.text import rows_only
-from strata.data.source.ranges import Range, coalesced
-from strata.data.source.source import reaching
+from strata.data.source.ranges import Range, coalesce
+from strata.data.source.source import translate_errors
 from strata.errors import DataFileChanged, DataFileInvalid, SchemaMismatch, StrataError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from strata.data.filter.expression import Node
-    from strata.data.formats.base import Presence, UnitRanges
+    from strata.data.filter.expression import Node, Presence
+    from strata.data.formats.base import UnitRanges
     from strata.data.formats.orc_tail import Stream, Stripe
-    from strata.data.source.file import DataFile
-    from strata.data.source.source import Source
+    from strata.data.source.source import DataFile, Source
 
 TAIL_BYTES: Final = 64 << 10
-"""Holds the tail of most files, and the footers of the last stripes."""
+"""Contains the tail of most files, and the footers of the last stripes."""
 GAP_BYTES: Final = 4 << 10
-"""Ranges that are no further apart are read as one."""
+"""Ranges with at most this gap are read as one."""
 GAP_BYTES_REMOTE: Final = 1 << 20
-"""The same where every read is a request. A stripe that is no larger is read whole."""
+"""The same where every read is a request. A stripe up to this size is read whole."""
 
 
 class OrcFormat:
@@ -66,12 +65,12 @@ class OrcFormat:
         *,
         columns: Sequence[str] | None,
         unit_bytes: int,  # noqa: ARG002
-        with_nulls: bool = True,  # noqa: ARG002  they cost nothing here
+        with_nulls: bool = True,  # noqa: ARG002  they are free here
     ) -> FileFacts:
-        """The bytes of a unit are exact for stripes whose footers lie close to the file's end.
+        """Return the metadata. The bytes of a stripe are exact if its footer lies close to the end of the file.
 
-        They come with the read of the tail. For the others, which would cost a read each, the share of the columns in
-        all bytes of a stripe is taken to be what it is in those.
+        Such footers come with the read of the tail. Each of the others would cost a read, so the columns' share of
+        their bytes is estimated from the known stripes.
         """
         with source.open(file) as opened:
             parts = _Parts(file, opened)
@@ -98,7 +97,7 @@ class OrcFormat:
             statistics = tail.stripe_statistics(list(numbers.values()))
         except TailDamaged as error:
             raise DataFileInvalid(
-                f"{file.name}: the statistics of its orc stripes are damaged ({error}); {CURE}"
+                f"{file.name}: the statistics of its orc stripes are damaged ({error}); {CURE}", path=file.path
             ) from error
         bounds = {
             name: _bounds(
@@ -133,14 +132,14 @@ class OrcFormat:
             footer = Range(stripe.footer_offset, stripe.footer_bytes)
             try:
                 return [footer, *_streams(read_footer(stripe), tail, stripe, columns)]
-            except TailDamaged:  # who reads it will tell
+            except TailDamaged:  # reading the stripe reports it
                 return [footer]
 
         return ranges_of
 
 
 class OrcReader:
-    """Opens its file with the first read."""
+    """Opens its file at the first read."""
 
     def __init__(self, source: Source, file: DataFile, version: str) -> None:
         self._source = source
@@ -155,14 +154,14 @@ class OrcReader:
         if not columns:
             return rows_only(unit.num_rows)
         parts, tail, native = self._open()
-        strangers = [name for name in columns if name not in tail.column_ids]
-        if strangers:
-            raise SchemaMismatch(f"{self._file.name} has no column {strangers[0]!r}; it has {list(tail.column_ids)}")
-        place = f"{self._file.name}, stripe {unit.index}, which begins with row {unit.first_row},"
+        unknown = [name for name in columns if name not in tail.column_ids]
+        if unknown:
+            raise SchemaMismatch(f"{self._file.name} has no column {unknown[0]!r}; it has {list(tail.column_ids)}")
+        what = f"{self._file.name}, stripe {unit.index}, which begins with row {unit.first_row},"
         try:
             self._fetch(parts, tail, tail.stripes[unit.index], columns)
             batch = native.read_stripe(unit.index, columns=list(columns))
-            if not set(columns) <= set(batch.schema.names):  # "a.b" was taken for what is nested in "a"
+            if not set(columns) <= set(batch.schema.names):  # pyarrow took "a.b" for a member of "a"
                 batch = native.read_stripe(unit.index)
             table = pa.Table.from_batches([batch]).select(list(columns)).replace_schema_metadata(None)
         except StrataError:
@@ -170,12 +169,16 @@ class OrcReader:
         except (TailDamaged, pa.ArrowException, OSError, ValueError) as error:
             if parts.failure is not None:
                 raise parts.failure from error
-            raise undecodable(place, error) from error
+            raise undecodable(what, error, file=self._file, unit=unit) from error
         finally:
             parts.forget()
             self._count(parts)
         if table.num_rows != unit.num_rows:
-            raise DataFileInvalid(f"{place} has {table.num_rows} rows, not {unit.num_rows} as planned; {CURE}")
+            raise DataFileInvalid(
+                f"{what} has {table.num_rows} rows, not {unit.num_rows} as planned; {CURE}",
+                path=self._file.path,
+                row_group=unit.index,
+            )
         return table
 
     def close(self) -> None:
@@ -199,19 +202,19 @@ class OrcReader:
         return self._parts, self._tail, self._native
 
     def _fetch(self, parts: _Parts, tail: Tail, stripe: Stripe, columns: Sequence[str]) -> None:
-        """What is needed of a stripe: its footer, and then the streams that the footer tells of."""
-        gap_bytes = GAP_BYTES_REMOTE if self._source.costs_trips else GAP_BYTES
-        if stripe.num_bytes <= gap_bytes and self._source.costs_trips:
+        """Fetch the footer of a stripe, and then the streams of these columns."""
+        gap_bytes = GAP_BYTES_REMOTE if self._source.has_round_trips else GAP_BYTES
+        if stripe.num_bytes <= gap_bytes and self._source.has_round_trips:
             parts.fetch(stripe.offset, stripe.num_bytes)
             return
         footer = parts.fetch(stripe.footer_offset, stripe.footer_bytes)
         wanted = _streams(memoryview(footer).cast("B"), tail, stripe, columns)
-        for each in coalesced(wanted, hole_bytes=gap_bytes):
+        for each in coalesce(wanted, gap_bytes=gap_bytes):
             parts.fetch(each.offset, each.num_bytes)
 
 
 def _streams(footer: memoryview, tail: Tail, stripe: Stripe, columns: Sequence[str]) -> list[Range]:
-    """What is read of a stripe for these columns, beside its footer.
+    """Return the ranges of a stripe that these columns need, without its footer.
 
     Raises:
         TailDamaged: The footer cannot be parsed.
@@ -222,7 +225,7 @@ def _streams(footer: memoryview, tail: Tail, stripe: Stripe, columns: Sequence[s
 
 
 def _is_read(stream: Stream, columns: set[int]) -> bool:
-    """Column 0 is the row itself; it has a stream only where whole rows can be null."""
+    """Return whether a stream is read. Column 0 is the row itself, with a stream only if whole rows can be null."""
     return stream.column in columns and not stream.is_index and stream.num_bytes > 0
 
 
@@ -230,9 +233,9 @@ def _is_read(stream: Stream, columns: set[int]) -> bool:
 
 
 class _Parts(io.RawIOBase):
-    """A file to pyarrow, parts of which have been fetched before. What was not is read when it is asked for.
+    """A file for pyarrow with prefetched parts; other parts are read on demand.
 
-    The decoder tells of a failed read only with a text, so the failure itself is kept here.
+    The decoder reports a failed read only as text, so the error itself is stored here.
     """
 
     def __init__(self, file: DataFile, opened: pa.NativeFile) -> None:
@@ -242,11 +245,11 @@ class _Parts(io.RawIOBase):
         self._file = file
         self._position = 0
         self._fetched: list[tuple[int, pa.Buffer]] = []
-        with reaching(file.name):
+        with translate_errors(file.name):
             self.num_bytes = int(opened.size())
 
     def fetch(self, offset: int, num_bytes: int) -> pa.Buffer:
-        with reaching(self._file.name):
+        with translate_errors(self._file.name):
             self.opened.seek(offset)
             data = self.opened.read_buffer(num_bytes)
         self.bytes_read += len(data)
@@ -254,7 +257,7 @@ class _Parts(io.RawIOBase):
         return data
 
     def forget(self) -> None:
-        """What was fetched."""
+        """Drop the fetched parts and the stored error."""
         self._fetched.clear()
         self.failure = None
 
@@ -293,16 +296,16 @@ class _Parsed:
     tail: Tail
     offset: int
     data: memoryview
-    """What was read, from `offset` on; more than the tail."""
+    """The bytes that were read, from `offset` on; more than the tail."""
 
     def section(self, offset: int, num_bytes: int) -> memoryview | None:
-        """These bytes of the file; None if they were not read."""
+        """Return these bytes of the file; None if they were not read."""
         first = offset - self.offset
         return self.data[first : first + num_bytes] if first >= 0 else None
 
 
 def _read_tail(file: DataFile, parts: _Parts, *, version: str | None = None) -> _Parsed:
-    """In one read, or two where it is large. `version`: what it must be."""
+    """Read the tail in one read, or two if it is large, and check that it has this version."""
     if version is not None and parts.num_bytes != file.size_bytes:
         raise _changed(file, parts.num_bytes)
     offset = max(0, parts.num_bytes - TAIL_BYTES)
@@ -330,36 +333,35 @@ def _open_native(file: DataFile, parts: _Parts) -> tuple[paorc.ORCFile, pa.Schem
     except (pa.ArrowException, OSError, ValueError) as error:
         if parts.failure is not None:
             raise parts.failure from error
-        raise undecodable(f"{file.name}: its orc footer", error) from error
+        raise undecodable(f"{file.name}: its orc footer", error, file=file) from error
 
 
 def _changed(file: DataFile, num_bytes: int) -> DataFileChanged:
     return DataFileChanged(
-        f"{file.name} is not the file that was planned: it had {file.size_bytes} bytes, now it has {num_bytes}, "
-        "or its footer is another one; make the dataset anew, and write new data to new files"
+        f"{file.name} has changed since it was planned: it had {file.size_bytes} bytes and now has {num_bytes}, "
+        "or its footer differs; create the dataset again, and write new data to new files",
+        path=file.path,
     )
 
 
 def _not_orc(file: DataFile, parts: _Parts, error: TailDamaged) -> DataFileInvalid:
     if isinstance(error, TailUnsupported):
-        return undecodable(file.name, error)
+        return undecodable(file.name, error, file=file)
     head = bytes(parts.fetch(0, min(NUM_HEAD_BYTES, parts.num_bytes)))
     if kind_of(head) == "orc":
         return DataFileInvalid(
             f"{file.name} ({parts.num_bytes} bytes) begins as an orc file but does not end as one ({error}): it was "
-            f"cut off, or its writer did not finish; {CURE}"
+            f"truncated, or its writer did not finish; {CURE}",
+            path=file.path,
         )
-    return DataFileInvalid(
-        f"{file.name} ({parts.num_bytes} bytes) is not an orc file: it looks {kind_of(head)}; "
-        "name its format, or narrow the path so that it is left out"
-    )
+    return wrong_format(file, parts.num_bytes, head, "an orc")
 
 
 # -- bytes and statistics ----------------------------------------------------------------------------------------------
 
 
 def _column_bytes(parsed: _Parsed, columns: set[int]) -> list[int]:
-    """For every stripe, what is read of it for these columns; see `OrcFormat.inspect`."""
+    """Return the bytes to read for these columns, per stripe; see `OrcFormat.inspect`."""
     exact: dict[int, int] = {}
     for index, stripe in enumerate(parsed.tail.stripes):
         section = parsed.section(stripe.footer_offset, stripe.footer_bytes)
@@ -367,7 +369,7 @@ def _column_bytes(parsed: _Parsed, columns: set[int]) -> list[int]:
             continue
         try:
             streams = parse_stripe_footer(section, parsed.tail.postscript, stripe)
-        except TailDamaged:  # reading it will tell; the other stripes may be whole
+        except TailDamaged:  # reading the stripe reports it; the other stripes may be intact
             continue
         exact[index] = stripe.footer_bytes + sum(each.num_bytes for each in streams if _is_read(each, columns))
     known = sum(parsed.tail.stripes[index].num_bytes for index in exact)
@@ -388,27 +390,28 @@ def _null_counts(tail: Tail, names: list[str]) -> dict[str, int]:
 
 
 def _agree(statistics: Statistics, num_rows: int) -> bool:
-    """Whether the number of values fits what is said of nulls; a writer that did not count says 0 and no nulls."""
+    """Return whether the counts of values and nulls agree; a writer that did not count states 0 and no nulls."""
     return statistics.num_values <= num_rows and (statistics.num_values == num_rows or statistics.has_null)
 
 
 def _bounds(stated: Sequence[tuple[int, Statistics | None]], kind: pa.DataType, compared: pa.DataType) -> Bounds:
-    """Of one column, by its rows and statistics in each stripe. `kind`: as the file has it; `compared`: as its rows are
-    compared.
+    """Return the bounds of one column from its rows and statistics per stripe.
+
+    `kind` is the type in the file, `compared` the type in which rows are compared.
     """
     sound = [each if each is not None and _agree(each, num_rows) else None for num_rows, each in stated]
     try:
-        lows = _values([None if each is None else each.low for each in sound], kind).cast(compared_as(compared))
-        highs = _values([None if each is None else each.high for each in sound], kind).cast(compared_as(compared))
+        lows = _values([None if each is None else each.low for each in sound], kind).cast(comparison_type(compared))
+        highs = _values([None if each is None else each.high for each in sound], kind).cast(comparison_type(compared))
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        lows = highs = pa.nulls(len(sound), compared_as(compared))
+        lows = highs = pa.nulls(len(sound), comparison_type(compared))
     has_null = [each is None or each.num_values < num_rows for (num_rows, _), each in zip(stated, sound, strict=True)]
     has_value = [each is None or each.num_values > 0 for each in sound]
     return Bounds(lows, highs, np.array(has_null, np.bool_), np.array(has_value, np.bool_))
 
 
 def _values(values: Sequence[bool | float | str | None], kind: pa.DataType) -> pa.Array:
-    """Text as bytes; times are nanoseconds."""
+    """Return an array of values; text becomes bytes, and times are nanoseconds."""
     if any(isinstance(value, str) for value in values):
         return pa.array([value.encode() if isinstance(value, str) else None for value in values], pa.binary())
     if pa.types.is_timestamp(kind):

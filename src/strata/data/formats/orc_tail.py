@@ -1,11 +1,14 @@
-"""The tail of an ORC file: where its stripes are, how many rows they have, and what statistics say of them.
+"""Parse the tail of an ORC file: the offsets, row counts and statistics of its stripes.
 
-pyarrow reads stripes but does not tell their rows or their place, so the tail is parsed here. It is, from the end: a
-byte with the length of the postscript, the postscript, the footer, the metadata (statistics of every stripe). They are
-protocol buffers, whose few fields of interest are picked out by `fields`; numbers and meanings are those of the ORC v1
-specification. Footer and metadata are compressed in chunks with headers of three bytes.
+pyarrow reads stripes but reports neither their rows nor their offsets. The tail is, from the end of the file: one byte
+with the length of the postscript, the postscript, the footer, and the metadata (statistics of every stripe). These are
+protocol buffers, from which `fields` picks the few needed fields; numbers and meanings follow the ORC v1 specification.
+Footer and metadata are compressed in chunks with headers of three bytes.
 
-Nothing here trusts its input: every length is checked against what is there, and every size has a bound.
+LZO is decompressed here because pyarrow offers no function for it, and python-lzo binds a C library that few machines
+have. Only footers of a few hundred KiB are affected.
+
+The input is untrusted: every length is checked against the available bytes, and every size is limited.
 """
 
 from __future__ import annotations
@@ -20,15 +23,13 @@ import pyarrow as pa
 import xxhash
 import zstandard
 
-from strata.data.formats import lzo
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAGIC: Final = b"ORC"
 POSTSCRIPT_BYTES_MAX: Final = 255
 SECTION_BYTES_MAX: Final = 512 << 20
-"""Of the footer, the metadata or a stripe's footer, decompressed."""
+"""The limit for the footer, the metadata or a stripe's footer, decompressed."""
 CODECS: Final = ("none", "zlib", "snappy", "lzo", "lz4", "zstd", "brotli")
 _BLOCK_BYTES_DEFAULT: Final = 256 << 10
 _BLOCK_BYTES_MAX: Final = 1 << 23
@@ -38,7 +39,9 @@ _WRITER_WITH_SOUND_STATISTICS: Final = 1
 _WRITER_WITH_UTC_STATISTICS: Final = 6
 _SECOND_NS: Final = 1_000_000_000
 _INDEX_STREAMS: Final = frozenset({6, 7, 8})
-"""Row indexes and Bloom filters, which are not read to decode a stripe."""
+"""Row indexes and Bloom filters, which decoding a stripe does not need."""
+_LZO_END: Final = 16384
+"""The distance in the instruction that ends a block."""
 
 BOOLEAN, FLOAT, DOUBLE, STRING, TIMESTAMP, DATE = 0, 5, 6, 7, 9, 15
 INTEGERS: Final = frozenset({1, 2, 3, 4})
@@ -46,11 +49,15 @@ FLOATS: Final = frozenset({FLOAT, DOUBLE})
 
 
 class TailDamaged(ValueError):
-    """The bytes are not what the specification says."""
+    """The bytes contradict the specification."""
+
+
+class LzoDamaged(ValueError):
+    """The bytes are not LZO, or exceed the limit when decompressed."""
 
 
 class TailUnsupported(TailDamaged):
-    """They may well be, but are not understood here."""
+    """The bytes may be valid but use an unsupported feature."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +68,11 @@ class Postscript:
     block_bytes: int
     writer_version: int
     num_bytes: int
-    """Its own, the byte with its length included."""
+    """The size of the postscript, including the byte with its length."""
 
     @property
     def tail_bytes(self) -> int:
-        """From the beginning of the metadata to the end of the file."""
+        """The bytes from the start of the metadata to the end of the file."""
         return self.metadata_bytes + self.footer_bytes + self.num_bytes
 
 
@@ -98,14 +105,14 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Of one column, in a stripe or in the file."""
+    """The statistics of one column, in a stripe or in the file."""
 
     num_values: int
-    """Without nulls."""
+    """The number of values without nulls."""
     has_null: bool
-    """True as well if it is not told."""
+    """True also if the file does not state it."""
     low: bool | int | float | str | None = None
-    """No value is below; None: not told. Times are nanoseconds, dates are days since 1970."""
+    """No value is below; None if unknown. Times are nanoseconds, dates are days since 1970."""
     high: bool | int | float | str | None = None
 
 
@@ -115,9 +122,9 @@ class Tail:
     num_rows: int
     stripes: tuple[Stripe, ...]
     column_ids: dict[str, range]
-    """For every top-level column, its number and those of all that is nested in it."""
+    """The number of each top-level column, followed by those of the columns nested in it."""
     kinds: tuple[int, ...]
-    """Of all columns, by number."""
+    """The types of all columns, by number."""
     version: str
     _file_statistics: tuple[memoryview, ...]
     _metadata: memoryview
@@ -128,10 +135,10 @@ class Tail:
         return self._statistics(self._file_statistics[column], column)
 
     def stripe_statistics(self, columns: list[int]) -> list[dict[int, Statistics]]:
-        """For every stripe, of those columns that have them.
+        """Return for every stripe the statistics of those columns that have any.
 
         Raises:
-            TailDamaged: They cannot be parsed.
+            TailDamaged: The statistics cannot be parsed.
         """
         nothing: list[dict[int, Statistics]] = [{} for _ in self.stripes]
         if not self._has_sound_statistics:
@@ -148,7 +155,7 @@ class Tail:
 
     @property
     def _has_sound_statistics(self) -> bool:
-        """The first writers got the largest values of strings and of stripes wrong."""
+        """Whether the writer is recent enough: the first writers stated wrong maxima of strings and stripes."""
         return self.postscript.writer_version >= _WRITER_WITH_SOUND_STATISTICS
 
     def _statistics(self, data: memoryview, column: int) -> Statistics:
@@ -161,10 +168,10 @@ class Tail:
 
 
 def fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """The fields of a message: number, and value. What is not a varint is given as its bytes.
+    """Yield the number and value of each field of a message; values other than varints are bytes.
 
     Raises:
-        TailDamaged: It is no message.
+        TailDamaged: The data is not a message.
     """
     position = 0
     while position < len(data):
@@ -179,15 +186,15 @@ def fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
         elif wire in (1, 5):
             size = 8 if wire == 1 else 4
         else:
-            raise TailDamaged(f"a field of the unknown wire type {wire}")
+            raise TailDamaged(f"field {number} has the unknown wire type {wire}")
         if number == 0 or size > len(data) - position:
-            raise TailDamaged(f"field {number} of {size} bytes where {len(data) - position} are left")
+            raise TailDamaged(f"field {number} has {size} bytes, but {len(data) - position} are left")
         yield number, data[position : position + size]
         position += size
 
 
 def _varint(data: memoryview, position: int) -> tuple[int, int]:
-    """The number that begins there, and where it ends."""
+    """Return the number at a position, and the position after it."""
     if position < len(data) and data[position] < 0x80:  # most are small
         return data[position], position + 1
     value = 0
@@ -195,18 +202,18 @@ def _varint(data: memoryview, position: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << (7 * shift)
         if byte < 0x80:
             return value, position + shift + 1
-    raise TailDamaged("a number that does not end")
+    raise TailDamaged("a number does not end")
 
 
 def _message(data: memoryview) -> dict[int, int | memoryview]:
-    """Fields that occur once; the last one counts."""
+    """Return fields that occur once; the last one wins."""
     return dict(fields(data))
 
 
 def _int(message: dict[int, int | memoryview], number: int, default: int = 0) -> int:
     value = message.get(number, default)
     if not isinstance(value, int):
-        raise TailDamaged(f"field {number} is no number")
+        raise TailDamaged(f"field {number} is not a number")
     return value
 
 
@@ -225,7 +232,7 @@ def _zigzag(message: dict[int, int | memoryview], number: int) -> int | None:
 
 
 def _packed(value: int | memoryview) -> Iterator[int]:
-    """Repeated numbers, one or many in a field."""
+    """Yield repeated numbers, one or many per field."""
     if isinstance(value, int):
         yield value
         return
@@ -239,10 +246,10 @@ def _packed(value: int | memoryview) -> Iterator[int]:
 
 
 def decompressed(section: memoryview, postscript: Postscript) -> memoryview:
-    """A footer or the metadata.
+    """Return a footer or the metadata, decompressed.
 
     Raises:
-        TailDamaged: It cannot be decompressed, or is larger than any may be.
+        TailDamaged: It cannot be decompressed, or exceeds the limit.
     """
     if postscript.codec == "none":
         return section
@@ -253,7 +260,7 @@ def decompressed(section: memoryview, postscript: Postscript) -> memoryview:
         size, is_original = header >> 1, header & 1
         chunk = section[position + 3 : position + 3 + size]
         if position + 3 + size > len(section):
-            raise TailDamaged(f"a chunk of {size} bytes where {len(section) - position - 3} are left")
+            raise TailDamaged(f"a chunk has {size} bytes, but {len(section) - position - 3} are left")
         result += chunk if is_original else _inflate(chunk, postscript)
         position += 3 + size
         if len(result) > SECTION_BYTES_MAX:
@@ -270,7 +277,7 @@ def _inflate(chunk: memoryview, postscript: Postscript) -> bytes:
             case "zstd":
                 return zstandard.ZstdDecompressor(max_window_size=_BLOCK_BYTES_MAX).stream_reader(chunk).read(limit)
             case "lzo":
-                return lzo.decompress(chunk, limit)
+                return lzo_decompress(chunk, limit)
             case "snappy":
                 size, codec = _varint(chunk, 0)[0], "snappy"
             case "lz4":
@@ -278,15 +285,15 @@ def _inflate(chunk: memoryview, postscript: Postscript) -> bytes:
             case other:
                 raise TailUnsupported(f"its compression, {other}, is not supported")
         if size > limit:
-            raise TailDamaged(f"a chunk of {size} bytes where {limit} are allowed")
+            raise TailDamaged(f"a chunk has {size} bytes, but {limit} are allowed")
         inflated: bytes = pa.Codec(codec).decompress(chunk, decompressed_size=size, asbytes=True)
-    except (zlib.error, zstandard.ZstdError, lzo.LzoDamaged, OSError, pa.ArrowException) as error:
-        raise TailDamaged(f"a chunk is no {postscript.codec}: {error}") from error
+    except (zlib.error, zstandard.ZstdError, LzoDamaged, OSError, pa.ArrowException) as error:
+        raise TailDamaged(f"a chunk is not {postscript.codec}: {error}") from error
     return inflated
 
 
 def _lz4_size(chunk: memoryview) -> int:
-    """How large a block becomes: it does not say, so its literals and copies are added up."""
+    """Return the decompressed size of a block, which does not state it, by adding up its literals and copies."""
     total = position = 0
 
     def length(nibble: int) -> int:
@@ -316,34 +323,34 @@ def _lz4_size(chunk: memoryview) -> int:
 
 
 def parse_postscript(end: memoryview, file_bytes: int) -> Postscript:
-    """`end`: the last bytes of a file of `file_bytes`, 256 of them if it has as many.
+    """Parse the postscript. `end` holds the last 256 bytes of a file of `file_bytes`, or all of them.
 
     Raises:
         TailDamaged: This is not the end of an ORC file.
     """
     size = end[-1] if len(end) else 0
     if size == 0 or size + 1 > len(end):
-        raise TailDamaged("its last byte is no length of a postscript")
+        raise TailDamaged("its last byte is not the length of a postscript")
     message = _message(end[-1 - size : -1])
     if bytes(_bytes(message, 8000)) != MAGIC:
-        raise TailDamaged("there is no postscript at its end")
+        raise TailDamaged("it does not end with a postscript")
     codec = _int(message, 2)
     block_bytes = _int(message, 3, _BLOCK_BYTES_DEFAULT)
     if codec >= len(CODECS) or block_bytes > _BLOCK_BYTES_MAX:
-        raise TailDamaged(f"the postscript names compression {codec} in blocks of {block_bytes} bytes")
+        raise TailDamaged(f"the postscript states compression {codec} in blocks of {block_bytes} bytes")
     footer_bytes, metadata_bytes = _int(message, 1), _int(message, 5)
     if max(footer_bytes, metadata_bytes) > SECTION_BYTES_MAX:
-        raise TailDamaged(f"a footer of {footer_bytes} and metadata of {metadata_bytes} bytes are more than allowed")
+        raise TailDamaged(f"a footer of {footer_bytes} or metadata of {metadata_bytes} bytes exceeds the limit")
     if footer_bytes + metadata_bytes + size + 1 + len(MAGIC) > file_bytes:
-        raise TailDamaged(f"footer and metadata of {footer_bytes + metadata_bytes} bytes in a file of {file_bytes}")
+        raise TailDamaged(f"footer and metadata have {footer_bytes + metadata_bytes} bytes, the file {file_bytes}")
     return Postscript(footer_bytes, metadata_bytes, CODECS[codec], block_bytes, _int(message, 6), size + 1)
 
 
 def parse_tail(data: memoryview, postscript: Postscript, file_bytes: int) -> Tail:
-    """`data`: the last `postscript.tail_bytes` of a file of `file_bytes`.
+    """Parse the tail. `data` holds the last `postscript.tail_bytes` of a file of `file_bytes`.
 
     Raises:
-        TailDamaged: It is not what the specification says.
+        TailDamaged: The tail contradicts the specification.
     """
     assert len(data) == postscript.tail_bytes
     metadata, footer = data[: postscript.metadata_bytes], data[postscript.metadata_bytes : -postscript.num_bytes]
@@ -384,7 +391,7 @@ def _parse_stripe(data: memoryview, end: int) -> Stripe:
 
 
 def _column_ids(types: list[memoryview]) -> dict[str, range]:
-    """Columns are numbered from the root down, each before what is nested in it."""
+    """Return the numbers of each column. Columns are numbered depth first, each before its children."""
     if not types:
         raise TailDamaged("it has no columns")
     children: list[int] = []
@@ -396,15 +403,15 @@ def _column_ids(types: list[memoryview]) -> dict[str, range]:
             names.append(_text(value))
     bounds = [*children, len(types)]
     if len(names) != len(children) or bounds != sorted(bounds) or bounds[0] < 1:
-        raise TailDamaged(f"{len(names)} names for the columns {children[:8]} of {len(types)}")
-    return {name: range(bounds[place], bounds[place + 1]) for place, name in enumerate(names)}
+        raise TailDamaged(f"it has {len(names)} names for the columns {children[:8]} of {len(types)}")
+    return {name: range(bounds[index], bounds[index + 1]) for index, name in enumerate(names)}
 
 
 def parse_stripe_footer(section: memoryview, postscript: Postscript, stripe: Stripe) -> list[Stream]:
-    """The streams of a stripe, in the order in which they lie in it.
+    """Return the streams of a stripe, in file order.
 
     Raises:
-        TailDamaged: It is not what the specification says.
+        TailDamaged: The footer contradicts the specification.
     """
     streams = []
     offset = stripe.offset
@@ -423,7 +430,7 @@ def parse_stripe_footer(section: memoryview, postscript: Postscript, stripe: Str
 
 
 def parse_statistics(data: memoryview, kind: int, *, has_utc: bool) -> Statistics:
-    """`kind`: the column's type; of other kinds than those named above no bounds are told."""
+    """Parse the statistics of a column of type `kind`; types without a constant above have no bounds."""
     message = _message(data)
     make = functools.partial(Statistics, num_values=_int(message, 1), has_null=bool(_int(message, 10, 1)))
     low: bool | int | float | str | None = None
@@ -451,7 +458,7 @@ def parse_statistics(data: memoryview, kind: int, *, has_utc: bool) -> Statistic
 
 
 def _float_bounds(message: dict[int, int | memoryview]) -> tuple[float | None, float | None]:
-    """Only if there is no NaN: it is in no order, so bounds do not hold for it. The sum tells, which it would spoil."""
+    """Return the bounds unless the column contains NaN, which bounds do not cover. A NaN shows in the sum."""
     low, high, total = (_double(message, number) for number in (1, 2, 3))
     if low is None or high is None or total is None or total != total or not low <= high:
         return None, None
@@ -463,12 +470,12 @@ def _double(message: dict[int, int | memoryview], number: int) -> float | None:
         return None
     value = _bytes(message, number)
     if len(value) != 8:
-        raise TailDamaged(f"field {number} is no double")
+        raise TailDamaged(f"field {number} is not a double")
     return float(struct.unpack("<d", value)[0])
 
 
 def _time_bounds(message: dict[int, int | memoryview]) -> tuple[int | None, int | None]:
-    """Told in milliseconds, and some writers round times before 1970 the other way: a second more holds for all."""
+    """Return bounds of times, widened by a second: files state milliseconds, and writers round differently."""
     low, high = _zigzag(message, 3), _zigzag(message, 4)
     if low is None or high is None:
         return None, None
@@ -479,4 +486,83 @@ def _text(data: memoryview) -> str:
     try:
         return str(data, "utf-8")
     except UnicodeDecodeError as error:
-        raise TailDamaged(f"a string is no UTF-8: {error}") from error
+        raise TailDamaged(f"a string is not UTF-8: {error}") from error
+
+
+# -- LZO ---------------------------------------------------------------------------------------------------------------
+
+
+def lzo_decompress(data: bytes | memoryview, limit: int) -> bytes:
+    """Decompress a block of LZO1X, as `Documentation/staging/lzo.rst` of the Linux kernel describes it.
+
+    A block is a sequence of instructions, each of which copies earlier output and then up to three literal bytes.
+
+    Raises:
+        LzoDamaged: The bytes cannot be decompressed, or give more than `limit` bytes.
+    """
+    try:
+        return _lzo_blocks(bytes(data), limit)
+    except IndexError:
+        raise LzoDamaged("the bytes end within an instruction") from None
+
+
+def _lzo_blocks(data: bytes, limit: int) -> bytes:
+    made = bytearray()
+    at = 0
+    num_literals = 0
+    """The literals of the previous instruction; 4 means a run of them."""
+    if data[0] > 17:
+        at, num_literals = _lzo_literals(data, 1, data[0] - 17, made), min(data[0] - 17, 4)
+    while at < len(data):
+        code = data[at]
+        at += 1
+        if code < 16 and num_literals == 0:
+            size, at = (code, at) if code else _lzo_length(data, at, 15)
+            at, num_literals = _lzo_literals(data, at, size + 3, made), 4
+        else:
+            if code < 16:
+                size, distance = (2, 1) if num_literals < 4 else (3, 2049)
+                distance, at = distance + (data[at] << 2) + (code >> 2), at + 1
+                num_literals = code & 3
+            elif code < 64:
+                mask = 7 if code < 32 else 31
+                size, at = (code & mask, at) if code & mask else _lzo_length(data, at, mask)
+                size += 2
+                pair = data[at] | data[at + 1] << 8
+                at += 2
+                distance = (pair >> 2) + (1 if code >= 32 else _LZO_END + ((code & 8) << 11))
+                num_literals = pair & 3
+                if code < 32 and distance == _LZO_END:
+                    return bytes(made)
+            else:
+                size = (code >> 5) + 1
+                distance, at = 1 + (data[at] << 3) + (code >> 2 & 7), at + 1
+                num_literals = code & 3
+            _lzo_repeat(made, distance, size)
+            at = _lzo_literals(data, at, num_literals, made)
+        if len(made) > limit:
+            raise LzoDamaged(f"a block has more than {limit} bytes")
+    return bytes(made)
+
+
+def _lzo_length(data: bytes, at: int, size: int) -> tuple[int, int]:
+    """Return a length that does not fit in its instruction, and the position after it."""
+    while not data[at]:
+        size += 255
+        at += 1
+    return size + data[at], at + 1
+
+
+def _lzo_literals(data: bytes, at: int, number: int, made: bytearray) -> int:
+    if at + number > len(data):
+        raise LzoDamaged("the bytes end within literals")
+    made += data[at : at + number]
+    return at + number
+
+
+def _lzo_repeat(made: bytearray, distance: int, size: int) -> None:
+    """Append the last `distance` bytes again, repeated if `size` is larger."""
+    if distance > len(made):
+        raise LzoDamaged("a copy starts before the beginning")
+    source = made[-distance:] if distance > size else made[-distance:] * (size // distance + 1)
+    made += source[:size]

@@ -1,12 +1,12 @@
-"""Where records end in a stretch of text.
+"""Find record ends in a stretch of text, and cut text into row groups.
 
-Every stretch begins where a record begins; what is left behind its last record is the beginning of the next stretch. So
-nothing is carried from one to the next, not even whether a quote is open. All work is done by numpy on whole stretches:
-text is scanned once, at planning, and that should cost little more than reading it.
+Every stretch begins at a record, and the bytes after its last record begin the next stretch. So no state passes from
+one to the next, not even whether a quote is open. numpy processes whole stretches: planning scans all text once, which
+should cost little more than reading it.
 
-CSV is cut exactly as pyarrow's parser does it: a quote opens only where a field begins and is an ordinary character
-elsewhere (`5" nails`), a doubled quote inside quotes is one character, LF, CRLF and CR end a record, and an empty line
-is none.
+CSV records end exactly where pyarrow's parser ends them: a quote opens only at the start of a field and is an ordinary
+character elsewhere (`5" nails`), a doubled quote inside quotes is one character, LF, CRLF and CR end a record, and an
+empty line is not a record.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _JSON_BLANKS: Final = b" \t\r\n"
 
 class Ends(NamedTuple):
     rows: npt.NDArray[np.int64]
-    """Behind every record, its line end included. Empty lines are no records: they go with the record that follows."""
+    """The offset after each record and its line end. Empty lines belong to the record that follows."""
     stop: int
-    """Behind the last line that is complete, empty or not: where the next stretch begins."""
+    """The offset after the last complete line, empty or not: the start of the next stretch."""
 
 
 class Records(Protocol):
-    """Stateless; may be used by several threads at once."""
+    """The record syntax of a text format. Stateless and thread-safe."""
 
     def ends(self, data: memoryview, *, is_last: bool) -> Ends:
-        """`data` begins where a record does. `is_last`: nothing follows, so what has no line end is a record too."""
+        """Find record ends in `data`, which begins at a record. In the last stretch, a line end may be missing."""
         ...
 
 
@@ -55,7 +55,7 @@ class CsvRecords:
         starts = _starts(stops)
         is_row = stops > starts
         short = np.flatnonzero(stops - starts == 1)
-        is_row[short] = (codes[starts[short]] != CR) | (codes[stops[short]] != LF)  # a CRLF alone is an empty line
+        is_row[short] = (codes[starts[short]] != CR) | (codes[stops[short]] != LF)  # a lone CRLF is an empty line
         return _closed(stops, is_row, len(data), is_last and _stop(stops) < len(data))
 
     def _is_quoted(
@@ -65,21 +65,21 @@ class CsvRecords:
         quotes: npt.NDArray[np.int64],
         stops: npt.NDArray[np.int64],
     ) -> npt.NDArray[np.bool_]:
-        """Which line ends are inside quotes: those with an odd number of quotes before them, if quotes are in order.
+        """Return which line ends are inside quotes: those after an odd number of quotes, if quotes are regular.
 
-        In order means that each one which should open does so where a field begins, or doubles the one before.
+        Quotes are regular if every opening quote starts a field or doubles the quote before it.
         """
         opening, closing = quotes[0::2], quotes[1::2]
-        before = codes[opening - 1]  # of a quote at 0 this is some other byte; it is looked at below
+        before = codes[opening - 1]  # an unrelated byte for a quote at 0, which is handled below
         is_first = (before == ord(self.delimiter)) | (before == LF) | (before == CR)
         is_first[0] |= opening[0] == 0
         is_first[1:] |= opening[1:] == closing[: len(opening) - 1] + 1
         if is_first.all():
             return (np.searchsorted(quotes, stops) & 1).astype(np.bool_)
-        return self._is_quoted_in_disorder(data, stops)
+        return self._is_quoted_irregularly(data, stops)
 
-    def _is_quoted_in_disorder(self, data: memoryview, stops: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """The same where some quotes are ordinary characters, which only reading from left to right can tell."""
+    def _is_quoted_irregularly(self, data: memoryview, stops: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Do the same where some quotes are ordinary characters, which takes a scan from left to right."""
         assert self.quote is not None
         quote, delimiter = (re.escape(character.encode()) for character in (self.quote, self.delimiter))
         quoted = re.compile(
@@ -93,21 +93,21 @@ class CsvRecords:
 
 @dataclass(frozen=True, slots=True)
 class JsonRecords:
-    """One JSON value a line: a line end inside a string would have been escaped."""
+    """One JSON value per line; a line end inside a string is escaped."""
 
     def ends(self, data: memoryview, *, is_last: bool) -> Ends:
         codes = np.frombuffer(data, np.uint8)
         stops = np.flatnonzero(codes == LF)
         starts = _starts(stops)
         is_row = stops > starts
-        for line in np.flatnonzero(codes[starts] <= ord(" ")):  # few: lines that are empty, or begin with a blank
+        for line in np.flatnonzero(codes[starts] <= ord(" ")):  # few lines are empty or begin with white space
             is_row[line] = bool(bytes(data[starts[line] : stops[line]]).strip(_JSON_BLANKS))
         rest = bytes(data[_stop(stops) :]) if is_last else b""
         return _closed(stops, is_row, len(data), bool(rest.strip(_JSON_BLANKS)))
 
 
 def _line_ends(codes: npt.NDArray[np.uint8], *, is_last: bool) -> npt.NDArray[np.int64]:
-    """The last byte of every LF, CRLF and CR. A CR at the very end may be half of a CRLF, unless nothing follows."""
+    """Return the last byte of every LF, CRLF and CR. A final CR may be half of a CRLF unless the text ends there."""
     feeds = np.flatnonzero(codes == LF)
     returns = np.flatnonzero(codes == CR)
     if len(returns) == 0:
@@ -121,7 +121,7 @@ def _line_ends(codes: npt.NDArray[np.uint8], *, is_last: bool) -> npt.NDArray[np
 
 
 def _starts(stops: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Where the lines begin that end there."""
+    """Return the starts of the lines that end at `stops`."""
     starts = np.zeros(len(stops), np.int64)
     starts[1:] = stops[:-1] + 1
     return starts
@@ -132,15 +132,15 @@ def _stop(stops: npt.NDArray[np.int64]) -> int:
 
 
 def _closed(stops: npt.NDArray[np.int64], is_row: npt.NDArray[np.bool_], size: int, has_rest: bool) -> Ends:
-    """`has_rest`: what follows the last line end is a record too."""
+    """Return the ends; with `has_rest`, the bytes after the last line end are a record too."""
     rows = stops[is_row] + 1
     return Ends(np.append(rows, size), size) if has_rest else Ends(rows, _stop(stops))
 
 
 class UnitCutter:
-    """Cuts records into units: each ends with the first record that brings it to `unit_bytes`.
+    """Cuts records into row groups, each of which ends with the first record that brings it to `unit_bytes`.
 
-    So where units end depends on the text alone, not on the stretches it was read in.
+    The cuts therefore depend on the text alone, not on the stretches in which it was read.
     """
 
     def __init__(self, first: int, unit_bytes: int) -> None:
@@ -149,10 +149,10 @@ class UnitCutter:
         self._num_rows = 0
         self._last = first
         self.cuts: list[tuple[int, int, int]] = []
-        """Of every unit: its first byte, the byte behind it, its number of rows."""
+        """For every row group: its first byte, the byte after it, and its number of rows."""
 
     def add(self, ends: npt.NDArray[np.int64]) -> None:
-        """The ends of the next records, counted from the beginning of the text."""
+        """Add the ends of the next records, as offsets in the text."""
         done = 0
         while done < len(ends):
             full = done + int(np.searchsorted(ends[done:], self._first + self._unit_bytes))

@@ -1,11 +1,11 @@
-"""What the formats of text share: one scan that finds the units, and reading a unit by its range of bytes.
+"""The shared part of text formats: one scan that finds the row groups, and a reader of byte ranges.
 
-Text does not say how many records it has, so it is read once as a whole, in pieces of bounded size; the scan gives
-exact ranges and rows. As every byte passes by, the version is a hash of all of them. Types are guessed from the
-beginning: to parse everything takes as long as an epoch. Where the guess turns out wrong, records are not damaged, and
-that is said.
+Text does not state its number of records, so planning scans each file once, in pieces of bounded size, and gets exact
+byte ranges and row counts. The scan sees every byte, so the version is a hash of all of them. Types are guessed from
+the beginning of a file, because parsing everything would take as long as an epoch. A wrong guess raises
+`SchemaMismatch`, not an error about damage.
 
-A compressed file can only be read from its first byte on, so it is one unit.
+A compressed file can only be read from its first byte, so it is one row group.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import xxhash
 
-from strata.data.formats.base import FileFacts, Presence, Unit
+from strata.data.filter.expression import Presence
+from strata.data.formats.base import FileFacts, Unit
+from strata.data.formats.damage import CURE
 from strata.data.formats.records import UnitCutter
-from strata.data.source.source import reaching
+from strata.data.source.source import translate_errors
 from strata.errors import DataFileChanged, DataFileInvalid, SchemaMismatch, StrataError
 
 if TYPE_CHECKING:
@@ -32,36 +34,35 @@ if TYPE_CHECKING:
 
     from strata.data.filter.expression import Node
     from strata.data.formats.records import Records
-    from strata.data.source.file import DataFile
-    from strata.data.source.source import Source
+    from strata.data.source.source import DataFile, Source
 
 CODECS: Final = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
-"""By the end of a file's name."""
+"""Codecs by file name suffix."""
 PIECE_BYTES: Final = 1 << 20
-"""How much is scanned at once: what fits the processor's cache."""
+"""Bytes scanned at once, which fit in the processor cache."""
 REQUEST_BYTES: Final = 16 << 20
-"""How much is read at once where every read is a request."""
+"""Bytes read at once where every read is a request."""
 SAMPLE_BYTES: Final = 1 << 20
-"""What types are guessed from."""
+"""Bytes from which types are guessed."""
 RECORD_BYTES_MAX: Final = 256 << 20
 UNIT_BYTES_MAX: Final = 1 << 30
-"""A unit is parsed as one block, whose size pyarrow counts in 32 bits."""
+"""A row group is parsed as one block, whose size pyarrow stores in 32 bits."""
 BOM: Final = b"\xef\xbb\xbf"
-_MESSAGE_CHARS: Final = 400
+_MAX_MESSAGE_CHARS: Final = 400
 
 
 class Stretch(NamedTuple):
-    """Whole lines. `data` is overwritten by the next one."""
+    """Whole lines. The next stretch overwrites `data`."""
 
     offset: int
     data: memoryview
     rows: npt.NDArray[np.int64]
-    """Where records end, counted from the beginning of the text."""
+    """The ends of records, as offsets in the text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextFormat(abc.ABC):
-    """A `Format`, but for how records look."""
+    """A `Format` without the syntax of records."""
 
     name = "text"
     unit_name = "byte range"
@@ -69,11 +70,11 @@ class TextFormat(abc.ABC):
     is_keyed = False
 
     piece_bytes: int = PIECE_BYTES
-    """How much is scanned at once."""
+    """Bytes scanned at once."""
     decided: frozenset[str] = field(default=frozenset(), repr=False)
-    """Columns whose types the user gave: what does not fit them is damaged."""
+    """Columns whose types the user passed: values that do not fit them count as damaged."""
     is_chosen: bool = field(default=False, repr=False)
-    """Whether the user named the columns to deliver: others may be left out."""
+    """Whether the user selected the columns to deliver, so that others may be dropped."""
 
     def informed(self, *, decided: Collection[str], is_chosen: bool) -> Self:
         return replace(self, decided=frozenset(decided), is_chosen=is_chosen)
@@ -84,39 +85,41 @@ class TextFormat(abc.ABC):
 
     @property
     def has_header(self) -> bool:
-        """Whether the first record names the columns."""
+        """Whether the first record contains the column names."""
         return False
 
     @abc.abstractmethod
     def cure(self, error: Exception) -> str:
-        """What to do about what pyarrow says of records that do not parse."""
+        """Return what the user can do about an error of pyarrow's parser."""
 
     def can_retype(self, error: Exception) -> bool:  # noqa: ARG002
-        """Whether another type of the column would mend it."""
+        """Return whether another type of the column would fix the error."""
         return True
 
     @abc.abstractmethod
     def guess(self, header: bytes, sample: bytes) -> pa.Schema:
-        """The columns. `header`: the first record, where it names them; `sample`: the first of the others, or none.
+        """Return the columns, from the header record (or empty bytes) and the first records after it.
 
         Raises:
-            pa.ArrowException, ValueError: It cannot be parsed.
+            pa.ArrowException, ValueError: The sample cannot be parsed.
         """
 
     @abc.abstractmethod
     def parse(self, data: pa.Buffer | memoryview, schema: pa.Schema, columns: Sequence[str]) -> pa.Table:
-        """These columns, of whole records. `schema`: all columns of the file, in its order.
+        """Return these columns of whole records. `schema` holds all columns of the file, in its order.
 
         Raises:
-            pa.ArrowException, ValueError: It cannot be parsed.
+            pa.ArrowException, ValueError: The data cannot be parsed.
         """
 
     @abc.abstractmethod
     def is_sound(self, data: pa.Buffer | memoryview, schema: pa.Schema, columns: Sequence[str]) -> bool:
-        """Whether these are records, whatever the types of their values."""
+        """Return whether the data are valid records, whatever the types of their values."""
 
-    def wrong_guess(self, data: pa.Buffer | memoryview, schema: pa.Schema, columns: Sequence[str]) -> str | None:
-        """Why `parse` fails, with the cure, if records are not damaged, but other than the beginning of the file."""
+    def explain_wrong_guess(
+        self, data: pa.Buffer | memoryview, schema: pa.Schema, columns: Sequence[str]
+    ) -> str | None:
+        """Return why `parse` fails, and the cure, if records are intact but differ from the guessed schema."""
         if not self.is_sound(data, schema, columns):
             return None
         for name in columns:
@@ -124,10 +127,10 @@ class TextFormat(abc.ABC):
                 self.parse(data, schema, [name])
             except (pa.ArrowException, ValueError) as error:
                 if name not in self.decided:
-                    advice = f"say what it is: schema=pa.schema([({name!r}, …)]). Otherwise "
+                    advice = f"declare its type with schema=pa.schema([({name!r}, …)]). Otherwise "
                     return (
-                        f"column {name!r} was taken for {schema.field(name).type}, by the first {SAMPLE_BYTES:,} bytes "
-                        f"of each file, and is something else here ({shortened(error)}); "
+                        f"the type of column {name!r} was guessed as {schema.field(name).type} from the first "
+                        f"{SAMPLE_BYTES:,} bytes of each file, but differs here ({shorten(error)}); "
                         f"{advice if self.can_retype(error) else ''}{self.cure(error)}"
                     )
         return None
@@ -139,7 +142,7 @@ class TextFormat(abc.ABC):
         *,
         columns: Sequence[str] | None,  # noqa: ARG002  text is read whole
         unit_bytes: int,
-        with_nulls: bool = True,  # noqa: ARG002  nobody knows
+        with_nulls: bool = True,  # noqa: ARG002  text has no null counts
     ) -> FileFacts:
         head, header_bytes, head_rows = bytearray(), 0, 0
         cutter: UnitCutter | None = None
@@ -164,16 +167,19 @@ class TextFormat(abc.ABC):
         return FileFacts(schema=schema, units=units, version=text.version)
 
     def _guess(self, file: DataFile, header: bytes, sample: bytes, num_rows: int) -> pa.Schema:
-        where = f"{file.name}: its first {len(header) + len(sample):,} bytes"
+        where = f"{file.name}: the first {len(header) + len(sample):,} bytes"
         try:
             schema = self.guess(header, sample)
             _check_names(schema.names)
             found = self.parse(memoryview(sample), schema, schema.names).num_rows if num_rows else 0
         except (pa.ArrowException, ValueError) as error:
-            raise DataFileInvalid(f"{where} are not {self.name}: {shortened(error)}; {self.cure(error)}") from error
+            raise DataFileInvalid(
+                f"{where} are not {self.name}: {shorten(error)}; {self.cure(error)}", path=file.path
+            ) from error
         if schema.names and found != num_rows:
             raise DataFileInvalid(
-                f"{where} are {num_rows} lines with {found} records; as {self.name}, every record has a line of its own"
+                f"{where} are {num_rows} lines with {found} records; write one {self.name} record per line",
+                path=file.path,
             )
         return schema
 
@@ -185,7 +191,7 @@ class TextFormat(abc.ABC):
         condition: Node,  # noqa: ARG002
         schema: pa.Schema,  # noqa: ARG002
     ) -> list[Presence]:
-        """Text has no statistics."""
+        """Return SOME for every row group: text has no statistics."""
         return [Presence.SOME] * len(facts.units)
 
     def open(self, source: Source, file: DataFile, schema: pa.Schema, version: str) -> TextReader:
@@ -195,7 +201,7 @@ class TextFormat(abc.ABC):
 def _check_names(names: list[str]) -> None:
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"two columns are called {twice!r}: rename one, or give column_names")
+        raise ValueError(f"two columns are named {twice!r}: rename one, or pass column_names")
 
 
 def _units(file: DataFile, cuts: list[tuple[int, int, int]], *, is_compressed: bool) -> tuple[Unit, ...]:
@@ -209,10 +215,10 @@ def _units(file: DataFile, cuts: list[tuple[int, int, int]], *, is_compressed: b
     return tuple(units)
 
 
-def shortened(error: Exception) -> str:
-    """Of what pyarrow says, no more than fits a message: it may quote a whole record."""
-    told = str(error).strip()
-    return told if len(told) <= _MESSAGE_CHARS else f"{told[:_MESSAGE_CHARS]}…"
+def shorten(error: Exception) -> str:
+    """Return the text of an error, cut to fit in a message: pyarrow may quote a whole record."""
+    text = str(error).strip()
+    return text if len(text) <= _MAX_MESSAGE_CHARS else f"{text[:_MAX_MESSAGE_CHARS]}…"
 
 
 def codec_of(file: DataFile) -> str | None:
@@ -220,14 +226,14 @@ def codec_of(file: DataFile) -> str | None:
 
 
 class Text:
-    """A file read from front to back, decompressed if its name says so; what storage gives is counted and hashed."""
+    """A file read from front to back, decompressed by its suffix. The stored bytes are counted and hashed."""
 
     def __init__(self, source: Source, file: DataFile) -> None:
         self.codec = codec_of(file)
         self.first = 0
-        """Where text begins: behind a byte order mark, if there is one."""
+        """The offset of the text: after the byte order mark, if any."""
         self._file = file
-        self._raw = _Raw(source.open(file), file.name)
+        self._raw = _StoredBytes(source.open(file), file.name)
         self._stream = self._raw if source.is_local else io.BufferedReader(self._raw, REQUEST_BYTES)
         if self.codec is not None:
             self._stream = pa.CompressedInputStream(pa.PythonFile(self._stream, mode="r"), self.codec)
@@ -247,10 +253,10 @@ class Text:
         self._raw.close()
 
     def fill(self, buffer: memoryview) -> int:
-        """As much as there is, or as fits.
+        """Fill the buffer as far as the file reaches, and return the number of bytes.
 
         Raises:
-            DataFileInvalid: It cannot be decompressed.
+            DataFileInvalid: The file cannot be decompressed.
         """
         filled = 0
         while filled < len(buffer):
@@ -260,8 +266,9 @@ class Text:
                 raise
             except (OSError, pa.ArrowException) as error:
                 raise DataFileInvalid(
-                    f"{self._file.name} is no whole {self.codec} file: {shortened(error)}; copy it here again, "
-                    f"or rename it if it is not compressed"
+                    f"{self._file.name} is not a complete {self.codec} file: {shorten(error)}; copy it again, "
+                    f"or rename it if it is not compressed",
+                    path=self._file.path,
                 ) from error
             if not taken:
                 break
@@ -269,17 +276,17 @@ class Text:
         return filled
 
     def hash_all(self) -> str:
-        """The version of all of it, as storage gives it."""
+        """Read the rest of the stored bytes and return the version of the file."""
         piece = memoryview(bytearray(PIECE_BYTES))
         while self._raw.readinto(piece):
             pass
         return self.version
 
     def stretches(self, records: Records, piece_bytes: int) -> Iterator[Stretch]:
-        """All of it, in whole lines.
+        """Yield the text in stretches of whole lines.
 
         Raises:
-            DataFileInvalid: A record is longer than any may be, or it cannot be decompressed.
+            DataFileInvalid: A record exceeds the limit, or the file cannot be decompressed.
         """
         buffer = bytearray(max(piece_bytes, 2 * len(BOM)))
         offset, size, is_last = 0, 0, False
@@ -296,26 +303,27 @@ class Text:
                 size = _drop(buffer, ends.stop, size)
                 offset += ends.stop
             elif not is_last:
-                buffer = self._grown(buffer, offset)
+                buffer = self._grow(buffer, offset)
 
-    def _grown(self, buffer: bytearray, offset: int) -> bytearray:
+    def _grow(self, buffer: bytearray, offset: int) -> bytearray:
         if len(buffer) >= RECORD_BYTES_MAX:
             raise DataFileInvalid(
                 f"{self._file.name}: the record that begins at byte {offset:,} does not end within "
-                f"{RECORD_BYTES_MAX >> 20} MiB; is a quote not closed, or is this another format?"
+                f"{RECORD_BYTES_MAX >> 20} MiB; check for an unclosed quote, or another format",
+                path=self._file.path,
             )
         return buffer + bytearray(len(buffer))
 
 
 def _drop(buffer: bytearray, first: int, size: int) -> int:
-    """Moves what is from `first` up to `size` to the front; gives back how much that is."""
+    """Move the bytes from `first` to `size` to the front, and return their number."""
     view = memoryview(buffer)
     view[: size - first] = view[first:size]
     return size - first
 
 
-class _Raw(io.RawIOBase):
-    """What the storage gives, counted and hashed; its failures are ours, also when pyarrow calls."""
+class _StoredBytes(io.RawIOBase):
+    """The stored bytes of a file, counted and hashed. Errors are translated even when pyarrow is the caller."""
 
     def __init__(self, opened: pa.NativeFile, name: str) -> None:
         self._opened = opened
@@ -327,7 +335,7 @@ class _Raw(io.RawIOBase):
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        with reaching(self._name):
+        with translate_errors(self._name):
             taken = int(self._opened.readinto(buffer))
         self.hash.update(memoryview(buffer)[:taken])
         self.bytes_read += taken
@@ -340,7 +348,7 @@ class _Raw(io.RawIOBase):
 
 
 class TextReader:
-    """The `Reader` of all text formats."""
+    """The `Reader` of text formats."""
 
     def __init__(self, form: TextFormat, source: Source, file: DataFile, schema: pa.Schema, version: str) -> None:
         self.bytes_read = 0
@@ -351,12 +359,12 @@ class TextReader:
         self._version = version
         self._opened: pa.NativeFile | None = None
         self._unchanged = (file.size_bytes, file.mtime_ns)
-        """Size and time of the file when it was last known to be as planned."""
+        """Size and modification time when the file was last known to match the plan."""
 
     def read(self, unit: Unit, columns: Sequence[str]) -> pa.Table:
-        strangers = [name for name in columns if name not in self._schema.names]
-        if strangers:
-            raise SchemaMismatch(f"{self._file.name} has no column {strangers[0]!r}; it has {self._schema.names}")
+        unknown = [name for name in columns if name not in self._schema.names]
+        if unknown:
+            raise SchemaMismatch(f"{self._file.name} has no column {unknown[0]!r}; it has {self._schema.names}")
         if not columns:
             return rows_only(unit.num_rows)
         try:
@@ -367,14 +375,18 @@ class TextReader:
         if self._source.is_local or table.num_rows != unit.num_rows:
             self._check_unchanged()
         if table.num_rows != unit.num_rows:
-            raise DataFileInvalid(f"{self._place(unit)}: {table.num_rows} records where {unit.num_rows} were planned")
+            raise DataFileInvalid(
+                f"{self._describe(unit)}: {table.num_rows} records, but {unit.num_rows} were planned; {CURE}",
+                path=self._file.path,
+                row_group=unit.index,
+            )
         return table
 
     def _read(self, unit: Unit, columns: Sequence[str]) -> pa.Table:
         opened = self._open()
         if codec_of(self._file) is not None:
             return self._read_compressed(unit, columns)
-        with reaching(self._file.name):
+        with translate_errors(self._file.name):
             data = opened.read_at(unit.num_bytes, unit.offset)
         self.bytes_read += len(data)
         return self._parse(unit, data, columns)
@@ -382,30 +394,31 @@ class TextReader:
     def _open(self) -> pa.NativeFile:
         if self._opened is None:
             opened = self._source.open(self._file)
-            with reaching(self._file.name):
+            with translate_errors(self._file.name):
                 size_bytes = opened.size()
             if size_bytes != self._file.size_bytes:
                 raise DataFileChanged(
-                    f"{self._file.name} has {size_bytes:,} bytes and had {self._file.size_bytes:,} when planned; "
-                    f"plan again, or bring the old file back"
+                    f"{self._file.name} has {size_bytes:,} bytes, but had {self._file.size_bytes:,} when it was "
+                    "planned; create the dataset again, or restore the old file",
+                    path=self._file.path,
                 )
             self._opened = opened
         return self._opened
 
     def _check_unchanged(self) -> None:
-        """That what was read is of the file that was planned, also if it was written to since it was opened.
+        """Check that the rows belong to the planned file, even if it was rewritten after it was opened.
 
-        A file whose time is another one is compared as a whole, once: it may have been touched, or copied back.
+        A file with another modification time is compared as a whole, once: it may only have been touched or copied.
 
         Raises:
-            DataFileChanged: It was rewritten.
+            DataFileChanged: The file was rewritten.
         """
         info = self._source.info(self._file.path, self._file.name)
         found = (info.size, info.mtime_ns)
         is_same_size = info.size == self._file.size_bytes
-        tells_no_time = not info.mtime_ns or not self._file.mtime_ns
-        # Where it is gone, what was read is of the file that is still open.
-        if found == self._unchanged or info.type == pafs.FileType.NotFound or (is_same_size and tells_no_time):
+        lacks_mtime = not info.mtime_ns or not self._file.mtime_ns
+        # If the file was deleted, the rows came from the file that is still open.
+        if found == self._unchanged or info.type == pafs.FileType.NotFound or (is_same_size and lacks_mtime):
             return
         if is_same_size:
             with Text(self._source, self._file) as text:
@@ -416,8 +429,9 @@ class TextReader:
 
     def _rewritten(self) -> DataFileChanged:
         return DataFileChanged(
-            f"{self._file.name} is not the file that was planned: it was rewritten since; make the dataset anew, and "
-            "write new data to new files"
+            f"{self._file.name} was rewritten since it was planned; create the dataset again, and write new data to "
+            "new files",
+            path=self._file.path,
         )
 
     def _read_compressed(self, unit: Unit, columns: Sequence[str]) -> pa.Table:
@@ -435,31 +449,33 @@ class TextReader:
         return pa.concat_tables(tables)
 
     def _finish(self, text: Text) -> None:
-        """After a file was read as a whole: is it the one that was planned?"""
+        """Check the version of a file that was read as a whole."""
         self.bytes_read += text.bytes_read
         if text.version != self._version:
             raise self._rewritten()
 
     def _parse(self, unit: Unit, data: pa.Buffer | memoryview, columns: Sequence[str]) -> pa.Table:
-        return self._parsed(
+        return self._translate_parse_errors(
             unit,
             lambda: self._form.parse(data, self._schema, columns),
-            lambda: self._form.wrong_guess(data, self._schema, columns),
+            lambda: self._form.explain_wrong_guess(data, self._schema, columns),
         )
 
-    def _parsed(
-        self, unit: Unit, parse: Callable[[], pa.Table], wrong_guess: Callable[[], str | None] = lambda: None
+    def _translate_parse_errors(
+        self, unit: Unit, parse: Callable[[], pa.Table], explain_wrong_guess: Callable[[], str | None] = lambda: None
     ) -> pa.Table:
         try:
             return parse()
         except (pa.ArrowException, ValueError) as error:
-            if (told := wrong_guess()) is not None:
-                raise SchemaMismatch(f"{self._place(unit)}: {told}", field="schema") from error
+            if (reason := explain_wrong_guess()) is not None:
+                raise SchemaMismatch(f"{self._describe(unit)}: {reason}", field="schema") from error
             raise DataFileInvalid(
-                f"{self._place(unit)}: {shortened(error)} (rows counted from there); {self._form.cure(error)}"
+                f"{self._describe(unit)}: {shorten(error)} (rows counted from there); {self._form.cure(error)}",
+                path=self._file.path,
+                row_group=unit.index,
             ) from error
 
-    def _place(self, unit: Unit) -> str:
+    def _describe(self, unit: Unit) -> str:
         last = unit.offset + unit.num_bytes
         return (
             f"{self._file.name}, {self._form.unit_name} {unit.index} (bytes {unit.offset:,} to {last:,}, "
@@ -473,5 +489,5 @@ class TextReader:
 
 
 def rows_only(num_rows: int) -> pa.Table:
-    """A table without columns."""
+    """Return a table without columns."""
     return pa.table({"": pa.nulls(num_rows)}).select([])

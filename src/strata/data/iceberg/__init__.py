@@ -1,8 +1,9 @@
-"""Iceberg tables, read by the same runtime as files: a table becomes a `Plan`.
+"""Iceberg tables as plans, which the same runtime reads as those of files.
 
-    catalogs → snapshots → scanning (manifests) → locating → deletes → surveying (footers, counts) → planning
+    catalog (table, snapshot) → scan (manifests, locations) → deletes → survey (probe: footers, row counts) → planner
 
-What the runtime needs afterwards, `fitting.IcebergFit`, knows nothing of Iceberg and needs none of its packages.
+May import every folder of `data` but `runtime`. Only planning imports pyiceberg: `projection.IcebergFit`, which decode
+processes use, depends on pyarrow alone.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
     from strata.data.config import OnEmpty, OnError
-    from strata.data.iceberg.snapshot import TableState
+    from strata.data.iceberg.catalog import TableState
     from strata.data.plan.cache import SurveyCache
     from strata.data.plan.plan import Plan
     from strata.data.plan.surveyor import Progress
@@ -38,13 +39,13 @@ def table_state(
     snapshot_id: int | None = None,
     as_of: dt.datetime | str | int | None = None,
 ) -> TableState:
-    """Which state of the table `plan_table` would read with these arguments.
+    """Return the state of the table that `plan_table` would read with these arguments.
 
-    For ranks that must all read the same while others write to the table, and for going on tomorrow with what was read
-    today: one asks, all plan with its `snapshot_id` and `schema_id`.
+    Ranks that must read the same rows while others write to the table, or a run that resumes later, use one state: one
+    rank calls this, and all plan with its `snapshot_id` and `schema_id`.
 
     Raises:
-        InvalidArgument, ConfigError, NoData, StorageError: As for `plan_table`.
+        InvalidArgument, ConfigError, NoData, StorageError: See `plan_table`.
     """
     state: TableState = _planning().state(table, catalog_config, snapshot_id=snapshot_id, as_of=as_of)
     return state
@@ -68,29 +69,32 @@ def plan_table(
     cache: SurveyCache | None = None,
     progress: Progress | None = None,
 ) -> tuple[Source, Plan]:
-    """What there is to read in a table, and where it is.
+    """Return the source and the plan of a table.
 
     Args:
-        table: Its name in the catalog (`db.clicks`), the path of its `….metadata.json`, or a table of pyiceberg.
-        catalog_config: What `pyiceberg.catalog.load_catalog` takes, and `name`; None: as pyiceberg is configured.
-        columns: What to deliver, in this order; None: all.
-        scan_filter: Which rows to deliver, as text (`x > 3 and y in ('a', 'b')`) or as pyiceberg has it.
-        filters: The same as for files: text (`x > 3`), tuples, or a pyarrow expression. With both, rows pass both.
-        snapshot_id: Read this state of the table, with the schema it had, not the current one.
-        as_of: Or the one that was current then: a datetime with a zone, ISO text, or milliseconds since 1970.
-        schema_id: Which of the table's schemas; None: today's, or with the two before, the one the snapshot had.
-        split_bytes: About how much a split reads.
-        split_rows: At most how many rows a split delivers.
-        on_error: "skip" leaves out data files that are damaged or missing, and tells which in `Plan.pruning`.
-        on_empty: "empty" gives a plan without rows where none is left, instead of NoData.
-        num_threads: How many files are looked into at once.
-        cache: Where to keep what was found in files.
-        progress: Told what is being done, how many files are done, and of how many.
+        table: The name in the catalog (`db.clicks`), the path of its `….metadata.json`, or a table of pyiceberg.
+        catalog_config: The arguments of `pyiceberg.catalog.load_catalog`, with `name`; None uses the configuration of
+            pyiceberg.
+        columns: The columns to deliver, in this order; None delivers all.
+        scan_filter: The rows to deliver, as text (`x > 3 and y in ('a', 'b')`) or an expression of pyiceberg.
+        filters: The rows to deliver, in a form for files: text (`x > 3`), tuples, or a pyarrow expression. With both,
+            rows must pass both.
+        snapshot_id: Read this snapshot, with its schema, instead of the current one.
+        as_of: Read the snapshot that was current at this time: a datetime with a time zone, ISO text, or milliseconds
+            since 1970.
+        schema_id: The schema to use; None uses the current one, or that of the snapshot if one was requested.
+        split_bytes: The approximate bytes of a split.
+        split_rows: The most rows of a split.
+        on_error: "skip" leaves out damaged or missing data files and lists them in `Plan.pruning`.
+        on_empty: "empty" returns a plan without rows instead of raising NoData.
+        num_threads: The number of files to inspect at once.
+        cache: Stores the metadata found in files.
+        progress: Called with the current task, the number of finished files, and their total.
 
     Raises:
-        InvalidArgument: No such table or snapshot, or an argument is wrong.
-        ConfigError: pyiceberg, or what the catalog needs, is not installed.
-        SchemaMismatch: No such column, or a file cannot be read as the table's schema has it.
+        InvalidArgument: The table or snapshot does not exist, or an argument is invalid.
+        ConfigError: pyiceberg, or a package for the catalog, is not installed.
+        SchemaMismatch: A column does not exist, or a file does not fit the table's schema.
         NoData: No rows are left.
         DataError, StorageError: Files cannot be read; the message names them.
     """
@@ -115,7 +119,7 @@ def plan_table(
 
 
 def _planning() -> ModuleType:
-    """Imported late: pyiceberg takes a while, and is not everybody's."""
+    """Import the planner late: pyiceberg is optional and slow to import."""
     try:
         return importlib.import_module("strata.data.iceberg.planner")
     except ModuleNotFoundError as error:

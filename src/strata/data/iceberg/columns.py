@@ -1,8 +1,8 @@
-"""Which column of a file is which of the table: by field id, never by name alone.
+"""Match the columns and types of a file to those of the table: by field id, never by name alone.
 
-A column that was dropped and added again under its old name has another id, and what an older file has under this name
-is not read. Files that were written by others and carry no ids are read with the table's name mapping, which gives ids
-to names. This is how Iceberg's specification has it ("Column Projection").
+A column that was dropped and added again under the same name has a new id, and the values of older files under that
+name are not read. Files without ids, from other writers, are read with the table's name mapping, which maps names to
+ids. Iceberg's specification calls this "Column Projection".
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from pyiceberg import types as iceberg
 from pyiceberg.types import ListType, MapType, StructType
 
 from strata.data.iceberg.projection import Cast, FitColumn, List, Map, Member, Recipe, Struct
-from strata.data.iceberg.types import arrow_type, can_read
 from strata.errors import SchemaMismatch
 
 if TYPE_CHECKING:
@@ -29,37 +29,37 @@ _ID_KEYS = (b"PARQUET:field_id", b"iceberg.id")
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A field of the file, with the part of the name mapping that speaks of what is inside it."""
+    """A field of the file, with the name mapping of its members."""
 
-    place: int
+    index: int
     field: pa.Field
     inside: Sequence[MappedField] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Resolver:
-    """Fits the columns of one file to those of the table."""
+    """Matches the columns of one file to those of the table."""
 
     file_name: str
     file_schema: pa.Schema
     mapping: NameMapping | None
-    """The table's; used if the file has no ids."""
+    """The table's name mapping, used if the file has no ids."""
     partition: Mapping[int, Any]
-    """What all rows of the file have, by field id: where the table is partitioned by the column itself."""
+    """Constants of all rows of the file by field id, where the table is partitioned by the column itself."""
     wide: bool = False
 
     def fit(self, fields: Iterable[NestedField]) -> dict[str, FitColumn]:
-        """How to read these columns of the table.
+        """Return how to read these columns of the table from the file.
 
         Raises:
-            SchemaMismatch: The file has a column with a type that cannot be read as the table's, or lacks one that must
-                have values, or nothing tells which of its columns is which.
+            SchemaMismatch: A column of the file has an incompatible type, a required column is missing, or the columns
+                cannot be identified.
         """
         found = self._top_level()
         return {field.name: self._column(field, found.get(field.field_id)) for field in fields}
 
     def sources(self, fields: Iterable[NestedField]) -> dict[str, pa.Field]:
-        """The file's columns behind these of the table, by the table's names; without those that it does not have."""
+        """Return the file's columns for these columns of the table, by the table's names; missing ones are omitted."""
         found = self._top_level()
         return {field.name: found[field.field_id].field for field in fields if field.field_id in found}
 
@@ -68,8 +68,8 @@ class Resolver:
             return _by_id(self.file_schema, None)
         if self.mapping is None:
             raise SchemaMismatch(
-                f"{self.file_name} carries no field ids and the table has no name mapping, so nothing tells which of "
-                "its columns is which; set the table's property schema.name-mapping.default, or rewrite the file"
+                f"{self.file_name} has no field ids and the table has no name mapping, so its columns cannot be "
+                "identified; set the table's property schema.name-mapping.default, or rewrite the file"
             )
         return _by_id(self.file_schema, self.mapping.root)
 
@@ -86,8 +86,8 @@ class Resolver:
             return _scalar(self.partition[field.field_id], kind)
         if field.initial_default is None and field.required:
             raise SchemaMismatch(
-                f"{self.file_name} has no column {where} (field id {field.field_id}), which the table requires to have "
-                "values, and the table has no initial default for it; leave it out with columns=, or make it optional"
+                f"{self.file_name} has no column {where} (field id {field.field_id}), which the table requires without "
+                "an initial default; exclude it with columns=, or make it optional"
             )
         return _scalar(field.initial_default, kind)
 
@@ -110,7 +110,7 @@ class Resolver:
             return Cast(kind)
         raise SchemaMismatch(
             f"{self.file_name}: column {where} is {found}, which cannot be read as the table's {wanted}; "
-            "rewrite the file, or leave the column out with columns="
+            "rewrite the file, or exclude the column with columns="
         )
 
     def _struct(
@@ -121,14 +121,14 @@ class Resolver:
         inside: Sequence[MappedField] | None,
         where: str,
     ) -> Recipe:
-        by_id = _by_id([found.field(place) for place in range(found.num_fields)], inside)
+        by_id = _by_id([found.field(index) for index in range(found.num_fields)], inside)
         members = []
         for field in wanted.fields:
             path = f"{where}.{field.name}"
             member = by_id.get(field.field_id)
             if member is not None:
                 recipe = self._recipe(field.field_type, member.field.type, member.inside, path)
-                members.append(Member(field.name, member.place, recipe))
+                members.append(Member(field.name, member.index, recipe))
             else:
                 missing = self._type(field.field_type, path)
                 members.append(Member(field.name, None, Cast(missing), self._constant(field, missing, path)))
@@ -137,7 +137,9 @@ class Resolver:
     def _type(self, wanted: IcebergType, where: str) -> pa.DataType:
         kind = arrow_type(wanted, wide=self.wide)
         if kind is None:
-            raise SchemaMismatch(f"column {where} has the type {wanted}, which is not read; leave it out with columns=")
+            raise SchemaMismatch(
+                f"column {where} has the type {wanted}, which is not supported; exclude it with columns="
+            )
         return kind
 
 
@@ -149,14 +151,14 @@ def _own_id(field: pa.Field) -> int | None:
 def _by_id(fields: Iterable[pa.Field], mapping: Sequence[MappedField] | None) -> dict[int, _Found]:
     found: dict[int, _Found] = {}
     by_name = {name: mapped for mapped in mapping or () for name in mapped.names}
-    for place, field in enumerate(fields):
+    for index, field in enumerate(fields):
         if mapping is None:
             number, inside = _own_id(field), None
         else:
             mapped = by_name.get(field.name)
             number, inside = (mapped.field_id, mapped.fields) if mapped is not None else (None, None)
         if number is not None:
-            found[number] = _Found(place, field, inside)
+            found[number] = _Found(index, field, inside)
     return found
 
 
@@ -167,13 +169,13 @@ def _mapped(mapping: Sequence[MappedField] | None, name: str) -> Sequence[Mapped
 
 
 def _simplest(recipe: Struct | List | Map, found: pa.DataType) -> Recipe:
-    """A cast alone, where every part is taken as it is from where it is."""
+    """Return a plain cast if every part stays unchanged and in place."""
     return Cast(recipe.type) if recipe.type.equals(found) and _keeps(recipe) else recipe
 
 
 def _keeps(recipe: Recipe) -> bool:
     if isinstance(recipe, Struct):
-        return all(member.source == place and _keeps(member.recipe) for place, member in enumerate(recipe.members))
+        return all(member.source == index and _keeps(member.recipe) for index, member in enumerate(recipe.members))
     if isinstance(recipe, List):
         return _keeps(recipe.element)
     if isinstance(recipe, Map):
@@ -185,3 +187,119 @@ def _scalar(value: Any, kind: pa.DataType) -> pa.Scalar | None:
     if value is None:
         return None
     return pa.scalar(value.bytes if isinstance(value, uuid.UUID) else value, type=kind)
+
+
+# --- types ---
+
+_FIXED: dict[type[iceberg.IcebergType], pa.DataType] = {
+    iceberg.BooleanType: pa.bool_(),
+    iceberg.IntegerType: pa.int32(),
+    iceberg.LongType: pa.int64(),
+    iceberg.FloatType: pa.float32(),
+    iceberg.DoubleType: pa.float64(),
+    iceberg.DateType: pa.date32(),
+    iceberg.TimeType: pa.time64("us"),
+    iceberg.TimestampType: pa.timestamp("us"),
+    iceberg.TimestamptzType: pa.timestamp("us", "UTC"),
+    iceberg.TimestampNanoType: pa.timestamp("ns"),
+    iceberg.TimestamptzNanoType: pa.timestamp("ns", "UTC"),
+    iceberg.UUIDType: pa.binary(16),
+    iceberg.UnknownType: pa.null(),
+}
+
+_UTC = ("UTC", "+00:00", "Etc/UTC", "Z")
+
+
+def arrow_type(kind: iceberg.IcebergType, *, wide: bool) -> pa.DataType | None:
+    """Return the Arrow type for a type of the table; None if there is none.
+
+    With `wide`, strings, binaries and lists have 64-bit offsets. All columns of a plan use one width, whatever the
+    files have, so that row groups can be joined.
+    """
+    if isinstance(kind, iceberg.StringType):
+        return pa.large_string() if wide else pa.string()
+    if isinstance(kind, iceberg.BinaryType):
+        return pa.large_binary() if wide else pa.binary()
+    if isinstance(kind, iceberg.FixedType):
+        return pa.binary(len(kind))
+    if isinstance(kind, iceberg.DecimalType):
+        return pa.decimal128(kind.precision, kind.scale)
+    if isinstance(kind, iceberg.StructType | iceberg.ListType | iceberg.MapType):
+        return _nested(kind, wide=wide)
+    return _FIXED.get(type(kind))
+
+
+def _nested(kind: iceberg.StructType | iceberg.ListType | iceberg.MapType, *, wide: bool) -> pa.DataType | None:
+    if isinstance(kind, iceberg.ListType):
+        element = arrow_type(kind.element_type, wide=wide)
+        make = pa.large_list if wide else pa.list_
+        return None if element is None else make(pa.field("element", element))
+    if isinstance(kind, iceberg.MapType):
+        key, value = arrow_type(kind.key_type, wide=wide), arrow_type(kind.value_type, wide=wide)
+        return None if key is None or value is None else pa.map_(key, value)
+    members = [(member.name, arrow_type(member.field_type, wide=wide)) for member in kind.fields]
+    return None if any(found is None for _, found in members) else pa.struct(members)
+
+
+def is_wide(kinds: Iterable[pa.DataType]) -> bool:
+    """Return whether any of the types has 64-bit offsets, at any depth."""
+    return any(_is_wide(kind) for kind in kinds)
+
+
+def _is_wide(kind: pa.DataType) -> bool:
+    if pa.types.is_large_string(kind) or pa.types.is_large_binary(kind) or pa.types.is_large_list(kind):
+        return True
+    if pa.types.is_dictionary(kind):
+        return _is_wide(kind.value_type)
+    return any(_is_wide(kind.field(index).type) for index in range(kind.num_fields))
+
+
+def can_read(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Return whether values of a file's type can be read as a table's type: of the same kind, and no narrower.
+
+    This covers Iceberg's promotions (int to long, float to double, more digits of a decimal) and the types of other
+    writers: small integers, other units of time, dictionaries, strings that are not annotated as such.
+    """
+    if isinstance(found, pa.BaseExtensionType):
+        return can_read(found.storage_type, wanted)
+    if pa.types.is_dictionary(found):
+        return can_read(found.value_type, wanted)
+    if found.equals(wanted) or pa.types.is_null(found):
+        return True
+    if pa.types.is_integer(wanted):
+        return _fits_integer(found, wanted)
+    if pa.types.is_floating(wanted):
+        return bool(pa.types.is_floating(found) and found.bit_width <= wanted.bit_width)
+    if pa.types.is_decimal(wanted):
+        return bool(pa.types.is_decimal(found) and found.scale == wanted.scale and found.precision <= wanted.precision)
+    if pa.types.is_timestamp(wanted):
+        return pa.types.is_date32(found) or _fits_timestamp(found, wanted)
+    if pa.types.is_time(wanted):
+        return bool(pa.types.is_time(found))
+    return _is_text(wanted) and _is_text(found)
+
+
+def _fits_integer(found: pa.DataType, wanted: pa.DataType) -> bool:
+    if not pa.types.is_integer(found):
+        return False
+    return bool(
+        found.bit_width < wanted.bit_width
+        if pa.types.is_unsigned_integer(found)
+        else found.bit_width <= wanted.bit_width
+    )
+
+
+def _fits_timestamp(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Return whether timestamps match. A file with a zone other than UTC does not fit a table without a zone."""
+    return bool(pa.types.is_timestamp(found) and (wanted.tz is not None or found.tz in (None, *_UTC)))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_string_view(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_binary_view(kind)
+    )

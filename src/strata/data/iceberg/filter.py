@@ -1,7 +1,7 @@
-"""The user's filters: for pyiceberg, which leaves out files, and for pyarrow, which leaves out rows.
+"""Translate filters for pyiceberg, which prunes files, and for pyarrow, which filters rows.
 
-A `scan_filter` is written for pyiceberg and is translated for pyarrow; `filters` are written as for files and are
-translated for pyiceberg, as far as that is exact: what has no exact translation leaves out no files.
+A `scan_filter` is in pyiceberg's syntax and is translated to pyarrow. `filters` have the forms for files and are
+translated to pyiceberg where the translation is exact; other parts prune no files.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ from strata.errors import InvalidArgument, SchemaMismatch
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import pyarrow.compute as pc
     from pyiceberg.schema import Schema
 
     from strata.data.filter.filter import Condition
@@ -49,35 +48,30 @@ if TYPE_CHECKING:
 class ScanFilter:
     expression: BooleanExpression
     condition: Condition
-    """The same for rows, by the table's names."""
+    """The same filter for rows, with the table's names."""
 
 
 def parse(scan_filter: str | BooleanExpression | None, filters: Any, schema: Schema) -> ScanFilter | None:
-    """Reads what a user gave, in either way or in both; a row must pass both.
+    """Parse the filters of either form, or of both; a row must pass both.
 
     Raises:
-        InvalidArgument: It cannot be understood.
-        SchemaMismatch: It names a column that the table does not have, or compares one with what it cannot be.
+        InvalidArgument: A filter is malformed.
+        SchemaMismatch: A filter uses an unknown column, or compares a column with an incompatible value.
     """
     scanned = _parse_scan(scan_filter, schema)
     if filters is None:
         return scanned
     condition = row_filters.parse(filters)
     row_filters.check_names(condition, [field.name for field in schema.fields])
-    own = ScanFilter(_for_files(expressions.decode(condition.expression), schema), condition)
+    own = ScanFilter(_for_files(condition.tree, schema), condition)
     if scanned is None:
         return own
-    both = row_filters.parse(scanned.condition.expression & condition.expression)
-    return ScanFilter(And(scanned.expression, own.expression), both)
+    both = expressions.Call("and_kleene", (scanned.condition.tree, condition.tree))
+    return ScanFilter(And(scanned.expression, own.expression), row_filters.from_tree(both))
 
 
 def _parse_scan(scan_filter: str | BooleanExpression | None, schema: Schema) -> ScanFilter | None:
-    """Reads the filter, and checks it against the table's schema.
-
-    Raises:
-        InvalidArgument: It cannot be understood.
-        SchemaMismatch: It names a column that the table does not have, or compares one with what it cannot be.
-    """
+    """Parse a scan filter and check it against the table's schema; see `parse` for errors."""
     if scan_filter is None:
         return None
     expression = _read(scan_filter)
@@ -86,13 +80,14 @@ def _parse_scan(scan_filter: str | BooleanExpression | None, schema: Schema) -> 
     try:
         bound = bind(schema, expression, case_sensitive=True)
         _refuse_dots(bound, schema)
-        return ScanFilter(expression, row_filters.parse(_plain(expression_to_pyarrow(bound, schema))))
+        tree = expressions.decode(expression_to_pyarrow(bound, schema))
+        return ScanFilter(expression, row_filters.from_tree(_without_uuids(tree)))
     except InvalidArgument:
         raise
     except (ValueError, TypeError, NotImplementedError) as error:
         named = ", ".join(field.name for field in schema.fields)
         raise SchemaMismatch(
-            f"scan_filter cannot be asked of this table: {error}; its columns are: {named}", field="scan_filter"
+            f"scan_filter does not fit this table: {error}; its columns are: {named}", field="scan_filter"
         ) from error
 
 
@@ -101,25 +96,25 @@ def _read(scan_filter: str | BooleanExpression) -> BooleanExpression:
         return scan_filter
     if not isinstance(scan_filter, str):
         raise InvalidArgument(
-            f"scan_filter is a {type(scan_filter).__name__}; give text (\"x > 3 and y = 'a'\"), or an expression",
+            f"scan_filter is a {type(scan_filter).__name__}; pass text (\"x > 3 and y = 'a'\") or an expression",
             field="scan_filter",
         )
     try:
         return iceberg_parser.parse(scan_filter)
     except (ParseBaseException, ValueError) as error:
         raise InvalidArgument(
-            f"scan_filter {scan_filter!r} cannot be read: {error}; write it as in SQL: \"x > 3 and y in ('a', 'b')\"",
+            f"scan_filter {scan_filter!r} cannot be parsed: {error}; write it as in SQL: \"x > 3 and y in ('a', 'b')\"",
             field="scan_filter",
         ) from error
 
 
 def _refuse_dots(bound: BooleanExpression, schema: Schema) -> None:
-    """A dot in a column's own name would be taken for a member of a struct."""
+    """Reject columns with a dot in their name, which pyarrow would take for a member of a struct."""
     used = extract_field_ids(bound)
     dotted = [field.name for field in schema.fields if field.field_id in used and "." in field.name]
     if dotted:
         raise InvalidArgument(
-            f"scan_filter uses the column {dotted[0]!r}, whose name has a dot; filter by another, or rename it",
+            f"scan_filter uses the column {dotted[0]!r}, whose name contains a dot; use another column, or rename it",
             field="scan_filter",
         )
 
@@ -140,13 +135,13 @@ _EXACT: dict[type[IcebergType], type] = {
     TimestampType: dt.datetime,
     TimestamptzType: dt.datetime,
 }
-"""Values that both compare alike. Floats are not among them: pyiceberg rounds them to the column's width, and files do
-not state bounds for NaN, which passes a negated comparison.
+"""Types that pyiceberg and pyarrow compare in the same way. Floats are excluded: pyiceberg rounds them to the column's
+width, and bounds do not cover NaN, which passes a negated comparison.
 """
 
 
 def _for_files(node: expressions.Node, schema: Schema) -> BooleanExpression:
-    """True wherever the filter may be: of a file for which this is false, no row passes."""
+    """Return an expression that is true wherever the filter may be: if it is false for a file, no row passes."""
     if not isinstance(node, expressions.Call):
         return AlwaysTrue()
     if node.function in ("and_kleene", "or_kleene"):
@@ -191,7 +186,7 @@ def _membership(node: expressions.Call, schema: Schema) -> BooleanExpression | N
 
 
 def _column(node: expressions.Node) -> str | None:
-    """A top-level column; None for anything else, and for a name with a dot, which pyiceberg takes for a member."""
+    """Return the name of a top-level column; None otherwise, and for names with a dot, which pyiceberg splits."""
     if not isinstance(node, expressions.Field) or len(node.path) > 1 or "." in node.path[0]:
         return None
     return node.path[0]
@@ -205,21 +200,17 @@ def _exact(value: pa.Scalar, name: str, schema: Schema) -> Any:
     return found if type(found) is wanted else None
 
 
-def _plain(condition: pc.Expression) -> pc.Expression:
-    """With UUIDs as the bytes that columns have."""
-
-    def plain(node: expressions.Node) -> expressions.Node:
-        if isinstance(node, expressions.Literal) and isinstance(node.value, pa.ExtensionArray):
-            return expressions.Literal(node.value.storage)
-        if isinstance(node, expressions.Call):
-            return expressions.Call(node.function, tuple(map(plain, node.arguments)), node.options)
-        return node
-
-    return expressions.encode(plain(expressions.decode(condition)))
+def _without_uuids(node: expressions.Node) -> expressions.Node:
+    """Replace UUID literals by their bytes, which is how columns store them."""
+    if isinstance(node, expressions.Literal) and isinstance(node.value, pa.ExtensionArray):
+        return expressions.Literal(node.value.storage)
+    if isinstance(node, expressions.Call):
+        return expressions.Call(node.function, tuple(map(_without_uuids, node.arguments)), node.options)
+    return node
 
 
 def renamed(node: expressions.Node, names: Mapping[str, str]) -> expressions.Node:
-    """The same filter over a file's own column names."""
+    """Return the filter with a file's own column names; an opaque filter, which decides nothing, is unchanged."""
     if isinstance(node, expressions.Field):
         return expressions.Field((names[node.path[0]], *node.path[1:]))
     if isinstance(node, expressions.Call):

@@ -1,4 +1,4 @@
-"""An Iceberg table as a `Plan`: the same that directories of files become, so that the same runtime reads it."""
+"""Plan an Iceberg table: the result is the same `Plan` as for directories of files, so the same runtime reads it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,14 @@ import pyarrow as pa
 from strata.config import parse_bytes
 from strata.data import formats
 from strata.data.filter import filter as row_filters
-from strata.data.iceberg.catalog import opened
+from strata.data.iceberg.catalog import find_schema, find_snapshot, opened, state_of
+from strata.data.iceberg.columns import arrow_type
 from strata.data.iceberg.deletes import read_positions
 from strata.data.iceberg.filter import parse as parse_filters
-from strata.data.iceberg.location import Locator
-from strata.data.iceberg.probe import Request
+from strata.data.iceberg.probe import Request, digest_of
 from strata.data.iceberg.projection import IcebergFit
-from strata.data.iceberg.row_counts import digest_of
-from strata.data.iceberg.scan import scan
-from strata.data.iceberg.snapshot import find_schema, find_snapshot, state_of
+from strata.data.iceberg.scan import Locator, scan
 from strata.data.iceberg.survey import survey
-from strata.data.iceberg.types import arrow_type
 from strata.data.plan.plan import Plan, PlannedFile, Pruning
 from strata.data.plan.planner import Units, assemble, fingerprint, parse_rows
 from strata.errors import InvalidArgument, NoData, SchemaMismatch
@@ -40,10 +37,10 @@ if TYPE_CHECKING:
     from strata.data.config import OnEmpty, OnError
     from strata.data.filter.filter import Condition
     from strata.data.formats.base import FileFacts, Format
+    from strata.data.iceberg.catalog import TableState
+    from strata.data.iceberg.probe import CountedFile
     from strata.data.iceberg.projection import FitColumn
-    from strata.data.iceberg.row_counts import Counted
     from strata.data.iceberg.scan import Scan
-    from strata.data.iceberg.snapshot import TableState
     from strata.data.iceberg.survey import Survey
     from strata.data.plan.cache import SurveyCache
     from strata.data.plan.surveyor import Progress
@@ -59,7 +56,7 @@ def state(
     snapshot_id: int | None,
     as_of: dt.datetime | str | int | None,
 ) -> TableState:
-    """See `strata.data.iceberg.table_state`."""
+    """Return the state of a table; see `strata.data.iceberg.table_state`."""
     with opened(table, catalog_config) as found:
         snapshot = find_snapshot(found, snapshot_id=snapshot_id, as_of=as_of)
         travels = snapshot_id is not None or as_of is not None
@@ -84,10 +81,10 @@ def plan(
     cache: SurveyCache | None,
     progress: Progress | None,
 ) -> tuple[Source, Plan]:
-    """See `strata.data.iceberg.plan_table`."""
+    """Plan a table; see `strata.data.iceberg.plan_table`."""
     num_split_bytes, num_split_rows = parse_bytes(split_bytes), parse_rows(split_rows)
     if num_threads < 1:
-        raise InvalidArgument(f"num_threads={num_threads} must be at least 1", field="num_threads")
+        raise InvalidArgument(f"num_threads={num_threads} is below 1; pass 1 or more", field="num_threads")
     with opened(table, catalog_config) as found:
         snapshot = find_snapshot(found, snapshot_id=snapshot_id, as_of=as_of)
         travels = snapshot_id is not None or as_of is not None
@@ -141,16 +138,18 @@ def _request(
 
 
 def choose(schema: Schema, columns: Sequence[str] | None) -> tuple[NestedField, ...]:
-    """The columns to deliver, in the order asked for.
+    """Return the columns to deliver, in the requested order.
 
     Raises:
         SchemaMismatch: The table has no such column.
-        InvalidArgument: None was asked for, or one twice.
+        InvalidArgument: `columns` is empty or contains a column twice.
     """
     if columns is None:
         return schema.fields
     if not columns or len(set(columns)) < len(columns):
-        raise InvalidArgument(f"columns={list(columns)} must name at least one column, and each once", field="columns")
+        raise InvalidArgument(
+            f"columns={list(columns)} is empty or has duplicates; list at least one column, each once", field="columns"
+        )
     by_name = {each.name: each for each in schema.fields}
     for name in columns:
         if name not in by_name:
@@ -171,7 +170,7 @@ def _arrow_schema(fields: Sequence[NestedField], *, wide: bool) -> pa.Schema:
     for each, kind in kinds:
         if kind is None:
             raise SchemaMismatch(
-                f"column {each.name} has the type {each.field_type}, which is not read; leave it out with columns=",
+                f"column {each.name} has the type {each.field_type}, which is not supported; exclude it with columns=",
                 field="columns",
             )
     return pa.schema([pa.field(each.name, kind, nullable=each.optional) for each, kind in kinds])
@@ -207,16 +206,16 @@ def _assemble(
     return replace(made, fingerprint=_fingerprint(request.table, made))
 
 
-def _planned(counted: Counted) -> PlannedFile:
-    looked = counted.looked
-    return PlannedFile(looked.file, looked.format.name, looked.facts.version, looked.facts.schema, counted.fit)
+def _planned(counted: CountedFile) -> PlannedFile:
+    probed = counted.probed
+    return PlannedFile(probed.file, probed.format.name, probed.facts.version, probed.facts.schema, counted.fit)
 
 
-def _units(files: Sequence[Counted]) -> Units:
+def _units(files: Sequence[CountedFile]) -> Units:
     units = [
         (number, unit, rows)
         for number, each in enumerate(files)
-        for unit, rows in zip(each.looked.facts.units, each.unit_rows, strict=True)
+        for unit, rows in zip(each.probed.facts.units, each.unit_rows, strict=True)
     ]
 
     def numbers(values: Iterable[int]) -> npt.NDArray[np.int64]:
@@ -236,43 +235,43 @@ def _units(files: Sequence[Counted]) -> Units:
 def _why_nothing(name: str, seen: Survey, found: Scan, condition: Condition | None) -> str:
     if seen.skipped and not seen.files:
         file, reason = seen.skipped[0]
-        return f"{name}: none of its {len(seen.skipped)} files can be read; the first, {file}: {reason}"
+        return f"{name}: none of its {len(seen.skipped)} files can be read; the first is {file}: {reason}"
     if condition is not None and (found.files or found.num_pruned):
         return (
-            f"{name}: no row passes the filter {condition.text} ({found.num_pruned} files were left out by "
-            f"their metadata, {len(found.files)} were looked into); check its values, or take an empty loader with "
+            f"{name}: no row passes the filter {condition.text} ({found.num_pruned} files were pruned by their "
+            f"metadata, {len(found.files)} were inspected); check its values, or accept an empty loader with "
             "on_empty='empty'"
         )
     return f"{name} has no rows; read another snapshot with snapshot_id= or as_of="
 
 
-def _null_counts(files: Sequence[Counted], columns: Sequence[str]) -> dict[str, int]:
-    """Of files that tell; before deletes and the filter."""
+def _null_counts(files: Sequence[CountedFile], columns: Sequence[str]) -> dict[str, int]:
+    """Return the null counts that files state, before deletes and the filter."""
     totals = dict.fromkeys(columns, 0)
     for alike in _alike(files):
-        facts = [each.looked.facts for each in alike]
+        facts = [each.probed.facts for each in alike]
         for name in columns:
             totals[name] += _nulls(alike[0].fit.columns[name], facts)
     return {name: total for name, total in totals.items() if total}
 
 
-def _alike(files: Sequence[Counted]) -> list[list[Counted]]:
-    """Files by their layout."""
-    groups: dict[int, list[Counted]] = {}
+def _alike(files: Sequence[CountedFile]) -> list[list[CountedFile]]:
+    """Group files by their layout."""
+    groups: dict[int, list[CountedFile]] = {}
     for each in files:
-        groups.setdefault(id(each.looked.layout), []).append(each)
+        groups.setdefault(id(each.probed.layout), []).append(each)
     return list(groups.values())
 
 
 def _nulls(column: FitColumn, facts: Sequence[FileFacts]) -> int:
-    """In those of these files that tell."""
+    """Return the number of nulls that these files state."""
     if column.source is None:
         return 0 if column.constant is not None else sum(unit.num_rows for each in facts for unit in each.units)
     return sum(each.null_counts.get(column.source, 0) for each in facts) if column.is_plain else 0
 
 
 def _fingerprint(table: Table, plan: Plan) -> str:
-    """Of the table and its rows, not of the snapshot: one that changed only how files are listed is the same."""
+    """Return the fingerprint of the table and its rows. A snapshot that only reorganizes manifests keeps it."""
     files = [
         (f"{table.metadata.table_uuid} {each.file.name}", f"{each.version} {digest_of(each.projection.deleted)}")
         for each in plan.files
@@ -290,7 +289,7 @@ def _pruning(seen: Survey, found: Scan, units: Units) -> Pruning:
         num_units_pruned=int((units.rows == 0).sum()),
         num_units_counted=sum(each.num_units_counted for each in seen.files),
         num_rows=int(units.total_rows.sum()),
-        bytes_total=sum(each.looked.file.size_bytes for each in seen.files),
+        bytes_total=sum(each.probed.file.size_bytes for each in seen.files),
         bytes_planned=int(units.num_bytes[units.rows > 0].sum()),
         skipped=seen.skipped,
         num_files_skipped=seen.num_files_skipped,

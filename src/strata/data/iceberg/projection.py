@@ -1,9 +1,8 @@
-"""How one data file of an Iceberg table becomes rows of the table.
+"""Turn the rows of one data file into rows of the table.
 
-A file keeps the names and types it was written with; the table has moved on since. What belongs together is told by
-field ids, which are resolved once, at plan time (`columns.py`). What is left is here, and needs pyarrow alone: take
-this column of the file, cast it, rebuild structs whose members changed, fill in what the file does not have, and leave
-out the rows that were deleted.
+A file keeps the names and types it was written with, while the table's schema evolves. Planning matches columns by
+field id (`columns.py`). This module applies the result with pyarrow alone, so that decode processes do not import
+pyiceberg: cast columns, rebuild structs whose members changed, add missing columns, and drop deleted rows.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ NO_ROWS: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """Values stay what they are; their type may be a wider one."""
+    """Keep the values, perhaps in a wider type."""
 
     type: pa.DataType
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One member of a struct: its place in the file's struct, or a constant."""
+    """One member of a struct: its index in the file's struct, or a constant."""
 
     name: str
     source: int | None
@@ -62,22 +61,22 @@ class Map:
 
 
 Recipe: TypeAlias = "Cast | Struct | List | Map"
-"""How an array of the file becomes one of the table; `type` is what comes out."""
+"""How an array of the file becomes one of the table; `type` is the resulting type."""
 
 
 @dataclass(frozen=True, slots=True)
 class FitColumn:
-    """One column of the table, seen from a file."""
+    """How to read one column of the table from a file."""
 
     recipe: Recipe
     source: str | None = None
-    """The file's column; None where it has none."""
+    """The file's column; None if the file lacks it."""
     constant: pa.Scalar | None = None
-    """What all rows have then; None stands for null."""
+    """The value of all rows if the file lacks the column; None is null."""
 
     @property
     def is_plain(self) -> bool:
-        """Whether what is in the file is what is delivered."""
+        """Whether the values in the file are those that are delivered."""
         return self.source is not None and isinstance(self.recipe, Cast)
 
 
@@ -87,14 +86,14 @@ class IcebergFit:
 
     columns: Mapping[str, FitColumn]
     deleted: npt.NDArray[np.int64] = field(default_factory=lambda: NO_ROWS)
-    """Rows of the file that are no longer in the table: sorted, each once, counted from the file's first."""
+    """Deleted rows of the file, counted from its first row: sorted and unique."""
 
     def file_columns(self, columns: Sequence[str]) -> list[str]:
         sources = (self.columns[name].source for name in columns)
         return list(dict.fromkeys(source for source in sources if source is not None))
 
     def num_left(self, unit: Unit) -> int:
-        """How many rows of the unit are not deleted."""
+        """Return how many rows of the row group are not deleted."""
         return unit.num_rows - len(self._deleted_in(unit))
 
     def apply(self, table: pa.Table, unit: Unit, columns: Sequence[str]) -> pa.Table:
@@ -136,7 +135,7 @@ def _shape_chunks(column: pa.ChunkedArray, recipe: Recipe) -> pa.ChunkedArray:
 
 
 def shape(array: pa.Array, recipe: Recipe) -> pa.Array:
-    """The array as the recipe says."""
+    """Apply a recipe to an array."""
     if isinstance(recipe, Cast):
         return _cast(array, recipe.type)
     if isinstance(recipe, Struct):
@@ -162,7 +161,7 @@ def _shape_struct(array: pa.StructArray, recipe: Struct) -> pa.Array:
 
 
 def _rebuild(array: pa.Array, kind: pa.DataType, values: pa.Array) -> pa.Array:
-    """The same lists, or maps, over other values. Its buffers are shared, so it may begin anywhere in them."""
+    """Return the same lists, or maps, over other values. The offsets are shared, so the array may be a slice."""
     wide = pa.types.is_large_list(array.type)
     if wide != pa.types.is_large_list(kind):
         same_width = pa.large_list(values.type) if wide else pa.list_(values.type)
@@ -177,5 +176,5 @@ def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return array
     if isinstance(array, pa.ExtensionArray):
         return _cast(array.storage, kind)
-    # Tables keep microseconds where files may have nanoseconds: what is finer is cut off, as everywhere in Iceberg.
+    # Tables have microseconds where files may have nanoseconds, which are truncated as everywhere in Iceberg.
     return pc.cast(array, options=pc.CastOptions(target_type=kind, allow_time_truncate=True))

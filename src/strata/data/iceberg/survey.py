@@ -1,7 +1,7 @@
-"""Looks into the data files of a scan, several at once, and remembers what it found.
+"""Inspect the data files of a scan, several at once, and cache the results.
 
-What a cache knows of a data file holds for ever: files of a table are written once, under names that are never used
-again. The number of rows that a filter leaves holds as long as the same rows are deleted.
+The metadata of a data file stays valid forever, because a table's files are written once under unique names. The row
+counts after a filter stay valid as long as the same rows are deleted.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 import pyarrow as pa
 
-from strata.data.iceberg.equality_deletes import EqualityDeletes
-from strata.data.iceberg.probe import Layouts, Looked, look
+from strata.data.iceberg.columns import is_wide
+from strata.data.iceberg.deletes import EqualityDeletes
+from strata.data.iceberg.probe import CountedFile, KnownCounts, Layouts, ProbedFile, count, probe_file
 from strata.data.iceberg.projection import NO_ROWS
-from strata.data.iceberg.row_counts import Counted, Known, count
-from strata.data.iceberg.types import is_wide
 from strata.data.plan import cache as survey_cache
 from strata.data.plan import survey as surveys
 from strata.data.plan.probe import UNREADABLE, log_skipped
@@ -38,18 +37,18 @@ T = TypeVar("T")
 S = TypeVar("S")
 
 _AT_ONCE = 32
-"""Files that one thread looks at before it takes others."""
+"""Files that one thread inspects before it takes others."""
 _DELETES = "deletes"
-"""In the cache, where other datasets have the values of partitions: which rows were deleted when rows were counted."""
+"""The key of the digest of deleted rows, which the cache stores in place of partition values."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Survey:
-    files: tuple[Counted, ...]
+    files: tuple[CountedFile, ...]
     wide: bool
     """Whether strings and lists have 64-bit offsets."""
     skipped: tuple[tuple[str, str], ...] = ()
-    """Files, then units of other files."""
+    """Skipped files, then skipped row groups of other files."""
     num_files_skipped: int = 0
 
 
@@ -62,50 +61,50 @@ def survey(
     cache: SurveyCache | None = None,
     progress: Progress | None = None,
 ) -> Survey:
-    """Looks into all files.
+    """Inspect all files.
 
     Raises:
-        DataFileInvalid, DataFileMissing: A file cannot be read, and is not to be skipped.
-        StorageError: Storage cannot be reached, or refuses.
-        SchemaMismatch: A file's columns cannot be read as the table's.
-        DataError: A file is of a format that is not read.
+        DataFileInvalid, DataFileMissing: A file cannot be read, and errors are not skipped.
+        StorageError: Storage is unreachable, or denies access.
+        SchemaMismatch: A file's columns do not fit the table's.
+        DataError: The format of a file is not supported.
     """
-    memory = _Memory(request, cache)
-    crew = _Crew(request.skips, num_threads, progress)
+    cached = _CachedFiles(request, cache)
+    tasks = _ThreadedTasks(request.skips, num_threads, progress)
     layouts = Layouts(request)
-    looked = crew.each(
-        lambda one: look(request, layouts, one, memory.facts(one)),
+    probed = tasks.each(
+        lambda one: probe_file(request, layouts, one, cached.facts(one)),
         files,
         "looking at files",
         name=lambda one: request.locator.file(one.file.file_path, 0).name,
-        is_quick=memory.knows,
+        is_quick=cached.knows,
     )
-    found_layouts = {id(one.layout): one.layout for one in looked}.values()
+    found_layouts = {id(one.layout): one.layout for one in probed}.values()
     wide = is_wide(source.type for layout in found_layouts for source in layout.sources.values())
     equality = EqualityDeletes(request, layouts, wide=wide)
-    for one in looked:
+    for one in probed:
         equality.read(one.scanned.equality_deletes)
 
-    def counted(one: Looked) -> Counted:
+    def counted(one: ProbedFile) -> CountedFile:
         path = one.scanned.file.file_path
-        return count(request, one, positions.get(path, NO_ROWS), equality, wide=wide, known=memory.counts(one))
+        return count(request, one, positions.get(path, NO_ROWS), equality, wide=wide, known=cached.counts(one))
 
-    found = crew.each(
+    found = tasks.each(
         counted,
-        looked,
+        probed,
         "counting rows",
         name=lambda one: one.file.name,
         is_quick=lambda one: request.condition is None and not one.scanned.equality_deletes,
     )
-    memory.keep(found)
-    bad = [(one.looked.file.name, reason) for one in found for reason in one.bad_units]
-    skipped = (*crew.skipped, *bad)
+    cached.keep(found)
+    bad = [(one.probed.file.name, reason) for one in found for reason in one.bad_units]
+    skipped = (*tasks.skipped, *bad)
     log_skipped(skipped)
-    return Survey(tuple(found), wide, skipped, len(crew.skipped))
+    return Survey(tuple(found), wide, skipped, len(tasks.skipped))
 
 
-class _Crew:
-    """Does the same to many files, in threads where that waits for storage; results come in the order of files."""
+class _ThreadedTasks:
+    """Runs a function on many files, in threads if it waits for storage, and keeps the order of files."""
 
     def __init__(self, skips: bool, num_threads: int, progress: Progress | None) -> None:
         self._skips = skips
@@ -122,9 +121,10 @@ class _Crew:
         name: Callable[[S], str],
         is_quick: Callable[[S], bool],
     ) -> list[T]:
-        """
+        """Return the results of `work` for all items.
+
         Raises:
-            Exception: What `work` raised for the first file for which it did, unless it may be skipped.
+            Exception: The error of the first file for which `work` raised, unless errors are skipped.
         """
         slow = [number for number, item in enumerate(items) if not is_quick(item)]
         results = dict(zip(slow, self._in_threads(work, [items[number] for number in slow], what), strict=True))
@@ -156,14 +156,14 @@ class _Crew:
                     done += future.result()
                     if self._progress is not None:
                         self._progress(what, len(done), len(items))
-            finally:  # after an error or Ctrl-C nobody begins another chunk
+            finally:  # after an error or Ctrl-C no thread begins another chunk
                 for future in futures:
                     future.cancel()
         return done
 
 
-class _Memory:
-    """What the cache knows of this table, seen with these columns and this filter."""
+class _CachedFiles:
+    """The cache entries of a table, for these columns and this filter."""
 
     def __init__(self, request: Request, cache: SurveyCache | None) -> None:
         self._cache = cache
@@ -195,14 +195,16 @@ class _Memory:
         kept = self._files.get(file.path)
         return kept if kept is not None and kept.size_bytes == file.size_bytes else None
 
-    def counts(self, looked: Looked) -> Known | None:
-        kept = self._files.get(looked.file.path)
-        if kept is None or kept.passing is None or kept.version != looked.facts.version:
+    def counts(self, probed: ProbedFile) -> KnownCounts | None:
+        kept = self._files.get(probed.file.path)
+        if kept is None or kept.passing is None or kept.version != probed.facts.version:
             return None
-        return Known(self._digest(kept.path) or "", tuple(surveys.unpack(kept.passing).tolist()), kept.num_counted)
+        return KnownCounts(
+            self._digest(kept.path) or "", tuple(surveys.unpack(kept.passing).tolist()), kept.num_counted
+        )
 
-    def keep(self, found: Sequence[Counted]) -> None:
-        """What is kept is what this run saw: files that are no longer in the table are forgotten."""
+    def keep(self, found: Sequence[CountedFile]) -> None:
+        """Save the files of this run; files that are no longer in the table are dropped."""
         if self._cache is None or self._is_all(found):
             return
         schemas: dict[bytes, int] = {}
@@ -210,7 +212,7 @@ class _Memory:
         files = []
         for one in found:
             if not one.bad_units:
-                layout = one.looked.layout
+                layout = one.probed.layout
                 if id(layout) not in by_layout:
                     by_layout[id(layout)] = schemas.setdefault(surveys.schema_bytes(layout.schema), len(schemas))
                 files.append(self._entry(one, by_layout[id(layout)]))
@@ -226,21 +228,21 @@ class _Memory:
         )
         self._cache.save(self._key, made)
 
-    def _is_all(self, found: Sequence[Counted]) -> bool:
-        """Whether there is nothing new to keep."""
+    def _is_all(self, found: Sequence[CountedFile]) -> bool:
+        """Return whether the cache already contains everything."""
         if len(found) != len(self._files):
             return False
         return all(
-            one.looked.file.path in self._files
-            and (not self._text or self._digest(one.looked.file.path) == one.deleted_digest)
+            one.probed.file.path in self._files
+            and (not self._text or self._digest(one.probed.file.path) == one.deleted_digest)
             for one in found
         )
 
     def _digest(self, path: str) -> str | None:
         return dict(self._files[path].partition).get(_DELETES)
 
-    def _entry(self, one: Counted, schema: int) -> surveys.SurveyedFile:
-        plain = surveys.facts_of(one.looked.file, one.looked.facts, schema)
+    def _entry(self, one: CountedFile, schema: int) -> surveys.SurveyedFile:
+        plain = surveys.facts_of(one.probed.file, one.probed.facts, schema)
         if not self._text:
             return plain
         return msgspec.structs.replace(

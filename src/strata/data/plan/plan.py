@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from strata.data.formats.base import Rows
-    from strata.data.source.file import DataFile
+    from strata.data.source.source import DataFile
 
 
 class Projection(Protocol):

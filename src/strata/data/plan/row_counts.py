@@ -15,7 +15,8 @@ import pyarrow as pa
 
 from strata.data.filter import expression
 from strata.data.filter import filter as filters
-from strata.data.formats.base import PagedReader, Presence, Saving, is_keyed, joined
+from strata.data.filter.expression import Presence
+from strata.data.formats.base import PagedReader, Saving, is_keyed, join_rows
 from strata.data.plan.probe import UNREADABLE, attempts, known_values
 from strata.data.plan.schema import PlainProjection, keeps_values, retyped, unify
 from strata.data.plan.survey import SurveyedFile, named_schemas, pack, unpack
@@ -197,7 +198,7 @@ def _resolve(
 ) -> list[Resolved]:
     """Return what remains of the filter for each file, given its partition values and missing columns."""
     assert probe.condition is not None
-    tree = expression.decode(probe.condition.expression)
+    tree = probe.condition.tree
     partitions = {field.name for field in probe.partition_fields}
     groups: dict[tuple[int, Partition], tuple[int, int]] = {}
     rows: dict[int, list[dict[str, object]]] = {}
@@ -301,7 +302,7 @@ def _count_unit(
     if not found:
         return _Counted(0, bool(judged.open))
     read = projection.file_columns(projection.file_schema.names if probe.read_columns is None else probe.read_columns)
-    parts = joined([*judged.passing, *judged.open], MAX_PARTS)
+    parts = join_rows([*judged.passing, *judged.open], MAX_PARTS)
     saving = reader.saving(unit, read, parts)
     if saving.bytes_skipped < MIN_SAVED * max(1, saving.num_bytes):
         return _Counted(found, bool(judged.open))

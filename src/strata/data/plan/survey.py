@@ -18,7 +18,7 @@ import xxhash
 import zstandard
 
 from strata.data.formats.base import FileFacts, Unit
-from strata.data.source.file import DataFile
+from strata.data.source.source import DataFile
 from strata.errors import DataError
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ import msgspec
 import pyarrow as pa
 
 from strata.data.filter import expression, literals
-from strata.data.formats.base import Presence, Together, is_keyed
+from strata.data.filter.expression import Presence
+from strata.data.formats.base import Together, is_keyed
 from strata.data.plan import cache as survey_cache
 from strata.data.plan.probe import Probe, Progress, attempts_together, known_values, log_skipped
 from strata.data.plan.row_counts import bound_condition, count_passing
@@ -35,8 +36,7 @@ if TYPE_CHECKING:
     from strata.data.formats.base import FileFacts, Format
     from strata.data.plan.cache import SurveyCache
     from strata.data.plan.survey import Partition
-    from strata.data.source.file import DataFile
-    from strata.data.source.source import Source
+    from strata.data.source.source import DataFile, Source
 
 __all__ = ["Progress", "survey"]
 
@@ -185,7 +185,7 @@ def _not_pruned(probe: Probe, files: Sequence[DataFile]) -> list[DataFile]:
             places[file.partition] = len(rows)
             rows.append(partition_values(file, probe.partition_fields))
     try:
-        tree = literals.fitted(expression.decode(probe.condition.expression), pa.schema(fields))
+        tree = literals.fit_literals(probe.condition.tree, pa.schema(fields))
         resolved = expression.resolve(tree, known_values(fields, rows))
     except pa.ArrowException:  # compared with another type: `filter.bind` raises the error
         return list(files)

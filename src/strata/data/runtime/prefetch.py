@@ -21,9 +21,8 @@ import pyarrow as pa
 
 from strata.data.formats.base import PagedRanged, Ranged
 from strata.data.runtime.threads import Threads
-from strata.data.source.ranged_file import RangedFile
-from strata.data.source.ranges import Range, coalesced, parts
-from strata.data.source.source import Source, reaching
+from strata.data.source.ranges import Range, RangedFile, coalesce, split_ranges
+from strata.data.source.source import Source, translate_errors
 from strata.errors import DataFileChanged
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
     from strata.data.formats.base import UnitRanges
     from strata.data.runtime.decoder import Recipe
-    from strata.data.source.file import DataFile
+    from strata.data.source.source import DataFile
 
 NUM_CONNECTIONS = 16
 MAX_FILES_OPEN = 64
@@ -150,7 +149,7 @@ class Fetcher:
         plan = self._recipe.plan
         file_number = int(plan.unit_file[number])
         file = plan.files[file_number].file
-        cut = parts(coalesced(self._ranges(number, file_number)))
+        cut = split_ranges(coalesce(self._ranges(number, file_number)))
         opened = self.opened(file)
         unit = _Parts(file, cut, [self._readers.submit(partial(_read, opened, file, each)) for each in cut])
         with self._lock:
@@ -216,7 +215,7 @@ class Fetcher:
 
 def _check_size(opened: pa.NativeFile, file: DataFile) -> None:
     """Check the size once for all formats: decoders always see the size that was planned."""
-    with reaching(file.name):
+    with translate_errors(file.name):
         size_bytes = opened.size()
     if size_bytes != file.size_bytes:
         raise DataFileChanged(
@@ -226,7 +225,7 @@ def _check_size(opened: pa.NativeFile, file: DataFile) -> None:
 
 
 def _read(opened: pa.NativeFile, file: DataFile, part: Range) -> bytes:
-    with reaching(file.name):
+    with translate_errors(file.name):
         found: bytes = opened.read_at(part.num_bytes, part.offset)
     return found
 
@@ -242,7 +241,7 @@ class FetchedSource(Source):
         object.__setattr__(self, "_fetcher", fetcher)
 
     @property
-    def costs_trips(self) -> bool:
+    def has_round_trips(self) -> bool:
         return False
 
     def open(self, file: DataFile) -> pa.NativeFile:

@@ -1,13 +1,13 @@
-"""Looks for files: in a directory to the bottom, by a pattern, or one by one.
+"""List files: recursively in a directory, by a pattern, or one by one.
 
-A pattern stands for what it matches, files and directories; `*`, `?` and `[…]` match within one name, `**` any number
-of directories. What exists under the very name that was written is taken for that, whatever characters the name has.
+A pattern matches files and directories; `*`, `?` and `[…]` match within one name, `**` any number of directories. A
+path that exists literally is never treated as a pattern.
 
-Passed over, unless a file is named: names that begin with `_` or `.` and whatever is below directories of such names
-(`_key=value` is a partition, though), and markers that other programs leave. A pattern that begins a name with `_` or
-`.` matches such names.
+Hidden entries are skipped unless they are requested: names that begin with `_` or `.`, everything below directories
+with such names (except partitions, `_key=value`), and marker files of other programs. A pattern whose part begins with
+`_` or `.` matches hidden names.
 
-A local directory that links lead to more than once is searched once, so links that form a circle come to an end.
+A local directory that several links lead to is searched once, so a cycle of links terminates.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow.fs as pafs
 
-from strata.data.source.source import reaching
+from strata.data.source.source import translate_errors
 from strata.errors import DataFileMissing, InvalidArgument, LimitExceeded, NoData, StorageError
 
 if TYPE_CHECKING:
@@ -35,78 +35,81 @@ if TYPE_CHECKING:
     from strata.data.source.source import Source
 
 MAX_FILES = 2_000_000
-MAX_NEAR = 10_000
-GONE = -1
-"""The size of what a link leads to that is not there."""
-NUM_QUESTIONS = 16
-"""About files that are named one by one, at a time."""
+MAX_SUGGESTIONS_FROM = 10_000
+"""Directory entries that are compared to suggest another name."""
+BROKEN_LINK = -1
+"""The size of a file behind a broken link."""
+NUM_REQUESTS = 16
+"""Concurrent requests for paths that are listed one by one."""
 _MARKERS = ("_$folder$", ".crc", "._COPYING_")
 _WILD = re.compile(r"[*?\[]")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """One part of what a user wrote."""
+class RequestedPath:
+    """One path or pattern that the user requested."""
 
     written: str
+    """The text of the user, without secrets."""
     path: str
-    """As its file system knows it."""
+    """The path in its file system."""
     is_directory: bool
-    """It was written with a slash at its end."""
+    """Whether the text ends with a slash."""
 
 
 @dataclass(slots=True, eq=False)
-class Seen:
-    """A file that a search met."""
+class ListedFile:
+    """A file that a search found."""
 
     path: str
     name: str
-    """Below the search's base."""
+    """The path below the search's base."""
     size_bytes: int
-    """Or `GONE`."""
+    """The size, or `BROKEN_LINK`."""
     mtime_ns: int
-    """0 if the file system does not tell."""
+    """0 if the file system does not report it."""
     is_named: bool = False
-    """By the user, or by a pattern that says something about names: it is taken whatever its suffix."""
+    """Whether the user, or a pattern for file names, named it: then it is selected whatever its suffix."""
 
 
 @dataclass(slots=True)
 class Search:
     written: str
     base: str
-    """The directory below which it was looked."""
-    seen: list[Seen] = field(default_factory=list)
+    """The directory that was searched."""
+    listed: list[ListedFile] = field(default_factory=list)
     num_hidden: int = 0
-    """Files and directories that were passed over; what a hidden directory holds is not counted."""
+    """Hidden files and directories that were skipped; the contents of a hidden directory are not counted."""
     is_directory: bool = False
-    """What was written names a directory: not a file, and not a pattern."""
+    """Whether the user requested a directory, as opposed to a file or a pattern."""
 
 
-def search_all(source: Source, places: Sequence[Place]) -> list[Search]:
-    """
+def search_all(source: Source, requested: Sequence[RequestedPath]) -> list[Search]:
+    """List the files of all requested paths.
+
     Raises:
-        NoData: Nothing is at one of the places.
+        NoData: A path does not exist.
         LimitExceeded: There are too many files.
-        StorageDenied, StorageUnavailable, StorageError: It cannot be looked at.
+        StorageDenied, StorageUnavailable, StorageError: A path cannot be listed.
     """
-    if len(places) == 1 or source.is_local:
-        found = [_search(source, place) for place in places]
+    if len(requested) == 1 or source.is_local:
+        found = [_search(source, each) for each in requested]
     else:
-        with concurrent.futures.ThreadPoolExecutor(NUM_QUESTIONS, "strata-data-search") as pool:
-            found = list(pool.map(lambda place: _search(source, place), places))
-    _check_number(sum(len(search.seen) for search in found))
+        with concurrent.futures.ThreadPoolExecutor(NUM_REQUESTS, "strata-data-search") as pool:
+            found = list(pool.map(lambda each: _search(source, each), requested))
+    _check_number(sum(len(search.listed) for search in found))
     return found
 
 
 def relative(path: str, base: str) -> str:
-    """Below `base`; some file systems begin their paths with a slash and some do not."""
+    """Return the path below `base`; some file systems begin paths with a slash and some do not."""
     path, base = path.lstrip("/"), base.strip("/")
     assert not base or path.startswith(f"{base}/"), (path, base)
     return path[len(base) + 1 :] if base else path
 
 
 def common_directory(bases: Sequence[str]) -> str:
-    """The lowest directory that holds all of these."""
+    """Return the lowest directory that contains all of these."""
     parts = [base.strip("/").split("/") for base in set(bases)]
     lowest, highest = min(parts), max(parts)
     same = next((i for i, part in enumerate(lowest) if highest[i : i + 1] != [part]), len(lowest))
@@ -120,30 +123,30 @@ def is_hidden(name: str, *, is_directory: bool) -> bool:
 
 
 class Pattern:
-    """Matches names below a directory, part by part. What it knows of directories it keeps, as most files share one."""
+    """Matches names below a directory, part by part, and caches the state of each directory."""
 
     def __init__(self, parts: Sequence[str]) -> None:
         self._parts = parts
         self._matches = [None if part == "**" else re.compile(fnmatch.translate(part)).match for part in parts]
-        self._says_name = parts[-1] not in ("*", "**")
+        self._restricts_name = parts[-1] not in ("*", "**")
         self._end = len(parts)
         self._known = {"": (self._closed({0}), False)}
 
     def matches(self, name: str) -> bool | None:
-        """None: no. Otherwise whether the pattern says something about the file's own name."""
+        """Return None if the file does not match, else whether the pattern restricts the file's own name."""
         directory, _, own = name.rpartition("/")
         states, is_inside = self._reached(directory)
         if self._end in self._step(states, own, is_directory=False):
-            return self._says_name
+            return self._restricts_name
         return False if is_inside and not is_hidden(own, is_directory=False) else None
 
     def may_enter(self, directory: str) -> bool:
-        """Whether something below it could match."""
+        """Return whether anything below the directory could match."""
         states, is_inside = self._reached(directory)
         return is_inside or bool(states)
 
     def _reached(self, directory: str) -> tuple[set[int], bool]:
-        """How many parts may have been matched on the way there, and whether it is in a directory that all match."""
+        """Return the numbers of parts that the directory's path may match, and whether a match contains it."""
         known = self._known.get(directory)
         if known is None:
             above, _, own = directory.rpartition("/")
@@ -163,82 +166,82 @@ class Pattern:
             if match is None:
                 if not hidden:
                     found.add(state)
-            elif match(part) and (not hidden or self._asks_for(state, part)):
+            elif match(part) and (not hidden or self._requests_hidden(state, part)):
                 found.add(state + 1)
         return self._closed(found)
 
     def _closed(self, states: set[int]) -> set[int]:
-        """With where `**` leads when it stands for nothing."""
+        """Add the states that follow a `**` which matches no directory."""
         for state in sorted(states):
             while state < self._end and self._matches[state] is None:
                 state += 1
                 states.add(state)
         return states
 
-    def _asks_for(self, state: int, hidden: str) -> bool:
+    def _requests_hidden(self, state: int, hidden: str) -> bool:
         pattern = self._parts[state]
         return pattern[0] == hidden[0] if hidden[0] in "_." else pattern != "*"
 
 
-def _search(source: Source, place: Place) -> Search:
-    info = _local_info(place) if _is_disk(source) else source.info(place.path, place.written)
-    if info.type == pafs.FileType.File and not (place.is_directory and not source.is_local):
-        base, _, name = place.path.rpartition("/")
-        return Search(place.written, base, [_seen(info, name, is_named=True)])
-    if info.type == pafs.FileType.NotFound and _WILD.search(place.path):
-        return _search_pattern(source, place)
+def _search(source: Source, requested: RequestedPath) -> Search:
+    info = _local_info(requested) if _is_disk(source) else source.info(requested.path, requested.written)
+    if info.type == pafs.FileType.File and not (requested.is_directory and not source.is_local):
+        base, _, name = requested.path.rpartition("/")
+        return Search(requested.written, base, [_listed_file(info, name, is_named=True)])
+    if info.type == pafs.FileType.NotFound and _WILD.search(requested.path):
+        return _search_pattern(source, requested)
     if info.type == pafs.FileType.NotFound:
-        raise _nothing_there(source, place, place.path)
+        raise _not_found(source, requested, requested.path)
     if info.type == pafs.FileType.Unknown:
-        raise InvalidArgument(f"{place.written} is neither a file nor a directory; give one of these", field="path")
-    return _search_directory(source, place)
+        raise InvalidArgument(f"{requested.written} is neither a file nor a directory; pass one of these", field="path")
+    return _search_directory(source, requested)
 
 
-def _search_directory(source: Source, place: Place) -> Search:
-    search = Search(place.written, place.path, is_directory=True)
+def _search_directory(source: Source, requested: RequestedPath) -> Search:
+    search = Search(requested.written, requested.path, is_directory=True)
 
     def may_enter(directory: str) -> bool:
-        """The directories above it may be."""
+        """Return whether the directory is visible; its parents are."""
         hidden = is_hidden(directory.rpartition("/")[2], is_directory=True)
         search.num_hidden += hidden
         return not hidden
 
-    for listed, num_others in _list(source, place, search.base, may_enter):
-        plain = [one for one in listed if not is_hidden(one.name.rpartition("/")[2], is_directory=False)]
-        search.num_hidden += num_others + len(listed) - len(plain)
-        search.seen += plain
-        _check_number(len(search.seen))
+    for listed, num_others in _list(source, requested, search.base, may_enter):
+        visible = [one for one in listed if not is_hidden(one.name.rpartition("/")[2], is_directory=False)]
+        search.num_hidden += num_others + len(listed) - len(visible)
+        search.listed += visible
+        _check_number(len(search.listed))
     return search
 
 
-def _search_pattern(source: Source, place: Place) -> Search:
-    wild = _WILD.search(place.path)
+def _search_pattern(source: Source, requested: RequestedPath) -> Search:
+    wild = _WILD.search(requested.path)
     assert wild is not None
-    base = place.path[: wild.start()].rpartition("/")[0]
-    pattern = Pattern([part for part in place.path[len(base) :].split("/") if part])
-    search = Search(place.written, base)
-    for listed, _ in _list(source, place, search.base, pattern.may_enter):
+    base = requested.path[: wild.start()].rpartition("/")[0]
+    pattern = Pattern([part for part in requested.path[len(base) :].split("/") if part])
+    search = Search(requested.written, base)
+    for listed, _ in _list(source, requested, search.base, pattern.may_enter):
         for one in listed:
-            says_name = pattern.matches(one.name)
-            if says_name is not None:
-                one.is_named = says_name
-                search.seen.append(one)
-        _check_number(len(search.seen))
+            restricts_name = pattern.matches(one.name)
+            if restricts_name is not None:
+                one.is_named = restricts_name
+                search.listed.append(one)
+        _check_number(len(search.listed))
     return search
 
 
 def _list(
-    source: Source, place: Place, base: str, may_enter: Callable[[str], bool]
-) -> Iterator[tuple[list[Seen], int]]:
-    """The files in directories that may be entered, some at a time; and how many are markers, or no files at all."""
+    source: Source, requested: RequestedPath, base: str, may_enter: Callable[[str], bool]
+) -> Iterator[tuple[list[ListedFile], int]]:
+    """Yield the files of visible directories, in batches, with the number of markers and other non-files."""
     if _is_disk(source):
         yield from _walk(base or "/", may_enter)
         return
     try:
-        with reaching(place.written):
+        with translate_errors(requested.written):
             infos = source.filesystem.get_file_info(pafs.FileSelector(base, recursive=True))
     except DataFileMissing as error:
-        raise _nothing_there(source, place, base) from error
+        raise _not_found(source, requested, base) from error
     files = {relative(i.path, base): i for i in infos if i.type == pafs.FileType.File and not _is_same(i.path, base)}
     directories = _directories(files)
     entered = {"": True}
@@ -246,7 +249,7 @@ def _list(
         entered[directory] = entered[directory.rpartition("/")[0]] and may_enter(directory)
     within = {name: info for name, info in files.items() if entered[name.rpartition("/")[0]]}
     markers = {name for name, info in within.items() if name in directories and not info.size}
-    yield [_seen(info, name) for name, info in within.items() if name not in markers], len(markers)
+    yield [_listed_file(info, name) for name, info in within.items() if name not in markers], len(markers)
 
 
 def _is_same(path: str, base: str) -> bool:
@@ -263,27 +266,27 @@ def _directories(names: Iterable[str]) -> set[str]:
     return found
 
 
-def _walk(base: str, may_enter: Callable[[str], bool]) -> Iterator[tuple[list[Seen], int]]:
-    """A local directory. Links are followed last and in order: what is reached in two ways keeps the straight name."""
-    straight, links = [""], list[str]()
+def _walk(base: str, may_enter: Callable[[str], bool]) -> Iterator[tuple[list[ListedFile], int]]:
+    """Walk a local directory. Links are followed last, in order, so a file reached in two ways keeps its own path."""
+    directories, links = [""], list[str]()
     visited: set[tuple[int, int]] = set()
-    while straight or links:
-        name = straight.pop() if straight else heapq.heappop(links)
+    while directories or links:
+        name = directories.pop() if directories else heapq.heappop(links)
         path = f"{base.rstrip('/')}/{name}" if name else base
-        with reaching(path):
-            about = os.stat(path)  # noqa: PTH116 - a path object for each would take twice the time
+        with translate_errors(path):
+            about = os.stat(path)  # noqa: PTH116 - a Path object for each would double the time
             if (about.st_dev, about.st_ino) in visited:
                 continue
             visited.add((about.st_dev, about.st_ino))
-            found = _look(path, f"{name}/" if name else "", may_enter, straight, links)
+            found = _list_directory(path, f"{name}/" if name else "", may_enter, directories, links)
         yield found
 
 
-def _look(
-    path: str, prefix: str, may_enter: Callable[[str], bool], straight: list[str], links: list[str]
-) -> tuple[list[Seen], int]:
-    """The files of one directory, and how many are none; its directories go to those that are looked at later."""
-    files: list[Seen] = []
+def _list_directory(
+    path: str, prefix: str, may_enter: Callable[[str], bool], directories: list[str], links: list[str]
+) -> tuple[list[ListedFile], int]:
+    """Return the files of one directory and the number of non-files; append subdirectories to the two lists."""
+    files: list[ListedFile] = []
     num_others = 0
     top = f"{path.rstrip('/')}/"
     with os.scandir(path) as entries:
@@ -291,23 +294,23 @@ def _look(
             name = entry.name
             if entry.is_file(follow_symlinks=False):
                 about = entry.stat(follow_symlinks=False)
-                files.append(Seen(top + name, prefix + name, about.st_size, about.st_mtime_ns))
-            elif (target := _behind(entry)) is None:
-                files.append(Seen(top + name, prefix + name, GONE, 0))
+                files.append(ListedFile(top + name, prefix + name, about.st_size, about.st_mtime_ns))
+            elif (target := _target(entry)) is None:
+                files.append(ListedFile(top + name, prefix + name, BROKEN_LINK, 0))
             elif stat.S_ISREG(target.st_mode):
-                files.append(Seen(top + name, prefix + name, target.st_size, target.st_mtime_ns))
+                files.append(ListedFile(top + name, prefix + name, target.st_size, target.st_mtime_ns))
             elif not stat.S_ISDIR(target.st_mode):
                 num_others += 1
             elif may_enter(prefix + name):
                 if entry.is_symlink():
                     heapq.heappush(links, prefix + name)
                 else:
-                    straight.append(prefix + name)
+                    directories.append(prefix + name)
     return files, num_others
 
 
-def _behind(entry: os.DirEntry[str]) -> os.stat_result | None:
-    """What a link leads to; None if that is not there, or a circle."""
+def _target(entry: os.DirEntry[str]) -> os.stat_result | None:
+    """Return the status of a link's target; None if the link is broken or part of a cycle."""
     try:
         return entry.stat()
     except OSError:
@@ -316,10 +319,10 @@ def _behind(entry: os.DirEntry[str]) -> os.stat_result | None:
         raise
 
 
-def _local_info(place: Place) -> pafs.FileInfo:
+def _local_info(requested: RequestedPath) -> pafs.FileInfo:
     try:
-        with reaching(place.written):
-            about = os.stat(place.path)  # noqa: PTH116
+        with translate_errors(requested.written):
+            about = os.stat(requested.path)  # noqa: PTH116
     except DataFileMissing:
         return pafs.FileInfo("", pafs.FileType.NotFound)
     except StorageError as error:
@@ -327,17 +330,17 @@ def _local_info(place: Place) -> pafs.FileInfo:
             return pafs.FileInfo("", pafs.FileType.NotFound)
         raise
     if stat.S_ISDIR(about.st_mode):
-        return pafs.FileInfo(place.path, pafs.FileType.Directory)
+        return pafs.FileInfo(requested.path, pafs.FileType.Directory)
     if stat.S_ISREG(about.st_mode):
         kind = pafs.FileType.File
-        return pafs.FileInfo(place.path, kind, size=about.st_size, mtime_ns=about.st_mtime_ns)
-    return pafs.FileInfo(place.path, pafs.FileType.Unknown)
+        return pafs.FileInfo(requested.path, kind, size=about.st_size, mtime_ns=about.st_mtime_ns)
+    return pafs.FileInfo(requested.path, pafs.FileType.Unknown)
 
 
-def _seen(info: pafs.FileInfo, name: str, *, is_named: bool = False) -> Seen:
+def _listed_file(info: pafs.FileInfo, name: str, *, is_named: bool = False) -> ListedFile:
     if info.size is None:
-        raise StorageError(f"{info.path} has no size that its file system tells; copy it to another store")
-    return Seen(info.path, name, info.size, info.mtime_ns or 0, is_named)
+        raise StorageError(f"the file system does not report the size of {info.path}; copy it to another store")
+    return ListedFile(info.path, name, info.size, info.mtime_ns or 0, is_named)
 
 
 def _is_disk(source: Source) -> bool:
@@ -346,16 +349,17 @@ def _is_disk(source: Source) -> bool:
 
 def _check_number(number: int) -> None:
     if number > MAX_FILES:
-        raise LimitExceeded(f"path holds more than {MAX_FILES:,} files; read it in parts", field="path")
+        raise LimitExceeded(f"path contains more than {MAX_FILES:,} files; read it in parts", field="path")
 
 
-def _nothing_there(source: Source, place: Place, path: str) -> NoData:
+def _not_found(source: Source, requested: RequestedPath, path: str) -> NoData:
     cure = "check the path"
     if not source.is_local:
-        cure += ", that the bucket exists, and that the credentials may list it"
+        cure += ", that the bucket exists, and that the credentials allow listing it"
     elif _is_disk(source):
         parent, _, name = path.rpartition("/")
         with contextlib.suppress(OSError):
-            near = difflib.get_close_matches(name, os.listdir(parent or "/")[:MAX_NEAR], 1)  # noqa: PTH208
+            entries = os.listdir(parent or "/")[:MAX_SUGGESTIONS_FROM]  # noqa: PTH208
+            near = difflib.get_close_matches(name, entries, 1)
             cure = f"did you mean {parent}/{near[0]}?" if near else cure
-    return NoData(f"there is nothing at {place.written}; {cure}", field="path")
+    return NoData(f"{requested.written} does not exist; {cure}", field="path")

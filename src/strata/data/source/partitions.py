@@ -1,6 +1,6 @@
-"""Hive partitions: columns whose values stand in the names of directories, `year=2026/country=de/f.parquet`.
+"""Hive partitions: columns whose values are part of directory names, as in `year=2026/country=de/f.parquet`.
 
-Pure: names in, columns out. A type is inferred from all files together, so that it does not depend on which is first.
+Pure: names in, columns out. A type is inferred from all files together, so it does not depend on their order.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from strata.errors import SchemaMismatch
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from strata.data.source.file import DataFile
+    from strata.data.source.source import DataFile
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}", re.ASCII)
-_LEAST, _MOST = -(2**63), 2**63 - 1
+_MIN_INT64, _MAX_INT64 = -(2**63), 2**63 - 1
 _WILDCARD = re.compile(r"[*?\[]")
 _NONE: Mapping[str, str | None] = {}
 
 
 def hive_partition(name: str, above: Mapping[str, str | None] = _NONE) -> tuple[tuple[str, str | None], ...]:
-    """Keys and values from a name relative to the dataset's root, percent-decoded; the null partition is None.
+    """Return the percent-decoded keys and values in a name relative to the dataset's root; None is the null partition.
 
-    `above`: keys that the path to the root has. Those in the name win over them.
+    `above` holds the keys in the path to the root; those in the name take precedence.
 
     Raises:
-        SchemaMismatch: A key stands twice in the name.
+        SchemaMismatch: The name contains a key twice.
     """
     found: dict[str, str | None] = {}
     for key, value in _pairs(name):
         if key in found:
             raise SchemaMismatch(
-                f"{name} names the partition {key!r} twice; rename one of its directories, "
-                "or pass partitioning=None to read the files' own columns only"
+                f"{name} contains the partition key {key!r} twice; rename one of its directories, "
+                "or pass partitioning=None to read only the columns in the files"
             )
         found[key] = value
     return (*((key, value) for key, value in above.items() if key not in found), *found.items())
 
 
 def hive_keys(written: str) -> dict[str, str | None]:
-    """Of the directories in a path or pattern up to its first wildcard; of a key that stands twice, the last."""
+    """Return the keys in a path or pattern up to its first wildcard; the last value of a repeated key wins."""
     return dict(_pairs(_WILDCARD.split(written, maxsplit=1)[0]))
 
 
@@ -57,10 +57,10 @@ def _pairs(name: str) -> Iterator[tuple[str, str | None]]:
 
 
 def partition_fields(files: Sequence[DataFile]) -> list[pa.Field]:
-    """One column per key: int64 if all values are integers without leading zeros, else string.
+    """Return one column per key: int64 if all values are integers without leading zeros, else string.
 
     Raises:
-        SchemaMismatch: Two files have other keys, or the same in another order.
+        SchemaMismatch: Two files differ in their keys or the order of them.
     """
     if not files:
         return []
@@ -69,8 +69,8 @@ def partition_fields(files: Sequence[DataFile]) -> list[pa.Field]:
     for file in files:
         if _keys(file) != keys:
             raise SchemaMismatch(
-                f"files disagree on partitions: {files[0].name} has {_told(keys)}, {file.name} has "
-                f"{_told(_keys(file))}; put all files under the same keys, or pass partitioning=None"
+                f"files disagree on partition keys: {files[0].name} has {_listed(keys)}, {file.name} has "
+                f"{_listed(_keys(file))}; put all files under the same keys, or pass partitioning=None"
             )
         for key, value in file.partition:
             if value is not None:
@@ -79,17 +79,17 @@ def partition_fields(files: Sequence[DataFile]) -> list[pa.Field]:
 
 
 def partition_values(file: DataFile, fields: Sequence[pa.Field]) -> dict[str, object]:
-    """The file's constants, with the types of `fields`; None is null.
+    """Return the file's partition values with the types of `fields`; None is null.
 
     Raises:
-        SchemaMismatch: The file lacks one of them, or its value is not of that type.
+        SchemaMismatch: The file lacks a key, or its value has another type.
     """
     own = dict(file.partition)
     found: dict[str, object] = {}
     for field in fields:
         if field.name not in own:
             raise SchemaMismatch(
-                f"{file.name} has no partition {field.name!r}, only {_told(_keys(file))}; "
+                f"{file.name} has no partition key {field.name!r}, its keys are {_listed(_keys(file))}; "
                 "put all files under the same keys, or pass partitioning=None"
             )
         value = own[field.name]
@@ -99,8 +99,8 @@ def partition_values(file: DataFile, fields: Sequence[pa.Field]) -> dict[str, ob
             found[field.name] = int(value)
         else:
             raise SchemaMismatch(
-                f"{file.name} has {field.name}={value!r}, where the dataset has integers; "
-                "look for a directory that does not belong there"
+                f"{file.name} has {field.name}={value!r}, but this key has integer values in the rest of the "
+                "dataset; rename the directory, or move it out of the dataset"
             )
     return found
 
@@ -109,7 +109,7 @@ def _keys(file: DataFile) -> tuple[str, ...]:
     return tuple(key for key, _ in file.partition)
 
 
-def _told(keys: tuple[str, ...]) -> str:
+def _listed(keys: tuple[str, ...]) -> str:
     return ", ".join(keys) if keys else "none"
 
 
@@ -118,4 +118,4 @@ def _are_integers(values: set[str]) -> bool:
 
 
 def _is_integer(value: str) -> bool:
-    return _INTEGER.fullmatch(value) is not None and _LEAST <= int(value) <= _MOST
+    return _INTEGER.fullmatch(value) is not None and _MIN_INT64 <= int(value) <= _MAX_INT64

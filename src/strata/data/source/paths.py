@@ -1,8 +1,9 @@
-"""From what a user writes as `path` to the files of a dataset.
+"""Find the files of a dataset from the `path` that a user passes.
 
-A file, a directory, a pattern, or a list of these; `listing.py` looks, this chooses. Files are in plain code point
-order of their names, which are relative to where the search began: to the directory; for a pattern, to the directory
-before its first wildcard; for a list, to what all its parts have in common. So moving a dataset keeps names and order.
+`path` is a file, a directory, a pattern, or a list of these; `listing.py` lists files, this module selects them. Files
+are sorted by name in code point order. Names are relative to the root of the search: the directory itself, the
+directory before the first wildcard of a pattern, or the common directory of a list. Moving a dataset therefore keeps
+names and order.
 """
 
 from __future__ import annotations
@@ -15,11 +16,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from strata.data.source.file import DataFile
-from strata.data.source.filesystem import open_source, path_of, store_of
-from strata.data.source.listing import GONE, Place, Search, Seen, common_directory, relative, search_all
+from strata.data.source.filesystem import open_source, resolve_path, store_key
+from strata.data.source.listing import (
+    BROKEN_LINK,
+    ListedFile,
+    RequestedPath,
+    Search,
+    common_directory,
+    relative,
+    search_all,
+)
 from strata.data.source.partitions import hive_keys, hive_partition
-from strata.data.source.source import without_secrets
+from strata.data.source.source import DataFile, without_secrets
 from strata.errors import DataFileMissing, InvalidArgument, NoData
 
 if TYPE_CHECKING:
@@ -36,7 +44,7 @@ SUFFIXES: Mapping[str, tuple[str, ...]] = {
     "jsonl": (".jsonl", ".ndjson"),
     "arrow": (".arrow", ".feather", ".arrows", ".ipc"),
 }
-"""By format. `.csv.gz` and the like count as well, see `COMPRESSED`."""
+"""File name suffixes by format. Compressed text such as `.csv.gz` counts as well, see `COMPRESSED`."""
 COMPRESSED = (".gz", ".zst", ".bz2")
 TEXT_FORMATS = ("csv", "json", "jsonl")
 _BY_SUFFIX = {suffix: known for known, suffixes in SUFFIXES.items() for suffix in suffixes}
@@ -44,14 +52,14 @@ _MAGIC = {b"PAR1": "parquet", b"PARE": "parquet", b"ORC": "orc", b"ARROW1": "arr
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundFiles:
     source: Source
     files: tuple[DataFile, ...]
-    """At least one; sorted by name."""
+    """At least one, sorted by name."""
     missing: tuple[tuple[str, str], ...] = ()
-    """With on_error="skip": the names of links that lead nowhere, and the reason."""
+    """With on_error="skip": the names of broken links, and the reason."""
     passed_over: Mapping[str, int] = field(default_factory=dict)
-    """How many files were not taken, by suffix ("" for none); under `HIDDEN`, how many files and directories are so."""
+    """The number of files that were ignored, by suffix ("" for none), and of hidden entries under `HIDDEN`."""
 
 
 def discover(
@@ -62,40 +70,40 @@ def discover(
     storage_options: Mapping[str, Any] | None = None,
     partitioning: Literal["hive"] | None = "hive",
     on_error: Literal["raise", "skip"] = "raise",
-) -> Found:
-    """The files at `path`.
+) -> FoundFiles:
+    """Return the files at `path`.
 
     Args:
-        suffixes: What names end with, in any case, see `SUFFIXES`; compressed ones of text are to be named too. None:
-            all that are known, or if there is none of these, every file.
-        on_error: "skip" leaves out links that lead nowhere, and lists them in `Found.missing`.
+        suffixes: Suffixes of the names to select, in any case, including those of compressed text; see `SUFFIXES`.
+            None selects all known suffixes, or every file if no name has one.
+        on_error: "skip" leaves out broken links and lists them in `FoundFiles.missing`.
 
     Raises:
-        NoData: Nothing is there, or no file is taken; the message says what was found instead.
-        InvalidArgument: The parts of a list are on different stores, or name a file twice.
+        NoData: The path does not exist, or no file is selected; the message reports what was found instead.
+        InvalidArgument: The parts of a list are on different stores, or contain a file twice.
         ConfigError: See `open_source`.
-        StorageDenied, StorageUnavailable, StorageError: It cannot be looked at.
-        DataFileMissing: A link leads nowhere.
-        SchemaMismatch: A partition stands twice in a name.
+        StorageDenied, StorageUnavailable, StorageError: The path cannot be listed.
+        DataFileMissing: A link is broken.
+        SchemaMismatch: A name contains a partition key twice.
     """
     if partitioning not in ("hive", None):
-        raise InvalidArgument(f"partitioning={partitioning!r}; give 'hive' or None", field="partitioning")
-    source, places = _places(path, filesystem, storage_options)
-    searches = search_all(source, places)
-    taken, passed_over = _choose(searches, suffixes)
-    if not any(seen for _, seen in taken):
-        raise _nothing_taken(searches, suffixes, passed_over)
-    files = _data_files(taken, partitioning)
-    _check_once(files)
-    missing = [file for file in files if file.size_bytes == GONE]
-    reasons = tuple((file.name, str(_leads_nowhere(file))) for file in missing)
+        raise InvalidArgument(f"partitioning={partitioning!r} is unknown; pass 'hive' or None", field="partitioning")
+    source, requested = _resolve(path, filesystem, storage_options)
+    searches = search_all(source, requested)
+    selected, passed_over = _select(searches, suffixes)
+    if not any(listed for _, listed in selected):
+        raise _nothing_selected(searches, suffixes, passed_over)
+    files = _data_files(selected, partitioning)
+    _check_unique(files)
+    missing = [file for file in files if file.size_bytes == BROKEN_LINK]
+    reasons = tuple((file.name, str(_broken_link(file))) for file in missing)
     if missing and (on_error == "raise" or len(missing) == len(files)):
-        raise _leads_nowhere(missing[0])
-    return Found(source, tuple(file for file in files if file.size_bytes != GONE), reasons, passed_over)
+        raise _broken_link(missing[0])
+    return FoundFiles(source, tuple(file for file in files if file.size_bytes != BROKEN_LINK), reasons, passed_over)
 
 
 def format_of(name: str) -> str | None:
-    """The format that a name's suffix stands for."""
+    """Return the format that a name's suffix stands for."""
     stem, _, last = name.lower().rpartition(".")
     if stem and f".{last}" in COMPRESSED:
         stem, _, last = stem.rpartition(".")
@@ -105,7 +113,7 @@ def format_of(name: str) -> str | None:
 
 
 def suffixes_of(format_name: str) -> tuple[str, ...]:
-    """What names of this format end with, compressed ones too."""
+    """Return the suffixes of a format, including those of compressed files."""
     plain = SUFFIXES[format_name]
     if format_name not in TEXT_FORMATS:
         return plain
@@ -113,10 +121,10 @@ def suffixes_of(format_name: str) -> tuple[str, ...]:
 
 
 def guess_format(source: Source, files: Sequence[DataFile]) -> str:
-    """From the suffixes; a file without a known one is looked into.
+    """Return the format of the files by their suffixes, or by their first bytes where a suffix is unknown.
 
     Raises:
-        InvalidArgument: They are of several formats, or of one that nobody knows.
+        InvalidArgument: The files have several formats, or an unknown one.
         StorageError, DataFileMissing: A file without a known suffix cannot be read.
     """
     example: dict[str, str] = {}
@@ -124,7 +132,7 @@ def guess_format(source: Source, files: Sequence[DataFile]) -> str:
         known = format_of(file.name) or _by_magic(source, file)
         if known is None:
             raise InvalidArgument(
-                f"nobody knows what {file.name} is: neither its suffix nor its beginning tell; pass format=, "
+                f"the format of {file.name} cannot be guessed from its suffix or its first bytes; pass format=, "
                 f"one of {', '.join(SUFFIXES)}",
                 field="format",
             )
@@ -132,11 +140,11 @@ def guess_format(source: Source, files: Sequence[DataFile]) -> str:
         if len(example) > 1:
             listed = ", ".join(f"{name} is {known}" for known, name in example.items())
             raise InvalidArgument(
-                f"files of several formats: {listed}; pass format= to take those of one, or a narrower path",
+                f"the files have several formats: {listed}; pass format= to select one, or a narrower path",
                 field="format",
             )
     if not example:
-        raise InvalidArgument("no files to guess the format of; pass format=", field="format")
+        raise InvalidArgument("the format cannot be guessed without files; pass format=", field="format")
     return next(iter(example))
 
 
@@ -145,64 +153,67 @@ def _by_magic(source: Source, file: DataFile) -> str | None:
     return next((known for magic, known in _MAGIC.items() if beginning.startswith(magic)), None)
 
 
-def _places(path: Any, filesystem: Any, storage_options: Mapping[str, Any] | None) -> tuple[Source, list[Place]]:
+def _resolve(
+    path: Any, filesystem: Any, storage_options: Mapping[str, Any] | None
+) -> tuple[Source, list[RequestedPath]]:
     written = list(path) if isinstance(path, Iterable) and not isinstance(path, (str, os.PathLike)) else [path]
     for one in written:
         if not isinstance(one, (str, os.PathLike)) or isinstance(os.fspath(one), bytes):
-            raise InvalidArgument(f"path holds {one!r}; give paths or URLs as text", field="path")
+            raise InvalidArgument(f"path contains {one!r}; pass paths or URLs as strings", field="path")
     if not written:
-        raise InvalidArgument("path=[] names no files; give at least one", field="path")
-    first, *others = texts = [os.fspath(one) for one in written]
+        raise InvalidArgument("path=[] is empty; pass at least one path", field="path")
+    first, *others = [os.fspath(one) for one in written]
     source, found = open_source(first, filesystem=filesystem, storage_options=storage_options)
-    places = [Place(without_secrets(first), found, is_directory=first.endswith("/"))]
+    requested = [RequestedPath(without_secrets(first), found, is_directory=first.endswith("/"))]
     for text in others:
-        if filesystem is None and store_of(text) != store_of(first):
+        if filesystem is None and store_key(text) != store_key(first):
             raise InvalidArgument(
                 f"{without_secrets(first)} and {without_secrets(text)} are on different stores; read them as two "
                 "datasets",
                 field="path",
             )
-        found = path_of(text, filesystem=filesystem, storage_options=storage_options)
-        places.append(Place(without_secrets(text), found, is_directory=text.endswith("/")))
-    assert len(places) == len(texts)
-    return source, places
+        found = resolve_path(text, filesystem=filesystem, storage_options=storage_options)
+        requested.append(RequestedPath(without_secrets(text), found, is_directory=text.endswith("/")))
+    return source, requested
 
 
-def _choose(
+def _select(
     searches: Sequence[Search], suffixes: Sequence[str] | None
-) -> tuple[list[tuple[Search, list[Seen]]], dict[str, int]]:
-    """Which of the files that were met are taken; and how many are not, by suffix."""
-    fits = _fits(searches, suffixes)
-    taken = []
+) -> tuple[list[tuple[Search, list[ListedFile]]], dict[str, int]]:
+    """Return the selected files of each search, and the number of the others by suffix."""
+    has_suffix = _suffix_test(searches, suffixes)
+    selected = []
     num_others: collections.Counter[str] = collections.Counter()
     for search in searches:
-        fitting = [one.is_named or fits(one.name) for one in search.seen]
-        taken.append((search, list(itertools.compress(search.seen, fitting))))
-        num_others.update(_suffix(one.name) for one, is_taken in zip(search.seen, fitting, strict=True) if not is_taken)
+        fitting = [one.is_named or has_suffix(one.name) for one in search.listed]
+        selected.append((search, list(itertools.compress(search.listed, fitting))))
+        num_others.update(
+            _suffix(one.name) for one, is_selected in zip(search.listed, fitting, strict=True) if not is_selected
+        )
     passed_over = dict(sorted(num_others.items()))
     if num_hidden := sum(search.num_hidden for search in searches):
         passed_over[HIDDEN] = num_hidden
-    return taken, passed_over
+    return selected, passed_over
 
 
-def _fits(searches: Sequence[Search], suffixes: Sequence[str] | None) -> Callable[[str], bool]:
+def _suffix_test(searches: Sequence[Search], suffixes: Sequence[str] | None) -> Callable[[str], bool]:
     if suffixes is not None:
         endings = tuple(suffix.lower() for suffix in suffixes)
         return lambda name: name.lower().endswith(endings)
-    is_any_known = any(format_of(one.name) for search in searches for one in search.seen)
+    is_any_known = any(format_of(one.name) for search in searches for one in search.listed)
     return lambda name: not is_any_known or format_of(name) is not None
 
 
-def _data_files(taken: Sequence[tuple[Search, list[Seen]]], partitioning: str | None) -> list[DataFile]:
-    """Sorted by their names below what all searches have in common."""
-    root = common_directory([search.base for search, _ in taken])
-    above = _keys_above([search for search, _ in taken])
+def _data_files(selected: Sequence[tuple[Search, list[ListedFile]]], partitioning: str | None) -> list[DataFile]:
+    """Return the files, sorted by their names below the common directory of all searches."""
+    root = common_directory([search.base for search, _ in selected])
+    above = _keys_above([search for search, _ in selected])
     partitions: dict[str, tuple[tuple[str, str | None], ...]] = {}
     files = []
-    for search, seen in taken:
+    for search, listed in selected:
         base = search.base.strip("/")
         prefix = "" if base == root else f"{relative(base, root)}/"
-        for one in seen:
+        for one in listed:
             name = prefix + one.name
             if not name.isprintable():
                 _check_utf8(name)
@@ -215,10 +226,10 @@ def _data_files(taken: Sequence[tuple[Search, list[Seen]]], partitioning: str | 
 
 
 def _keys_above(searches: Sequence[Search]) -> dict[str, str | None]:
-    """Hive keys in the paths that were written, above what they name: `split=train/data.parquet` has a split.
+    """Return the Hive keys in the requested paths themselves: `split=train/data.parquet` has a column `split`.
 
-    As in pyarrow, a directory is the root of its partitions: keys in the path that leads to it are no columns. So it is
-    for several paths that do not agree on such a key.
+    As in pyarrow, a requested directory is the root of its partitions, so keys in the path to it are not columns. Keys
+    on which several paths disagree are not columns either.
     """
     if any(search.is_directory for search in searches):
         return {}
@@ -226,8 +237,8 @@ def _keys_above(searches: Sequence[Search]) -> dict[str, str | None]:
     return {key: value for key, value in first.items() if all(key in keys and keys[key] == value for keys in others)}
 
 
-def _leads_nowhere(file: DataFile) -> DataFileMissing:
-    return DataFileMissing(f"{file.name} is a link to something that is not there; remove the link, or mend it")
+def _broken_link(file: DataFile) -> DataFileMissing:
+    return DataFileMissing(f"{file.name} is a broken link; restore its target, or remove the link")
 
 
 def _check_utf8(name: str) -> None:
@@ -235,43 +246,43 @@ def _check_utf8(name: str) -> None:
         name.encode()
     except UnicodeEncodeError as error:
         raise InvalidArgument(
-            f"the name {name!r} is not in UTF-8, as pyarrow wants names to be; rename the file", field="path"
+            f"the file name {name!r} is not UTF-8, which pyarrow requires; rename the file", field="path"
         ) from error
 
 
-def _check_once(files: Sequence[DataFile]) -> None:
+def _check_unique(files: Sequence[DataFile]) -> None:
     for one, other in itertools.pairwise(files):
         if one.name == other.name:
             raise InvalidArgument(
-                f"{one.name} is named twice by path=, so its rows would be read twice; remove one", field="path"
+                f"path= selects {one.name} twice, so its rows would be read twice; remove one", field="path"
             )
 
 
-def _nothing_taken(
+def _nothing_selected(
     searches: Sequence[Search], suffixes: Sequence[str] | None, passed_over: Mapping[str, int]
 ) -> NoData:
     where = ", ".join(search.written for search in searches[:3]) + (", …" if len(searches) > 3 else "")
     wanted = f" that end with {', '.join(suffixes)}" if suffixes is not None else ""
-    found = [_counted(suffix, number) for suffix, number in list(passed_over.items())[:10]]
+    found = [_describe_count(suffix, number) for suffix, number in list(passed_over.items())[:10]]
     formats = sorted({known for suffix in passed_over if (known := format_of(f"x{suffix}"))})
     if not found:
-        cure = "nothing was found at all; check the path"
+        cure = "no file was found; check the path"
     elif formats:
         cure = f"found {', '.join(found)}; did you mean format={formats[0]!r}?"
     else:
-        cure = f"found {', '.join(found)}; files of other names are taken when a pattern names them, such as DIR/part-*"
+        cure = f"found {', '.join(found)}; select files with other names by a pattern, such as DIR/part-*"
     return NoData(f"{where} has no files{wanted}: {cure}", field="path")
 
 
-def _counted(suffix: str, number: int) -> str:
+def _describe_count(suffix: str, number: int) -> str:
     if suffix == HIDDEN:
-        return f"{number:,} that {'is' if number == 1 else 'are'} passed over (names with a leading _ or ., markers)"
+        return f"{number:,} hidden or marker {'entry' if number == 1 else 'entries'} (names that start with _ or .)"
     noun = "file" if number == 1 else "files"
     return f"{number:,} {suffix} {noun}" if suffix else f"{number:,} {noun} without a suffix"
 
 
 def _suffix(path: str) -> str:
-    """With the compression, where the suffix before it is of text; without a dot in the name, empty."""
+    """Return the suffix, with the one before it for a compressed file; empty for a name without a dot."""
     name = path.rpartition("/")[2].lower()
     stem, dot, last = name.rpartition(".")
     if not dot or not stem:

@@ -1,7 +1,7 @@
-"""Where files are: a pyarrow file system, with failures told in our words and bytes counted.
+"""`Source`, the file system that a dataset is read from, and `DataFile`, one file in it.
 
-pyarrow reports most of what object stores say as a plain `OSError` with a long text. What the text means is decided
-here, once, from messages that the real servers gave.
+A source wraps a pyarrow file system, counts bytes and translates errors. pyarrow reports most errors of object stores
+as a plain `OSError` with a long text; the patterns here classify that text and were collected from real servers.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from strata.data.pyarrow_private import s3_with_retries
 from strata.errors import DataFileMissing, StorageDenied, StorageError, StorageUnavailable
 from strata.lifecycle import renewed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from strata.data.source.file import DataFile
 
 Answer = TypeVar("Answer")
 
@@ -36,22 +35,37 @@ _MISSING = re.compile(
     r"NO_SUCH_BUCKET|NO_SUCH_KEY|RESOURCE_NOT_FOUND|NOT_FOUND:|No such file or directory|Path does not exist"
     r"|BlobNotFound|ContainerNotFound|\bHTTP status(?: code)?:? 404\b|\] 404 "
 )
-_AWAY = re.compile(
+_UNAVAILABLE = re.compile(
     r"NETWORK_CONNECTION|REQUEST_TIMEOUT|SERVICE_UNAVAILABLE|SLOW_DOWN|THROTTLING|INTERNAL_FAILURE|curlCode: \d+"
     r"|UNAVAILABLE:|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|CURL error|Could not connect|Could not resolve"
     r"|get a new connection|Connection (?:refused|reset|closed|timed out)|Timeout was reached|timed out"
     r"|\bHTTP status(?: code)?:? (?:408|429|5\d\d)\b|\] (?:408|429|5\d\d) "
 )
 _QUOTED = re.compile(r"'[^']*'")
-"""Names of files, which may hold any words."""
+"""File names, which may contain any word."""
 _SECRET = re.compile(r"(?i)\b(sig|signature|x-amz-[a-z-]+|token|secret|password|key)=[^&\s'\"]+")
 _USER = re.compile(r"://[^/@\s]*@")
-"""A name, and perhaps a password, in a URL."""
-_LONGEST = 500
+"""A user name, and perhaps a password, in a URL."""
+_MAX_MESSAGE_CHARS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """One file of a dataset, before its contents are read."""
+
+    path: str
+    """The path in its file system."""
+    name: str
+    """The path relative to the root of the search. It is shown to users, and it survives moving the dataset."""
+    size_bytes: int
+    mtime_ns: int
+    """With the size, decides whether a cache entry is still valid. Not part of a dataset's fingerprint."""
+    partition: tuple[tuple[str, str | None], ...] = ()
+    """Hive partition keys and values from the path, percent-decoded; None is the null partition."""
 
 
 class ByteCounter:
-    """Counts for several threads. In another process it begins anew: that process counts its own."""
+    """A thread-safe counter. It starts at 0 in another process, which counts its own bytes."""
 
     __slots__ = ("_lock", "_total")
 
@@ -73,56 +87,56 @@ class ByteCounter:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file system to read from. Can be used by several threads at once, and pickled."""
+    """A file system to read from. Thread-safe and picklable."""
 
     filesystem: pafs.FileSystem
     is_local: bool
-    """Whether reading costs no round trip: then nothing is fetched ahead."""
+    """Whether reads cost no round trip, so that prefetching gains nothing."""
     timeout_s: float = TIMEOUT_S
-    """For a question about one file, where the client library itself would wait for ever."""
+    """The deadline for metadata of one file, where the client library would wait forever."""
     max_attempts: int | None = None
-    """Of S3's requests, which pyarrow forgets when it pickles its file system."""
+    """Attempts per S3 request; pyarrow loses this setting when it pickles its file system."""
     counter: ByteCounter = field(default_factory=ByteCounter, compare=False, repr=False)
-    """What `read`, `read_tail` and `open_counted` read, and what readers add that read through `open`."""
+    """Counts the bytes of `read`, `read_tail` and `open_counted`. Readers that use `open` add theirs."""
 
     @property
-    def costs_trips(self) -> bool:
-        """Whether each read is a request, so that few and large ones are better; not so for what has been fetched."""
+    def has_round_trips(self) -> bool:
+        """Whether each read is a request, so that few large reads are faster. False for prefetched bytes."""
         return not self.is_local
 
     def open(self, file: DataFile) -> pa.NativeFile:
-        """For reading anywhere in it, without a detour through Python: who reads adds to the counter."""
-        with reaching(file.name):
+        """Open a file for random access, without a detour through Python. The caller adds to the counter."""
+        with translate_errors(file.name):
             return self.filesystem.open_input_file(file.path)
 
     def open_counted(self, file: DataFile, counter: ByteCounter | None = None) -> pa.PythonFile:
-        """The same, and every byte that is asked for is counted, here and in `counter`.
+        """Open a file and count every byte that is read, here and in `counter`.
 
-        Each read takes the interpreter's lock for a moment: for where exact figures matter more than speed.
+        Each read takes the interpreter lock, so use this where exact figures matter more than speed.
         """
         counters = [self.counter] if counter is None else [self.counter, counter]
-        return pa.PythonFile(_Counted(self.open(file), counters), mode="r")
+        return pa.PythonFile(_CountedFile(self.open(file), counters), mode="r")
 
     def read(self, file: DataFile, offset: int, num_bytes: int) -> pa.Buffer:
-        """These bytes, or fewer where the file ends."""
-        with self.open(file) as opened, reaching(file.name):
+        """Return these bytes, or fewer at the end of the file."""
+        with self.open(file) as opened, translate_errors(file.name):
             found = _read_at(opened, offset, num_bytes)
         self.counter.add(found.size)
         return found
 
     def read_tail(self, file: DataFile, num_bytes: int) -> pa.Buffer:
-        """The last bytes of the file."""
+        """Return the last bytes of the file."""
         first = max(0, file.size_bytes - num_bytes)
         return self.read(file, first, file.size_bytes - first)
 
     def info(self, path: str, name: str = "") -> pafs.FileInfo:
-        """What is at this path, of type NotFound if nothing is. `name`: what errors call it.
+        """Return metadata of a path; its type is NotFound if nothing exists there. Errors use `name`.
 
         Raises:
-            StorageUnavailable: Nobody answers in time.
-            StorageDenied, StorageError: As for `reaching`.
+            StorageUnavailable: The store does not answer in time.
+            StorageDenied, StorageError: See `translate_errors`.
         """
-        with reaching(name or path):
+        with translate_errors(name or path):
             if self.is_local:
                 return self.filesystem.get_file_info(path)
             return _within(self.timeout_s, lambda: self.filesystem.get_file_info(path))
@@ -132,43 +146,44 @@ class Source:
 
 
 @contextlib.contextmanager
-def reaching(name: str) -> Iterator[None]:
-    """Turns what file systems raise into ours.
+def translate_errors(name: str) -> Iterator[None]:
+    """Turn the `OSError` of a file system into an error of Strata that names the file.
 
     Raises:
-        DataFileMissing, StorageDenied, StorageUnavailable, StorageError: As their names say.
+        DataFileMissing: The file does not exist.
+        StorageDenied, StorageUnavailable, StorageError: The store refuses, does not answer, or fails otherwise.
     """
     try:
         yield
     except StorageError:
         raise
     except OSError as error:
-        raise translated(error, name) from error
+        raise translate_error(error, name) from error
 
 
-def translated(error: OSError, name: str) -> DataFileMissing | StorageError:
-    """What a file system meant."""
-    said = _QUOTED.sub("", str(error))
+def translate_error(error: OSError, name: str) -> DataFileMissing | StorageError:
+    """Return the error of Strata that stands for an `OSError` of a file system."""
+    unquoted = _QUOTED.sub("", str(error))
     name, text = without_secrets(name), without_secrets(str(error))
-    text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
-    if isinstance(error, PermissionError) or _DENIED.search(said):
-        return StorageDenied(f"{name} may not be read: {text}; check its permissions, or the credentials")
+    text = text if len(text) <= _MAX_MESSAGE_CHARS else f"{text[:_MAX_MESSAGE_CHARS]}…"
+    if isinstance(error, PermissionError) or _DENIED.search(unquoted):
+        return StorageDenied(f"{name}: access denied: {text}; check its permissions, or the credentials")
     if isinstance(error, FileNotFoundError):
-        return DataFileMissing(f"{name} is gone: {text}")
-    if isinstance(error, (TimeoutError, ConnectionError)) or _AWAY.search(said):
+        return DataFileMissing(f"{name} does not exist: {text}")
+    if isinstance(error, (TimeoutError, ConnectionError)) or _UNAVAILABLE.search(unquoted):
         return StorageUnavailable(f"{name} cannot be reached: {text}; check the endpoint, the network and the proxy")
-    if _MISSING.search(said):
-        return DataFileMissing(f"{name} is gone: {text}")
+    if _MISSING.search(unquoted):
+        return DataFileMissing(f"{name} does not exist: {text}")
     return StorageError(f"{name} cannot be read: {text}")
 
 
 def without_secrets(text: str) -> str:
-    """As it may be told: URLs without users and passwords, without signatures and tokens."""
+    """Remove user names, passwords, signatures and tokens from URLs, so that the text may be shown."""
     return _SECRET.sub(r"\1=…", _USER.sub("://", text))
 
 
-class _Counted:
-    """A file for `pa.PythonFile`: passes buffers through without copying them."""
+class _CountedFile:
+    """A file for `pa.PythonFile` that passes buffers through without copying them."""
 
     def __init__(self, file: pa.NativeFile, counters: list[ByteCounter]) -> None:
         self._file = file
@@ -210,7 +225,7 @@ class _Counted:
 
 
 def _read_at(opened: pa.NativeFile, offset: int, num_bytes: int) -> pa.Buffer:
-    """As a buffer: `NativeFile.read_at` would copy it once more, into bytes."""
+    """Read into a buffer; `NativeFile.read_at` would copy once more, into bytes."""
     size = opened.size()
     if offset >= size:
         return pa.py_buffer(b"")
@@ -219,14 +234,14 @@ def _read_at(opened: pa.NativeFile, offset: int, num_bytes: int) -> pa.Buffer:
 
 
 def _within(deadline_s: float, call: Callable[[], Answer]) -> Answer:
-    """Asks in a thread of its own, which is left behind if there is no answer: a native call cannot be stopped."""
+    """Call in a new thread, which is abandoned at the deadline because a native call cannot be stopped."""
     answer: list[Answer] = []
     failure: list[BaseException] = []
 
     def ask() -> None:
         try:
             answer.append(call())
-        except BaseException as error:  # noqa: BLE001 - raised again by who waits
+        except BaseException as error:  # noqa: BLE001 - raised again by the waiting thread
             failure.append(error)
 
     thread = threading.Thread(target=ask, name="strata-info", daemon=True)
@@ -241,7 +256,5 @@ def _within(deadline_s: float, call: Callable[[], Answer]) -> Answer:
 
 def _rebuild(filesystem: pafs.FileSystem, is_local: bool, timeout_s: float, max_attempts: int | None) -> Source:
     if max_attempts is not None:
-        arguments = filesystem.__reduce__()[1][0]
-        retries = pafs.AwsStandardS3RetryStrategy(max_attempts=max_attempts)
-        filesystem = pafs.S3FileSystem(**arguments, retry_strategy=retries)
+        filesystem = s3_with_retries(filesystem, max_attempts)
     return Source(filesystem, is_local, timeout_s, max_attempts)

@@ -1,11 +1,11 @@
-"""From `storage_options` to what pyarrow's file systems take, with everything checked and every wait bounded.
+"""Translate `storage_options` to the arguments of pyarrow's file systems, with every option checked and wait bounded.
 
-The names are those that checkpoints know (`strata.storage`), so that one dict serves both; pyarrow's own names are
-taken as well. What concerns writing alone is accepted and has no effect. What pyarrow cannot do is refused.
+The names are those of checkpoints (`strata.storage`), so that one dict serves both; pyarrow's own names work as well.
+Options for writing are accepted and have no effect. Options that pyarrow does not support are rejected.
 
-Credentials that are not given are looked for by the client libraries themselves, which also renew them. Those that are
-given are not renewed, and a profile's neither: pyarrow takes no profile by name, so its keys are read here, once. One
-without keys of its own (a role, single sign-on) is refused.
+The client libraries look up credentials that are not passed, and renew them. Credentials that are passed are never
+renewed, nor are those of a profile: pyarrow does not accept a profile name, so the profile's keys are read here, once.
+A profile without keys (a role, single sign-on) is rejected.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT_S = 5.0
 MAX_ATTEMPTS = 4
 GCS_RETRY_S = 4.0
-"""Google's client takes up to twice as long, and has no other bound."""
+"""Google's client takes up to twice as long, and has no other limit."""
 _NEVER = dt.datetime(2100, 1, 1, tzinfo=dt.UTC)
-"""Whether a token still holds is for the server to say."""
+"""The expiry of a token that is passed; the server decides when it really expires."""
 
 _EVERYWHERE = ("allow_http", "timeout_s", "connect_timeout_s", "max_retries", "retry_timeout_s")
 _TAKEN: dict[str, dict[str, str]] = {
@@ -80,7 +80,7 @@ _TAKEN: dict[str, dict[str, str]] = {
         "dfs_storage_scheme": "dfs_storage_scheme",
     },
 }
-"""What it is called here → what pyarrow calls it, which may be written too."""
+"""Strata's names → pyarrow's names, which are accepted too."""
 _FOR_WRITING = frozenset(
     (
         *("concurrency", "piece_bytes", "unsigned_payload", "checksum_algorithm", "conditional_put", "disable_tagging"),
@@ -90,7 +90,7 @@ _FOR_WRITING = frozenset(
         *("allow_bucket_deletion", "check_directory_existence_before_creation", "default_bucket_location"),
     )
 )
-"""Writing, or how the other client keeps its connections."""
+"""Options for writing, or for the connections of the client that writes checkpoints."""
 _BY_ENVIRONMENT = {
     "web_identity_token_file": "AWS_WEB_IDENTITY_TOKEN_FILE",
     "metadata_endpoint": "AWS_EC2_METADATA_SERVICE_ENDPOINT",
@@ -102,7 +102,7 @@ _BY_ENVIRONMENT = {
     "authority_host": "AZURE_AUTHORITY_HOST",
     "federated_token_file": "AZURE_FEDERATED_TOKEN_FILE",
 }
-"""What pyarrow reads from the environment only."""
+"""Settings that pyarrow reads only from the environment."""
 _REFUSED = frozenset(
     (
         *("allow_invalid_certificates", "root_certificate", "default_headers", "proxy_url", "proxy_ca_certificate"),
@@ -119,7 +119,7 @@ _REFUSED = frozenset(
         *("msi_resource_id", "object_id", "use_azure_cli", "use_fabric_endpoint", "encryption_key"),
     )
 )
-"""What pyarrow cannot do at all, at least for some of the stores."""
+"""Options that pyarrow does not support for at least one store."""
 _ELSEWHERE = {
     "key": "access_key_id",
     "aws_access_key_id": "access_key_id",
@@ -134,21 +134,21 @@ _ELSEWHERE = {
     "timeout": "timeout_s",
     "retries": "max_retries",
 }
-"""What other libraries call it → what it is called here."""
+"""Names in other libraries → Strata's names."""
 _SWITCHES = ("anonymous", "force_virtual_addressing", "use_emulator")
 _EMULATOR = {
     "account_name": "devstoreaccount1",
     "account_key": "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==",
     "endpoint": "http://127.0.0.1:10000",
 }
-"""Of Azurite: its account and key stand in Microsoft's documentation."""
+"""The public account and key of Azurite, from Microsoft's documentation."""
 
 
 def s3_arguments(options: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
-    """For `pyarrow.fs.S3FileSystem`, but `max_attempts` in place of a strategy.
+    """Return the arguments of `pyarrow.fs.S3FileSystem`, with `max_attempts` instead of a retry strategy.
 
     Raises:
-        ConfigError: An option is not known, or cannot be.
+        ConfigError: An option is unknown or has an invalid value.
     """
     given = _renamed(options, S3)
     if (profile := given.pop("profile", None)) is not None:
@@ -168,10 +168,10 @@ def s3_arguments(options: Mapping[str, Any], environment: Mapping[str, str]) -> 
 
 
 def gcs_arguments(options: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
-    """For `pyarrow.fs.GcsFileSystem`.
+    """Return the arguments of `pyarrow.fs.GcsFileSystem`.
 
     Raises:
-        ConfigError: An option is not known, or cannot be.
+        ConfigError: An option is unknown or has an invalid value.
     """
     given = _renamed(options, GCS)
     if endpoint := given.pop("endpoint_override", None) or _first(environment, "GOOGLE_BASE_URL"):
@@ -186,10 +186,12 @@ def gcs_arguments(options: Mapping[str, Any], environment: Mapping[str, str]) ->
 
 
 def azure_arguments(options: Mapping[str, Any], environment: Mapping[str, str], host: str = "") -> dict[str, Any]:
-    """For `pyarrow.fs.AzureFileSystem`. `host`: what stands behind the @ of a URL, ACCOUNT.dfs.core.windows.net.
+    """Return the arguments of `pyarrow.fs.AzureFileSystem`.
+
+    `host` is the part of a URL after the @, such as ACCOUNT.dfs.core.windows.net.
 
     Raises:
-        ConfigError: An option is not known or cannot be, or nobody says which account.
+        ConfigError: An option is unknown or has an invalid value, or the account is missing.
     """
     given = _renamed(options, AZURE)
     allowed = _switch("allow_http", options.get("allow_http") or False)
@@ -201,7 +203,7 @@ def azure_arguments(options: Mapping[str, Any], environment: Mapping[str, str], 
     )
     if not account:
         raise ConfigError(
-            "which Azure account? pass storage_options={'account_name': …}, set AZURE_STORAGE_ACCOUNT_NAME, "
+            "the Azure account is missing; pass storage_options={'account_name': …}, set AZURE_STORAGE_ACCOUNT_NAME, "
             "or write abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH",
             field="storage_options",
         )
@@ -221,13 +223,13 @@ def azure_arguments(options: Mapping[str, Any], environment: Mapping[str, str], 
     return given
 
 
-def question_timeout_s(options: Mapping[str, Any]) -> float:
-    """How long one question about one file may take, with everything."""
+def metadata_timeout_s(options: Mapping[str, Any]) -> float:
+    """Return the deadline for metadata of one file, retries included."""
     return _seconds("timeout_s", options.get("timeout_s", options.get("request_timeout", TIMEOUT_S)))
 
 
 def _renamed(options: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Under pyarrow's names; what is for all stores or for writing alone is left out."""
+    """Return the options under pyarrow's names, without those for writing and those common to all stores."""
     taken = _TAKEN[kind]
     theirs = set(taken.values())
     found: dict[str, tuple[str, Any]] = {}
@@ -238,7 +240,8 @@ def _renamed(options: Mapping[str, Any], kind: str) -> dict[str, Any]:
             continue
         if known in found:
             raise ConfigError(
-                f"storage_options: {found[known][0]} and {name} are the same; pass one of them", field="storage_options"
+                f"storage_options: {found[known][0]} and {name} are the same option; pass one of them",
+                field="storage_options",
             )
         found[known] = name, _switch(name, value) if known in _SWITCHES else value
     return {known: value for known, (_, value) in found.items()}
@@ -249,27 +252,27 @@ def _check_known(name: str, kind: str, value: object) -> None:
     if name in taken or name in _FOR_WRITING:
         return
     if name in _BY_ENVIRONMENT:
-        cure = f"set {_BY_ENVIRONMENT[name]} in the environment, where pyarrow looks for it"
+        cure = f"set {_BY_ENVIRONMENT[name]} in the environment, where pyarrow reads it"
     elif name in _REFUSED and _ELSEWHERE.get(name) not in taken:
         if value is None or value is False:
             return
-        cure = "pass filesystem= an fsspec or pyarrow file system that has it"
+        cure = "pass an fsspec or pyarrow file system that supports it as filesystem="
     else:
         known = [*_TAKEN[kind], *_EVERYWHERE, *sorted({*_TAKEN[kind].values()} - _TAKEN[kind].keys())]
         near = [_ELSEWHERE[name]] if _ELSEWHERE.get(name) in known else difflib.get_close_matches(name, known, 1)
-        cure = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
-        raise ConfigError(f"storage_options for {kind} have no {name!r}; {cure}", field="storage_options")
+        cure = f"did you mean {near[0]}?" if near else f"known options are: {', '.join(known)}"
+        raise ConfigError(f"storage_options for {kind} have no option {name!r}; {cure}", field="storage_options")
     raise ConfigError(
-        f"storage_options: {name} has no effect on reading data from {kind}, which pyarrow does; {cure}",
+        f"storage_options: pyarrow, which reads data from {kind}, does not support {name}; {cure}",
         field="storage_options",
     )
 
 
 def _endpoint(endpoint: object, scheme: object, allow_http: bool) -> tuple[str, str]:
-    """Scheme and HOST:PORT.
+    """Return the scheme and HOST:PORT of an endpoint.
 
     Raises:
-        ConfigError: It is not encrypted, and nobody said that it may be so.
+        ConfigError: The endpoint is malformed, or unencrypted without `allow_http`.
     """
     found, separator, rest = str(endpoint).partition("://")
     chosen, address = (found, rest) if separator else (str(scheme or "https"), str(endpoint))
@@ -277,16 +280,18 @@ def _endpoint(endpoint: object, scheme: object, allow_http: bool) -> tuple[str, 
     if chosen == "http" and not allow_http:
         raise ConfigError(
             f"the endpoint http://{address} is not encrypted; use https://, or pass "
-            "storage_options={'allow_http': True} if everybody on the way may read and change your data",
+            "storage_options={'allow_http': True} if others on the network may read and change your data",
             field="storage_options",
         )
     if chosen not in ("http", "https") or not address or "@" in address:
-        raise ConfigError("an endpoint is written as https://HOST:PORT, without keys", field="storage_options")
+        raise ConfigError(
+            "the endpoint is malformed; write it as https://HOST:PORT, without keys", field="storage_options"
+        )
     return chosen, address
 
 
 def _certificate_file(certificate: str) -> str:
-    """pyarrow wants a file: text is put into one that is named for what it holds, so that processes share it."""
+    """Return the path of a certificate file. Text is written to a file named by its hash, shared by all processes."""
     if "-----BEGIN" not in certificate:
         return certificate
     directory = Path(platformdirs.user_cache_dir("strata")) / "certificates"
@@ -308,7 +313,7 @@ def _attempts(options: Mapping[str, Any]) -> int:
     except (TypeError, ValueError):
         retries = -1
     if not 0 <= retries <= 100:
-        raise ConfigError(f"storage_options: max_retries={value!r} cannot be; give 0 to 100", field="storage_options")
+        raise ConfigError(f"storage_options: max_retries={value!r} is invalid; pass 0 to 100", field="storage_options")
     return retries + 1
 
 
@@ -319,20 +324,20 @@ def _seconds(name: str, value: Any) -> float:
         seconds = 0.0
     if not 0 < seconds <= 3600:
         raise ConfigError(
-            f"storage_options: {name}={value!r} cannot be; give seconds, above 0 and up to 3600",
+            f"storage_options: {name}={value!r} is invalid; pass seconds, above 0 and up to 3600",
             field="storage_options",
         )
     return seconds
 
 
 def _switch(name: str, value: object) -> bool:
-    """From a program, or as words from the command line or the environment."""
+    """Return a boolean from a bool, or from text on the command line or in the environment."""
     if isinstance(value, bool):
         return value
-    said = str(value).lower()
-    if said not in ("true", "false", "1", "0"):
-        raise ConfigError(f"storage_options: {name}={value!r} cannot be; give True or False", field="storage_options")
-    return said in ("true", "1")
+    text = str(value).lower()
+    if text not in ("true", "false", "1", "0"):
+        raise ConfigError(f"storage_options: {name}={value!r} is invalid; pass True or False", field="storage_options")
+    return text in ("true", "1")
 
 
 def _first(environment: Mapping[str, str], *names: str) -> str:

@@ -1,4 +1,4 @@
-"""Parquet: row groups, footers, statistics and page indexes behind the port of `formats/base.py`.
+"""The Parquet format: row groups, footers, statistics and page indexes behind the port in `formats/base.py`.
 
-`format` is the implementation of the port; the other modules read one part of a Parquet file each.
+`format` implements the port; each of the other modules reads one part of a Parquet file.
 """

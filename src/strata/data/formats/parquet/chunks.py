@@ -1,13 +1,12 @@
-"""Which column chunks of a Parquet file may be asked about.
+"""Check footers before pyarrow accesses the metadata of column chunks.
 
-pyarrow makes an object of a column chunk's metadata when it is asked for it, and the exception that it throws over one
-that is encrypted, or contradicts the schema, passes through code that catches none: the process ends. So a footer is
-read here first, before any chunk is asked for.
+pyarrow parses the metadata of a column chunk on access. For a chunk that is encrypted or contradicts the schema, its
+C++ exception passes through code that does not catch it, and the process aborts. So every footer is checked here first.
 
-That takes some 10 µs for a chunk. Files of a dataset are mostly written by one program, and their footers differ in
-numbers and bounds alone: what was found sound becomes a regular expression, which takes the footers of the other files
-at the speed of native code. It matches the bytes of one row group, with the same fields of the same types and lengths,
-whatever their values. One thread compiles it at a time; the others, who would compile the same, read on meanwhile.
+The check takes about 10 µs per chunk. The files of a dataset mostly come from one writer, and their footers differ only
+in numbers and bounds. A footer that passes is therefore compiled to a regular expression, which checks the footers of
+other files at native speed: it matches the bytes of a row group with the same fields, types and lengths, whatever their
+values. One thread compiles at a time; the others go on without it.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 MAX_LEARNED_LEAVES = 64
-"""Of a file whose row groups become a regular expression; it is compiled once, in about 0.2 ms for each."""
+"""The most leaves of a file that is compiled to a regular expression, at about 0.2 ms per leaf."""
 MAX_LEARNED = 16
 MAX_REMEMBERED = 4096
-"""Footers that are known to be sound, by their file's version."""
+"""Footers that have passed, by file version."""
 _WIDTHS = {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8}
-"""Of values as statistics have them, by physical type: boolean, int32, int64, int96, float, double."""
+"""Bytes of a value in statistics, by physical type: boolean, int32, int64, int96, float, double."""
 _TEXT, _FIXED = 6, 7
 _BOUNDS = (1, 2, 5, 6)
-"""Fields of statistics: the greatest and the least value, as they were written first and are written now."""
+"""Fields of statistics: maximum and minimum, in their deprecated and their current form."""
 _NUMBER = rb"[\x80-\xff]*+[\x00-\x7f]"
 _BINARY = b"(?:" + b"|".join(re.escape(bytes([size])) + b".{%d}" % size for size in range(128)) + b")"
-"""Of fewer than 128 bytes; a row group with a longer one is read by the slower way."""
+"""Fewer than 128 bytes; a row group with a longer value takes the slower check."""
 
 
 class FooterDamaged(ValueError):
@@ -45,15 +44,15 @@ class Leaf(NamedTuple):
     """A column of the schema that has no children."""
 
     kind: int
-    """Its physical type."""
+    """The physical type."""
     width: int | None
-    """Bytes of a value; None: they differ."""
+    """Bytes of a value; None if they vary."""
     max_definition: int
     max_repetition: int
 
 
 class _Form(NamedTuple):
-    """What footers of one writer have in common."""
+    """The common form of the footers of one writer."""
 
     head: bytes
     """Version and schema."""
@@ -61,24 +60,22 @@ class _Form(NamedTuple):
 
 
 _forms: tuple[_Form, ...] = ()
-"""That were learned last; by whichever thread."""
+"""The forms that were learned last, by any thread."""
 _learning = threading.Lock()
-"""Nobody waits for it: not even a forked child, in which it may be locked for ever."""
+"""Never waited for: in a forked child it may stay locked forever."""
 _remembered: dict[str, frozenset[int]] = {}
 
 
 def hidden_leaves(footer: bytes, version: str) -> frozenset[int]:
-    """The columns, by their number among those that are stored, whose chunks are encrypted in some row group.
-
-    pyarrow may be asked about the chunks of all others.
+    """Return the leaves whose chunks are encrypted in some row group. pyarrow can access all other chunks.
 
     Raises:
-        FooterDamaged: pyarrow must not be asked about any.
+        FooterDamaged: pyarrow must not access any chunk.
     """
     found = _remembered.get(version)
     if found is None:
         try:
-            found = frozenset() if _is_known(footer) else _examined(footer)
+            found = frozenset() if _is_known(footer) else _check(footer)
         except ThriftDamaged as error:
             raise FooterDamaged(str(error)) from error
         if len(_remembered) >= MAX_REMEMBERED:
@@ -88,7 +85,7 @@ def hidden_leaves(footer: bytes, version: str) -> frozenset[int]:
 
 
 def _is_known(footer: bytes) -> bool:
-    """Whether all row groups have a form that was found sound."""
+    """Return whether all row groups have a form that has passed before."""
     for form in _forms:
         if not footer.startswith(form.head):
             continue
@@ -104,10 +101,10 @@ def _is_known(footer: bytes) -> bool:
 
 
 def _num_groups(scan: Scanner) -> int:
-    """From the end of the schema to the first row group, as every known writer orders them.
+    """Move from the end of the schema to the first row group, in the field order of every known writer.
 
     Raises:
-        ThriftDamaged: They are not in this order.
+        ThriftDamaged: The fields have another order.
     """
     if scan.byte() != 0x10 | thrift.I64:
         raise ThriftDamaged("the number of rows does not follow the schema")
@@ -117,7 +114,8 @@ def _num_groups(scan: Scanner) -> int:
     return scan.items(thrift.STRUCT)
 
 
-def _examined(footer: bytes) -> frozenset[int]:
+def _check(footer: bytes) -> frozenset[int]:
+    """Check a footer field by field, and return its encrypted leaves."""
     scan = Scanner(footer)
     leaves: list[Leaf] = []
     hidden: set[int] = set()
@@ -137,7 +135,7 @@ def _examined(footer: bytes) -> frozenset[int]:
 
     found = scan.struct({2: (thrift.LIST, schema), 4: (thrift.LIST, row_groups)})
     if 2 not in found or 4 not in found:
-        raise FooterDamaged("it has no schema, or no list of row groups")
+        raise FooterDamaged("it has no schema or no list of row groups")
     if groups and not hidden and len(leaves) <= MAX_LEARNED_LEAVES:
         start, end = groups[0]
         _learn(footer, footer[:head_end], footer[start:end], leaves)
@@ -145,8 +143,8 @@ def _examined(footer: bytes) -> frozenset[int]:
 
 
 def _learn(footer: bytes, head: bytes, group: bytes, leaves: Sequence[Leaf]) -> None:
-    """What row groups of this form look like, unless a thread is just learning one, or has learned this one."""
-    global _forms  # noqa: PLW0603 - only ever replaced as a whole
+    """Compile the form of these row groups, unless another thread is compiling, or has compiled it."""
+    global _forms  # noqa: PLW0603 - always replaced as a whole
     if _learning.acquire(blocking=False):
         try:
             if not _is_known(footer):
@@ -162,7 +160,7 @@ def _hidden_in_group(scan: Scanner, leaves: Sequence[Leaf]) -> list[int]:
         number = scan.items(thrift.STRUCT)
         if number != len(leaves):
             raise FooterDamaged(f"a row group has {number} columns, the schema {len(leaves)}")
-        hidden.extend(place for place, leaf in enumerate(leaves) if _is_hidden(scan, leaf))
+        hidden.extend(index for index, leaf in enumerate(leaves) if _is_hidden(scan, leaf))
 
     if 1 not in scan.struct({1: (thrift.LIST, chunks)}):
         raise FooterDamaged("a row group has no columns")
@@ -170,7 +168,7 @@ def _hidden_in_group(scan: Scanner, leaves: Sequence[Leaf]) -> list[int]:
 
 
 def _is_hidden(scan: Scanner, leaf: Leaf) -> bool:
-    """Passes over one column chunk."""
+    """Scan one column chunk, and return whether it is encrypted."""
     found = scan.struct(
         {
             3: (thrift.STRUCT, lambda: _check_metadata(scan, leaf)),
@@ -186,21 +184,21 @@ def _is_hidden(scan: Scanner, leaf: Leaf) -> bool:
 
 def _check_metadata(scan: Scanner, leaf: Leaf) -> None:
     def kind() -> None:
-        if (told := scan.integer()) != leaf.kind:
-            raise FooterDamaged(f"a column chunk is of the physical type {told}, the schema says {leaf.kind}")
+        if (stated := scan.integer()) != leaf.kind:
+            raise FooterDamaged(f"a column chunk has the physical type {stated}, the schema {leaf.kind}")
 
     def bound() -> None:
         size = len(scan.binary())
         if leaf.width is not None and size < leaf.width:
-            raise FooterDamaged(f"a bound has {size} bytes, values of its column have {leaf.width}")
+            raise FooterDamaged(f"a bound has {size} bytes, the values of its column {leaf.width}")
 
     def histogram(max_level: int) -> None:
         if (size := len(scan.integers())) not in (0, max_level + 1):
-            raise FooterDamaged(f"levels are counted for {size} levels, of which there are {max_level + 1}")
+            raise FooterDamaged(f"a histogram counts {size} levels, the column has {max_level + 1}")
 
     def unencoded() -> None:
         if leaf.kind != _TEXT:
-            raise FooterDamaged("bytes of strings are counted in a column that has none")
+            raise FooterDamaged("a column without strings states the bytes of its strings")
         scan.integer()
 
     sizes = {
@@ -221,14 +219,14 @@ def _check_metadata(scan: Scanner, leaf: Leaf) -> None:
 
 
 def _leaves(elements: Sequence[bytes]) -> list[Leaf]:
-    """Elements stand as a tree is walked, each before its children; the first is the root."""
+    """Return the leaves of a schema, whose elements are stored depth first, beginning with the root."""
     leaves: list[Leaf] = []
     above: list[list[int]] = []
-    """How many children are still to come, and the levels."""
+    """The number of remaining children, and the levels, of each ancestor."""
     for number, data in enumerate(elements):
         scan = Scanner(data)
-        told = scan.struct(dict.fromkeys((1, 2, 3, 5), (thrift.I32, scan.integer)))
-        repetition = told.get(3, 0) if number else 0
+        element = scan.struct(dict.fromkeys((1, 2, 3, 5), (thrift.I32, scan.integer)))
+        repetition = element.get(3, 0) if number else 0
         if repetition not in (0, 1, 2):
             raise FooterDamaged(f"a column has the repetition {repetition}")
         definition_level, repetition_level = above[-1][1:] if above else (0, 0)
@@ -236,34 +234,34 @@ def _leaves(elements: Sequence[bytes]) -> list[Leaf]:
         repetition_level += repetition == 2
         if above:
             above[-1][0] -= 1
-        if told.get(5, 0) > 0:
-            above.append([told[5], definition_level, repetition_level])
+        if element.get(5, 0) > 0:
+            above.append([element[5], definition_level, repetition_level])
         elif number:
-            kind = told.get(1, -1)
-            width = None if kind == _TEXT else told.get(2, 0) if kind == _FIXED else _WIDTHS.get(kind, 0)
+            kind = element.get(1, -1)
+            width = None if kind == _TEXT else element.get(2, 0) if kind == _FIXED else _WIDTHS.get(kind, 0)
             leaves.append(Leaf(kind, width, definition_level, repetition_level))
         while above and above[-1][0] == 0:
             above.pop()
     return leaves
 
 
-# --- what was found sound, as a regular expression ---
+# --- the form of a valid row group, as a regular expression ---
 
 
 def _pattern(group: bytes, leaves: Sequence[Leaf]) -> re.Pattern[bytes]:
-    """Of a row group that is sound: any that differs from it in numbers and bounds alone is sound, too."""
-    return re.compile(_Writer(group, leaves).made(), re.DOTALL)
+    """Return the pattern of a valid row group: one that differs only in numbers and bounds is valid as well."""
+    return re.compile(_PatternWriter(group, leaves).write(), re.DOTALL)
 
 
-class _Writer:
-    """Writes the regular expression of a row group, while reading it."""
+class _PatternWriter:
+    """Writes the regular expression of a row group while scanning it."""
 
     def __init__(self, group: bytes, leaves: Sequence[Leaf]) -> None:
         self._group = group
         self._scan = Scanner(group)
         self._leaves = iter(leaves)
 
-    def made(self) -> bytes:
+    def write(self) -> bytes:
         return self._struct({1: lambda: self._items(self._chunk)})
 
     def _chunk(self, _: int) -> bytes:

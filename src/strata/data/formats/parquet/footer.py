@@ -1,7 +1,7 @@
-"""A Parquet file's footer: one read of the file's end tells the rows, the bytes of each column, and statistics.
+"""Read the footer of a Parquet file: one read of the file's end gives the rows, column sizes and statistics.
 
-Its hash is the file's version: it holds offsets, sizes, encodings and statistics of every column, so other contents are
-another footer.
+The hash of the footer is the file's version. The footer contains offsets, sizes, encodings and statistics of every
+column chunk, so different contents have different footers.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import xxhash
-from pyarrow.parquet.core import ParquetReader as NativeReader
 
 from strata.data.formats.base import Unit
-from strata.data.formats.damage import CURE, NUM_HEAD_BYTES, UNDECODED, kind_of, undecodable
+from strata.data.formats.damage import CURE, NUM_HEAD_BYTES, UNDECODED, undecodable, wrong_format
 from strata.data.formats.parquet import statistics as parquet_statistics
 from strata.data.formats.parquet.chunks import FooterDamaged, hidden_leaves
 from strata.data.formats.parquet.page_index import MAX_CHUNKS, range_of
 from strata.data.formats.parquet.pages import read_ranges
-from strata.data.source.ranges import HOLE_BYTES, Range
-from strata.data.source.source import reaching
+from strata.data.pyarrow_private import open_parquet
+from strata.data.source.ranges import GAP_BYTES, Range
+from strata.data.source.source import translate_errors
 from strata.errors import DataFileChanged, DataFileInvalid
 
 if TYPE_CHECKING:
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
     import pyarrow.parquet as pq
 
-    from strata.data.source.file import DataFile
-    from strata.data.source.source import Source
+    from strata.data.pyarrow_private import ParquetReader as LowLevelReader
+    from strata.data.source.source import DataFile, Source
 
 TAIL_BYTES = 64 << 10
-"""Holds the footer of most files: about 70 column chunks with statistics fit in 8 KiB."""
+"""Contains the footer of most files: about 70 column chunks with statistics fit in 8 KiB."""
 MAX_FOOTER_BYTES = 512 << 20
 _MARK = b"PAR1"
 _ENCRYPTED_MARK = b"PARE"
 _END_BYTES = 8
-"""The length of the footer, and the mark."""
-_NUM_ASKED = 8
-"""Columns that are asked whether they have a page index."""
+"""The length of the footer and the magic number."""
+_NUM_PROBED = 8
+"""Columns that are checked for a page index."""
 
 
 class Tail:
@@ -60,11 +60,13 @@ class Tail:
 
 
 def read_tail(source: Source, file: DataFile, opened: pa.NativeFile, *, version: str | None = None) -> Tail:
-    """The footer and what lies before it, in one read, or two where it is large.
+    """Read the footer and some bytes before it, in one read, or two if it is large.
 
-    `version`: what it must be.
+    Raises:
+        DataFileInvalid: The file does not end in a Parquet footer.
+        DataFileChanged: The footer does not have this version.
     """
-    with reaching(file.name):
+    with translate_errors(file.name):
         size = opened.size()
         data = opened.read_at(min(size, TAIL_BYTES), max(0, size - TAIL_BYTES))
     if version is not None and size != file.size_bytes:
@@ -73,7 +75,7 @@ def read_tail(source: Source, file: DataFile, opened: pa.NativeFile, *, version:
     if size < len(_MARK) + _END_BYTES or not data.endswith(_MARK):
         if version is not None:
             raise _changed(file, size)
-        with reaching(file.name):
+        with translate_errors(file.name):
             head = opened.read_at(min(size, NUM_HEAD_BYTES), 0)
         raise _not_parquet(file, size, head, data)
     num_footer_bytes = int.from_bytes(data[-_END_BYTES:-4], "little")
@@ -81,10 +83,11 @@ def read_tail(source: Source, file: DataFile, opened: pa.NativeFile, *, version:
     if needed > size - len(_MARK) or num_footer_bytes > MAX_FOOTER_BYTES:
         raise DataFileInvalid(
             f"{file.name}: its parquet footer should have {num_footer_bytes} bytes, "
-            f"but the file has {size} and a footer may have {MAX_FOOTER_BYTES}; {CURE}"
+            f"but the file has {size} and the limit is {MAX_FOOTER_BYTES}; {CURE}",
+            path=file.path,
         )
     if needed > len(data):
-        with reaching(file.name):
+        with translate_errors(file.name):
             data = opened.read_at(needed, size - needed)
         num_read += len(data)
     source.counter.add(num_read)
@@ -96,44 +99,46 @@ def read_tail(source: Source, file: DataFile, opened: pa.NativeFile, *, version:
 
 def _changed(file: DataFile, size: int) -> DataFileChanged:
     return DataFileChanged(
-        f"{file.name} is not the file that was planned: it had {file.size_bytes} bytes, now it has {size}, "
-        "or its footer is another one; make the dataset anew, and write new data to new files"
+        f"{file.name} has changed since it was planned: it had {file.size_bytes} bytes and now has {size}, "
+        "or its footer differs; create the dataset again, and write new data to new files",
+        path=file.path,
     )
 
 
 def _not_parquet(file: DataFile, size: int, head: bytes, data: bytes) -> DataFileInvalid:
     if data.endswith(_ENCRYPTED_MARK):
-        return DataFileInvalid(f"{file.name} is a parquet file with an encrypted footer; decrypt it first")
+        return DataFileInvalid(
+            f"{file.name} is a parquet file with an encrypted footer; decrypt it first", path=file.path
+        )
     if head.startswith(_MARK):
         return DataFileInvalid(
-            f"{file.name} ({size} bytes) begins as a parquet file but does not end as one: it was cut off, "
-            f"or its writer did not finish; {CURE}"
+            f"{file.name} ({size} bytes) begins as a parquet file but does not end as one: it was truncated, "
+            f"or its writer did not finish; {CURE}",
+            path=file.path,
         )
-    return DataFileInvalid(
-        f"{file.name} ({size} bytes) is not a parquet file: it looks {kind_of(head)}; "
-        "name its format, or narrow the path so that it is left out"
-    )
+    return wrong_format(file, size, head, "a parquet")
 
 
 def read_index(opened: pa.NativeFile, tail: Tail, ranges: Sequence[Range]) -> tuple[list[bytes], int]:
-    """Ranges of a page index, and how many bytes were read for them. It lies before the footer: most often the tail has
-    it already.
+    """Return ranges of a page index, and the number of bytes read for them.
+
+    The index precedes the footer, so the tail usually contains it already.
     """
     size = opened.size()
     start = size - len(tail.data)
     if all(start <= each.offset and each.end <= size for each in ranges):
         return [tail.data[each.offset - start : each.end - start] for each in ranges], 0
-    found, num_bytes = read_ranges(opened, ranges, HOLE_BYTES)
+    found, num_bytes = read_ranges(opened, ranges, GAP_BYTES)
     return [bytes(each) for each in found], num_bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Shape:
-    """The columns of a file. Files of a dataset mostly have the same, and to recognise them is quicker than to ask."""
+    """The columns of a file. Files of a dataset mostly share them, and comparing is faster than converting."""
 
     stored: pq.ParquetSchema
-    notes: Mapping[bytes, bytes] | None
-    """Beside the schema in the footer; Arrow keeps its own there."""
+    key_values: Mapping[bytes, bytes] | None
+    """The key-value metadata of the footer, which contains Arrow's own schema."""
     schema: pa.Schema
     names: list[str]
     flat: frozenset[int]
@@ -141,78 +146,79 @@ class _Shape:
 
 
 _last_shape: _Shape | None = None
-"""That was met; by whichever thread."""
+"""The last shape that any thread has read."""
 
 
-def _shape_of(native: NativeReader) -> _Shape:
-    global _last_shape  # noqa: PLW0603 - only ever replaced as a whole, and compared before it is used
-    last, stored, notes = _last_shape, native.metadata.schema, native.metadata.metadata
-    if last is not None and last.notes == notes and last.stored.equals(stored):
+def _shape_of(native: LowLevelReader) -> _Shape:
+    global _last_shape  # noqa: PLW0603 - always replaced as a whole, and compared before use
+    last, stored, key_values = _last_shape, native.metadata.schema, native.metadata.metadata
+    if last is not None and last.key_values == key_values and last.stored.equals(stored):
         return last
     schema = native.schema_arrow.remove_metadata()
     flat = frozenset(number for number, kind in enumerate(schema.types) if not parquet_statistics.is_nested(kind))
-    _last_shape = shape = _Shape(stored, notes, schema, schema.names, flat)
+    _last_shape = shape = _Shape(stored, key_values, schema, schema.names, flat)
     return shape
 
 
 class Footer:
-    """A parsed footer: the columns that a user sees, and the leaves (column chunks) that they are stored in."""
+    """A parsed footer: the columns that users see, and the leaves (stored columns) they consist of."""
 
     __slots__ = ("_file", "flat", "hidden", "metadata", "names", "schema")
 
     def __init__(self, file: DataFile, tail: Tail) -> None:
-        # `pq.read_metadata` does the same, and then spends half as much again on the paths of all columns: a plan of
-        # 10,000 files would notice.
-        native = NativeReader()
+        # `pq.read_metadata` does the same, and then spends half as much again on the paths of all columns, which
+        # matters for a plan of 10,000 files.
         try:
-            native.open(pa.BufferReader(tail.data))
+            native = open_parquet(pa.BufferReader(tail.data))
             self.hidden = hidden_leaves(tail.footer, tail.version)
-            """Leaves whose chunks are encrypted, so that pyarrow must not be asked for them."""
+            """Leaves whose chunks are encrypted, which pyarrow must not access."""
             self.metadata: pq.FileMetaData = native.metadata
             shape = _shape_of(native)
             self.schema: pa.Schema = shape.schema
             self.names: list[str] = shape.names
             self.flat = shape.flat
         except (*UNDECODED, FooterDamaged) as error:
-            raise undecodable(f"{file.name}: its parquet footer", error) from error
+            raise undecodable(f"{file.name}: its parquet footer", error, file=file) from error
         self._file = file
 
     @property
     def leaves(self) -> list[tuple[int, int]]:
-        """Of all columns: (leaf, column).
+        """The (leaf, column) pairs of all columns.
 
         Raises:
-            DataFileInvalid: One is encrypted, or there are others than the schema says.
+            DataFileInvalid: A leaf is encrypted, or the leaves do not match the schema.
         """
-        return self._readable(self._leaves())
+        return self._check_readable(self._leaves())
 
     def _leaves(self) -> list[tuple[int, int]]:
         schema, num_leaves = self.schema, self.metadata.num_columns
-        if len(schema) == num_leaves:  # every column has at least one
+        if len(schema) == num_leaves:  # every column has at least one leaf
             return [(leaf, leaf) for leaf in range(num_leaves)]
         columns = [index for index, kind in enumerate(schema.types) for _ in range(_num_leaves(kind))]
         if len(columns) != num_leaves:
             raise DataFileInvalid(
-                f"{self._file.name}: {num_leaves} columns are stored but the schema has {len(columns)}; {CURE}"
+                f"{self._file.name}: {num_leaves} columns are stored but the schema has {len(columns)}; {CURE}",
+                path=self._file.path,
             )
         return list(enumerate(columns))
 
     def leaves_of(self, names: Sequence[str]) -> list[tuple[int, int]]:
-        """The same of some columns."""
+        """Return the (leaf, column) pairs of some columns."""
         wanted = {self.schema.get_field_index(name) for name in names}
-        return self._readable([(leaf, column) for leaf, column in self._leaves() if column in wanted])
+        return self._check_readable([(leaf, column) for leaf, column in self._leaves() if column in wanted])
 
-    def _readable(self, leaves: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    def _check_readable(self, leaves: list[tuple[int, int]]) -> list[tuple[int, int]]:
         if self.hidden and (encrypted := {column: None for leaf, column in leaves if leaf in self.hidden}):
             named = ", ".join(repr(self.names[column]) for column in encrypted)
             raise DataFileInvalid(
-                f"{self._file.name}: encrypted columns ({named}) cannot be read; decrypt the file first, or name the "
-                "columns that are not encrypted with columns="
+                f"{self._file.name}: encrypted columns ({named}) cannot be read; decrypt the file first, or select "
+                "the unencrypted columns with columns=",
+                path=self._file.path,
             )
         return leaves
 
     def ranges_of(self, index: int, names: Sequence[str]) -> list[Range]:
-        """Which bytes these columns of a row group are in."""
+        """Return the byte ranges of these columns of a row group."""
         group = self.metadata.row_group(index)
         return [Range(*range_of(group.column(leaf))) for leaf, _ in self.leaves_of(names)]
 
@@ -226,7 +232,7 @@ def _num_leaves(kind: pa.DataType) -> int:
 
 
 def units_of(footer: Footer, leaves: Sequence[int] | None) -> tuple[Unit, ...]:
-    """With the bytes of these leaves; None: of all of them."""
+    """Return the row groups with the bytes of these leaves, or of all leaves for None."""
     metadata = footer.metadata
     units = []
     first_row = 0
@@ -247,15 +253,16 @@ def units_of(footer: Footer, leaves: Sequence[int] | None) -> tuple[Unit, ...]:
 
 
 def _span(group: pq.RowGroupMetaData) -> int:
-    """From the first to the end of the last column: writers put them one after the other. To ask each for its size
-    would be a tenth of the time that planning takes. 0 or less if they lie otherwise.
+    """Return the bytes from the first to the end of the last column; 0 or less if the columns have another order.
+
+    Writers store columns one after the other, and asking each for its size would take a tenth of planning time.
     """
     first, (last, num_bytes) = range_of(group.column(0))[0], range_of(group.column(group.num_columns - 1))
     return last + num_bytes - first
 
 
 def null_counts(footer: Footer, leaves: list[tuple[int, int]]) -> dict[str, int]:
-    """Of the columns of these leaves, where statistics tell."""
+    """Return the null counts of the columns of these leaves, where statistics state them."""
     metadata, names, flat = footer.metadata, footer.names, footer.flat
     counts = {column: 0 for _, column in leaves if column in flat}
     for index in range(metadata.num_row_groups):
@@ -273,9 +280,9 @@ def null_counts(footer: Footer, leaves: list[tuple[int, int]]) -> dict[str, int]
 
 
 def has_pages(footer: Footer) -> bool:
-    """Whether it is worth while to look for a page index: a writer has it for all columns, or for none."""
+    """Return whether the file may have a page index. Writers write it for all columns or for none."""
     metadata = footer.metadata
     if not metadata.num_row_groups or metadata.num_row_groups * metadata.num_columns > MAX_CHUNKS or footer.hidden:
         return False
     group = metadata.row_group(0)
-    return any(group.column(leaf).has_offset_index for leaf in range(min(metadata.num_columns, _NUM_ASKED)))
+    return any(group.column(leaf).has_offset_index for leaf in range(min(metadata.num_columns, _NUM_PROBED)))

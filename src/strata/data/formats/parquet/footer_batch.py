@@ -1,9 +1,14 @@
-"""Looking into many Parquet files at once.
+"""Parse the footers of many Parquet files together.
 
-To open a Parquet file, the decoder makes a schema of its footer, and that of Arrow beside it, which takes most of the
-time and comes to the same for every file of a dataset. Here they are made once for as many files as have them in common
-(`footer_reader.py`); each file is reported as if it had been opened alone. A file that is in any way odd
-is opened alone.
+A footer is a Thrift struct: version, schema, number of rows, row groups, key-value metadata (with Arrow's own schema),
+and the writer. Files of a dataset mostly come from one writer with one schema; then everything but the number of rows
+and the row groups is equal, byte for byte, and yet parsing the equal parts is most of the work of opening such a file.
+So the row groups of up to `NUM_JOINED` files are joined into one footer, which pyarrow parses once. Only the boundaries
+of the parts are found here; pyarrow parses their contents, and reports errors.
+
+Each file gets the same result as if it had been opened alone, and an unusual file is opened alone.
+
+MEASURE_FOOTERS
 """
 
 from __future__ import annotations
@@ -14,13 +19,13 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 import pyarrow.fs as pafs
-from pyarrow.parquet.core import ParquetReader as NativeReader
 
 from strata.data.formats.base import FileFacts
 from strata.data.formats.parquet.chunks import FooterDamaged, hidden_leaves
 from strata.data.formats.parquet.footer import Footer, null_counts, read_tail, units_of
-from strata.data.formats.parquet.footer_reader import joined, layout_of, row_groups_of
-from strata.data.source.source import reaching
+from strata.data.formats.parquet.thrift import I32, I64, LIST, STRUCT, Scanner, ThriftDamaged, integer, varint
+from strata.data.pyarrow_private import open_parquet
+from strata.data.source.source import translate_errors
 from strata.errors import DataError, StorageError
 
 if TYPE_CHECKING:
@@ -30,37 +35,57 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
     from strata.data.formats.parquet.footer import Tail
-    from strata.data.formats.parquet.footer_reader import Layout, RowGroups
-    from strata.data.source.file import DataFile
-    from strata.data.source.source import Source
+    from strata.data.source.source import DataFile, Source
 
     Result: TypeAlias = FileFacts | DataError | StorageError
 
 NUM_JOINED = 16
-"""Footers that are parsed together: more of them do not fit into the processor's cache, and take longer again."""
+"""Footers that are parsed together. More do not fit in the processor cache and take longer."""
 MAX_TAIL_BYTES = 256 << 10
-"""A larger one is dealt with at once: it is not the schema that takes the time, and many would take memory."""
+"""A file with a larger tail is opened alone: its schema is not the bottleneck, and many tails would need memory."""
 MAX_FAMILIES = 4
+_NEXT = 0x10
+"""In a field header: the field number is the previous one plus 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The common parts of the footers of files with one schema and one writer."""
+
+    head: bytes
+    """Version and schema."""
+    tail: bytes
+    """Everything after the row groups."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroups:
+    """The individual part of a footer."""
+
+    num_rows: int
+    """The number of rows that the file states."""
+    num_groups: int
+    data: bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Family:
-    """Files whose footers differ in their row groups alone."""
+    """Files whose footers differ only in their row groups."""
 
     layout: Layout
     schema: pa.Schema
     names: list[str]
     flat: frozenset[int]
     num_columns: int
-    """That are stored: leaves."""
+    """The number of stored columns (leaves)."""
 
 
 _families: tuple[_Family, ...] = ()
-"""That were met last; by whichever thread."""
+"""The families that were read last, by any thread."""
 
 
 class _Member(Footer):
-    """The footer of a file that was parsed with those of others."""
+    """The footer of a file that was parsed together with others."""
 
     __slots__ = ()
 
@@ -72,7 +97,7 @@ class _Member(Footer):
 
 
 class _OwnGroups:
-    """What is asked of a file's metadata, for some row groups of others'."""
+    """The part of `pq.FileMetaData` that is used, for the row groups of one file in a joined footer."""
 
     __slots__ = ("num_columns", "num_row_groups", "row_group")
 
@@ -85,12 +110,12 @@ class _OwnGroups:
 def inspect_all(
     source: Source, files: Sequence[DataFile], *, columns: Sequence[str] | None, with_nulls: Sequence[bool]
 ) -> list[Result]:
-    """See `Together.inspect_all`."""
-    return _Look(source, files, columns, with_nulls).results()
+    """Inspect many files; see `Together.inspect_all`."""
+    return _Inspection(source, files, columns, with_nulls).results()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Look:
+class _Inspection:
     source: Source
     files: Sequence[DataFile]
     columns: Sequence[str] | None
@@ -116,7 +141,7 @@ class _Look:
                 found[number], learned = self._alone(number, tail, learns=True)
                 if learned is not None:
                     found |= self._of_family(learned, tails, found)
-                break  # to learn takes longer than to open a file: at most once for so many files
+                break  # learning takes longer than opening a file, so at most once per call
         for number, tail in tails.items():
             if number not in found:
                 found[number] = self._alone(number, tail)[0]
@@ -130,7 +155,7 @@ class _Look:
             return error, None
 
     def _of_family(self, family: _Family, tails: Mapping[int, Tail], found: Mapping[int, Result]) -> dict[int, Result]:
-        """Of all files that are not found yet and belong to the family."""
+        """Return the results of all remaining files that belong to the family."""
         parts: dict[int, RowGroups] = {}
         for number, tail in tails.items():
             if (
@@ -145,7 +170,7 @@ class _Look:
             try:
                 footers = _parsed(family, {number: parts[number] for number in numbers}, self.files)
                 made |= {number: self._facts(number, footer, tails[number]) for number, footer in footers.items()}
-            except (OSError, pa.ArrowException, ValueError, IndexError):  # one of them is damaged: each for itself
+            except (OSError, pa.ArrowException, ValueError, IndexError):  # one of them is damaged: open each alone
                 made |= {number: self._alone(number, tails[number])[0] for number in numbers}
         return made
 
@@ -157,7 +182,7 @@ class _Look:
 
 
 def _is_open(tail: Tail) -> bool:
-    """Whether pyarrow may be asked about all its column chunks; opening the file alone will tell why it may not."""
+    """Return whether pyarrow can access all column chunks; opening the file alone reports the reason if not."""
     try:
         return not hidden_leaves(tail.footer, tail.version)
     except FooterDamaged:
@@ -165,7 +190,7 @@ def _is_open(tail: Tail) -> bool:
 
 
 def _learn(footer: Footer, tail: Tail) -> _Family | None:
-    global _families  # noqa: PLW0603 - only ever replaced as a whole; a family that gets lost is learned again
+    global _families  # noqa: PLW0603 - always replaced as a whole; a lost family is learned again
     layout = layout_of(tail.footer)
     if layout is None or footer.hidden:
         return None
@@ -175,15 +200,15 @@ def _learn(footer: Footer, tail: Tail) -> _Family | None:
 
 
 def _parsed(family: _Family, parts: Mapping[int, RowGroups], files: Sequence[DataFile]) -> dict[int, _Member]:
-    """
+    """Parse the row groups of several files as one footer.
+
     Raises:
-        ValueError: A file says another number of rows than its row groups have: they may be another file's.
-        OSError, pa.ArrowException: They cannot be parsed.
+        ValueError: A file states another number of rows than its row groups have.
+        OSError, pa.ArrowException: The footer cannot be parsed.
     """
-    footer = joined(family.layout, list(parts.values()))
-    native = NativeReader()
-    native.open(pa.BufferReader(b"".join([b"PAR1", footer, len(footer).to_bytes(4, "little"), b"PAR1"])))
-    metadata = native.metadata
+    footer = join_footers(family.layout, list(parts.values()))
+    data = b"".join([b"PAR1", footer, len(footer).to_bytes(4, "little"), b"PAR1"])
+    metadata = open_parquet(pa.BufferReader(data)).metadata
     members = {}
     first = 0
     for number, part in parts.items():
@@ -197,19 +222,82 @@ def _parsed(family: _Family, parts: Mapping[int, RowGroups], files: Sequence[Dat
     return members
 
 
+# --- the parts of a footer ---
+
+
+def layout_of(footer: bytes) -> Layout | None:
+    """Return the common parts of a footer; None if its fields have an unusual order, or it is damaged."""
+    scanner = Scanner(footer)
+    try:
+        _expect(scanner, I32)
+        scanner.varint()
+        _expect(scanner, LIST)
+        _pass_structs(scanner, scanner.items(STRUCT))
+        head = footer[: scanner.at]
+        _, num_groups = _own_numbers(scanner)
+        _pass_structs(scanner, num_groups)
+    except ThriftDamaged:
+        return None
+    return Layout(head, footer[scanner.at :])
+
+
+def row_groups_of(footer: bytes, layout: Layout) -> RowGroups | None:
+    """Return the row groups of a footer; None if it has another layout."""
+    if not footer.startswith(layout.head) or not footer.endswith(layout.tail):
+        return None
+    scanner = Scanner(footer, len(layout.head))
+    try:
+        num_rows, num_groups = _own_numbers(scanner)
+    except ThriftDamaged:
+        return None
+    end = len(footer) - len(layout.tail)
+    return RowGroups(num_rows, num_groups, footer[scanner.at : end]) if scanner.at <= end else None
+
+
+def join_footers(layout: Layout, parts: list[RowGroups]) -> bytes:
+    """Return a footer with the row groups of all files."""
+    own = b"".join(
+        [
+            bytes([_NEXT | I64]),
+            integer(sum(part.num_rows for part in parts)),
+            bytes([_NEXT | LIST, 0xF0 | STRUCT]),
+            varint(sum(part.num_groups for part in parts)),
+        ]
+    )
+    return b"".join([layout.head, own, *(part.data for part in parts), layout.tail])
+
+
+def _own_numbers(scanner: Scanner) -> tuple[int, int]:
+    """Return the number of rows and of row groups, and move to the first row group."""
+    _expect(scanner, I64)
+    num_rows = scanner.integer()
+    _expect(scanner, LIST)
+    return num_rows, scanner.items(STRUCT)
+
+
+def _expect(scanner: Scanner, kind: int) -> None:
+    if scanner.byte() != _NEXT | kind:
+        raise ThriftDamaged("a field has an unexpected number or type")
+
+
+def _pass_structs(scanner: Scanner, number: int) -> None:
+    for _ in range(number):
+        scanner.raw()
+
+
 # --- reading ---
 
 
 def _tail_of(source: Source, file: DataFile) -> Tail:
     if isinstance(source.filesystem, pafs.LocalFileSystem):
-        with reaching(file.name), _LocalFile(file.path) as opened:
+        with translate_errors(file.name), _LocalFile(file.path) as opened:
             return read_tail(source, file, opened)
     with source.open(file) as opened:
         return read_tail(source, file, opened)
 
 
 class _LocalFile:
-    """As pyarrow's, at half of its time for a single read."""
+    """A local file that takes half the time of pyarrow's for a single read."""
 
     __slots__ = ("_descriptor",)
 
@@ -227,7 +315,7 @@ class _LocalFile:
 
     def read_at(self, num_bytes: int, offset: int) -> bytes:
         found = os.pread(self._descriptor, num_bytes, offset)
-        while len(found) < num_bytes:  # as some file systems do
+        while len(found) < num_bytes:  # some file systems return fewer bytes
             more = os.pread(self._descriptor, num_bytes - len(found), offset + len(found))
             if not more:
                 break

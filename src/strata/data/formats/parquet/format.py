@@ -1,4 +1,4 @@
-"""Parquet: a unit is a row group. What a file says of itself is read in `footer.py`."""
+"""The Parquet implementation of the format port: inspecting, pruning, and reading row groups and pages."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
-from pyarrow.parquet.core import ParquetReader as NativeReader
 
 from strata.data.filter import pruning
+from strata.data.filter.expression import Presence
 from strata.data.formats.arrow_messages import has_dictionaries
-from strata.data.formats.base import FileFacts, Presence, Saving, Unit
+from strata.data.formats.base import FileFacts, Saving, Unit
 from strata.data.formats.damage import CURE, attempt
 from strata.data.formats.parquet import footer_batch, statistics
 from strata.data.formats.parquet import pages as parquet_pages
@@ -19,7 +19,8 @@ from strata.data.formats.parquet.footer import Footer, has_pages, null_counts, r
 from strata.data.formats.parquet.page_index import IndexDamaged, range_of
 from strata.data.formats.parquet.pages import PagedFile, read_ranges
 from strata.data.memory import pool
-from strata.data.source.ranges import HOLE_BYTES, Range
+from strata.data.pyarrow_private import open_parquet
+from strata.data.source.ranges import GAP_BYTES, Range
 from strata.errors import DataFileInvalid
 
 if TYPE_CHECKING:
@@ -29,20 +30,20 @@ if TYPE_CHECKING:
 
     from strata.data.filter.expression import Node
     from strata.data.formats.base import Judged, Reader, Rows, UnitRanges
-    from strata.data.source.file import DataFile
-    from strata.data.source.source import Source
+    from strata.data.pyarrow_private import ParquetReader as LowLevelReader
+    from strata.data.source.source import DataFile, Source
     from strata.errors import DataError, StorageError
 
 HEAD_COLUMNS = 4
-"""Decoded at a time where it is the first rows alone. With 41 columns of pages of 1 MB, a fifth of the pages of fresh
-memory, each of which costs up to 90 µs on a virtual machine.
+"""Columns decoded at a time by `read_head`. With 41 columns and pages of 1 MB, this needs a fifth of the new memory
+pages, each of which costs up to 90 µs on a virtual machine.
 """
 PARTS = (4, 32, 256)
-"""Into which a row group is cut that cannot be decoded whole."""
-_NEAR_HOLE_BYTES = 64 << 10
-"""Between pages that are read at once from a disk."""
+"""The numbers of parts to try for a row group that cannot be decoded at once."""
+LOCAL_GAP_BYTES = 64 << 10
+"""The largest gap between pages that are read at once from a disk."""
 _NO_PAGES = (ValueError, OSError, pa.ArrowException)
-"""Why pages may not be told apart: `IndexDamaged`, and what pyarrow says of files that are made of damaged pages."""
+"""Errors after which a file is read without its page index: `IndexDamaged`, and pyarrow's about damaged pages."""
 
 
 class ParquetFormat:
@@ -74,7 +75,7 @@ class ParquetFormat:
     def presence(
         self, source: Source, file: DataFile, facts: FileFacts, condition: Node, schema: pa.Schema
     ) -> list[Presence]:
-        if not statistics.can_tell(facts.schema, schema):
+        if not statistics.have_bounds(facts.schema, schema):
             return [Presence.SOME] * len(facts.units)
         with source.open(file) as opened:
             tail = read_tail(source, file, opened, version=facts.version)
@@ -120,7 +121,7 @@ class ParquetFormat:
                 source.counter.add(num_bytes)
                 return data
 
-            with contextlib.suppress(*_NO_PAGES):  # who reads will find the same
+            with contextlib.suppress(*_NO_PAGES):  # the reader meets the same error
                 pages = PagedFile(tail.footer, footer.metadata, footer.schema, read)
                 for index, some in rows.items():
                     choice = pages.choose(index, columns, some)
@@ -130,7 +131,7 @@ class ParquetFormat:
 
 
 class ParquetReader:
-    """Has its own handle: one that is shared by threads hangs."""
+    """Reads one file through its own handle: sharing a handle between threads hangs."""
 
     def __init__(self, source: Source, file: DataFile, version: str) -> None:
         self._source = source
@@ -146,7 +147,7 @@ class ParquetReader:
         self._leaves: dict[tuple[str, ...], list[int]] = {}
         self._tail = tail if has_pages(self._footer) else None
         self._pages: PagedFile | None = None
-        self._hole_bytes = HOLE_BYTES if source.costs_trips else _NEAR_HOLE_BYTES
+        self._gap_bytes = GAP_BYTES if source.has_round_trips else LOCAL_GAP_BYTES
 
     def read(self, unit: Unit, columns: Sequence[str]) -> pa.Table:
         if not columns:
@@ -157,23 +158,25 @@ class ParquetReader:
             lambda: self._decode_anew(lambda: self._decode(unit, leaves)),
             source=self._source,
             file=self._file,
+            unit=unit,
             ranges=ranges,
-            what=_named(unit),
+            what=_describe(unit),
         )
-        self._add(sum(num_bytes for _, num_bytes in ranges))
-        return self._only(table, columns)
+        self._count(sum(num_bytes for _, num_bytes in ranges))
+        return self._select(table, columns)
 
-    def _only(self, table: pa.Table, columns: Sequence[str]) -> pa.Table:
+    def _select(self, table: pa.Table, columns: Sequence[str]) -> pa.Table:
         if table.column_names != list(columns):
             if missing := set(columns) - set(table.column_names):
                 raise DataFileInvalid(
-                    f"{self._file.name}: its parquet footer has two schemas ({missing} differ); {CURE}"
+                    f"{self._file.name}: its parquet footer has two schemas ({missing} differ); {CURE}",
+                    path=self._file.path,
                 )
             table = table.select(list(columns))
         return table.replace_schema_metadata(None)
 
     def _where(self, unit: Unit, columns: Sequence[str]) -> tuple[list[int], list[tuple[int, int]]]:
-        """The leaves of the columns, and where each lies."""
+        """Return the leaves of the columns, and the range of each."""
         wanted = tuple(columns)
         leaves = self._leaves.get(wanted)
         if leaves is None:
@@ -181,9 +184,9 @@ class ParquetReader:
         return leaves, [range_of(self._footer.metadata.row_group(unit.index).column(leaf)) for leaf in leaves]
 
     def read_head(self, unit: Unit, columns: Sequence[str], num_rows: int) -> pa.Table:
-        """The first rows of the unit. What is read is not counted: it will be, with the rest.
+        """Return the first rows of the row group. Their bytes are counted later, with the rest.
 
-        A few columns at a time: pages are large, and the next ones are unpacked into the memory of the last.
+        A few columns are decoded at a time: pages are large, and the next ones reuse the memory of the last.
         """
         found: list[pa.Table] = []
         for at in range(0, max(len(columns), 1), HEAD_COLUMNS):
@@ -195,15 +198,16 @@ class ParquetReader:
                 partial(self._decode_anew, decode),
                 source=self._source,
                 file=self._file,
+                unit=unit,
                 ranges=ranges,
-                what=_named(unit),
+                what=_describe(unit),
             )
-            found.append(self._only(table, some))
+            found.append(self._select(table, some))
         fields = [field for table in found for field in table.schema]
         return pa.table([column for table in found for column in table.columns], pa.schema(fields))
 
     def judge(self, units: Sequence[Unit], condition: Node, schema: pa.Schema) -> Mapping[int, Judged]:
-        if self._tail is None or not statistics.can_tell(self._footer.schema, schema):
+        if self._tail is None or not statistics.have_bounds(self._footer.schema, schema):
             return {}
         large = [unit.index for unit in units if _is_large(self._footer.metadata.row_group(unit.index))]
         try:
@@ -229,52 +233,54 @@ class ParquetReader:
         except pa.ArrowMemoryError:
             raise
         except _NO_PAGES:
-            # Whatever is wrong, with the index or with what it leads to: read without it, and told if it still is.
+            # The index or the pages are damaged. Reading without the index succeeds or reports the damage.
             self._tail = None
         return _cut(self.read(unit, columns), rows)
 
     def _read_pages(self, unit: Unit, columns: Sequence[str], rows: Sequence[Rows]) -> pa.Table:
-        """
+        """Read the pages that contain these rows.
+
         Raises:
-            IndexDamaged: It cannot be done so.
-            OSError, pa.ArrowException: Something cannot be read or decoded.
+            IndexDamaged: The page index cannot be used.
+            OSError, pa.ArrowException: A page cannot be read or decoded.
         """
         pages, schema = self._paged(), self._footer.schema
         choice = pages.choose(unit.index, columns, rows)
         made: dict[str, pa.ChunkedArray] = {}
         data, num_bytes = read_ranges(
-            self._opened, [each for selection in choice.paged for each in selection.ranges], self._hole_bytes
+            self._opened, [each for selection in choice.paged for each in selection.ranges], self._gap_bytes
         )
         left = iter(data)
         for selection in choice.paged:
             own = [next(left) for _ in selection.ranges]
             made[schema.names[selection.column]] = column = pages.decode(unit.index, selection, own, rows)
             _check_codes(column)
-        self._add(num_bytes)
+        self._count(num_bytes)
         if choice.whole:
             table = _cut(self.read(unit, [schema.names[column] for column in choice.whole]), rows)
             made |= dict(zip(table.column_names, table.columns, strict=True))
         return pa.Table.from_arrays([made[name] for name in columns], schema=pa.schema(map(schema.field, columns)))
 
     def _paged(self) -> PagedFile:
-        """
+        """Return the pages of the file.
+
         Raises:
-            IndexDamaged: The file has no page index, or none that can be used.
+            IndexDamaged: The file has no page index, or it cannot be used.
         """
         if self._tail is None:
-            raise IndexDamaged("there is no page index")
+            raise IndexDamaged("the file has no page index")
         if self._pages is None:
             tail = self._tail
 
             def read(ranges: Sequence[Range]) -> Sequence[bytes]:
                 data, num_bytes = read_index(self._opened, tail, ranges)
-                self._add(num_bytes)
+                self._count(num_bytes)
                 return data
 
             self._pages = PagedFile(tail.footer, self._footer.metadata, self._footer.schema, read)
         return self._pages
 
-    def _add(self, num_bytes: int) -> None:
+    def _count(self, num_bytes: int) -> None:
         self.bytes_read += num_bytes
         self._source.counter.add(num_bytes)
 
@@ -282,17 +288,16 @@ class ParquetReader:
         self._native.close()
         self._opened.close()
 
-    def _open_native(self) -> NativeReader:
-        native = NativeReader(pool())
-        # Far away, the columns of a row group are fetched together, in few and large reads. Nearby they are read, not
-        # mapped: a file that is cut off while it is mapped would end the process.
-        native.open(
+    def _open_native(self) -> LowLevelReader:
+        # With round trips, the columns of a row group are fetched together in few large reads. Local files are read,
+        # not memory-mapped: truncating a mapped file would kill the process.
+        return open_parquet(
             self._opened,
             metadata=self._footer.metadata,
-            pre_buffer=self._source.costs_trips,
-            page_checksum_verification=True,  # costs nothing where a file has none
+            memory_pool=pool(),
+            pre_buffer=self._source.has_round_trips,
+            verify_checksums=True,  # costs nothing for a file without checksums
         )
-        return native
 
     def _decode(self, unit: Unit, leaves: list[int]) -> pa.Table:
         try:
@@ -306,7 +311,7 @@ class ParquetReader:
         return table
 
     def _decode_in_parts(self, unit: Unit, leaves: list[int]) -> pa.Table:
-        """For lists and structs with more than 2 GiB of strings, which do not fit into one array of their type."""
+        """Decode lists and structs with more than 2 GiB of strings, which do not fit in one array of their type."""
         error: pa.ArrowNotImplementedError | None = None
         for num_parts in PARTS:
             native = self._open_native()
@@ -320,7 +325,7 @@ class ParquetReader:
         raise error
 
     def _decode_head(self, unit: Unit, leaves: list[int], num_rows: int) -> pa.Table:
-        native = self._open_native()  # one that is stopped midway keeps what it has begun
+        native = self._open_native()  # a reader that stops midway keeps its state
         found: list[pa.RecordBatch] = []
         for batch in native.iter_batches(num_rows, [unit.index], column_indices=leaves, use_threads=False):
             found.append(batch)
@@ -341,13 +346,13 @@ class ParquetReader:
 
 
 def _is_large(group: pq.RowGroupMetaData) -> bool:
-    """Whether leaving out pages of some column could pay; else it is quicker to decode than to judge them."""
+    """Return whether skipping pages of some column could pay; otherwise decoding is faster than judging them."""
     sizes = (group.column(leaf).total_compressed_size for leaf in range(group.num_columns))
     return any(size >= parquet_pages.MIN_SAVED_BYTES for size in sizes)
 
 
 def _check_codes(column: pa.ChunkedArray) -> None:
-    """They are followed without looking; those of a damaged page lead anywhere."""
+    """Check dictionary codes, which later code follows unchecked; those of a damaged page point anywhere."""
     if has_dictionaries(column.type):
         column.validate(full=True)
 
@@ -356,7 +361,7 @@ def _cut(table: pa.Table, rows: Sequence[Rows]) -> pa.Table:
     return pa.concat_tables([table.slice(first, num_rows) for first, num_rows in rows])
 
 
-def _named(unit: Unit) -> str:
+def _describe(unit: Unit) -> str:
     return f"row group {unit.index}, which begins with row {unit.first_row},"
 
 

@@ -1,13 +1,13 @@
-"""What a Parquet file says of the pages in its column chunks, which pyarrow does not show.
+"""Read the page index of a Parquet file, which pyarrow does not expose.
 
-A page is what is compressed and encoded on its own: some thousand rows of one column. Beside the footer there may be,
-for every column chunk, an *offset index* (where its pages are, and with which row each begins) and a *column index*
-(the least and the greatest value of each, and how many nulls). parquet-mr, and so Spark, writes them, pyarrow does if
-asked.
+A page is a part of a column chunk that is compressed and encoded on its own: some thousand rows. Before the footer, a
+file may contain for every column chunk an *offset index* (the offset and the first row of each page) and a *column
+index* (minimum, maximum and null count of each page). parquet-mr, and therefore Spark, writes them; pyarrow does on
+request.
 
-All that is read is checked against what must hold: pages lie in their chunk one after the other, rows rise, lists have
-an entry per page. What does not hold is `IndexDamaged`: then pages are not told apart, and nothing else changes.
-Numbers of fields are those of `parquet.thrift`.
+Everything is validated: pages follow one another within their chunk, rows ascend, lists have one entry per page. A
+violation raises `IndexDamaged`, after which the file is read without its page index. Field numbers are those of
+`parquet.thrift`.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ if TYPE_CHECKING:
 IndexDamaged = ThriftDamaged
 
 MAX_CHUNKS = 50_000
-"""Column chunks of a file whose indexes are looked for: a footer is walked through in Python, some 10 µs for each."""
+"""The most column chunks of a file whose index is read: Python scans the footer at about 10 µs per chunk."""
 _REPEATED = 2
 _WIDTHS = {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8}
-"""Of values as statistics have them, by physical type: boolean, int32, int64, int96, float, double."""
+"""Bytes of a value in statistics, by physical type: boolean, int32, int64, int96, float, double."""
 _TEXT, _FIXED = 6, 7
 _DATA_PAGE, _DATA_PAGE_V2 = 0, 3
 
 
 class Chunk(NamedTuple):
-    """Where the indexes of one column chunk are."""
+    """The locations of the indexes of one column chunk."""
 
     metadata: int
-    """Where its `ColumnMetaData` begins in the footer."""
+    """The offset of its `ColumnMetaData` in the footer."""
     offset_index: Range | None
     column_index: Range | None
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A top-level column, as it is stored."""
+    """A top-level column as it is stored."""
 
     elements: tuple[bytes, ...]
-    """Of the schema: its own and those of all that is nested in it."""
+    """Its own schema element and those of the columns nested in it."""
     leaves: range
     is_repeated: bool
     """Whether a row may have several values."""
@@ -57,28 +57,28 @@ class Column:
     kind: int
     """The physical type of a column that is not nested."""
     width: int | None
-    """Bytes of such a value; None: they differ."""
+    """Bytes of a value of such a column; None if they vary."""
 
 
 @dataclass(frozen=True, slots=True)
-class Footer:
-    """Of a footer, what pyarrow does not tell."""
+class IndexedFooter:
+    """The parts of a footer that pyarrow does not expose."""
 
     data: bytes
     columns: tuple[Column, ...]
     created_by: bytes
     orders: tuple[bytes, ...]
-    """By which order each leaf's least and greatest value were found; none if it is not told."""
+    """The sort order of each leaf's bounds; empty if the file does not state them."""
     groups: tuple[tuple[Chunk, ...], ...]
-    """By row group, then by leaf."""
+    """Column chunks by row group and leaf."""
 
 
 class Page(NamedTuple):
     offset: int
     num_bytes: int
-    """With its header."""
+    """The size with the header."""
     first_row: int
-    """Of the row group's."""
+    """The first row, counted within the row group."""
     num_rows: int
 
     @property
@@ -87,32 +87,33 @@ class Page(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """What a column index says; one entry per page."""
+class PageBounds:
+    """The contents of a column index, with one entry per page."""
 
     null_pages: Sequence[bool]
-    """Whether all values are null; then there is no least and no greatest."""
+    """Whether all values are null, so that there are no bounds."""
     lows: Sequence[bytes]
     highs: Sequence[bytes]
     null_counts: Sequence[int] | None
 
 
 class Header(NamedTuple):
-    """What stands before a page's values."""
+    """The header of a page."""
 
     num_bytes: int
-    """Its own."""
+    """The size of the header itself."""
     uncompressed_bytes: int
     compressed_bytes: int
     num_values: int
     num_rows: int | None
-    """None: it does not tell."""
+    """None if the header does not state it."""
 
 
-def read_footer(data: bytes) -> Footer:
-    """
+def read_footer(data: bytes) -> IndexedFooter:
+    """Parse a footer.
+
     Raises:
-        IndexDamaged: It cannot be read, parts of it are encrypted or in other files, or it is too large.
+        IndexDamaged: It cannot be parsed, is partly encrypted or in other files, or is too large.
     """
     scan = Scanner(data)
     chunks = 0
@@ -123,20 +124,20 @@ def read_footer(data: bytes) -> Footer:
         return at
 
     known = {
-        1: (thrift.BINARY, _refused("it is in another file")),
+        1: (thrift.BINARY, _refuse("a column chunk is in another file")),
         3: (thrift.STRUCT, metadata),
         4: (thrift.I64, scan.integer),
         5: (thrift.I32, scan.integer),
         6: (thrift.I64, scan.integer),
         7: (thrift.I32, scan.integer),
-        8: (thrift.STRUCT, _refused("it is encrypted")),
+        8: (thrift.STRUCT, _refuse("a column chunk is encrypted")),
     }
 
     def chunk() -> Chunk:
         nonlocal chunks
         chunks += 1
         if chunks > MAX_CHUNKS:
-            raise IndexDamaged(f"there are more than {MAX_CHUNKS} column chunks")
+            raise IndexDamaged(f"the file has more than {MAX_CHUNKS} column chunks")
         found = scan.struct(known)
         return Chunk(_needed(found, 3), _range(found, 4, 5), _range(found, 6, 7))
 
@@ -151,14 +152,14 @@ def read_footer(data: bytes) -> Footer:
             4: (thrift.LIST, lambda: tuple(group() for _ in range(scan.items(thrift.STRUCT)))),
             6: (thrift.BINARY, scan.binary),
             7: (thrift.LIST, scan.raws),
-            8: (thrift.STRUCT, _refused("it is encrypted")),
+            8: (thrift.STRUCT, _refuse("the file is encrypted")),
         }
     )
     columns = _columns(_needed(found, 2))
     num_leaves = columns[-1].leaves.stop if columns else 0
     if any(len(each) != num_leaves for each in _needed(found, 4)) or len(found.get(7, ())) not in (0, num_leaves):
-        raise IndexDamaged("row groups have other columns than the schema")
-    return Footer(data, columns, found.get(6, b""), tuple(found.get(7, ())), found[4])
+        raise IndexDamaged("row groups and schema have different columns")
+    return IndexedFooter(data, columns, found.get(6, b""), tuple(found.get(7, ())), found[4])
 
 
 def _range(found: dict[int, Any], offset: int, num_bytes: int) -> Range | None:
@@ -169,27 +170,27 @@ def _range(found: dict[int, Any], offset: int, num_bytes: int) -> Range | None:
 
 
 def _columns(elements: Sequence[bytes]) -> tuple[Column, ...]:
-    """Elements stand as a tree is walked, each before its children; the first is the root."""
-    told = [_element(element) for element in elements]
-    if not told:
-        raise IndexDamaged("there is no schema")
+    """Return the columns of a schema, whose elements are stored depth first, beginning with the root."""
+    parsed = [_element(element) for element in elements]
+    if not parsed:
+        raise IndexDamaged("the schema is empty")
     made: list[Column] = []
     leaf, at = 0, 1
-    for _ in range(told[0].num_children):
+    for _ in range(parsed[0].num_children):
         start, first_leaf = at, leaf
         left = 1
         while left:
-            if at >= len(told):
+            if at >= len(parsed):
                 raise IndexDamaged("the schema ends within a column")
-            num_children = told[at].num_children
+            num_children = parsed[at].num_children
             leaf += not num_children
             left += num_children - 1
             at += 1
-        is_repeated = any(each.repetition == _REPEATED for each in told[start:at])
-        top, leaves = told[start], range(first_leaf, leaf)
+        is_repeated = any(each.repetition == _REPEATED for each in parsed[start:at])
+        top, leaves = parsed[start], range(first_leaf, leaf)
         made.append(Column(tuple(elements[start:at]), leaves, is_repeated, top.name, top.kind, _width(top)))
-    if at != len(told):
-        raise IndexDamaged("the schema goes on after its last column")
+    if at != len(parsed):
+        raise IndexDamaged("the schema continues after its last column")
     return tuple(made)
 
 
@@ -218,10 +219,10 @@ def _element(data: bytes) -> _Element:
 
 
 def read_pages(data: bytes, chunk: Range, num_rows: int) -> tuple[Page, ...]:
-    """From an offset index. `chunk`: all bytes of the column chunk, its dictionary too.
+    """Return the pages in an offset index. `chunk` is the range of the column chunk, dictionary included.
 
     Raises:
-        IndexDamaged: It cannot be of this chunk.
+        IndexDamaged: The index does not fit this chunk.
     """
     scan = Scanner(data)
 
@@ -237,22 +238,24 @@ def read_pages(data: bytes, chunk: Range, num_rows: int) -> tuple[Page, ...]:
     ends = [*(first_row for _, _, first_row in locations[1:]), num_rows] if locations else []
     end = chunk.offset
     for (offset, num_bytes, first_row), end_row in zip(locations, ends, strict=True):
-        # A page without rows would be one that begins within a row.
+        # A page without rows would begin within a row.
         if offset < end or num_bytes <= 0 or first_row >= end_row or (not pages and first_row != 0):
             raise IndexDamaged("pages do not follow one another")
         end = offset + num_bytes
         pages.append(Page(offset, num_bytes, first_row, end_row - first_row))
     if not pages or end > chunk.end:
-        raise IndexDamaged("pages lie outside of their column chunk")
+        raise IndexDamaged("pages lie outside their column chunk")
     return tuple(pages)
 
 
-def read_bounds(data: bytes, pages: Sequence[Page], null_count: int | None, width: int | None) -> Bounds:
-    """From a column index of a column that is not nested. `null_count`: what the footer says of all its pages. `width`:
-    the bytes of each bound; pyarrow ends the process over one that is too short.
+def read_bounds(data: bytes, pages: Sequence[Page], null_count: int | None, width: int | None) -> PageBounds:
+    """Return the bounds in the column index of a flat column.
+
+    `null_count` is that of the whole chunk in the footer. `width` is the size of each bound in bytes: pyarrow aborts
+    the process on a bound that is too short.
 
     Raises:
-        IndexDamaged: It cannot be of these pages.
+        IndexDamaged: The index does not fit these pages.
     """
     scan = Scanner(data)
     found = scan.struct(
@@ -263,29 +266,29 @@ def read_bounds(data: bytes, pages: Sequence[Page], null_count: int | None, widt
             5: (thrift.LIST, scan.integers),
         }
     )
-    made = Bounds(_needed(found, 1), _needed(found, 2), _needed(found, 3), found.get(5))
+    made = PageBounds(_needed(found, 1), _needed(found, 2), _needed(found, 3), found.get(5))
     if not len(made.null_pages) == len(made.lows) == len(made.highs) == len(pages):
         raise IndexDamaged("a column index has another number of pages")
     if width is not None:
         for low, high, is_null in zip(made.lows, made.highs, made.null_pages, strict=True):
             if not is_null and (len(low) != width or len(high) != width):
-                raise IndexDamaged("a bound is no value of its column")
+                raise IndexDamaged("a bound does not have the size of its column's values")
     counts = made.null_counts
     if counts is None:
         return made
     if len(counts) != len(pages) or (null_count is not None and sum(counts) != null_count):
-        raise IndexDamaged("nulls are counted in two ways")
+        raise IndexDamaged("null counts are inconsistent")
     for page, is_null, count in zip(pages, made.null_pages, counts, strict=True):
         if not 0 <= count <= page.num_rows or is_null != (count == page.num_rows):
-            raise IndexDamaged("nulls are counted in two ways")
+            raise IndexDamaged("null counts are inconsistent")
     return made
 
 
 def read_header(data: bytes | memoryview) -> Header:
-    """Of a data page.
+    """Parse the header of a data page.
 
     Raises:
-        IndexDamaged: It is none.
+        IndexDamaged: The data does not begin with a data page.
     """
     scan = Scanner(data)
     version_1 = {1: (thrift.I32, scan.integer)}
@@ -301,16 +304,16 @@ def read_header(data: bytes | memoryview) -> Header:
     )
     kind = _needed(found, 1)
     if kind not in (_DATA_PAGE, _DATA_PAGE_V2):
-        raise IndexDamaged(f"a page of kind {kind} stands where data should be")
-    told = _needed(found, 5 if kind == _DATA_PAGE else 8)
-    numbers = (_needed(found, 2), _needed(found, 3), _needed(told, 1), told.get(3, 0))
+        raise IndexDamaged(f"a page has the kind {kind}, not that of data")
+    details = _needed(found, 5 if kind == _DATA_PAGE else 8)
+    numbers = (_needed(found, 2), _needed(found, 3), _needed(details, 1), details.get(3, 0))
     if not all(0 <= number < 1 << 31 for number in numbers):
-        raise IndexDamaged("a page has less than no values or bytes")
-    return Header(scan.at, _needed(found, 2), _needed(found, 3), _needed(told, 1), told.get(3))
+        raise IndexDamaged("a page has a negative number of values or bytes")
+    return Header(scan.at, _needed(found, 2), _needed(found, 3), _needed(details, 1), details.get(3))
 
 
 def range_of(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
-    """Of a column chunk, its dictionary included: where it begins, and its bytes."""
+    """Return the offset and the bytes of a column chunk, dictionary included."""
     first = chunk.data_page_offset
     dictionary = chunk.dictionary_page_offset
     if dictionary is not None and 0 < dictionary < first:
@@ -318,8 +321,8 @@ def range_of(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
     return first, chunk.total_compressed_size
 
 
-def read_chunk(footer: Footer, chunk: Chunk) -> tuple[int, list[int], list[bytes], int]:
-    """Of a column chunk's metadata, what is the same for any of its pages: type, encodings, path, codec."""
+def read_chunk(footer: IndexedFooter, chunk: Chunk) -> tuple[int, list[int], list[bytes], int]:
+    """Return the type, encodings, path and codec of a column chunk, which all its pages share."""
     scan = Scanner(footer.data, chunk.metadata)
     found = scan.struct(
         {
@@ -338,7 +341,7 @@ def _needed(found: dict[int, Any], number: int) -> Any:
     return found[number]
 
 
-def _refused(reason: str) -> Any:
+def _refuse(reason: str) -> Any:
     def refuse() -> None:
         raise IndexDamaged(reason)
 

@@ -1,11 +1,14 @@
-"""Pages of a Parquet file: which of them a filter rules out, and reading the others alone.
+"""Decide which pages of a Parquet file a filter excludes, and read only the others.
 
-A filter is judged by the bounds of pages as it is by those of row groups: the rows between two page borders are to
-`pruning.py` what a unit is. To read some pages of a column, which pyarrow cannot, they are copied as they are, with the
-column's dictionary, between a new beginning and a new footer: a file of one column, which it can.
+A filter is decided by the bounds of pages as by those of row groups: `pruning.py` treats the rows between two page
+boundaries as a row group. pyarrow cannot read single pages of a column. So the pages are copied unchanged, with the
+column's dictionary, between a new magic number and a new footer: a valid Parquet file of one column in memory, which
+pyarrow decodes. This relies on the Parquet format only, not on pyarrow's internals.
 
-Pages of different columns begin with different rows. What is decoded is therefore cut to the rows that were asked for.
-A page is read only if its header agrees with the index, in its length and its number of rows.
+Pages of different columns begin at different rows, so decoded columns are cut to the requested rows. A page is used
+only if its header agrees with the index in length and number of rows, and the decoded column must have the stated
+number of rows and the planned type. Otherwise `IndexDamaged` is raised, and the caller reads the row group without its
+page index.
 """
 
 from __future__ import annotations
@@ -18,19 +21,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-from pyarrow.parquet.core import ParquetReader as NativeReader
 
 from strata.data.filter import pruning
-from strata.data.formats.base import Judged, Presence, Saving, joined
+from strata.data.filter.expression import Presence
+from strata.data.formats.base import Judged, Saving, join_rows
 from strata.data.formats.parquet import statistics as parquet_statistics
 from strata.data.formats.parquet import thrift
 from strata.data.formats.parquet.page_index import (
-    Bounds,
     Chunk,
     Column,
-    Footer,
     IndexDamaged,
+    IndexedFooter,
     Page,
+    PageBounds,
     range_of,
     read_bounds,
     read_chunk,
@@ -39,7 +42,8 @@ from strata.data.formats.parquet.page_index import (
     read_pages,
 )
 from strata.data.memory import pool
-from strata.data.source.ranges import Range, coalesced
+from strata.data.pyarrow_private import open_parquet
+from strata.data.source.ranges import Range, coalesce
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -52,14 +56,14 @@ if TYPE_CHECKING:
     Read = Callable[[Sequence[Range]], Sequence[bytes]]
 
 MIN_SAVED = 0.25
-"""Of a column's bytes, and so many bytes: to read less than this for nothing is quicker than to pick pages."""
+"""The share of a column's bytes to save, and at least `MIN_SAVED_BYTES`: selecting pages to save less does not pay."""
 MIN_SAVED_BYTES = 64 << 10
 MAX_SPANS = 200_000
 """Stretches of rows that are judged at once, about 10 µs each."""
 MAX_INDEX_BYTES = 64 << 20
-"""Of all indexes that are read at once."""
+"""The limit for all indexes that are read at once."""
 MAX_OPEN = 256
-"""Stretches of a unit that are counted by decoding: each is a chunk of every column."""
+"""Stretches of a row group that are counted by decoding: each is a chunk of every column."""
 _MARK = b"PAR1"
 _ARROW_SCHEMA = b"ARROW:schema"
 _VERSION = thrift.integer(2)
@@ -67,11 +71,11 @@ _VERSION = thrift.integer(2)
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Pages of a column that has one leaf."""
+    """Some pages of a column that has one leaf."""
 
     column: int
     dictionary: Range
-    """What lies before the first page; empty if there is none."""
+    """The bytes before the first page; empty if there are none."""
     pages: tuple[Page, ...]
 
     @property
@@ -85,11 +89,11 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How some rows of a row group are read."""
+    """How to read some rows of a row group."""
 
     paged: tuple[Selection, ...]
     whole: tuple[int, ...]
-    """Columns whose chunks are read whole, and then cut."""
+    """Columns whose chunks are read whole and then cut."""
     saving: Saving
 
 
@@ -97,53 +101,54 @@ class PagedFile:
     """The pages of one open file. Used by one thread at a time."""
 
     def __init__(self, data: bytes, metadata: pq.FileMetaData, schema: pa.Schema, read: Read) -> None:
-        """`data`: the footer. `schema`: as pyarrow understands it. `read`: gives the bytes of ranges of the file.
+        """`data` is the footer, `schema` pyarrow's schema of it, and `read` returns byte ranges of the file.
 
         Raises:
-            IndexDamaged: Pages cannot be told apart in this file.
+            IndexDamaged: The page index of this file cannot be used.
         """
         self._metadata = metadata
         self._schema = schema
         self._read = read
-        self._footer: Footer = read_footer(data)
+        self._footer: IndexedFooter = read_footer(data)
         self._pages: dict[tuple[int, int], tuple[Page, ...] | None] = {}
         footer = self._footer
         num_leaves = footer.columns[-1].leaves.stop if footer.columns else 0
-        told = (len(footer.columns), num_leaves, len(footer.groups))
-        if told != (len(schema), metadata.num_columns, metadata.num_row_groups):
-            raise IndexDamaged("the footer is understood in two ways")
+        sizes = (len(footer.columns), num_leaves, len(footer.groups))
+        if sizes != (len(schema), metadata.num_columns, metadata.num_row_groups):
+            raise IndexDamaged("pyarrow parses the footer differently")
 
     # --- judging ---
 
     def judge(self, groups: Sequence[int], condition: Node, schema: pa.Schema) -> dict[int, Judged]:
-        """What pages say about a filter, for row groups of which they say something. `schema`: as in
-        `Format.presence`.
+        """Return what page bounds decide about a filter, by row group, where they decide anything.
+
+        `schema` is that of `Format.presence`.
         """
-        told = [self._footer.columns[number] for number in self._numbers(schema.names)]
-        if any(len(column.elements) != 1 for column in told):
+        columns = [self._footer.columns[number] for number in self._numbers(schema.names)]
+        if any(len(column.elements) != 1 for column in columns):
             return {}
-        found = self._bounds(groups, told)
+        found = self._bounds(groups, columns)
         spans: list[tuple[int, int, int]] = []
-        places: list[list[tuple[Bounds, int] | None]] = [[] for _ in told]
+        span_bounds: list[list[tuple[PageBounds, int] | None]] = [[] for _ in columns]
         for group in groups:
-            own = [found.get((group, column.leaves.start)) for column in told]
+            own = [found.get((group, column.leaves.start)) for column in columns]
             pages = [
                 self._pages.get((group, column.leaves.start)) if each else None
-                for each, column in zip(own, told, strict=True)
+                for each, column in zip(own, columns, strict=True)
             ]
             cuts = _cuts(pages, self._metadata.row_group(group).num_rows)
             if not len(cuts) or len(spans) + len(cuts) > MAX_SPANS:
                 continue
             spans += [(group, first, end - first) for first, end in itertools.pairwise(cuts.tolist())]
-            for each, bounds, there in zip(places, own, pages, strict=True):
-                each += _places(bounds, there, cuts)
+            for each, bounds, known in zip(span_bounds, own, pages, strict=True):
+                each += _bounds_of_spans(bounds, known, cuts)
         if not spans:
             return {}
         stated = {
             name: parquet_statistics.of_pages(
                 self._metadata.schema.column(column.leaves.start), each, schema.field(name).type
             )
-            for name, column, each in zip(schema.names, told, places, strict=True)
+            for name, column, each in zip(schema.names, columns, span_bounds, strict=True)
         }
         answers = pruning.presence(condition, stated, len(spans))
         made: dict[int, Judged] = {}
@@ -153,24 +158,24 @@ class PagedFile:
                 made[group] = judged
         return made
 
-    def _bounds(self, groups: Sequence[int], columns: Sequence[Column]) -> dict[tuple[int, int], Bounds]:
-        """By row group and leaf, where they are told and can be true."""
+    def _bounds(self, groups: Sequence[int], columns: Sequence[Column]) -> dict[tuple[int, int], PageBounds]:
+        """Return page bounds by (row group, leaf), where they are stated and consistent."""
         widths = {column.leaves.start: column.width for column in columns}
-        if not self._footer.orders:  # by which order bounds were found is not told
+        if not self._footer.orders:  # the sort order of the bounds is unknown
             return {}
-        places = [(group, leaf) for group in groups for leaf in widths]
-        wanted = {place: self._footer.groups[place[0]][place[1]].column_index for place in places}
-        found = self._read_some({place: each for place, each in wanted.items() if each is not None})
+        keys = [(group, leaf) for group in groups for leaf in widths]
+        wanted = {key: self._footer.groups[key[0]][key[1]].column_index for key in keys}
+        found = self._read_indexes({key: each for key, each in wanted.items() if each is not None})
         self._find_pages(list(found))
         made = {}
-        for place, data in found.items():
-            pages = self._pages[place]
+        for key, data in found.items():
+            pages = self._pages[key]
             if pages is not None:
-                statistics = self._metadata.row_group(place[0]).column(place[1]).statistics
+                statistics = self._metadata.row_group(key[0]).column(key[1]).statistics
                 known = statistics is not None and statistics.has_null_count
                 null_count = statistics.null_count if known else None
                 try:
-                    made[place] = read_bounds(data, pages, null_count, widths[place[1]])
+                    made[key] = read_bounds(data, pages, null_count, widths[key[1]])
                 except IndexDamaged:
                     continue
         return made
@@ -178,7 +183,7 @@ class PagedFile:
     # --- choosing ---
 
     def choose(self, group: int, columns: Sequence[str], rows: Sequence[Rows]) -> Choice:
-        """Which pages hold these rows of these columns, and whether it pays to pick them."""
+        """Return which pages contain these rows, and for which columns reading only those pays."""
         numbers = self._numbers(columns)
         stored = [self._footer.columns[number] for number in numbers]
         self._find_pages([(group, column.leaves.start) for column in stored if len(column.leaves) == 1])
@@ -208,25 +213,25 @@ class PagedFile:
     def _numbers(self, columns: Sequence[str]) -> list[int]:
         numbers = [self._schema.get_field_index(name) for name in columns]
         if any(number < 0 for number in numbers):
-            raise IndexDamaged("there are columns of the same name")
+            raise IndexDamaged("two columns have the same name")
         return numbers
 
-    def _find_pages(self, places: Sequence[tuple[int, int]]) -> None:
-        """Of these (row group, leaf); None where they are not told."""
-        new = [place for place in places if place not in self._pages]
-        wanted = {place: self._footer.groups[place[0]][place[1]].offset_index for place in new}
-        found = self._read_some({place: each for place, each in wanted.items() if each is not None})
-        for place in new:
-            self._pages[place] = None
-            if place in found:
-                group, leaf = place
+    def _find_pages(self, keys: Sequence[tuple[int, int]]) -> None:
+        """Read the pages of these (row group, leaf) keys; None where the offset index is missing or damaged."""
+        new = [key for key in keys if key not in self._pages]
+        wanted = {key: self._footer.groups[key[0]][key[1]].offset_index for key in new}
+        found = self._read_indexes({key: each for key, each in wanted.items() if each is not None})
+        for key in new:
+            self._pages[key] = None
+            if key in found:
+                group, leaf = key
                 num_rows = self._metadata.row_group(group).num_rows
                 try:
-                    self._pages[place] = read_pages(found[place], self._chunk_range(group, leaf), num_rows)
+                    self._pages[key] = read_pages(found[key], self._chunk_range(group, leaf), num_rows)
                 except IndexDamaged:
                     continue
 
-    def _read_some(self, wanted: Mapping[tuple[int, int], Range]) -> dict[tuple[int, int], bytes]:
+    def _read_indexes(self, wanted: Mapping[tuple[int, int], Range]) -> dict[tuple[int, int], bytes]:
         if not wanted or sum(each.num_bytes for each in wanted.values()) > MAX_INDEX_BYTES:
             return {}
         return dict(zip(wanted, self._read(list(wanted.values())), strict=True))
@@ -239,34 +244,34 @@ class PagedFile:
     def decode(
         self, group: int, selection: Selection, data: Sequence[memoryview], rows: Sequence[Rows]
     ) -> pa.ChunkedArray:
-        """These rows of a column. `data`: the bytes of the selection's ranges.
+        """Return these rows of a column. `data` holds the bytes of the selection's ranges.
 
         Raises:
-            IndexDamaged: Pages are not what the index says.
-            OSError, pa.ArrowException: They cannot be decoded.
+            IndexDamaged: The pages contradict the index.
+            OSError, pa.ArrowException: The pages cannot be decoded.
         """
         column = self._footer.columns[selection.column]
         dictionary, contents = data[0], data[1:]
         headers = [read_header(each) for each in contents]
         for page, header in zip(selection.pages, headers, strict=True):
             num_rows = header.num_rows if column.is_repeated else header.num_values
-            has_place = header.num_bytes + header.compressed_bytes == page.num_bytes
-            if not has_place or num_rows not in (page.num_rows, None) or header.num_values < page.num_rows:
-                raise IndexDamaged("a page is not what its index says")
+            has_size = header.num_bytes + header.compressed_bytes == page.num_bytes
+            if not has_size or num_rows not in (page.num_rows, None) or header.num_values < page.num_rows:
+                raise IndexDamaged("a page contradicts its index")
         runs = [list(range(len(contents)))]
         if any(header.num_rows is None for header in headers) and column.is_repeated:
-            # Nothing tells the rows of a single page, so those of each run are counted when they are decoded.
+            # The headers do not state the rows of a page, so decoding checks the rows of each run of pages.
             runs = _runs(selection.pages)
         chunk = self._footer.groups[group][column.leaves.start]
         decoded: list[pa.Array] = []
         for run in runs:
-            num_rows = sum(selection.pages[place].num_rows for place in run)
-            num_values = sum(headers[place].num_values for place in run)
-            size = sum(headers[place].num_bytes + headers[place].uncompressed_bytes for place in run)
+            num_rows = sum(selection.pages[index].num_rows for index in run)
+            num_values = sum(headers[index].num_values for index in run)
+            size = sum(headers[index].num_bytes + headers[index].uncompressed_bytes for index in run)
             made = self._column_file(
-                selection.column, chunk, dictionary, [contents[place] for place in run], num_rows, num_values, size
+                selection.column, chunk, dictionary, [contents[index] for index in run], num_rows, num_values, size
             )
-            decoded += _decoded(made, num_rows, self._schema.field(selection.column).type)
+            decoded += _decode_file(made, num_rows, self._schema.field(selection.column).type)
         return _cut(pa.chunked_array(decoded, self._schema.field(selection.column).type), selection.pages, rows)
 
     def _column_file(
@@ -300,7 +305,7 @@ class PagedFile:
             [
                 (1, thrift.LIST, thrift.listed(thrift.STRUCT, columns)),
                 (2, thrift.I64, thrift.integer(num_uncompressed_bytes)),
-                # One more than there are, so that a row too many is noticed as well as one that is missing.
+                # One row too many, so that a surplus row is detected as well as a missing one.
                 (3, thrift.I64, thrift.integer(num_rows + 1)),
             ]
         )
@@ -316,7 +321,7 @@ class PagedFile:
         num_rows: int,
         schema: pa.Schema,
     ) -> bytes:
-        """A file of these columns; its types are understood as those of the file that they are from."""
+        """Return a file of these columns, with the type annotations of the original file."""
         footer = self._footer
         root = thrift.struct(
             [(4, thrift.BINARY, thrift.binary(b"schema")), (5, thrift.I32, thrift.integer(len(columns)))]
@@ -342,22 +347,22 @@ class PagedFile:
         return b"".join([_MARK, *contents, end, len(end).to_bytes(4, "little"), _MARK])
 
 
-def read_ranges(opened: pa.NativeFile, ranges: Sequence[Range], hole_bytes: int) -> tuple[list[memoryview], int]:
-    """The bytes of each, and how many were read for it: near ones come in one read.
+def read_ranges(opened: pa.NativeFile, ranges: Sequence[Range], gap_bytes: int) -> tuple[list[memoryview], int]:
+    """Return the bytes of each range, and how many were read in all: close ranges are coalesced.
 
     Raises:
-        IndexDamaged: The file ends before.
-        OSError: They cannot be had.
+        IndexDamaged: A range lies outside the file.
+        OSError: The bytes cannot be read.
     """
     size = opened.size()
     if any(each.offset < 0 or each.num_bytes < 0 or each.end > size for each in ranges):
-        raise IndexDamaged("an index leads out of the file")
+        raise IndexDamaged("an index points outside the file")
     found: list[tuple[int, memoryview]] = []
-    for each in coalesced(ranges, hole_bytes=hole_bytes):
+    for each in coalesce(ranges, gap_bytes=gap_bytes):
         opened.seek(each.offset)
         data = memoryview(opened.read_buffer(each.num_bytes)).cast("B")
         if len(data) != each.num_bytes:
-            raise IndexDamaged("the file has become shorter")
+            raise IndexDamaged("the file was truncated")
         found.append((each.offset, data))
     offsets = [offset for offset, _ in found]
     made = []
@@ -374,65 +379,64 @@ def read_ranges(opened: pa.NativeFile, ranges: Sequence[Range], hole_bytes: int)
 
 
 def _cuts(pages: Sequence[Sequence[Page] | None], num_rows: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Where a page of any column begins, and the end; nothing where no column has several."""
+    """Return the first rows of the pages of all columns, and the end; empty if no column has several pages."""
     starts = [page.first_row for each in pages if each is not None for page in each]
     cuts = np.unique(np.array([*starts, num_rows], np.int64))
     return cuts if len(cuts) > 2 else cuts[:0]
 
 
-def _places(
-    bounds: Bounds | None, pages: Sequence[Page] | None, cuts: np.ndarray[tuple[int], np.dtype[np.int64]]
-) -> list[tuple[Bounds, int] | None]:
-    """For the rows from cut to cut: the bounds of the page that they are in, which are theirs too."""
+def _bounds_of_spans(
+    bounds: PageBounds | None, pages: Sequence[Page] | None, cuts: np.ndarray[tuple[int], np.dtype[np.int64]]
+) -> list[tuple[PageBounds, int] | None]:
+    """Return, for the rows between two cuts, the bounds of the page that contains them."""
     if bounds is None or pages is None:
         return [None] * (len(cuts) - 1)
     starts = np.array([page.first_row for page in pages])
-    return [(bounds, place) for place in (np.searchsorted(starts, cuts[:-1], "right") - 1).tolist()]
+    return [(bounds, index) for index in (np.searchsorted(starts, cuts[:-1], "right") - 1).tolist()]
 
 
 def _judged(spans: Sequence[tuple[int, int, Presence]]) -> Judged | None:
-    """None: every row may or may not pass, which is no news."""
-    passing = joined([(first, num) for first, num, told in spans if told is Presence.ALL], len(spans))
-    open_ = joined([(first, num) for first, num, told in spans if told is Presence.SOME], len(spans))
+    """Return the decision about a row group; None if it decides nothing."""
+    passing = join_rows([(first, num) for first, num, presence in spans if presence is Presence.ALL], len(spans))
+    open_ = join_rows([(first, num) for first, num, presence in spans if presence is Presence.SOME], len(spans))
     if len(open_) > MAX_OPEN:
-        passing, open_ = (), joined([*passing, *open_], MAX_OPEN)
+        passing, open_ = (), join_rows([*passing, *open_], MAX_OPEN)
     num_rows = sum(num for _, num, _ in spans)
     return None if open_ == ((0, num_rows),) else Judged(passing, open_)
 
 
 def _holding(pages: Sequence[Page], rows: Sequence[Rows]) -> list[Page]:
-    """The pages in which there are some of these rows."""
+    """Return the pages that contain some of these rows."""
     starts = np.array([page.first_row for page in pages])
     kept = np.zeros(len(pages), np.bool_)
     for first, num_rows in rows:
         low = int(np.searchsorted(starts, first, "right")) - 1
         high = int(np.searchsorted(starts, first + num_rows, "left"))
         kept[low:high] = True
-    return [pages[place] for place in np.flatnonzero(kept).tolist()]
+    return [pages[index] for index in np.flatnonzero(kept).tolist()]
 
 
 def _runs(pages: Sequence[Page]) -> list[list[int]]:
-    """Places of pages that follow one another."""
+    """Return the indexes of pages, grouped by runs of adjacent pages."""
     made: list[list[int]] = []
-    for place, page in enumerate(pages):
-        if place and pages[place - 1].end_row == page.first_row:
-            made[-1].append(place)
+    for index, page in enumerate(pages):
+        if index and pages[index - 1].end_row == page.first_row:
+            made[-1].append(index)
         else:
-            made.append([place])
+            made.append([index])
     return made
 
 
-def _decoded(data: bytes, num_rows: int, kind: pa.DataType) -> list[pa.Array]:
-    native = NativeReader(pool())
-    native.open(pa.BufferReader(data), page_checksum_verification=True)
-    column = native.read_row_group(0, use_threads=False).column(0)
+def _decode_file(data: bytes, num_rows: int, kind: pa.DataType) -> list[pa.Array]:
+    reader = open_parquet(pa.BufferReader(data), memory_pool=pool(), verify_checksums=True)
+    column = reader.read_row_group(0, use_threads=False).column(0)
     if len(column) != num_rows or column.type != kind:
-        raise IndexDamaged(f"{len(column)} rows of {column.type} instead of {num_rows} of {kind}")
+        raise IndexDamaged(f"the pages have {len(column)} rows of {column.type}, not {num_rows} of {kind}")
     return list(column.chunks)
 
 
 def _cut(column: pa.ChunkedArray, pages: Sequence[Page], rows: Sequence[Rows]) -> pa.ChunkedArray:
-    """Of what the pages hold, these rows."""
+    """Return these rows of the decoded pages."""
     starts = np.array([page.first_row for page in pages])
     before = np.cumsum([0, *(page.num_rows for page in pages)])
     made: list[pa.Array] = []

@@ -1,7 +1,7 @@
-"""Bounds of Parquet columns, of row groups and of pages, as values of the types in which rows are compared.
+"""Convert the bounds of row groups and pages to the types in which rows are compared.
 
-A file states them as its physical types have them. They become Arrow values by what the schema says of the column, and
-are then cast as its rows are. What cannot be cast, or is NaN, is not known.
+A file states bounds as physical values. They become Arrow values by the logical type of the column, and are then cast
+as its rows are. A bound that cannot be cast, or is NaN, counts as unknown.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from strata.data.filter.pruning import Bounds, compared_as, unknown
+from strata.data.filter.pruning import Bounds, comparison_type, unknown_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from strata.data.formats.parquet import page_index
 
 Raw: TypeAlias = bool | int | float | bytes | None
-"""A physical value; None: not stated."""
+"""A physical value; None if the file does not state it."""
 
 _UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
 _TEXT = frozenset({"String", "JSON", "BSON", "Enum", "UUID", "None"})
@@ -38,17 +38,17 @@ _PLAIN: dict[str, Callable[[bytes], Raw]] = {
     "BYTE_ARRAY": lambda data: data,
     "FIXED_LEN_BYTE_ARRAY": lambda data: data,
 }
-"""From bytes in a page index, by physical type."""
+"""Decoders of values in a page index, by physical type."""
 
 
 def is_nested(kind: pa.DataType) -> bool:
     return kind.num_fields > 0 or isinstance(kind, pa.BaseExtensionType)
 
 
-def can_tell(schema: pa.Schema, compared: pa.Schema) -> bool:
-    """Whether bounds of a file's columns are bounds of their rows, as they are compared.
+def have_bounds(schema: pa.Schema, compared: pa.Schema) -> bool:
+    """Return whether the bounds of a file's columns hold for their rows in the types in which they are compared.
 
-    Parquet has durations as integers: what is stated of them is in the file's own unit.
+    Parquet stores durations as integers, so their bounds are in the file's unit.
     """
     return not any(
         is_nested(kind) or pa.types.is_dictionary(kind) or (pa.types.is_duration(field.type) and kind != field.type)
@@ -58,7 +58,7 @@ def can_tell(schema: pa.Schema, compared: pa.Schema) -> bool:
 
 
 def of_groups(metadata: pq.FileMetaData, groups: Sequence[int], leaf: int, compared: pa.DataType) -> Bounds:
-    """What the footer states of a column that is not nested."""
+    """Return the bounds of a flat column that the footer states."""
     lows: list[Raw] = []
     highs: list[Raw] = []
     may_be_null, may_be_value = np.ones((2, len(groups)), np.bool_)
@@ -75,12 +75,12 @@ def of_groups(metadata: pq.FileMetaData, groups: Sequence[int], leaf: int, compa
 
 
 def of_pages(
-    column: pq.ColumnSchema, pages: Sequence[tuple[page_index.Bounds, int] | None], compared: pa.DataType
+    column: pq.ColumnSchema, pages: Sequence[tuple[page_index.PageBounds, int] | None], compared: pa.DataType
 ) -> Bounds:
-    """What a page index states of a column that is not nested: of each page, or of some rows of it."""
+    """Return the bounds of a flat column that a page index states, per page or part of a page."""
     read = _PLAIN.get(column.physical_type)
     if read is None:
-        return unknown(compared, len(pages))
+        return unknown_bounds(compared, len(pages))
     lows: list[Raw] = []
     highs: list[Raw] = []
     may_be_null, may_be_value = np.ones((2, len(pages)), np.bool_)
@@ -106,16 +106,17 @@ def _made(
     compared: pa.DataType,
 ) -> Bounds:
     try:
-        low, high = (_arrow(column, values).cast(compared_as(compared)) for values in (lows, highs))
+        low, high = (_arrow(column, values).cast(comparison_type(compared)) for values in (lows, highs))
     except (pa.ArrowException, TypeError, ValueError, OverflowError, decimal.DecimalException):
-        low = high = pa.nulls(len(lows), compared_as(compared))
+        low = high = pa.nulls(len(lows), comparison_type(compared))
     return Bounds(low, high, may_be_null, may_be_value)
 
 
 def _arrow(column: pq.ColumnSchema, values: Sequence[Raw]) -> pa.Array:
-    """
+    """Return the values as an Arrow array of the column's logical type.
+
     Raises:
-        ValueError: The order of such values is not known.
+        ValueError: The order of such values is unknown.
     """
     logical = json.loads(column.logical_type.to_json())
     physical, kind = column.physical_type, logical["Type"]
@@ -149,7 +150,7 @@ def _arrow(column: pq.ColumnSchema, values: Sequence[Raw]) -> pa.Array:
 
 
 def _ordered(values: Sequence[Raw]) -> list[Raw]:
-    """NaN, which some writers state as least and greatest, says nothing."""
+    """Replace NaN, which some writers state as minimum or maximum, by None."""
     return [None if isinstance(value, float) and math.isnan(value) else value for value in values]
 
 

@@ -1,11 +1,12 @@
-"""Thrift's compact protocol, as far as Parquet's footers and page indexes need it.
+"""Read and write Thrift's compact protocol, as far as Parquet footers and page indexes need it.
 
-A struct is fields until a zero byte; a field is its number, as the distance from the one before, its type, and its
-value. Readers pick out the fields that they know and pass over the others.
+A struct is a sequence of fields that ends with a zero byte; a field is its number (as a difference), its type and its
+value. Callers name the fields they need, and the scanner skips the others.
 
-Nothing here trusts its input: each step takes at least one byte of what is there, nesting has a bound, and whatever
-does not fit is `ThriftDamaged`. The libraries for Thrift read with classes that are generated from a description of the
-messages, into objects, and leave bounds to the caller; what is needed here is less.
+The input is untrusted: each step consumes at least one byte, nesting is limited, and invalid bytes raise
+`ThriftDamaged`.
+
+MEASURE_THRIFT
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ STRUCT: Final = 12
 UUID: Final = 13
 
 MAX_DEPTH: Final = 32
-"""Of structs in structs; Parquet has seven."""
+"""The deepest nesting of structs; Parquet has seven levels."""
 _MAX_SHIFT: Final = 63
 _WIDTHS: Final = {BYTE: 1, DOUBLE: 8, UUID: 16}
 _INTEGERS: Final = frozenset({I16, I32, I64})
@@ -38,11 +39,11 @@ _MAX_FIELD: Final = 1 << 15
 
 
 class ThriftDamaged(ValueError):
-    """The bytes are not what the protocol says, or not what was expected."""
+    """The bytes contradict the protocol, or the expected types."""
 
 
 class Scanner:
-    """Reads from a place in `data`, and moves on."""
+    """Reads values from `data` and advances."""
 
     __slots__ = ("at", "data")
 
@@ -78,10 +79,10 @@ class Scanner:
         return bytes(self.data[start : start + size])
 
     def items(self, *kinds: int) -> int:
-        """The head of a list whose items are of one of these types: how many follow."""
+        """Read the header of a list with items of one of these types, and return their number."""
         kind, count = self.list_head()
         if count and kind not in kinds:
-            raise ThriftDamaged(f"a list has items of type {kind}")
+            raise ThriftDamaged(f"a list has items of the unexpected type {kind}")
         return count
 
     def integers(self) -> list[int]:
@@ -94,10 +95,12 @@ class Scanner:
         return [self.byte() == TRUE for _ in range(self.items(TRUE, FALSE))]
 
     def struct(self, known: Mapping[int, tuple[int, Callable[[], Any]]]) -> dict[int, Any]:
-        """The fields that are known, by number: of which type each is, and who reads it. Others are passed over.
+        """Read the known fields of a struct and skip the others.
+
+        `known` maps field numbers to the expected type and the function that reads the value.
 
         Raises:
-            ThriftDamaged: Of these bytes it cannot be read, or a field is of another type.
+            ThriftDamaged: The struct cannot be read, or a field has another type.
         """
         found: dict[int, Any] = {}
         number = 0
@@ -111,18 +114,18 @@ class Scanner:
                 if kind not in (TRUE, FALSE):
                     self.skip(kind)
             elif kind != expected[0]:
-                raise ThriftDamaged(f"field {number} is of type {kind}, not {expected[0]}")
+                raise ThriftDamaged(f"field {number} has the type {kind}, not {expected[0]}")
             else:
                 found[number] = expected[1]()
 
     def raw(self) -> bytes:
-        """A struct as it stands."""
+        """Return the bytes of a struct."""
         start = self.at
         self.skip(STRUCT)
         return bytes(self.data[start : self.at])
 
     def raws(self) -> list[bytes]:
-        """A list of such."""
+        """Return the bytes of each struct in a list."""
         return [self.raw() for _ in range(self.items(STRUCT))]
 
     def _field(self, head: int, before: int) -> tuple[int, int]:
@@ -136,13 +139,13 @@ class Scanner:
         count = head >> 4
         if count == 0x0F:
             count = self.varint()
-        if count > len(self.data) - self.at:  # an item has at least a byte
-            raise ThriftDamaged(f"a list of {count} items is longer than what is there")
+        if count > len(self.data) - self.at:  # an item has at least one byte
+            raise ThriftDamaged(f"a list of {count} items is longer than the data")
         return head & 0x0F, count
 
     def _move(self, num_bytes: int) -> None:
         if num_bytes > len(self.data) - self.at:
-            raise ThriftDamaged(f"a value of {num_bytes} bytes is longer than what is there")
+            raise ThriftDamaged(f"a value of {num_bytes} bytes is longer than the data")
         self.at += num_bytes
 
     def skip(self, kind: int) -> None:
@@ -155,10 +158,10 @@ class Scanner:
 
 
 def _after(data: bytes | memoryview, at: int, kind: int, depth: int) -> int:  # noqa: C901
-    """Where a field's value ends, or would end. Most of the time that a footer takes is spent here: it is written out.
+    """Return the position after a value. Scanning a footer spends most of its time here, so calls are inlined.
 
     Raises:
-        IndexError, ThriftDamaged: It does not end.
+        IndexError, ThriftDamaged: The value does not end.
     """
     if kind in _INTEGERS:
         while data[at] > 0x7F:
@@ -170,11 +173,11 @@ def _after(data: bytes | memoryview, at: int, kind: int, depth: int) -> int:  # 
     if kind in _WIDTHS:
         return at + _WIDTHS[kind]
     if not depth:
-        raise ThriftDamaged(f"values are nested more than {MAX_DEPTH} deep")
+        raise ThriftDamaged(f"values are nested more than {MAX_DEPTH} levels deep")
     if kind == STRUCT:
         while head := data[at]:
             at += 1
-            if head < 0x10:  # the field's number is written out
+            if head < 0x10:  # the field number follows in full
                 while data[at] > 0x7F:
                     at += 1
                 at += 1
@@ -199,12 +202,12 @@ def _after(data: bytes | memoryview, at: int, kind: int, depth: int) -> int:  # 
     if kind == MAP:
         count, at = _size(data, at)
         return _after_items(data, at + 1, (data[at] >> 4, data[at] & 0x0F), count, depth - 1) if count else at
-    raise ThriftDamaged(f"there is no type {kind}")
+    raise ThriftDamaged(f"type {kind} does not exist")
 
 
 def _after_items(data: bytes | memoryview, at: int, kinds: tuple[int, ...], count: int, depth: int) -> int:
-    if count > len(data) - at:  # an item has at least a byte
-        raise ThriftDamaged(f"{count} items are more than there is room for")
+    if count > len(data) - at:  # an item has at least one byte
+        raise ThriftDamaged(f"a list of {count} items is longer than the data")
     for _ in range(count):
         for kind in kinds:
             at = at + 1 if kind in (TRUE, FALSE) else _after(data, at, kind, depth)
@@ -212,7 +215,7 @@ def _after_items(data: bytes | memoryview, at: int, kinds: tuple[int, ...], coun
 
 
 def _size(data: bytes | memoryview, at: int) -> tuple[int, int]:
-    """A length, and where it ends."""
+    """Return a length, and the position after it."""
     size = data[at]
     at += 1
     if size < 0x80:
@@ -233,7 +236,7 @@ def _size(data: bytes | memoryview, at: int) -> tuple[int, int]:
 # --- writing ---
 
 Field = tuple[int, int, bytes]
-"""Its number, its type, its value as bytes."""
+"""Number, type, and value as bytes."""
 
 
 def varint(number: int) -> bytes:
@@ -246,7 +249,7 @@ def varint(number: int) -> bytes:
 
 
 def integer(number: int) -> bytes:
-    """Of 16 to 64 bits, all written alike."""
+    """Encode an integer of 16 to 64 bits; all have the same encoding."""
     return varint(number << 1 if number >= 0 else (-number << 1) - 1)
 
 
@@ -260,7 +263,7 @@ def listed(kind: int, items: Sequence[bytes]) -> bytes:
 
 
 def struct(fields: Iterable[Field]) -> bytes:
-    """Of fields in ascending order."""
+    """Encode a struct from fields in ascending order."""
     made = []
     before = 0
     for number, kind, value in fields:
