@@ -48,6 +48,10 @@ log = logging.getLogger(__name__)
 MAX_LANES_PER_RANK = 8
 """More would mix a batch from more places, and hold more decoded units at once."""
 BLOCK_BYTES = 16 << 20
+PART_ROWS = 1 << 17
+"""Rows of a block whose window is too large for one block: a column of 8 bytes a row still fits a cache of 1 MB."""
+PIECE_ROWS = 1 << 10
+"""Rows that a unit gives to such a block at least, on average: with fewer, the work per piece would count."""
 MAX_BLOCK_ROWS = 1 << 20
 """Made at once when there is no window: enough that what is done per block does not count."""
 
@@ -167,9 +171,10 @@ class Dataset:
         if steps.num_batches:
             fetcher = self._fetcher()
             block_bytes, block_rows = self._block_size(has_windows=bool(order.window_rows))
+            part_rows = self._part_rows(order.window_rows * order.num_lanes)
             work = Work(
                 plan=self.plan,
-                schedule=Schedule(order, steps, self.ranks.rank, block_rows, starts_small=True),
+                schedule=Schedule(order, steps, self.ranks.rank, block_rows, part_rows=part_rows, starts_small=True),
                 decoders=self._decoders(fetcher),
                 fetcher=fetcher,
                 convert=self._deliverer.convert,
@@ -327,7 +332,7 @@ class Dataset:
     def _block_size(self, *, has_windows: bool) -> tuple[int, int]:
         """The most bytes, and the most rows.
 
-        A window is made at once if it may, since gathering it in parts takes longer. Beside the units that it is
+        A window that fits is made at once, since one in parts is copied once more. Beside the units that it is
         gathered from, the block that the caller has and the next one are held: both together take as much as the
         splits of all workers.
         """
@@ -335,6 +340,11 @@ class Dataset:
         num_bytes = most if has_windows else min(BLOCK_BYTES, most)
         num_rows = max(1, num_bytes // self._deliverer.row_bytes)
         return num_bytes, num_rows if has_windows else min(MAX_BLOCK_ROWS, num_rows)
+
+    def _part_rows(self, window_rows: int) -> int:
+        """How many rows a block has whose window, of all ranks together, is too large for one block."""
+        units_per_window = window_rows * self.plan.num_units / max(1, int(self.plan.unit_rows.sum()))
+        return max(PART_ROWS, int(units_per_window / self.ranks.num_ranks) * PIECE_ROWS)
 
     def _skipped(self, known: set[int], unit: int, error: BaseException) -> None:
         """`known`: units that this pass met before. Blocks that lie apart may need the same one."""
