@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 from strata.data.arrow_types import enlarged
 from strata.data.batch import dense
 from strata.data.batch.arrow_columns import ArrowColumn
-from strata.data.batch.columns import Chunk, Column, gather
+from strata.data.batch.columns import Chunk, Column, deal, gather
 from strata.data.batch.dense import Dense
 from strata.data.batch.output import Presenter
 from strata.data.batch.policy import decide
 from strata.data.batch.ragged import Ragged
+from strata.data.memory import pool
 from strata.errors import LimitExceeded
 
 
@@ -63,6 +64,39 @@ MAKERS: dict[str, Callable[[Sequence[int]], Column]] = {
 }
 
 pieces_of_rows = st.lists(st.tuples(st.integers(0, 100), st.integers(0, 20)), min_size=1, max_size=6)
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+@settings(max_examples=40)
+@given(indices=st.lists(st.lists(st.integers(0, 126), min_size=1, max_size=20), min_size=1, max_size=5))
+def test_dealing_rows_is_gathering_them_for_each_index(is_packed: bool, indices: list[list[int]]) -> None:
+    words = ArrowColumn(pa.array([f"word {row % 3}" for row in range(127)]).dictionary_encode())
+    chunk = Chunk({kind: make(range(127)) for kind, make in MAKERS.items()} | {"words": words}, 127)
+    given = chunk.pack() if is_packed else chunk
+    for index, dealt in zip(indices, deal(given, [np.array(index, np.uint32) for index in indices]), strict=True):
+        assert dealt.num_rows == len(index)
+        expected = gather([chunk], np.array(index, np.int64)).columns
+        found = dealt.unpack().columns
+        assert list(found) == list(expected)
+        assert {name: as_rows(each) for name, each in found.items()} == {
+            name: as_rows(each) for name, each in expected.items()
+        }
+
+
+def test_what_is_dealt_is_freed_index_by_index() -> None:
+    chunk = Chunk({name: Dense(np.arange(100_000)) for name in "ab"}, 100_000).pack()
+    before = pool().bytes_allocated()
+    parts = deal(chunk, [np.arange(0, 100_000, 2), np.arange(1, 100_000, 2)])
+    both = pool().bytes_allocated() - before
+    del parts[0]
+    assert pool().bytes_allocated() - before <= both * 0.6
+
+
+def test_no_row_is_dealt_that_does_not_exist() -> None:
+    chunk = Chunk({name: Dense(np.arange(10)) for name in "ab"}, 10).pack()
+    for wrong in ([10], [-1], []):
+        with pytest.raises(AssertionError):
+            deal(chunk, [np.arange(10), np.array(wrong, np.int64)])
 
 
 @pytest.mark.parametrize("kind", MAKERS)

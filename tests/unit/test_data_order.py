@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strata.data.order.order import Lanes, Order, choose_lanes, choose_window, make_order, sequence_of_units
-from strata.data.order.schedule import Outline, Schedule
+from strata.data.order.schedule import Block, Outline, Schedule
 from strata.data.order.steps import Steps
 from strata.errors import InvalidArgument
 
@@ -50,7 +50,10 @@ def naive_order(order: Order) -> list[Row]:
 
 def rows_of(schedule: Schedule, outline: Outline) -> Iterator[list[Row]]:
     """The batches of a block, by way of pieces and indices."""
-    block = schedule.block(outline)
+    return batches_of(outline, schedule.block(outline))
+
+
+def batches_of(outline: Outline, block: Block) -> Iterator[list[Row]]:
     assert (outline.first_batch, outline.num_batches) == (block.first_batch, block.num_batches)
     assert set(block.units) <= set(outline.units)
     rows: list[Row] = []
@@ -221,6 +224,50 @@ def test_where_blocks_end_does_not_change_what_is_in_a_batch(
         turns = itertools.cycle(sizes)
         outlines = schedule.outlines(most_rows=turns.__next__)
         assert [batch for outline in outlines for batch in rows_of(schedule, outline)] == delivered(schedule)
+
+
+def together(schedule: Schedule, from_batch: int) -> list[list[Row]]:
+    """As `delivered`, the blocks of each window worked out at once."""
+    batches: list[list[Row]] = []
+    window: list[Outline] = []
+    for outline in schedule.outlines(from_batch):
+        window.append(outline)
+        if outline.ends_window:
+            for each, block in zip(window, schedule.blocks_of_window(window), strict=True):
+                batches += batches_of(each, block)
+            window = []
+    assert not window, "the last block ends its window"
+    return batches
+
+
+@given(
+    order=orders(),
+    world=worlds,
+    tail=st.sampled_from(["uneven", "pad", "drop"]),
+    block_rows=st.integers(1, 30),
+    part_rows=st.integers(1, 30) | st.none(),
+    data=st.data(),
+)
+def test_blocks_of_a_window_worked_out_together_have_the_same_batches(
+    order: Order, world: tuple[int, int], tail: str, block_rows: int, part_rows: int | None, data: st.DataObject
+) -> None:
+    steps = steps_of(order, world, tail=tail)
+    batch = data.draw(st.integers(0, steps.num_batches))
+    for rank in range(world[0]):
+        whole = delivered(Schedule(order, steps, rank, 1000))
+        assert together(Schedule(order, steps, rank, block_rows, part_rows=part_rows), batch) == whole[batch:]
+
+
+def test_only_a_window_that_is_too_large_for_a_block_is_made_in_small_parts() -> None:
+    order = make_order(plan_of([1000]), seed=1, epoch=0, shuffle=True, num_lanes=2, window_rows=200)
+
+    def sizes(block_rows: int) -> list[int]:
+        schedule = Schedule(order, steps_of(order, (1, 10)), 0, block_rows, part_rows=100)
+        return [10 * outline.num_batches for outline in schedule.outlines()]
+
+    assert sizes(400) == [400, 400, 200]
+    assert sizes(399) == [100] * 10
+    assert sizes(50) == [50] * 20
 
 
 def test_one_rank_without_shuffle_reads_plain_file_order_and_copies_nothing() -> None:

@@ -80,6 +80,8 @@ class Rig:
         starts: bool = True,
         block_bytes: int | None = None,
         window_rows: int = 0,
+        part_rows: int | None = None,
+        num_lanes: int = 1,
     ) -> None:
         rows = np.array(sizes, dtype=np.int64)
         plan: Any = SimpleNamespace(
@@ -88,7 +90,9 @@ class Rig:
             split_starts=np.arange(len(sizes) + 1, dtype=np.int64),
             num_units=len(sizes),
         )
-        order = make_order(plan, seed=0, epoch=0, shuffle=bool(window_rows), num_lanes=1, window_rows=window_rows)
+        order = make_order(
+            plan, seed=0, epoch=0, shuffle=bool(window_rows), num_lanes=num_lanes, window_rows=window_rows
+        )
         steps = Steps(num_rows=sum(sizes), first=0, batch_size=5, world_size=1, tail="uneven")
         self.decoders = [FakeDecoder(sizes, decide) for _ in range(num_workers)]
         self.recorder = LoaderRecorder(num_workers)
@@ -97,7 +101,7 @@ class Rig:
         self.pipeline = Pipeline(
             Work(
                 plan=plan,
-                schedule=Schedule(order, steps, 0, block_rows, starts_small=starts_small),
+                schedule=Schedule(order, steps, 0, block_rows, part_rows=part_rows, starts_small=starts_small),
                 decoders=self.decoders,
                 convert=convert or (lambda number, rows: Chunk({"id": Dense(rows)}, len(rows))),
                 present=present or _present,
@@ -511,20 +515,63 @@ def test_a_window_in_parts_makes_room_for_the_next_as_it_is_taken() -> None:
 
 @given(
     sizes=st.lists(st.integers(1, 30), min_size=1, max_size=12),
+    num_lanes=st.integers(1, 3),
     window_rows=st.integers(1, 80),
     block_rows=st.integers(1, 80),
+    part_rows=st.none() | st.integers(1, 40),
     num_workers=st.integers(1, 3),
     budget_bytes=st.sampled_from([0, UNIT_BYTES, 1 << 20]),
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_every_row_comes_once_however_windows_are_cut_into_blocks(
-    sizes: list[int], window_rows: int, block_rows: int, num_workers: int, budget_bytes: int
+    sizes: list[int],
+    num_lanes: int,
+    window_rows: int,
+    block_rows: int,
+    part_rows: int | None,
+    num_workers: int,
+    budget_bytes: int,
 ) -> None:
-    options = {"window_rows": window_rows, "num_workers": num_workers, "budget_bytes": budget_bytes}
-    with rig(sizes, block_rows=1 << 20, **options) as whole, rig(sizes, block_rows=block_rows, **options) as cut:
+    options = {
+        "window_rows": window_rows,
+        "num_lanes": num_lanes,
+        "num_workers": num_workers,
+        "budget_bytes": budget_bytes,
+    }
+    with (
+        rig(sizes, block_rows=1 << 20, **options) as whole,
+        rig(sizes, block_rows=block_rows, part_rows=part_rows, **options) as cut,
+    ):
         rows = whole.read()
         assert sorted(rows) == sorted(whole.expected)
         assert cut.read() == rows
+        assert cut.recorder.snapshot().buffered_bytes == 0
+
+
+def test_units_that_reach_into_the_next_window_are_dealt_as_well() -> None:
+    """Windows of 7½ units in blocks of 15 rows. A unit that is held whole is in `_units` until its blocks are made."""
+    with rig([UNIT_ROWS] * 15, window_rows=75, block_rows=15) as made:
+        assert made.pipeline.take() is not None
+        _wait_until(lambda: len(made.decoded) == 15)
+        _wait_until_held_back(made)
+        assert not made.pipeline._units
+        assert len(made.read()) == 150 - 15
+        assert sorted(made.decoded) == list(range(15))
+
+
+def test_small_blocks_of_a_window_are_dealt_in_shares_of_a_large_one_and_freed_with_them() -> None:
+    """A window of 8 units in 16 blocks of half a unit; 4 of them are a share. Nothing is made before it is needed."""
+    with rig([UNIT_ROWS] * 8, window_rows=80, block_rows=20, part_rows=5, budget_bytes=-UNIT_BYTES * 8) as made:
+        held = []
+        for _ in range(15):
+            assert made.pipeline.take() is not None
+            _wait_until_held_back(made)
+            held.append(made.recorder.snapshot().buffered_bytes * UNIT_ROWS // UNIT_BYTES)
+        # The block that was taken, the next one, and the shares whose blocks are not all made.
+        assert held == [10 + rows for rows in [80] * 2 + [60] * 4 + [40] * 4 + [20] * 4 + [0]]
+        assert made.pipeline.take() is not None
+        assert made.pipeline.take() is None
+        assert sorted(made.decoded) == list(range(8))
 
 
 def test_units_of_a_window_in_parts_that_cannot_be_read_are_left_out() -> None:

@@ -30,6 +30,18 @@ PEERS = ("tdu_rows_per_s", "hf_rows_per_s", "litdata_rows_per_s", "torch_rows_pe
 RATIOS = (
     over("over_decode_ceiling", "ours, over the decoder's ceiling", "ceiling_rows_per_s"),
     over("over_decode_ceiling_shuffled", "… shuffled", "ceiling_rows_per_s", ours="shuffled_rows_per_s"),
+    over(
+        "large_buffer_over_default",
+        "shuffled with a buffer of 1 M rows, over the default of 100,000",
+        "shuffled_rows_per_s",
+        ours="large_buffer_rows_per_s",
+    ),
+    over(
+        "large_buffer_over_ceiling",
+        "… over the same shuffle with numpy, which holds the buffer twice",
+        "large_buffer_ceiling_rows_per_s",
+        ours="large_buffer_rows_per_s",
+    ),
     over("over_bare_decode", "ours, over decoding whole row groups and no batches", "bare_decode_rows_per_s"),
     over(
         "projection_over_ceiling",
@@ -56,6 +68,7 @@ RATIOS = (
 OURS = (
     speed("rows_per_s", "ours, in the order of the files"),
     speed("shuffled_rows_per_s", "ours, shuffled"),
+    speed("large_buffer_rows_per_s", "… with a buffer of 1 M rows"),
     speed("small_batches_rows_per_s", "ours, in batches of 1,024"),
     speed("projection_rows_per_s", "ours, 2 of 66 columns"),
     Figure(key="first_batch_s", title="constructor to first batch, 1,000 files", unit="s"),
@@ -74,6 +87,7 @@ OURS = (
 
 OTHERS = (
     speed("ceiling_rows_per_s", "the decoder's ceiling: pyarrow in 2 threads, batches touched"),
+    speed("large_buffer_ceiling_rows_per_s", "… shuffled by numpy in buffers of 1 M rows"),
     speed("bare_decode_rows_per_s", "… whole row groups touched"),
     speed("projection_ceiling_rows_per_s", "… 2 of 66 columns"),
     speed("tdu_rows_per_s", "torch-dataloader-utils at its best"),

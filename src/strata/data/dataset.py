@@ -48,6 +48,10 @@ log = logging.getLogger(__name__)
 MAX_LANES_PER_RANK = 8
 """More lanes mix a batch from more places, and hold more decoded row groups at once."""
 BLOCK_BYTES = 16 << 20
+PART_ROWS = 1 << 17
+"""Rows of a block whose window is too large for one block: a column of 8 bytes a row still fits a cache of 1 MB."""
+PIECE_ROWS = 1 << 10
+"""Rows that a unit gives to such a block at least, on average: with fewer, the work per piece would count."""
 MAX_BLOCK_ROWS = 1 << 20
 """Size of a block without shuffle: large enough that the work per block is negligible."""
 
@@ -166,9 +170,10 @@ class Dataset:
         if steps.num_batches:
             fetcher = self._fetcher()
             block_bytes, block_rows = self._block_size(has_windows=bool(order.window_rows))
+            part_rows = self._part_rows(order.window_rows * order.num_lanes)
             work = Work(
                 plan=self.plan,
-                schedule=Schedule(order, steps, self.ranks.rank, block_rows, starts_small=True),
+                schedule=Schedule(order, steps, self.ranks.rank, block_rows, part_rows=part_rows, starts_small=True),
                 decoders=self._decoders(fetcher),
                 fetcher=fetcher,
                 convert=self._deliverer.convert,
@@ -327,14 +332,19 @@ class Dataset:
     def _block_size(self, *, has_windows: bool) -> tuple[int, int]:
         """Return the maximum bytes and rows of a block.
 
-        A window is gathered in one block if it fits, since gathering it in parts is slower. Besides the row groups,
-        memory holds the block that the caller consumes and the next one: together they take as much as the splits of
-        all workers.
+        A window that fits is gathered in one block, since gathering it in parts copies its rows once more. Besides the
+        row groups, memory holds the block that the caller consumes and the next one: together they take as much as
+        the splits of all workers.
         """
         most = max(1, self.config.plan.split_bytes * self.config.runtime.num_threads // 2)
         num_bytes = most if has_windows else min(BLOCK_BYTES, most)
         num_rows = max(1, num_bytes // self._deliverer.row_bytes)
         return num_bytes, num_rows if has_windows else min(MAX_BLOCK_ROWS, num_rows)
+
+    def _part_rows(self, window_rows: int) -> int:
+        """How many rows a block has whose window, of all ranks together, is too large for one block."""
+        units_per_window = window_rows * self.plan.num_units / max(1, int(self.plan.unit_rows.sum()))
+        return max(PART_ROWS, int(units_per_window / self.ranks.num_ranks) * PIECE_ROWS)
 
     def _skipped(self, known: set[int], unit: int, error: BaseException) -> None:
         """Log and count a skipped row group once per pass (`known`), although several blocks may need it."""

@@ -4,6 +4,9 @@ Every thread has its own handles; footers were read before. Row groups are dealt
 order. Columns become tensors without a copy. The consumer touches them in batches of the size that all others deliver,
 cut within a row group with one call per column; and, for another figure, whole row groups, which is decoding and little
 else.
+
+The ceiling of a shuffle with a large buffer: row groups are collected until the buffer is full, then numpy joins and
+permutes one column after the other, in two threads, while the next row groups are decoded. It holds the buffer twice.
 """
 
 from __future__ import annotations
@@ -12,24 +15,27 @@ import contextlib
 import json
 import queue
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import torch
 from torch.utils.dlpack import from_dlpack
 
 from strata.bench.contenders.data_consumer import NUM_WORKERS, batch_size, num_rows, rows_per_s
-from strata.bench.contenders.data_strata import projected
+from strata.bench.contenders.data_strata import LARGE_BUFFER_SIZE, projected
 from strata.bench.data_files import PROJECTED, table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     import pyarrow as pa
 
 MAX_WAITING = 2 * NUM_WORKERS
 """Row groups that are decoded and not yet taken."""
+SEED = 7
 
 
 class Ceiling:
@@ -67,6 +73,19 @@ class Ceiling:
             for batch in zip(*parts, strict=True):
                 yield dict(zip(group, batch, strict=True))
 
+    def shuffled_batches(self, num_rows: int, buffer_rows: int) -> Iterator[dict[str, torch.Tensor]]:
+        """The same in random order within buffers of at least this size."""
+        random = np.random.default_rng(SEED)
+        groups: list[dict[str, torch.Tensor]] = []
+        with ThreadPoolExecutor(NUM_WORKERS) as threads:
+            for group in self.row_groups():
+                groups.append(group)
+                if sum(map(_num_rows, groups)) >= buffer_rows:
+                    yield from _permuted(groups, num_rows, random, threads)
+                    groups = []
+            if groups:
+                yield from _permuted(groups, num_rows, random, threads)
+
     def _decode(self, tasks: queue.SimpleQueue[tuple[int, int]], made: queue.Queue[pa.Table | Exception]) -> None:
         handles: dict[int, pq.ParquetFile] = {}
         try:
@@ -87,6 +106,27 @@ def as_tensor(column: pa.ChunkedArray) -> torch.Tensor:
     return from_dlpack(chunk)
 
 
+def _num_rows(group: Mapping[str, torch.Tensor]) -> int:
+    return len(next(iter(group.values())))
+
+
+def _permuted(
+    groups: Sequence[Mapping[str, torch.Tensor]],
+    num_rows: int,
+    random: np.random.Generator,
+    threads: ThreadPoolExecutor,
+) -> Iterator[dict[str, torch.Tensor]]:
+    """All rows of the row groups in one random order, in batches."""
+    order = random.permutation(sum(map(_num_rows, groups)))
+
+    def parts(name: str) -> Sequence[torch.Tensor]:
+        joined = np.concatenate([group[name].numpy() for group in groups])
+        return torch.split(torch.from_numpy(np.take(joined, order)), num_rows)
+
+    for batch in zip(*threads.map(parts, groups[0]), strict=True):
+        yield dict(zip(groups[0], batch, strict=True))
+
+
 def _end(threads: Sequence[threading.Thread], *queues: Any) -> None:
     """Also when somebody has stopped in the middle: what waits to be decoded or taken is thrown away."""
     for thread in threads:
@@ -102,6 +142,9 @@ def main() -> None:
     ceiling, narrow = Ceiling(files.paths), Ceiling(wide.paths, PROJECTED)
     figures = {
         "ceiling_rows_per_s": rows_per_s(lambda: ceiling.batches(batch_size()), files),
+        "large_buffer_ceiling_rows_per_s": rows_per_s(
+            lambda: ceiling.shuffled_batches(batch_size(), LARGE_BUFFER_SIZE), files
+        ),
         "bare_decode_rows_per_s": rows_per_s(ceiling.row_groups, files),
         "projection_ceiling_rows_per_s": rows_per_s(
             lambda: narrow.batches(batch_size()), wide, num_columns=len(PROJECTED)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
 from strata.data.arrow_types import enlarged, of_numbers, recast
@@ -13,7 +14,6 @@ from strata.errors import LimitExceeded
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
     import numpy.typing as npt
 
 
@@ -32,9 +32,11 @@ class ArrowColumn:
         return ArrowColumn(self.array.slice(first, last - first))
 
     @classmethod
-    def gather(cls, pieces: Sequence[ArrowColumn], index: npt.NDArray[np.int64] | None) -> ArrowColumn:
+    def gather(cls, pieces: Sequence[ArrowColumn], index: npt.NDArray[np.integer[Any]] | None) -> ArrowColumn:
         array = joined([piece.array for piece in pieces])
-        return ArrowColumn(array if index is None else array.take(of_numbers(index, pa.int64())))
+        if index is None:
+            return ArrowColumn(array)
+        return ArrowColumn(array.take(of_numbers(index.astype(np.int64, copy=False), pa.int64())))
 
 
 def joined(arrays: Sequence[pa.Array]) -> pa.Array:

@@ -109,7 +109,7 @@ def _assemble_what_is_left(block: Block, pieces: Sequence[Chunk | None], present
     """Gather smaller batches, but the same number, so that ranks stay in step. An empty batch repeats a row."""
     counts = [piece.num_rows for piece in block.pieces]
     is_there = np.repeat([piece is not None for piece in pieces], counts)
-    index: npt.NDArray[np.int64] = np.arange(sum(counts)) if block.index is None else block.index
+    index: npt.NDArray[np.integer[Any]] = np.arange(sum(counts)) if block.index is None else block.index
     if not is_there.any():
         missing = ", ".join(map(str, block.units[:3]))
         raise NoData(

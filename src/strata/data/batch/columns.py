@@ -8,7 +8,7 @@ Arrow batch (`packed.py`) until they are delivered.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from strata.data.batch.packed import Packed, pack
 
@@ -32,7 +32,7 @@ class Column(Protocol):
         ...
 
     @classmethod
-    def gather(cls, pieces: Sequence[Self], index: npt.NDArray[np.int64] | None) -> Self:
+    def gather(cls, pieces: Sequence[Self], index: npt.NDArray[np.integer[Any]] | None) -> Self:
         """Return the rows of the concatenated pieces that `index` names; all, in order, if it is None.
 
         Several threads may call it. The caller has checked that every entry of the index is a row.
@@ -79,7 +79,7 @@ class Chunk:
         return Chunk({name: columns[name] for name in self.names}, self.num_rows)
 
 
-def gather(pieces: Sequence[Chunk], index: npt.NDArray[np.int64] | None) -> Chunk:
+def gather(pieces: Sequence[Chunk], index: npt.NDArray[np.integer[Any]] | None) -> Chunk:
     """Return the rows of the concatenated pieces that `index` names."""
     if index is None and len(pieces) == 1:
         return pieces[0]
@@ -92,3 +92,25 @@ def gather(pieces: Sequence[Chunk], index: npt.NDArray[np.int64] | None) -> Chun
     packed = [piece.packed for piece in pieces if piece.packed is not None]
     gathered = Packed.gather(packed, index) if packed else None
     return Chunk(columns, total if index is None else len(index), gathered, pieces[0].names)
+
+
+def deal(chunk: Chunk, indices: Sequence[npt.NDArray[np.integer[Any]]]) -> list[Chunk]:
+    """For every index a copy of the rows that it names, in memory of its own. No index is empty.
+
+    Packed columns are taken in one native call, column by column: a column that has come into the cache serves all
+    indices. A `gather` for each would go through the whole chunk every time.
+    """
+    for index in indices:
+        assert len(index), "no index is empty"
+        assert index.min() >= 0, "no such row"
+        assert index.max() < chunk.num_rows, "no such row"
+    packed = [None] * len(indices) if chunk.packed is None else chunk.packed.deal(indices)
+    return [
+        Chunk(
+            {name: type(column).gather([column], index) for name, column in chunk.columns.items()},
+            len(index),
+            part,
+            chunk.names,
+        )
+        for index, part in zip(indices, packed, strict=True)
+    ]

@@ -44,7 +44,7 @@ class Dense:
         return Dense(self.values[first:last])
 
     @classmethod
-    def gather(cls, pieces: Sequence[Dense], index: npt.NDArray[np.int64] | None) -> Dense:
+    def gather(cls, pieces: Sequence[Dense], index: npt.NDArray[np.integer[Any]] | None) -> Dense:
         arrays = [piece.values for piece in pieces]
         if index is None:
             return pieces[0] if len(pieces) == 1 else Dense(join(arrays))
@@ -56,7 +56,7 @@ def join(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     return np.concatenate(arrays, out=_fresh(sum(map(len, arrays)), arrays[0]))
 
 
-def take(arrays: Sequence[npt.NDArray[Any]], index: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+def take(arrays: Sequence[npt.NDArray[Any]], index: npt.NDArray[np.integer[Any]]) -> npt.NDArray[Any]:
     """Return the rows of the concatenated arrays that `index` names."""
     first = arrays[0]
     fresh = _fresh(len(index), first)

@@ -47,7 +47,7 @@ class Packed:
         return Packed(self.batch.slice(first, last - first), self.dtypes)
 
     @classmethod
-    def gather(cls, pieces: Sequence[Packed], index: npt.NDArray[np.int64] | None) -> Packed:
+    def gather(cls, pieces: Sequence[Packed], index: npt.NDArray[np.integer[Any]] | None) -> Packed:
         """As `Column.gather`.
 
         Raises:
@@ -66,6 +66,15 @@ class Packed:
             raise _too_large(batches, "a column exceeds what its type can address")
         return cls(made, pieces[0].dtypes)
 
+    def deal(self, indices: Sequence[npt.NDArray[np.integer[Any]]]) -> list[Packed]:
+        """As `columns.deal`."""
+        table = pa.Table.from_batches([self.batch])
+        rows = pa.chunked_array([_as_arrow(index, table.num_rows) for index in indices])
+        made = pc.take(table, rows, boundscheck=False, memory_pool=pool()).to_batches()
+        if [batch.num_rows for batch in made] == [len(index) for index in indices]:
+            return [Packed(batch, self.dtypes) for batch in made]
+        return [Packed.gather([self], index) for index in indices]  # Arrow has cut a column somewhere else
+
     def columns(self) -> dict[str, Column]:
         """Return the columns by name."""
         return {
@@ -74,7 +83,7 @@ class Packed:
         }
 
 
-def _gathered(batches: Sequence[pa.RecordBatch], index: npt.NDArray[np.int64] | None) -> pa.RecordBatch | None:
+def _gathered(batches: Sequence[pa.RecordBatch], index: npt.NDArray[np.integer[Any]] | None) -> pa.RecordBatch | None:
     """Return the rows of the concatenated batches that `index` names, or None if they do not fit into one.
 
     Raises:
@@ -82,14 +91,18 @@ def _gathered(batches: Sequence[pa.RecordBatch], index: npt.NDArray[np.int64] | 
     """
     table = pa.Table.from_batches(batches)
     if index is not None:
-        # Half as wide, so that more of it stays in the cache; checked by who calls.
-        is_small = table.num_rows < 1 << 32
-        rows = of_numbers(index.astype(np.uint32), pa.uint32()) if is_small else of_numbers(index, pa.int64())
-        table = pc.take(table, rows, boundscheck=False, memory_pool=pool())
+        table = pc.take(table, _as_arrow(index, table.num_rows), boundscheck=False, memory_pool=pool())
     if not table.num_rows:  # Arrow makes no batch of no rows
         return batches[0].slice(0, 0)
     made = table.combine_chunks(pool()).to_batches()
     return made[0] if len(made) == 1 else None
+
+
+def _as_arrow(index: npt.NDArray[np.integer[Any]], num_rows: int) -> pa.Array:
+    """Half as wide where it may be, so that more of it stays in the cache; checked by who calls."""
+    if num_rows < 1 << 32:
+        return of_numbers(index.astype(np.uint32, copy=False), pa.uint32())
+    return of_numbers(index.astype(np.int64, copy=False), pa.int64())
 
 
 def _enlarged(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -48,7 +48,7 @@ class Ragged:
         return Ragged(values, offsets)
 
     @classmethod
-    def gather(cls, pieces: Sequence[Ragged], index: npt.NDArray[np.int64] | None) -> Ragged:
+    def gather(cls, pieces: Sequence[Ragged], index: npt.NDArray[np.integer[Any]] | None) -> Ragged:
         if index is None and len(pieces) == 1:
             return pieces[0]
         lengths = np.concatenate([piece.lengths for piece in pieces])

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from strata.data.order.steps import Steps
 
     Ints = npt.NDArray[np.int64]
+    Rows = npt.NDArray[np.integer[Any]]
+    """Rows or places of a window: half as wide where many blocks are worked out at once."""
 
 SPARSE = 0.75
 """Below this share of a window, a block takes the rows that it needs out of each unit, which then need not be held."""
@@ -36,7 +38,7 @@ class Piece:
     unit: int
     first: int
     last: int
-    rows: Ints | None = None
+    rows: Rows | None = None
     """Only these, counted from the unit's first row, ascending; None: all from `first` to `last`."""
 
     @property
@@ -62,7 +64,7 @@ class Block:
     sizes: tuple[int, ...]
     """Rows that the rank gets, batch by batch."""
     pieces: tuple[Piece, ...]
-    index: Ints | None
+    index: Rows | None
     """Which row of the pieces comes first, second, …; None: as they lie."""
 
     @property
@@ -75,6 +77,43 @@ class Block:
         return tuple(dict.fromkeys(piece.unit for piece in self.pieces))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Cut:
+    """One lane's window, cut into the blocks that deliver its rows."""
+
+    borders: Ints
+    """Positions in the window at which blocks begin, and the end of the last block."""
+    picked: npt.NDArray[np.uint32]
+    """Rows of the window, block by block, ascending within a block."""
+    places: npt.NDArray[np.uint32]
+    """Of each position, which of its block's picked rows it takes."""
+
+    def part(self, rows: slice) -> tuple[Rows, Rows]:
+        """The picked rows and the places of one block, which covers exactly these positions."""
+        assert {rows.start, rows.stop} <= set(self.borders.tolist()), "a part is one block"
+        part = slice(rows.start - int(self.borders[0]), rows.stop - int(self.borders[0]))
+        return self.picked[part], self.places[part]
+
+
+class _Cuts:
+    """The windows of several blocks. Each is sorted once; block by block, it would be gone through for every block."""
+
+    def __init__(self, order: Order, borders: Ints) -> None:
+        """`borders`: by block and lane, the first row of the lane that the block delivers; one row more for the end."""
+        self._order = order
+        self._borders = borders
+        self._made: dict[tuple[int, int], _Cut] = {}
+
+    def find(self, lane: int, window: int, num_rows: int) -> _Cut:
+        """`num_rows`: of the window."""
+        made = self._made.get((lane, window))
+        if made is None:
+            begin = window * self._order.window_rows
+            borders = np.unique(np.clip(self._borders[:, lane] - begin, 0, num_rows))
+            made = self._made[lane, window] = _cut(self._order.permutation(lane, window, num_rows), borders)
+        return made
+
+
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """One rank's way through an epoch."""
@@ -84,6 +123,8 @@ class Schedule:
     rank: int
     block_rows: int
     """About how many rows of the rank a block has at most; where there are windows, it ends with its window as well."""
+    part_rows: int | None = None
+    """About how many rows a block has at most if its window is larger than `block_rows`; None: `block_rows`."""
     starts_small: bool = False
     """Without windows: the first block is one batch, so that it is there soon, and each has no more than there were
     before it.
@@ -116,13 +157,36 @@ class Schedule:
             yield self.block(outline)
 
     def block(self, outline: Outline) -> Block:
+        return self._block(outline, None)
+
+    def blocks_of_window(self, outlines: Sequence[Outline]) -> list[Block]:
+        """The same as `block` for each of these consecutive outlines, in time that does not grow with their number."""
+        cuts = self._cuts(outlines) if len(outlines) > 1 and self.order.window_rows else None
+        return [self._block(outline, cuts) for outline in outlines]
+
+    def _block(self, outline: Outline, cuts: _Cuts | None) -> Block:
         batch, end = outline.first_batch, outline.first_batch + outline.num_batches
         begin, counts = self._ranges(batch, end)
         low, high = self.steps.run(end - 1, self.rank)
         sizes = (self.steps.batch_size,) * (end - batch - 1) + (high - low,)
-        placed = self._place_evenly(begin, counts) if not self._begins_again(batch) else None
-        pieces, index = placed or self._place(*self._rows(batch, begin, counts))
+        if self._begins_again(batch):
+            pieces, index = self._place(*self._rows(batch, begin, counts), None)
+        else:
+            placed = self._place_evenly(begin, counts, cuts)
+            pieces, index = placed or self._place(*self._rows(batch, begin, counts), cuts)
         return Block(batch, sizes, tuple(pieces), index)
+
+    def _cuts(self, outlines: Sequence[Outline]) -> _Cuts | None:
+        """None if other ranks get rows between those of a block, or between two blocks."""
+        plain = [outline for outline in outlines if not self._begins_again(outline.first_batch)]
+        if len(plain) < 2:
+            return None
+        begin, counts = self._ranges(plain[0].first_batch, plain[-1].first_batch + plain[-1].num_batches)
+        has_gaps = begin[1:] != begin[:-1] + counts[:-1]
+        if has_gaps[:, counts.any(axis=0)].any():
+            return None
+        firsts = begin[[outline.first_batch - plain[0].first_batch for outline in plain]]
+        return _Cuts(self.order, np.vstack([firsts, begin[-1:] + counts[-1:]]))
 
     def _outline(self, batch: int, most_rows: int) -> Outline:
         end = self._end_of_block(batch, most_rows)
@@ -152,6 +216,8 @@ class Schedule:
         steps, num_batches = self.steps, self.steps.num_batches
         most = max(1, most_rows // steps.batch_size)
         if self.order.window_rows:
+            if self.part_rows is not None and self.window_rows > most_rows:
+                most = max(1, min(most_rows, self.part_rows) // steps.batch_size)
             window_positions = self.order.window_rows * self.order.num_lanes
             first_stop = steps.bounds(batch)[1]
             window_end = -(-first_stop // window_positions) * window_positions
@@ -166,7 +232,7 @@ class Schedule:
             end -= 1
         return end
 
-    def _place_evenly(self, begin: Ints, counts: Ints) -> tuple[list[Piece], Ints | None] | None:
+    def _place_evenly(self, begin: Ints, counts: Ints, cuts: _Cuts | None) -> tuple[list[Piece], Rows | None] | None:
         """The usual case, quickly: every lane gives the same number of rows to each batch, without gaps.
 
         None: it is not so, or a lane's rows are in two windows.
@@ -186,14 +252,14 @@ class Schedule:
         if (counts != each).any():
             return None
         pieces: list[Piece] = []
-        index = np.empty((len(begin), each, len(lanes)), dtype=np.int64)
+        index: Rows = np.empty((len(begin), each, len(lanes)), dtype=np.int64 if cuts is None else np.uint32)
         num_placed = 0
         for place, (lane, first, last) in enumerate(zip(lanes, firsts, lasts, strict=True)):
             if window:
                 number, within = divmod(first, window)
                 if within + last - first > window:
                     return None
-                found, order, num_rows = self._place_window(lane, number, slice(within, within + last - first))
+                found, order, num_rows = self._place_window(lane, number, slice(within, within + last - first), cuts)
             else:
                 found, num_rows = self._whole(starts[lane] + first, starts[lane] + last), last - first
                 order = np.arange(num_rows)
@@ -237,22 +303,22 @@ class Schedule:
         high = np.clip(runs[:, 1:] - before, 0, counts)
         return begin + low, high - low
 
-    def _place(self, lanes: Ints, rows: Ints) -> tuple[list[Piece], Ints | None]:
+    def _place(self, lanes: Ints, rows: Ints, cuts: _Cuts | None) -> tuple[list[Piece], Rows | None]:
         """Pieces that contain these rows of these lanes, and where in them each row is."""
         pieces: list[Piece] = []
-        index = np.empty(len(rows), dtype=np.int64)
+        index: Rows = np.empty(len(rows), dtype=np.int64 if cuts is None else np.uint32)
         num_placed = 0
         present = np.unique(lanes)
         for lane in present.tolist():
             mine = np.flatnonzero(lanes == lane) if len(present) > 1 else slice(None)
-            found, places, num_rows = self._place_lane(lane, rows[mine])
+            found, places, num_rows = self._place_lane(lane, rows[mine], cuts)
             index[mine] = places + num_placed
             pieces += found
             num_placed += num_rows
         is_identity = num_placed == len(index) and not self.order.window_rows and _counts_up(index)
         return pieces, None if is_identity else index
 
-    def _place_lane(self, lane: int, rows: Ints) -> tuple[list[Piece], Ints, int]:
+    def _place_lane(self, lane: int, rows: Ints, cuts: _Cuts | None) -> tuple[list[Piece], Ints, int]:
         start = int(self.order.lanes.starts()[lane])
         if not self.order.window_rows:
             first, last = int(rows.min()), int(rows.max()) + 1
@@ -263,24 +329,32 @@ class Schedule:
         windows = rows // self.order.window_rows
         for window in np.unique(windows).tolist():
             mine = windows == window
-            found, within, num_rows = self._place_window(lane, window, rows[mine] - window * self.order.window_rows)
+            needed = rows[mine] - window * self.order.window_rows
+            # With cuts, they follow one another.
+            wanted = needed if cuts is None else slice(int(needed[0]), int(needed[-1]) + 1)
+            found, within, num_rows = self._place_window(lane, window, wanted, cuts)
             places[mine] = within + num_placed
             pieces += found
             num_placed += num_rows
         return pieces, places, num_placed
 
-    def _place_window(self, lane: int, window: int, rows: Ints | slice) -> tuple[list[Piece], Ints, int]:
-        """`rows`: counted from the first of the window, in the order of the lane."""
+    def _place_window(
+        self, lane: int, window: int, rows: Ints | slice, cuts: _Cuts | None
+    ) -> tuple[list[Piece], Rows, int]:
+        """`rows`: counted from the first of the window, in the order of the lane; a slice if there are `cuts`."""
         starts = self.order.lanes.starts()
         begin = window * self.order.window_rows
         size = min(self.order.window_rows, int(starts[lane + 1] - starts[lane]) - begin)
-        needed = self._permutation(lane, window, size)[rows]
         first = int(starts[lane]) + begin
+        if cuts is not None and isinstance(rows, slice):
+            picked, places = cuts.find(lane, window, size).part(rows)
+            return self._picked(first, picked), places, len(picked)
+        needed = self._permutation(lane, window, size)[rows]
         if len(needed) >= SPARSE * size:
             return self._whole(first, first + size), needed, size
         if len(needed) < SORTED * size:
             order = np.argsort(needed)
-            places: Ints = np.empty_like(order)
+            places = np.empty_like(order)
             places[order] = np.arange(len(order))
             return self._picked(first, needed[order]), places, len(needed)
         is_needed = np.zeros(size, dtype=bool)
@@ -292,7 +366,7 @@ class Schedule:
     def _whole(self, first: int, last: int) -> list[Piece]:
         return [Piece(unit, low, high) for unit, low, high in self.order.locate(first, last)]
 
-    def _picked(self, first: int, picked: Ints) -> list[Piece]:
+    def _picked(self, first: int, picked: Rows) -> list[Piece]:
         """Only these rows, counted from `first`."""
         pieces = []
         place = first + int(picked[0])
@@ -300,9 +374,23 @@ class Schedule:
             num_rows = high - low
             mine = picked[np.searchsorted(picked, place - first) : np.searchsorted(picked, place - first + num_rows)]
             if len(mine):
-                pieces.append(Piece(unit, low, high, mine + (low - (place - first))))
+                rows = mine.astype(np.int64) + (low - (place - first))
+                pieces.append(Piece(unit, low, high, rows.astype(picked.dtype)))
             place += num_rows
         return pieces
+
+
+def _cut(permutation: Ints, borders: Ints) -> _Cut:
+    """`borders`: positions, ascending. A counting sort by block, which is linear for up to 65,535 of them."""
+    needed, counts = permutation[borders[0] : borders[-1]], np.diff(borders)
+    kind = np.min_scalar_type(len(counts))
+    block = np.full(len(permutation), len(counts), kind)
+    block[needed] = np.repeat(np.arange(len(counts), dtype=kind), counts)
+    picked = np.argsort(block, kind="stable")[: len(needed)].astype(np.uint32)
+    ranks = np.empty(len(permutation), np.uint32)
+    ranks[picked] = np.arange(len(needed), dtype=np.uint32)
+    places = ranks[needed] - np.repeat((borders[:-1] - borders[0]).astype(np.uint32), counts)
+    return _Cut(borders, picked, places)
 
 
 def _expand(begin: Ints, counts: Ints) -> tuple[Ints, Ints]:
@@ -327,5 +415,5 @@ def _turns(counts: Ints, rows: Ints) -> Ints:
     return np.lexsort((within, batches))
 
 
-def _counts_up(index: Ints) -> bool:
+def _counts_up(index: Rows) -> bool:
     return bool(len(index) == 0 or (index[0] == 0 and np.all(np.diff(index) == 1)))

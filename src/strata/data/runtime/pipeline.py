@@ -6,7 +6,8 @@ assembled. What the block that the caller takes next needs is always allowed, so
 
 A window that is too large for one block needs all of its units for the first block, and would hold them until the
 last. So the rows of a unit are *dealt* to the blocks of the window as soon as it is decoded, and the unit is freed.
-Each block that is delivered then frees its rows, and the units of the next window take their place.
+Blocks are then small enough to be gathered within the CPU's cache. Several of them, a *share*, get their rows of a unit
+in one piece of memory: fewer copies, while a share that is delivered still makes room for units of the next window.
 
 A plan may have a hundred thousand units, all of which one block needs: what is done under the lock for a unit must not
 depend on how many others there are.
@@ -24,20 +25,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strata.clock import SystemClock
-from strata.data.batch.assembly import assemble, cut
-from strata.data.batch.columns import gather
+from strata.data.batch.assembly import assemble
+from strata.data.batch.columns import deal, gather
 from strata.data.order.assignment import Task
 from strata.data.runtime.decoder import HeadDecoder
 from strata.data.runtime.metrics import State
 from strata.errors import DataError, DataFileInvalid, DataFileMissing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from strata.data.batch.assembly import Batches
     from strata.data.batch.columns import Chunk
     from strata.data.order.assignment import Strategy
-    from strata.data.order.schedule import Block, Outline, Schedule
+    from strata.data.order.schedule import Block, Outline, Rows, Schedule
     from strata.data.plan.plan import Plan
     from strata.data.runtime.decoder import Decoder
     from strata.data.runtime.metrics import LoaderRecorder, WorkerRecorder
@@ -91,8 +92,56 @@ class _Pieces:
 
 
 @dataclass(slots=True, eq=False)
+class _Window:
+    """What its blocks have in common."""
+
+    outlines: Sequence[Outline]
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while `pieces` are worked out."""
+    pieces: list[_Pieces | None] | None = None
+    """Of each block, until it is assembled; all are worked out when the first is asked for."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Made in one block."""
+        return len(self.outlines) == 1
+
+    def pieces_of(self, place: int, schedule: Schedule) -> _Pieces:
+        """`place`: of the block in its window."""
+        with self.lock:
+            if self.pieces is None:
+                self.pieces = [_Pieces.of(block) for block in schedule.blocks_of_window(self.outlines)]
+        found = self.pieces[place]
+        assert found is not None, "a block is assembled once"
+        return found
+
+    def forget(self, place: int) -> None:
+        if self.pieces is not None:
+            self.pieces[place] = None
+
+
+@dataclass(slots=True, eq=False)
+class _Share:
+    """Consecutive blocks of a window. They get their rows of a unit in one copy, which is freed with the last block."""
+
+    num_blocks: int = 0
+    """Not yet assembled."""
+    num_bytes: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Part:
+    """Where a block is in its window."""
+
+    window: _Window
+    place: int
+    share: _Share
+
+
+@dataclass(slots=True, eq=False)
 class _Pending:
     outline: Outline
+    part: _Part | None = None
     units: list[_Unit] = field(default_factory=list)
     num_missing: int = 0
     """Units that are not decoded."""
@@ -101,17 +150,17 @@ class _Pending:
     is_head: bool = False
     """Of a unit that is not decoded as a whole: nothing else is decoded until this is there."""
     is_claimed: bool = False
-    pieces: _Pieces | None = None
-    """Worked out when the first unit is dealt out."""
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    """Held while `pieces` are worked out."""
     dealt: dict[int, Chunk] = field(default_factory=dict)
     """Rows of units that are freed, by the place of the piece in the block."""
-    dealt_bytes: int = 0
     num_bytes: int = 0
     """Of its batches; an estimate from when it is claimed until they are there."""
     batches: Batches | None = None
     error: BaseException | None = None
+
+    @property
+    def is_part(self) -> bool:
+        """Whether there are other blocks in its window."""
+        return self.part is not None and not self.part.window.is_whole
 
     @property
     def is_ready(self) -> bool:
@@ -164,7 +213,7 @@ class Pipeline:
         """Units to decode. One that another worker took out of turn stays until it is the first, and is passed over."""
         self._num_queued = 0
         """Units in the queues that are not started."""
-        self._outlines = work.schedule.outlines(most_rows=None if work.block_bytes is None else self._most_rows)
+        self._windows = _windows(work.schedule.outlines(most_rows=self._most_rows))
         self._has_more = True
         self._held_bytes = 0
         """Units started and not released, blocks claimed and not taken, and the one that was taken last."""
@@ -273,38 +322,70 @@ class Pipeline:
         return None
 
     def _look_ahead(self) -> None:
-        """Works out blocks until there is a unit to decode for every worker, and some more; all of a window."""
+        """Works out blocks until there is a unit to decode for every worker, and some more; all of a window at once."""
         fresh: list[_Unit] = []
-        while (
-            self._has_more
-            and len(self._pending) < MAX_BLOCKS_AHEAD
-            and (self._is_in_window() or self._num_queued + len(fresh) < 2 * len(self._queues))
-        ):
-            outline = next(self._outlines, None)
-            if outline is None:
-                self._has_more = False
-                self._changed.notify_all()
-                break
-            pending = _Pending(outline)
-            self._pending.append(pending)
-            if not outline.first_batch and (head := self._head_of(outline)) is not None:
-                pending.is_head = True
-                self._use(pending, head)
-                self._queues[0].append(head)
-                self._num_queued += 1
-                continue
-            for number in outline.units:
-                unit = self._units.get(number)
-                if unit is None:
-                    unit = self._units[number] = _Unit(number)
-                    fresh.append(unit)
-                self._use(pending, unit)
+        while self._num_queued + len(fresh) < 2 * len(self._queues) and self._can_look_further():
+            fresh += self._add_window()
         if fresh:
             self._deal(fresh)
 
-    def _is_in_window(self) -> bool:
-        """Whether more blocks of the last one's window follow: a unit is dealt only if all that need it are known."""
-        return bool(self._pending) and not self._pending[-1].outline.ends_window
+    def _look_beyond(self, unit: _Unit) -> None:
+        """Works out one more window if the last one is made in parts and the unit lies in it.
+
+        Where two windows meet there is a unit in every lane, and it can be dealt only if all that need it are known.
+        """
+        last = self._pending[-1] if self._pending and not self._is_closed else None
+        if last is None or last not in unit.users or not last.is_part or not self._can_look_further():
+            return
+        if fresh := self._add_window():
+            self._deal(fresh)
+
+    def _can_look_further(self) -> bool:
+        return self._has_more and len(self._pending) < MAX_BLOCKS_AHEAD
+
+    def _add_window(self) -> list[_Unit]:
+        """The next window's blocks; gives back the units that are not known."""
+        outlines = next(self._windows, None)
+        if outlines is None:
+            self._has_more = False
+            self._changed.notify_all()
+            return []
+        fresh = []
+        for pending in self._pendings_of(outlines):
+            self._pending.append(pending)
+            fresh += self._begin(pending)
+        return fresh
+
+    def _pendings_of(self, outlines: Sequence[Outline]) -> list[_Pending]:
+        schedule = self._work.schedule
+        if not schedule.order.window_rows:
+            return [_Pending(outline) for outline in outlines]
+        rows_of_block = outlines[0].num_batches * schedule.steps.batch_size
+        per_share = max(1, min(schedule.block_rows, self._most_rows()) // rows_of_block)
+        window, shares = _Window(outlines), [_Share() for _ in range(0, len(outlines), per_share)]
+        pendings = []
+        for place, outline in enumerate(outlines):
+            share = shares[place // per_share]
+            share.num_blocks += 1
+            pendings.append(_Pending(outline, _Part(window, place, share)))
+        return pendings
+
+    def _begin(self, pending: _Pending) -> list[_Unit]:
+        """Finds a block's units; gives back those that were not known."""
+        if not pending.outline.first_batch and (head := self._head_of(pending.outline)) is not None:
+            pending.is_head = True
+            self._use(pending, head)
+            self._queues[0].append(head)
+            self._num_queued += 1
+            return []
+        fresh = []
+        for number in pending.outline.units:
+            unit = self._units.get(number)
+            if unit is None:
+                unit = self._units[number] = _Unit(number)
+                fresh.append(unit)
+            self._use(pending, unit)
+        return fresh
 
     def _use(self, pending: _Pending, unit: _Unit) -> None:
         pending.units.append(unit)
@@ -399,7 +480,9 @@ class Pipeline:
         return self._bytes_decoded / self._rows_decoded if self._rows_decoded else self._work.row_bytes
 
     def _most_rows(self) -> int:
-        assert self._work.block_bytes is not None
+        """Of a block."""
+        if self._work.block_bytes is None:
+            return self._work.schedule.block_rows
         return int(self._work.block_bytes / max(1.0, self._row_bytes()))
 
     def _fits(self, num_bytes: int) -> bool:
@@ -428,10 +511,11 @@ class Pipeline:
                 self._bytes_planned += max(1, self._planned_bytes(unit))
                 self._bytes_decoded += num_bytes
                 self._rows_decoded += chunk.num_rows
+                self._look_beyond(unit)
             # Whoever is added from here on, while rows are dealt out, needs the unit itself.
             users = tuple(unit.users)
-        dealt: list[tuple[_Pending, dict[int, Chunk]]] = []
-        if chunk is not None and len(users) > 1:
+        dealt: list[_Dealt] = []
+        if chunk is not None and not unit.head_rows and any(user.is_part for user in users):
             try:
                 dealt = self._dealt(unit.number, chunk, users)
             except Exception as found:  # noqa: BLE001 - told to whoever waits for the unit
@@ -448,28 +532,34 @@ class Pipeline:
                 user.num_missing -= 1
             self._changed.notify_all()
 
-    def _dealt(self, number: int, chunk: Chunk, users: Sequence[_Pending]) -> list[tuple[_Pending, dict[int, Chunk]]]:
+    def _dealt(self, number: int, chunk: Chunk, users: Sequence[_Pending]) -> list[_Dealt]:
         """The unit's rows by the blocks that they belong to; nothing if blocks that are not known yet need some."""
-        shares = []
-        for user in users:
-            with user.lock:
-                if user.pieces is None:
-                    user.pieces = _Pieces.of(self._work.schedule.block(user.outline))
-            pieces = {place: user.pieces.block.pieces[place] for place in user.pieces.places.get(number, ())}
-            if any(piece.rows is None for piece in pieces.values()):
-                return []
-            shares.append((user, pieces))
-        if sum(piece.num_rows for _, pieces in shares for piece in pieces.values()) != chunk.num_rows:
+        shares: dict[_Share, list[tuple[_Pending, int, Rows]]] = {}
+        num_rows = 0
+        for user in sorted(users, key=lambda user: user.outline.first_batch):
+            assert user.part is not None, "all blocks are of windows, or none is"
+            found = user.part.window.pieces_of(user.part.place, self._work.schedule)
+            for place in found.places.get(number, ()):
+                piece = found.block.pieces[place]
+                rows = piece.rows
+                if rows is None:
+                    if not user.part.window.is_whole:
+                        return []
+                    rows = np.arange(piece.first, piece.last)
+                shares.setdefault(user.part.share, []).append((user, place, rows))
+                num_rows += len(rows)
+        if num_rows != chunk.num_rows:
             return []
-        return [(user, {place: cut(piece, chunk) for place, piece in pieces.items()}) for user, pieces in shares]
+        copies = deal(chunk, [np.concatenate([rows for _, _, rows in pieces]) for pieces in shares.values()])
+        return [_Dealt.of(share, pieces, copy) for (share, pieces), copy in zip(shares.items(), copies, strict=True)]
 
-    def _give(self, unit: _Unit, dealt: list[tuple[_Pending, dict[int, Chunk]]]) -> None:
+    def _give(self, unit: _Unit, dealt: Sequence[_Dealt]) -> None:
         """Instead of the unit, its users hold what they need of it."""
-        for user, pieces in dealt:
-            num_bytes = sum(piece.nbytes for piece in pieces.values())
-            user.dealt |= pieces
-            user.dealt_bytes += num_bytes
-            self._hold(num_bytes)
+        for each in dealt:
+            for user, place, piece in each.pieces:
+                user.dealt[place] = piece
+            each.share.num_bytes += each.num_bytes
+            self._hold(each.num_bytes)
         self._hold(-unit.num_bytes)
         unit.num_bytes, unit.is_dealt = 0, True
         del self._units[unit.number]
@@ -480,7 +570,7 @@ class Pipeline:
         error = next((unit.error for unit in pending.units if unit.error is not None), None)
         if error is None:
             try:
-                block = pending.pieces.block if pending.pieces else self._work.schedule.block(pending.outline)
+                block = self._block(pending)
                 chunks = {unit.number: unit.chunk for unit in pending.units if not unit.is_dealt}
                 batches = assemble(
                     block, chunks, self._work.present, lambda: self._find_spare(decoder), dealt=pending.dealt
@@ -499,9 +589,22 @@ class Pipeline:
                     if not unit.head_rows:
                         del self._units[unit.number]
                     self._hold(-unit.num_bytes)
-            self._hold(-pending.dealt_bytes)
-            pending.units, pending.dealt, pending.dealt_bytes, pending.pieces = [], {}, 0, None
+            if pending.part is not None:
+                self._leave(pending.part)
+            pending.units, pending.dealt, pending.part = [], {}, None
             self._changed.notify_all()
+
+    def _block(self, pending: _Pending) -> Block:
+        if pending.part is None:
+            return self._work.schedule.block(pending.outline)
+        return pending.part.window.pieces_of(pending.part.place, self._work.schedule).block
+
+    def _leave(self, part: _Part) -> None:
+        """Its block is assembled."""
+        part.window.forget(part.place)
+        part.share.num_blocks -= 1
+        if not part.share.num_blocks:
+            self._hold(-part.share.num_bytes)
 
     def _find_spare(self, decoder: Decoder) -> Chunk | None:
         """A row that can be read, from wherever: rare, so it is looked for only when it is needed."""
@@ -513,6 +616,36 @@ class Pipeline:
     def _hold(self, num_bytes: int) -> None:
         self._held_bytes += num_bytes
         self._work.recorder.buffered(self._held_bytes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Dealt:
+    """What the blocks of a share get of a unit."""
+
+    share: _Share
+    pieces: list[tuple[_Pending, int, Chunk]]
+    """Whose, its place in the block, and the rows: a part of what was copied at once."""
+    num_bytes: int
+
+    @classmethod
+    def of(cls, share: _Share, wanted: Sequence[tuple[_Pending, int, Rows]], copied: Chunk) -> _Dealt:
+        """`copied`: what is wanted, behind one another."""
+        ends = itertools.accumulate(len(rows) for _, _, rows in wanted)
+        pieces = [
+            (user, place, copied.slice(end - len(rows), end))
+            for (user, place, rows), end in zip(wanted, ends, strict=True)
+        ]
+        return cls(share, pieces, copied.nbytes)
+
+
+def _windows(outlines: Iterator[Outline]) -> Iterator[list[Outline]]:
+    """The blocks of each window together; without windows, each block alone."""
+    found: list[Outline] = []
+    for outline in outlines:
+        found.append(outline)
+        if outline.ends_window:
+            yield found
+            found = []
 
 
 def _rows_of(unit: _Unit, decoder: Decoder) -> Any:
