@@ -34,7 +34,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from strata.checkpoint import CheckpointManager
 from strata.checkpoint.adapters import dcp_names
-from strata.checkpoint.adapters.dcp_merge import Written, merged
+from strata.checkpoint.adapters.dcp_writer import WrittenItem, merged
 from strata.checkpoint.adapters.torch_dcp import StrataStorageReader, StrataStorageWriter
 from strata.checkpoint.format import manifest as m
 from strata.checkpoint.format import tree
@@ -424,15 +424,15 @@ def test_ranks_that_found_different_checkpoints_do_not_mix_them(tmp_path: Path) 
 
 
 def test_tensors_of_one_name_on_two_ranks_are_not_mistaken_for_one() -> None:
-    def written(rank: int, fqn: str) -> tuple[str, Written]:
+    def written(rank: int, fqn: str) -> tuple[str, WrittenItem]:
         file = m.DataFile(
             path=f"rank-{rank:05d}.safetensors", rank=rank, size_bytes=12, header_bytes=8, header_hash="0" * 32
         )
         part = m.Slice(file=0, offset=8, start=(0,), shape=(1,), hashes=("0" * 32,))
         entry = m.TensorEntry(name="a.0", dtype="F32", shape=(1,), slices=(part,))
         if fqn == "a.0":
-            return fqn, Written(id="x", file=file, entry=entry)
-        return fqn, Written(id="x", file=file, node={"list": [{"tensor": "a.0", "as": "numpy"}]}, tensors=(entry,))
+            return fqn, WrittenItem(id="x", file=file, entry=entry)
+        return fqn, WrittenItem(id="x", file=file, node={"list": [{"tensor": "a.0", "as": "numpy"}]}, tensors=(entry,))
 
     with pytest.raises(InvalidArgument, match=r"'a\.0' and 'a' both have a tensor 'a\.0'; give one another key"):
         merged([written(0, "a"), written(1, "a.0")])

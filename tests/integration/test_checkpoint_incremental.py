@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 import strata
 from strata.checkpoint import CheckpointMetadata, RowTracker
 from strata.checkpoint.format.manifest import CheckpointType
-from strata.checkpoint.save import delta as deltas
-from strata.checkpoint.save import pieces
+from strata.checkpoint.save import writer
 from strata.errors import ConfigError, InvalidArgument, NoCheckpoint, StorageUnavailable
 from strata.storage.base import Watch
 from strata.storage.local import LocalStore
@@ -428,8 +427,8 @@ def test_a_checkpoint_that_others_refer_to_is_not_compacted(place: str) -> None:
 def test_tensors_of_one_row_and_strided_ones_are_cut_and_compared_in_pieces(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pieces, "PACK_BYTES", 1 << 16)
-    monkeypatch.setattr(deltas, "_TASK_BYTES", 1 << 15)
+    monkeypatch.setattr(writer, "PACK_BYTES", 1 << 16)
+    monkeypatch.setattr("strata.checkpoint.save.delta._TASK_BYTES", 1 << 15)
     rng = np.random.default_rng(0)
     wide = rng.integers(0, 9, (1, 1, 300_000), np.int32)
     strided = rng.integers(0, 9, (700, 900), np.int64)

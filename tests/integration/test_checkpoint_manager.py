@@ -18,8 +18,8 @@ import torch
 import strata
 from strata.checkpoint import CheckpointMetadata, CheckpointType
 from strata.checkpoint.format import manifest as m
-from strata.checkpoint.load import warm_memory
-from strata.checkpoint.saver import commit
+from strata.checkpoint.load import fetch
+from strata.checkpoint.saver.executor import Executor
 from strata.clock import ManualClock
 from strata.errors import (
     CheckpointAborted,
@@ -588,7 +588,7 @@ def test_too_little_memory_is_not_the_checkpoints_fault(
         raise OSError("Cannot allocate memory")
 
     with monkeypatch.context() as short:
-        short.setattr(warm_memory.mmap, "mmap", refuse)
+        short.setattr(fetch.mmap, "mmap", refuse)
         with pytest.raises(MemoryError, match="load fewer tensors"):
             manager.load()
     assert len(manager.list()) == 1
@@ -710,20 +710,20 @@ def test_looking_while_others_save_finds_no_half_listing(manager: CheckpointMana
 
 def test_a_second_try_finds_what_the_first_has_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    run = commit.Executor.run
+    run = Executor.run
 
-    def remembered(self: commit.Executor, job: Any, memory: memoryview, watch: Watch, **more: Any) -> Any:
+    def remembered(self: Executor, job: Any, memory: memoryview, watch: Watch, **more: Any) -> Any:
         seen.append((job, bytes(memory)))
         return run(self, job, memory, watch, **more)
 
-    monkeypatch.setattr(commit.Executor, "run", remembered)
+    monkeypatch.setattr(Executor, "run", remembered)
     with CheckpointManager(tmp_path) as manager:
         state = state_of(1)
         manager.save(state, step=1).wait()
         state["model"]["w"][3] = 3
         saved = manager.save(state, step=2, checkpoint_type="INCREMENTAL").wait()
     job, memory = seen[-1]
-    again = run(commit.Executor(LocalStore(tmp_path)), job, memoryview(memory), Watch(), is_second_try=True)
+    again = run(Executor(LocalStore(tmp_path)), job, memoryview(memory), Watch(), is_second_try=True)
     assert again.metadata == saved
     assert np.array_equal(manager.load()["model"]["w"], state["model"]["w"])
 

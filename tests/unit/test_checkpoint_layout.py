@@ -16,8 +16,7 @@ import torch
 from hypothesis import given
 
 from strata.checkpoint.format import dtypes, layout, tree
-from strata.checkpoint.save.memory import PrivateMemory
-from strata.checkpoint.save.staging import Staging
+from strata.checkpoint.save.staging import PrivateMemory, Staging
 from strata.errors import CheckpointInvalid
 
 

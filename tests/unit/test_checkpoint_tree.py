@@ -29,7 +29,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from strata.checkpoint.format import dtypes, layout, tree
 from strata.checkpoint.format.buffers import Bytes, copy_strided, raw_bytes
 from strata.checkpoint.format.shards import Shard, replicated_share
-from strata.checkpoint.load.rebuild import rebuild
+from strata.checkpoint.load.state import rebuild
 from strata.errors import CheckpointInvalid, InvalidArgument
 
 

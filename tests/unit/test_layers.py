@@ -45,7 +45,7 @@ FOLDERS = {
     "launch": ({"nodes"}, {"record"}, {"processes"}),
 }
 SHARED = {
-    "checkpoint": {"arguments", "catalog", "metadata"},
+    "checkpoint": {"catalog"},
     "coordinator": {"config", "timeouts", "wire"},
     "data": {"config", "memory"},
     "launch": {"environment", "spec"},

@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from strata.checkpoint.aio import AsyncCheckpointManager as AsyncCheckpointManager
+    from strata.checkpoint.catalog import CheckpointMetadata as CheckpointMetadata
     from strata.checkpoint.format.manifest import CheckpointType as CheckpointType
     from strata.checkpoint.format.shards import Shard as Shard
     from strata.checkpoint.group.ranks import Ranks as Ranks
     from strata.checkpoint.handle import Save as Save
     from strata.checkpoint.manager import CheckpointManager as CheckpointManager
-    from strata.checkpoint.metadata import CheckpointMetadata as CheckpointMetadata
     from strata.checkpoint.policy import Adaptive as Adaptive
     from strata.checkpoint.policy import AnyOf as AnyOf
+    from strata.checkpoint.policy import Decision as Decision
     from strata.checkpoint.policy import EverySeconds as EverySeconds
     from strata.checkpoint.policy import EverySteps as EverySteps
+    from strata.checkpoint.policy import History as History
     from strata.checkpoint.policy import Manual as Manual
     from strata.checkpoint.retention import KeepBest as KeepBest
     from strata.checkpoint.retention import KeepCount as KeepCount
@@ -31,13 +33,13 @@ _HOMES = {
     "aio": ("AsyncCheckpointManager",),
     "manager": ("CheckpointManager",),
     "format.manifest": ("CheckpointType",),
-    "metadata": ("CheckpointMetadata",),
+    "catalog": ("CheckpointMetadata",),
     "tools.progress": ("Progress",),
     "group.ranks": ("Ranks",),
     "retention": ("KeepBest", "KeepCount", "KeepEvery"),
     "handle": ("Save",),
     "format.shards": ("Shard",),
-    "policy": ("Adaptive", "AnyOf", "EverySeconds", "EverySteps", "Manual"),
+    "policy": ("Adaptive", "AnyOf", "Decision", "EverySeconds", "EverySteps", "History", "Manual"),
     "save.dirty_rows": ("RowTracker",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from strata.checkpoint.catalog import CheckpointMetadata
     from strata.checkpoint.format.manifest import CheckpointType
     from strata.checkpoint.handle import Save
-    from strata.checkpoint.metadata import CheckpointMetadata
     from strata.checkpoint.policy import Decision
 
 NUM_THREADS = 8

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import os
-import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -32,11 +31,6 @@ MAX_DEPTH = 16
 _SCHEMES = {"s3": "s3", "gcs": "gs", "gs": "gs", "azure": "az", "az": "az"}
 _MODEL_KEYS = ("model", "module", "params")
 _OPTIMIZER_KEYS = ("optimizer", "optimizers", "optim", "opt")
-
-
-def new_id(step: int) -> str:
-    """The step for people and for the order of names; the rest so that no name is ever used twice."""
-    return f"step-{step:012d}-{secrets.token_hex(8)}"
 
 
 def check_choices(

@@ -8,7 +8,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from strata.checkpoint.tools.progress import SHOWN_AFTER_S, Counter, watching
+from strata.checkpoint.tools.progress import SHOWN_AFTER_S, ProgressCounter, watching
 from strata.errors import CheckpointAborted
 from strata.lifecycle import Home, renewed
 from strata.storage import Watch
@@ -16,8 +16,8 @@ from strata.storage import Watch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from strata.checkpoint.catalog import CheckpointMetadata
     from strata.checkpoint.format.manifest import CheckpointType
-    from strata.checkpoint.metadata import CheckpointMetadata
     from strata.checkpoint.tools.progress import Progress
 
 PAUSE_S = 0.1
@@ -46,7 +46,7 @@ class Save:
         self.staged = False
         self.stall_s = 0.0
         """How long the caller was held up."""
-        self._listener = Counter(f"saving {metadata.id}", num_bytes, on_progress)
+        self._listener = ProgressCounter(f"saving {metadata.id}", num_bytes, on_progress)
         self._shows_bar = show if show is not None else on_progress is None
         self.watch = Watch(self._advance)
 

@@ -15,25 +15,23 @@ from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from strata.checkpoint import arguments, policy, retention
-from strata.checkpoint.catalog import Catalog, links_in
+from strata.checkpoint.catalog import Catalog, CheckpointMetadata, links_in, of_manifest
 from strata.checkpoint.format import layout, shards, tree
 from strata.checkpoint.format import manifest as m
 from strata.checkpoint.format.manifest import CheckpointType
 from strata.checkpoint.format.merge import Head
-from strata.checkpoint.group import group
+from strata.checkpoint.group import commit
 from strata.checkpoint.group.choice import Choice
+from strata.checkpoint.group.ranks import Ranks, checkpoint_id, new_id
 from strata.checkpoint.handle import Save
-from strata.checkpoint.load import rebuild
+from strata.checkpoint.load import integrity
 from strata.checkpoint.load import state as loading
-from strata.checkpoint.load import verify as verifying
-from strata.checkpoint.metadata import CheckpointMetadata, of_manifest
 from strata.checkpoint.policy import Decision, Pacer
-from strata.checkpoint.save import delta
+from strata.checkpoint.save import dirty_rows
 from strata.checkpoint.save import job as jobs
 from strata.checkpoint.save.job import Job, JobTensor, Options
-from strata.checkpoint.save.pausing import paused_collector
-from strata.checkpoint.save.staging import Staging
-from strata.checkpoint.saver import commit as executing
+from strata.checkpoint.save.staging import Staging, paused_collector
+from strata.checkpoint.saver import executor as executing
 from strata.checkpoint.tools import compact as compacting
 from strata.checkpoint.tools import inspect
 from strata.checkpoint.tools.progress import watching
@@ -58,13 +56,13 @@ if TYPE_CHECKING:
     from typing import Self
 
     from strata.checkpoint.format.manifest import Manifest
-    from strata.checkpoint.group.group import Commit, Ranks
+    from strata.checkpoint.group.commit import Commit
     from strata.checkpoint.load.state import Slices
     from strata.checkpoint.policy import Strategy
     from strata.checkpoint.retention import Policy
     from strata.checkpoint.save.dirty_rows import RowTracker
     from strata.checkpoint.saver.client import Saver
-    from strata.checkpoint.saver.commit import Outcome
+    from strata.checkpoint.saver.executor import Outcome
     from strata.checkpoint.tools.progress import Progress
     from strata.clock import Clock
 
@@ -151,7 +149,7 @@ class CheckpointManager:
         self._catalog = Catalog(self._store)
         self._saver = arguments.choose_saver(saver, self._store, place, storage_options)
         self._staging = Staging(self._saver.memory)
-        self._told = delta.Told()
+        self._dirty = dirty_rows.DirtyRows()
         self._finisher = ThreadPoolExecutor(1, thread_name_prefix="strata-checkpoint")
         self._saving = renewed(threading.Lock())
         """Held from the beginning of the copy until the staging memory is free again."""
@@ -215,8 +213,8 @@ class CheckpointManager:
                 flat = tree.flatten(arguments.part_of_kind(state, kind))
                 leaves = self._own_leaves(flat, replicated)
                 plan = layout.plan(leaves, {"strata": str(m.VERSION), "id": id, "rank": str(self._rank)})
-            told = delta.rows_told(dirty, flat.leaves, by=self)
-            self._told.add(_held_here(told, flat), flat.leaves)  # all leaves: also those that another rank writes
+            told = dirty_rows.resolve_dirty(dirty, flat.leaves, by=self)
+            self._dirty.add(_held_here(told, flat), flat.leaves)  # all leaves: also those that another rank writes
             save = Save(
                 self._metadata_of(head, plan.size_bytes),
                 num_bytes=plan.size_bytes,
@@ -270,7 +268,7 @@ class CheckpointManager:
         self, kind: CheckpointType, plan: layout.Layout, leaves: Sequence[tree.Leaf]
     ) -> tuple[dict[str, bytes] | None, str]:
         """What has changed since the snapshot before, if it was compared; or why it was not."""
-        told = self._told.take()
+        told = self._dirty.take()
         self._staging.reserve(plan.size_bytes + jobs.room_for(plan))
         if kind is CheckpointType.INCREMENTAL and self._staging.has_snapshot_like(plan):
             return jobs.packed_bits(self._staging.update(plan, leaves, told)), ""
@@ -325,13 +323,13 @@ class CheckpointManager:
     def _next_id(self, step: int) -> str:
         """Before anything can fail: all ranks must count the same."""
         if self._ranks is None:
-            return arguments.new_id(step)
+            return new_id(step)
         self._saves_of_step[step] += 1
-        return group.checkpoint_id(self._ranks, self._saves_of_step[step], step)
+        return checkpoint_id(self._ranks, self._saves_of_step[step], step)
 
     def _telling(self, id: str) -> AbstractContextManager[None]:
         """Whatever fails is told to the other ranks, so that they need not wait for this one."""
-        return group.beginning(self._store, self._ranks, id) if self._ranks is not None else nullcontext()
+        return commit.beginning(self._store, self._ranks, id) if self._ranks is not None else nullcontext()
 
     def _metadata_of(self, head: Head, num_bytes: int) -> CheckpointMetadata:
         """As far as it is known before anything is written."""
@@ -389,13 +387,13 @@ class CheckpointManager:
             outcome = self._result(save, future)
         except CheckpointAborted as error:
             if not executing.is_committed(self._store, save.id):
-                group.lost_saver(self._store, self._ranks or group.Ranks(), save.id, error)
+                commit.lost_saver(self._store, self._ranks or Ranks(), save.id, error)
                 raise
             return of_manifest(self._catalog.read(save.id), self._store.url)  # the saver died when all was done
         if outcome.metadata is None:
             return self._commit_together(outcome, save.watch)
         if self._commit is not None:
-            group.tell(self._commit, outcome.metadata)
+            commit.tell(self._commit, outcome.metadata)
         return outcome.metadata
 
     def _result(self, save: Save, future: Future[Outcome]) -> Outcome:
@@ -414,9 +412,9 @@ class CheckpointManager:
     def _commit_together(self, outcome: Outcome, watch: Watch) -> CheckpointMetadata:
         """With a coordinator: it knows at once when a rank is not going to come."""
         assert outcome.part is not None
-        ranks = self._ranks or group.Ranks()
+        ranks = self._ranks or Ranks()
         try:
-            manifest = group.finish(
+            manifest = commit.finish(
                 self._store, ranks, outcome.part, outcome.head, commit=self._commit, clock=self._clock, watch=watch
             )
         except BaseException:
@@ -488,7 +486,7 @@ class CheckpointManager:
             CheckpointInvalid: The one that was named cannot be trusted; the message names file and tensor.
         """
 
-        device = rebuild.device_of(map_location)
+        device = loading.device_of(map_location)
 
         def use(manifest: Manifest) -> Any:
             structure = loading.structure_for(manifest, self._rank, only)
@@ -589,7 +587,7 @@ class CheckpointManager:
         """
         manifest = self._find(step, id)
         with watching(f"verifying {manifest.id}", manifest.size_bytes, show=self._progress) as watch:
-            verifying.verify(self._store, manifest, watch=watch)
+            integrity.verify(self._store, manifest, watch=watch)
         return of_manifest(manifest, self._store.url)
 
     def delete(self, *, step: int | None = None, id: str | None = None) -> None:

@@ -15,7 +15,7 @@ from strata.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from strata.checkpoint.metadata import CheckpointMetadata
+    from strata.checkpoint.catalog import CheckpointMetadata
 
 
 class Policy(Protocol):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from strata.errors import CheckpointAborted, InvalidArgument
+from strata.lifecycle import Home, renewed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -159,3 +161,33 @@ def byte_view(data: Any) -> memoryview:
     """Any contiguous buffer, as bytes."""
     view = memoryview(data)
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
+# -- threads -------------------------------------------------------------------------------------------------------
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Pool:
+    def __init__(self, num_threads: int, name: str) -> None:
+        self._num_threads = num_threads
+        self._name = name
+        self._lock = renewed(threading.Lock())
+        self._threads: ThreadPoolExecutor | None = None
+        self._home = Home()
+
+    def submit(self, work: Callable[P, T], *arguments: P.args, **more: P.kwargs) -> Future[T]:
+        with self._lock:
+            if self._threads is None or not self._home.is_here:
+                self._home = Home()
+                self._threads = ThreadPoolExecutor(self._num_threads, thread_name_prefix=self._name)
+            return self._threads.submit(work, *arguments, **more)
+
+    def shutdown(self) -> None:
+        """Returns when all work is done and no thread is left; the next `submit` starts new ones."""
+        with self._lock:
+            threads, self._threads = self._threads, None
+        if threads is not None and self._home.is_here:
+            threads.shutdown()

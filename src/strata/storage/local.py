@@ -26,9 +26,8 @@ from typing import TYPE_CHECKING
 
 from strata.errors import ObjectExists, ObjectMissing, StorageDenied, StorageError, StorageFull, StorageUnavailable
 from strata.storage import files
-from strata.storage.base import TEMPORARY, Listed, byte_view, check_key, check_offset
+from strata.storage.base import TEMPORARY, Listed, Pool, byte_view, check_key, check_offset
 from strata.storage.files import ALIGNMENT
-from strata.storage.pool import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -48,9 +48,8 @@ from strata.errors import (
     StorageUnavailable,
     StrataError,
 )
-from strata.storage.base import Listed, Watch, byte_view, check_key, check_offset
+from strata.storage.base import Listed, Pool, Watch, byte_view, check_key, check_offset
 from strata.storage.object_options import AZURE, GCS, S3, read_settings
-from strata.storage.pool import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

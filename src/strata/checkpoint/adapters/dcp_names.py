@@ -7,10 +7,13 @@ same items, so a checkpoint that was saved otherwise can be read through DCP as 
 
 from __future__ import annotations
 
+import contextlib
+import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from strata.checkpoint.format import tree
 from strata.errors import CheckpointInvalid, InvalidArgument
+from strata.storage import Store, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -24,12 +27,12 @@ KEY = "torch_dcp"
 _MAPPINGS = ("dict", "odict")
 
 
-class Item(NamedTuple):
+class DcpItem(NamedTuple):
     path: ItemPath
     node: Node
 
 
-def items(structure: Node) -> dict[str, Item]:
+def items(structure: Node) -> dict[str, DcpItem]:
     """What DCP takes a state for: dotted name → item, in the state's order.
 
     The structure must be one that `tree.names_in` accepts.
@@ -39,7 +42,7 @@ def items(structure: Node) -> dict[str, Item]:
     """
     if _pairs(structure) is None:
         raise InvalidArgument("the state of this checkpoint is not a dict, and DCP knows no other; use load()")
-    found: dict[str, Item] = {}
+    found: dict[str, DcpItem] = {}
     for item in _walk(structure, ()):
         name = ".".join(map(str, item.path))
         if name in found:
@@ -51,9 +54,9 @@ def items(structure: Node) -> dict[str, Item]:
     return found
 
 
-def top_items(structure: Node) -> dict[str, Item]:
+def top_items(structure: Node) -> dict[str, DcpItem]:
     """The same of a state that was saved without cutting it (`flatten_state_dict=False`): its keys alone."""
-    return {_text(key): Item((_text(key),), node) for key, node in _pairs(structure) or ()}
+    return {_text(key): DcpItem((_text(key),), node) for key, node in _pairs(structure) or ()}
 
 
 def nest(nodes: Mapping[str, Node], paths: Mapping[str, ItemPath]) -> Node | None:
@@ -67,7 +70,7 @@ def nest(nodes: Mapping[str, Node], paths: Mapping[str, ItemPath]) -> Node | Non
                 return None  # an item lies within another one
         if path[-1] in inner:
             return None
-        inner[path[-1]] = Item(path, node)
+        inner[path[-1]] = DcpItem(path, node)
     structure = _closed(root)
     if structure is None or _pairs(structure) is None:
         return None
@@ -85,8 +88,8 @@ def flat(nodes: Mapping[str, Node]) -> Node:
 
 def _closed(inner: dict[str | int, Any]) -> Node | None:
     """Dicts of ints become lists, if nothing is missing."""
-    closed = {key: value.node if isinstance(value, Item) else _closed(value) for key, value in inner.items()}
-    if any(value is None and not isinstance(inner[key], Item) for key, value in closed.items()):
+    closed = {key: value.node if isinstance(value, DcpItem) else _closed(value) for key, value in inner.items()}
+    if any(value is None and not isinstance(inner[key], DcpItem) for key, value in closed.items()):
         return None
     if all(isinstance(key, str) for key in closed):
         return {"dict": [[key, node] for key, node in closed.items()]}
@@ -95,7 +98,7 @@ def _closed(inner: dict[str | int, Any]) -> Node | None:
     return None
 
 
-def _walk(node: Node, path: ItemPath) -> Iterator[Item]:
+def _walk(node: Node, path: ItemPath) -> Iterator[DcpItem]:
     pairs = _pairs(node)
     if pairs is not None:
         for key, value in pairs:
@@ -104,7 +107,7 @@ def _walk(node: Node, path: ItemPath) -> Iterator[Item]:
         for number, value in enumerate(node["list"]):
             yield from _walk(value, (*path, number))
     else:
-        yield Item(path, node)
+        yield DcpItem(path, node)
 
 
 def _is_opened(node: Node) -> bool:
@@ -137,3 +140,31 @@ def _text(key: Node) -> str:
 
 def _no_tensor(name: str, _kind: str) -> None:
     raise CheckpointInvalid(f"the structure has the tensor {name[:200]!r} for a key")
+
+
+class StoreLocation:
+    """Where checkpoints lie. A store that is named is opened for each use, so that the adapters can go to another
+    process, as `async_save` with `AsyncCheckpointerType.PROCESS` sends them.
+    """
+
+    def __init__(self, place: str | os.PathLike[str] | Store, storage_options: Mapping[str, Any] | None) -> None:
+        self._place = os.fspath(place) if isinstance(place, str | os.PathLike) else place
+        self._options = storage_options
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[Store]:
+        if not isinstance(self._place, str):
+            yield self._place
+            return
+        store = open_store(self._place, self._options)
+        try:
+            yield store
+        finally:
+            store.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        if not isinstance(self._place, str):
+            raise InvalidArgument(
+                f"a {type(self._place).__name__} cannot go to another process; give the adapter the store's path or URL"
+            )
+        return self.__dict__

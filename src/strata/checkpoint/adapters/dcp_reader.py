@@ -23,14 +23,14 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from strata.checkpoint.adapters import dcp_names
-from strata.checkpoint.adapters.dcp_locations import Place
+from strata.checkpoint.adapters.dcp_names import StoreLocation
 from strata.checkpoint.catalog import Catalog
 from strata.checkpoint.format import buffers, dtypes, tree
 from strata.checkpoint.format import manifest as m
+from strata.checkpoint.format.shards import Box
 from strata.checkpoint.load import fetch, integrity, reader
 from strata.checkpoint.load.fetch import Source
-from strata.checkpoint.load.reader import Rectangle
-from strata.checkpoint.load.rebuild import rebuild
+from strata.checkpoint.load.state import rebuild
 from strata.errors import CheckpointInvalid, InvalidArgument
 from strata.storage import Store, Watch
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.checkpoint.planner import LoadPlanner, ReadItem
 
-    from strata.checkpoint.adapters.dcp_names import Item
+    from strata.checkpoint.adapters.dcp_names import DcpItem
     from strata.checkpoint.format.tree import Node
 
 READ_BYTES = 256 << 20
@@ -61,11 +61,11 @@ class StrataStorageReader(StorageReader):
 
         `dcp.load(checkpoint_id=…)` names a step or an id as well.
         """
-        self._place = Place(place, storage_options)
+        self._place = StoreLocation(place, storage_options)
         self._step = step
         self._id = id
         self._manifest: m.Manifest | None = None
-        self._items: dict[str, Item] = {}
+        self._items: dict[str, DcpItem] = {}
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -170,7 +170,7 @@ class StrataStorageReader(StorageReader):
         return self._manifest
 
 
-def _items(manifest: m.Manifest, structure: Node) -> tuple[dict[str, Item], bool]:
+def _items(manifest: m.Manifest, structure: Node) -> tuple[dict[str, DcpItem], bool]:
     """The items, and whether they come of a state that was flattened."""
     told = manifest.metadata.get(dcp_names.KEY)
     if not isinstance(told, dict):
@@ -208,13 +208,13 @@ class _Part:
 
     item: ReadItem
     entry: m.TensorEntry
-    rectangle: Rectangle
+    rectangle: Box
 
     @classmethod
     def of(cls, item: ReadItem, entry: m.TensorEntry) -> _Part:
         saved_at = item.storage_index.offset or (0,) * len(entry.shape)
         start = tuple(at + more for at, more in zip(saved_at, item.storage_offsets, strict=True))
-        rectangle = Rectangle(start, tuple(item.lengths))
+        rectangle = Box(start, tuple(item.lengths))
         name = f"{entry.name} for {item.dest_index.fqn} at {start}"
         return cls(item, msgspec.structs.replace(entry, name=name), rectangle)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,24 +17,26 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from strata.checkpoint import arguments
-from strata.checkpoint.adapters.dcp_locations import Place
-from strata.checkpoint.adapters.dcp_merge import Written, merged, nested
-from strata.checkpoint.adapters.dcp_names import KEY
+from strata.checkpoint.adapters import dcp_names
+from strata.checkpoint.adapters.dcp_names import KEY, StoreLocation
+from strata.checkpoint.catalog import CheckpointMetadata, of_manifest
 from strata.checkpoint.format import buffers, layout, tree
 from strata.checkpoint.format import manifest as m
-from strata.checkpoint.metadata import CheckpointMetadata, of_manifest
+from strata.checkpoint.group.commit import publish
+from strata.checkpoint.group.ranks import new_id
 from strata.checkpoint.save.writer import file_name, write_file
 from strata.clock import SystemClock
 from strata.errors import CheckpointInvalid, InvalidArgument, ObjectMissing
 from strata.storage import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from torch.distributed.checkpoint.planner import SavePlanner, WriteItem
 
+    from strata.checkpoint.adapters.dcp_names import ItemPath
     from strata.checkpoint.format.layout import Layout
-    from strata.checkpoint.format.tree import Leaf
+    from strata.checkpoint.format.tree import Leaf, Node
     from strata.clock import Clock
     from strata.storage import Store
 
@@ -63,7 +67,7 @@ class StrataStorageWriter(StorageWriter):
         Raises:
             InvalidArgument: `step`, `epoch` or `metadata` cannot be stored.
         """
-        self._place = Place(place, storage_options)
+        self._place = StoreLocation(place, storage_options)
         self._clock = clock or SystemClock()
         self.step = arguments.count(step, "step")
         """Of the next save."""
@@ -109,7 +113,7 @@ class StrataStorageWriter(StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        self._id = arguments.new_id(self.step)
+        self._id = new_id(self.step)
         return [replace(plan, storage_data=_Task(self._id, rank)) for rank, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -138,12 +142,12 @@ class StrataStorageWriter(StorageWriter):
         for (_, node), item in zip(flat.structure["dict"], tensors, strict=True):
             leaf = by_name[node["tensor"]]
             entry = _entry_of_item(item, leaf, slices[leaf.name])
-            told = Written(id=task.id, file=data_file, entry=entry)
+            told = WrittenItem(id=task.id, file=data_file, entry=entry)
             results.append(WriteResult(item.index, leaf.num_bytes, told))
         for (_, node), item in zip(flat_objects.structure["dict"], objects, strict=True):
             held = [by_name[name] for name in tree.names_in(node)]
             entries = tuple(_entry(leaf.name, leaf, leaf.shape, slices[leaf.name]) for leaf in held)
-            told = Written(id=task.id, file=data_file, node=node, tensors=entries)
+            told = WrittenItem(id=task.id, file=data_file, node=node, tensors=entries)
             results.append(WriteResult(item.index, sum(leaf.num_bytes for leaf in held), told))
         return results
 
@@ -183,7 +187,7 @@ class StrataStorageWriter(StorageWriter):
             model_hash=m.model_hash(tensors),
         )
         with self._place.opened() as store:
-            store.put(f"{self._id}/{m.FILE_NAME}", m.encode(manifest), if_absent=True)
+            publish(store, manifest)
             self.saved = of_manifest(manifest, store.url)
         metadata.storage_meta = StorageMeta(checkpoint_id=self._id)
 
@@ -286,3 +290,103 @@ def _entry_of_item(item: WriteItem, leaf: Leaf, part: m.Slice) -> m.TensorEntry:
         )
     part = msgspec.structs.replace(part, start=tuple(told.chunk.offsets))
     return _entry(item.index.fqn, leaf, tuple(told.size), part)
+
+
+# -- what the ranks wrote ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenItem:
+    """What a rank tells the coordinator of one item. Slices count no files yet: it is this one."""
+
+    id: str
+    file: m.DataFile
+    entry: m.TensorEntry | None = None
+    """Of a tensor, or of a slice of one: the entry has this slice alone."""
+    node: Any = None
+    """Of an object."""
+    tensors: tuple[m.TensorEntry, ...] = ()
+    """That the object holds."""
+
+
+def merged(
+    written: Sequence[tuple[str, WrittenItem]],
+) -> tuple[tuple[m.DataFile, ...], tuple[m.TensorEntry, ...], dict[str, Node]]:
+    """The files, the tensors with all their slices, and what each name of DCP stands for."""
+    files = list(dict.fromkeys(told.file for _, told in written))
+    number = {file: i for i, file in enumerate(files)}
+    entries: dict[str, m.TensorEntry] = {}
+    owners: dict[str, str] = {}
+    nodes: dict[str, Node] = {}
+    for name, told in written:
+        nodes[name] = told.node if told.entry is None else {"tensor": name, "as": "torch"}
+        for entry in told.tensors if told.entry is None else (told.entry,):
+            entry = msgspec.structs.replace(
+                entry, slices=(msgspec.structs.replace(entry.slices[0], file=number[told.file]),)
+            )
+            if owners.setdefault(entry.name, name) != name:
+                raise InvalidArgument(
+                    f"{name!r} and {owners[entry.name]!r} both have a tensor {entry.name!r}; give one another key",
+                    field=name,
+                )
+            known = entries.get(entry.name)
+            entries[entry.name] = entry if known is None else _joined(known, entry)
+    _untangle(entries, nodes)
+    return tuple(files), tuple(entries.values()), nodes
+
+
+def _joined(known: m.TensorEntry, more: m.TensorEntry) -> m.TensorEntry:
+    """
+    Raises:
+        CheckpointInvalid: They are not of the same tensor.
+    """
+    if (known.dtype, known.shape) != (more.dtype, more.shape):
+        raise CheckpointInvalid(
+            f"tensor {known.name!r} is of {known.dtype} {known.shape} on one rank and of {more.dtype} {more.shape} on "
+            "another; save it under another name"
+        )
+    parts = {(part.start, part.shape): part for part in (*more.slices, *known.slices)}  # two copies are one
+    filled = [part for part in parts.values() if math.prod(part.shape)]
+    kept = sorted(filled, key=lambda part: part.start) or known.slices
+    return msgspec.structs.replace(known, slices=tuple(kept))
+
+
+def _untangle(entries: dict[str, m.TensorEntry], nodes: dict[str, Node]) -> None:
+    """Tied tensors, which are the same bytes, become one."""
+    first: dict[Any, str] = {}
+    for name, node in nodes.items():
+        if not dcp_names.is_tensor(node):
+            continue
+        entry = entries[name]
+        if not entry.num_bytes:
+            continue
+        same = first.setdefault((entry.dtype, entry.shape, entry.slices), name)
+        if same != name:
+            nodes[name] = {"tensor": same, "as": "torch"}
+            del entries[name]
+
+
+def nested(nodes: Mapping[str, Node], planner_data: Any) -> tuple[Node, dict[str, Any]]:
+    """Nested as the state was; what else must be known to give DCP its names and paths back."""
+    if planner_data is None:
+        return dcp_names.flat(nodes), {dcp_names.KEY: {"flattened": False}}
+    paths = _paths(planner_data)
+    in_order = {name: nodes[name] for name in (*(name for name in paths if name in nodes), *nodes)}
+    structure = dcp_names.nest(in_order, paths)
+    if structure is not None:
+        return structure, {}
+    return dcp_names.flat(in_order), {
+        dcp_names.KEY: {"paths": {name: list(paths.get(name, (name,))) for name in in_order}}
+    }
+
+
+def _paths(planner_data: Any) -> dict[str, ItemPath]:
+    if isinstance(planner_data, Mapping) and all(
+        isinstance(name, str) and isinstance(path, tuple) and path and all(type(key) in (str, int) for key in path)
+        for name, path in planner_data.items()
+    ):
+        return dict(planner_data)
+    raise InvalidArgument(
+        f"the planner's data is a {type(planner_data).__name__}, and not the paths of the state's entries as "
+        "DefaultSavePlanner gives them; a checkpoint does not hold it"
+    )

@@ -10,12 +10,12 @@ is aligned to its own elements all the same. Any safetensors reader opens the fi
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
-from strata.checkpoint.format import duplicate_keys
 from strata.checkpoint.format.dtypes import BY_NAME
 from strata.errors import CheckpointInvalid
 
@@ -55,7 +55,7 @@ class Layout:
     size_bytes: int
 
 
-class Stored(Protocol):
+class TensorSpec(Protocol):
     """What goes into a file: a leaf, say."""
 
     @property
@@ -77,7 +77,7 @@ class _Entry(msgspec.Struct):
     data_offsets: tuple[int, int]
 
 
-def plan(leaves: Sequence[Stored], metadata: dict[str, str]) -> Layout:
+def plan(leaves: Sequence[TensorSpec], metadata: dict[str, str]) -> Layout:
     ordered = sorted(leaves, key=lambda leaf: -leaf.dtype.itemsize)  # stable: otherwise as they came
     entries: dict[str, object] = {_METADATA: {"format": "pt", **metadata}}
     offset = 0
@@ -118,7 +118,7 @@ def read_header(data: bytes, *, file: str, size_bytes: int) -> tuple[dict[str, s
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CheckpointInvalid(f"{file}: its header is not that of a safetensors file ({error})") from None
     written = msgspec.json.encode({_METADATA: metadata, **entries})
-    duplicate_keys.check(text.rstrip(b" "), written=written, file=f"{file}, its header")
+    check_duplicate_keys(text.rstrip(b" "), written=written, file=f"{file}, its header")
     places = []
     begin = 8 + length
     expected = 0
@@ -162,3 +162,28 @@ def _place(name: str, entry: _Entry, begin: int, file: str) -> Place:
             f"needs {num_bytes}"
         )
     return Place(name, dtype, entry.shape, begin + start, num_bytes)
+
+
+# -- duplicate keys ------------------------------------------------------------------------------------------------
+
+
+def check_duplicate_keys(data: bytes, *, written: bytes, file: str) -> None:
+    """`written` is what our encoder makes of what `data` was taken for. If they are the same bytes, as they nearly
+    always are, there is nothing to look for.
+
+    Raises:
+        CheckpointInvalid: An object in `data` has a key twice.
+    """
+    if data == written:
+        return
+
+    def unique(pairs: list[tuple[str, Any]]) -> None:
+        keys = [key for key, _ in pairs]
+        if len(set(keys)) != len(keys):
+            twice = next(key for i, key in enumerate(keys) if key in keys[:i])
+            raise CheckpointInvalid(f"{file}: the key {twice[:200]!r} is there twice in one object")
+
+    try:
+        json.loads(data, object_pairs_hook=unique, parse_int=len, parse_float=len)  # numbers are not looked at
+    except (ValueError, RecursionError) as error:  # of JSON that another reader has understood
+        raise CheckpointInvalid(f"{file} is not plain JSON: {error}") from None

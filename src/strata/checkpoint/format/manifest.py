@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from xxhash import xxh3_128, xxh3_128_hexdigest
 
-from strata.checkpoint.format import duplicate_keys, layout
+from strata.checkpoint.format import layout
 from strata.checkpoint.format.dtypes import BY_NAME
 from strata.checkpoint.format.shards import is_grid
 from strata.errors import CheckpointCorrupt, CheckpointInvalid, CheckpointTooNew
@@ -225,7 +225,7 @@ def decode(data: bytes, *, file: str) -> Manifest:
         manifest = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointInvalid(f"{file} is not a manifest: {error}") from None
-    duplicate_keys.check(data, written=_sealed(manifest), file=file)
+    layout.check_duplicate_keys(data, written=_sealed(manifest), file=file)
     check(manifest, file=file)
     return manifest
 

@@ -86,7 +86,7 @@ def _alone(part: RankPart) -> _Contents:
 
 
 def _together(ordered: Sequence[RankPart]) -> _Contents:
-    entered = _Entered()
+    entered = _Merger()
     for part in ordered:
         entered.add(part)
     entries = [*entered.whole(), *entered.united()]
@@ -126,7 +126,7 @@ def _ordered(parts: Sequence[RankPart], head: Head) -> list[RankPart]:
 
 
 @dataclass(slots=True)
-class _Entry:
+class _MergedTensor:
     """A tensor of the manifest to be; each slice with the rank that says where it lies."""
 
     order: int
@@ -137,7 +137,7 @@ class _Entry:
 
 
 @dataclass(slots=True)
-class _Entered:
+class _Merger:
     renames: dict[int, dict[str, str]] = field(default_factory=dict)
     """Rank → name that its structure uses → name in the manifest."""
     _whole: dict[str, dict[Hashable, tuple[int, int, TensorEntry]]] = field(default_factory=dict)
@@ -162,10 +162,10 @@ class _Entered:
             if len(holders) > 1 and first is not next(iter(holders.values())):
                 self._users.setdefault(entry.name, []).append((part.rank, contents))
 
-    def whole(self) -> list[_Entry]:
+    def whole(self) -> list[_MergedTensor]:
         """Each contents once; those that are not the first under their name get another."""
         taken = self._whole.keys() | self._sharded.keys()
-        entries: list[_Entry] = []
+        entries: list[_MergedTensor] = []
         for name, holders in self._whole.items():
             if name in self._sharded:
                 rank, other = next(iter(holders.values()))[1], self._sharded[name][0][0]
@@ -176,12 +176,14 @@ class _Entered:
             for contents, (order, rank, entry) in holders.items():
                 names[contents] = own = name if not names else _free(f"{name}@{rank}", taken)
                 taken.add(own)
-                entries.append(_Entry(order, own, entry.dtype, entry.shape, [(rank, piece) for piece in entry.slices]))
+                entries.append(
+                    _MergedTensor(order, own, entry.dtype, entry.shape, [(rank, piece) for piece in entry.slices])
+                )
             for rank, contents in self._users.get(name, ()):
                 self.renames.setdefault(rank, {})[name] = names[contents]
         return entries
 
-    def united(self) -> list[_Entry]:
+    def united(self) -> list[_MergedTensor]:
         return [_united(name, held, self._orders[name]) for name, held in self._sharded.items()]
 
 
@@ -202,7 +204,7 @@ def _free(name: str, taken: set[str]) -> str:
     return candidate
 
 
-def _united(name: str, held: list[tuple[int, TensorEntry]], order: int) -> _Entry:
+def _united(name: str, held: list[tuple[int, TensorEntry]], order: int) -> _MergedTensor:
     first_rank, first = held[0]
     pieces: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, Slice]] = {}
     for rank, entry in held:
@@ -223,7 +225,7 @@ def _united(name: str, held: list[tuple[int, TensorEntry]], order: int) -> _Entr
     if math.prod(first.shape):
         pieces = {place: kept for place, kept in pieces.items() if math.prod(place[1])}
     _check_tiles(name, first.shape, pieces, ranks=[rank for rank, _ in held])
-    return _Entry(order, name, first.dtype, first.shape, [pieces[place] for place in sorted(pieces)])
+    return _MergedTensor(order, name, first.dtype, first.shape, [pieces[place] for place in sorted(pieces)])
 
 
 def _differ(one: Slice, other: Slice) -> bool:
@@ -260,7 +262,9 @@ def _check_tiles(
 # -- files ---------------------------------------------------------------------------------------------------------
 
 
-def _numbered(parts: Sequence[RankPart], entries: Sequence[_Entry]) -> tuple[tuple[DataFile, ...], list[list[int]]]:
+def _numbered(
+    parts: Sequence[RankPart], entries: Sequence[_MergedTensor]
+) -> tuple[tuple[DataFile, ...], list[list[int]]]:
     """All files once, and for each rank what its numbers become. Of bases only those that are still referred to."""
     used: list[set[int]] = [set() for _ in parts]
     for entry in entries:

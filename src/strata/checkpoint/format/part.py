@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from xxhash import xxh3_128_hexdigest
 
-from strata.checkpoint.format import duplicate_keys, layout, tree
+from strata.checkpoint.format import layout, tree
 from strata.checkpoint.format import manifest as m
 from strata.checkpoint.format.manifest import DataFile, TensorEntry
 from strata.errors import CheckpointCorrupt, CheckpointInvalid, CheckpointTooNew
@@ -104,7 +104,7 @@ def decode(data: bytes, *, file: str) -> RankPart:
         part = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointInvalid(f"{file} is not the part of a rank: {error}") from None
-    duplicate_keys.check(data, written=_sealed(part), file=file)
+    layout.check_duplicate_keys(data, written=_sealed(part), file=file)
     check(part, file=file)
     return part
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 from xxhash import xxh3_64_hexdigest
 
-from strata.checkpoint.group import group
+from strata.checkpoint.group import commit
 from strata.clock import SystemClock
 from strata.errors import (
     CheckpointAborted,
@@ -152,7 +152,7 @@ class Choice:
                 "often as each other?"
             )
 
-        return group.until(
+        return commit.until(
             look, late, timeout_s=self._ranks.timeout_s, clock=self._clock, wait=self._wait, watch=Watch()
         )
 

@@ -118,9 +118,14 @@ def _number(env: Mapping[str, str], name: str) -> int:
         ) from None
 
 
+def new_id(step: int) -> str:
+    """The step for people and for the order of names; the rest so that no name is ever used twice."""
+    return f"step-{step:012d}-{secrets.token_hex(8)}"
+
+
 def checkpoint_id(ranks: Ranks, number: int, step: int) -> str:
     """The same on all ranks without a word: `number` counts the saves of this start. Alone, nobody need find it."""
     if ranks.size == 1:
-        return f"step-{step:012d}-{secrets.token_hex(8)}"
+        return new_id(step)
     agreed = f"{ranks.session}\0{number}\0{step}"
     return f"step-{step:012d}-{xxh3_64_hexdigest(agreed.encode())}"

@@ -7,30 +7,34 @@ thousands of requests.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
+import mmap
 import threading
+import time
 from collections import OrderedDict
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from xxhash import xxh3_128_hexdigest
 
-from strata.checkpoint.format import encoding as decoding
+from strata.checkpoint.format import buffers
 from strata.checkpoint.format.dtypes import BY_NAME
 from strata.checkpoint.format.layout import ALIGNMENT
-from strata.checkpoint.load.warm_memory import LARGE_BYTES, fresh_memory
 from strata.errors import CheckpointCorrupt, CheckpointInvalid, CheckpointMissing, ObjectMissing, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from strata.checkpoint.format.buffers import Bytes
     from strata.checkpoint.format.manifest import DataFile, Manifest, Patch, Slice, TensorEntry
     from strata.storage import Store, Watch
+
+    Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 WINDOW_BYTES = 16 << 20
 """Small chunks are read together up to so many; a chunk that has more is read alone."""
@@ -166,7 +170,7 @@ class Source:
         if stored.encoding:
             start, end = stored.decoded(number)
             data = fresh_memory(end - start) if out is None else out
-            problem = decoding.decompress(raw, data)
+            problem = buffers.decompress(raw, data)
             if problem:
                 raise CheckpointCorrupt(f"{self.where(stored, number)}: {problem}")
         self.check(stored, number, data)
@@ -301,3 +305,135 @@ class Reader:
             self._number = number
         first, _ = self._stored.decoded(number)
         return np.frombuffer(self._chunk[start - first : end - first], np.uint8)
+
+
+# -- fresh memory --------------------------------------------------------------------------------------------------
+
+
+LARGE_BYTES = 4 << 20
+"""What has less is not worth the trouble."""
+_STEP_BYTES = 4 << 20
+_SLOW_S = 0.003
+"""For a step, of the thread's own time: as long as small pages take. Large ones take a tenth of it."""
+_MAX_SLOW = 4
+
+
+def fresh_memory(num_bytes: int) -> memoryview:
+    """On page boundaries, if there is much of it, and in large pages where the system has them.
+
+    Raises:
+        MemoryError: There is not so much of it; that is this machine's fault, not the checkpoint's.
+    """
+    try:
+        if num_bytes < LARGE_BYTES:
+            return np.empty(num_bytes, np.uint8).data
+        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (MemoryError, OSError, ValueError, OverflowError):
+        raise MemoryError(
+            f"{num_bytes} bytes are to be read at once, and there is not so much memory; load fewer tensors (only=…)"
+        ) from None
+    _advise(memory, "MADV_HUGEPAGE")
+    return memoryview(memory)
+
+
+class Warmer:
+    """Touches fresh memory, before anything is in it. Goes over to small pages when large ones turn out slow."""
+
+    def __init__(self, time_s: Callable[[], float] = time.thread_time) -> None:
+        self._time_s = time_s
+        self._lock = threading.Lock()
+        self._num_slow = 0
+
+    @property
+    def gave_up(self) -> bool:
+        """On large pages."""
+        return self._num_slow >= _MAX_SLOW
+
+    def warm(self, memory: memoryview, start: int = 0, end: int | None = None) -> None:
+        """All of `memory` that `fresh_memory` gave, or a part that begins on a page."""
+        end = memory.nbytes if end is None else end
+        pages = np.frombuffer(memory, np.uint8)
+        for at in range(start, end, _STEP_BYTES):
+            stop = min(at + _STEP_BYTES, end)
+            if self.gave_up and isinstance(memory.obj, mmap.mmap):
+                _advise(memory.obj, "MADV_NOHUGEPAGE", at, stop - at)
+            before_s = self._time_s()
+            pages[at:stop:ALIGNMENT].fill(0)
+            if self._time_s() - before_s > _SLOW_S:
+                with self._lock:
+                    self._num_slow += 1
+
+
+def _advise(memory: mmap.mmap, advice: str, start: int = 0, length: int | None = None) -> None:
+    """Unless this system, or its kernel, does not know it."""
+    number = getattr(mmap, advice, None)
+    if number is not None:
+        with contextlib.suppress(OSError):
+            memory.madvise(number, start, len(memory) - start if length is None else length)
+
+
+# -- patches -------------------------------------------------------------------------------------------------------
+
+
+BATCH_BYTES = 8 << 20
+
+
+def stored_patches(manifest: Manifest, tensor: TensorEntry, part: Slice) -> list[Stored]:
+    """All that the patches of a slice consist of."""
+    return [one for patch in part.patches for one in of_patch(manifest, tensor, patch)]
+
+
+def apply_patches(
+    cache: Cache, manifest: Manifest, tensor: TensorEntry, part: Slice, target: Bytes, begin: int
+) -> None:
+    """All patches of a slice, oldest first. `target` has its contents from byte `begin` on.
+
+    Raises:
+        CheckpointCorrupt: A hash does not match.
+        CheckpointInvalid: Units that the slice does not have.
+    """
+    slice_bytes = of_slice(manifest, tensor, part).num_bytes
+    end = begin + len(target)
+    for patch in part.patches:
+        unit = patch.unit_bytes
+        data = Reader(cache, of_patch(manifest, tensor, patch)[1])
+        for position, indices in index_batches(cache, manifest, tensor, patch, slice_bytes):
+            if int(indices[0]) * unit >= end:
+                break
+            low, high = (int(i) for i in np.searchsorted(indices, [begin // unit, -(-end // unit)]))
+            if low < high:
+                first, last = (position + low) * unit, min((position + high) * unit, patch.num_bytes)
+                new = data.read(first, last)
+                xor = patch.encoding == buffers.XOR
+                buffers.apply_patch(target, begin, indices[low:high], new, unit_bytes=unit, xor=xor)
+
+
+def index_batches(
+    cache: Cache, manifest: Manifest, tensor: TensorEntry, patch: Patch, slice_bytes: int
+) -> Iterator[tuple[int, Indices]]:
+    """The numbers of the units, checked: how many came before, and the next ones."""
+    stored_indices, _ = of_patch(manifest, tensor, patch)
+    reader = Reader(cache, stored_indices)
+    num_units = -(-slice_bytes // patch.unit_bytes)
+    per_batch = max(BATCH_BYTES // max(patch.unit_bytes, patch.index_bytes), 1)
+    before = -1
+    for position in range(0, patch.num_units, per_batch):
+        count = min(per_batch, patch.num_units - position)
+        data = reader.read(position * patch.index_bytes, (position + count) * patch.index_bytes)
+        indices = data.view(f"<u{patch.index_bytes}")
+        problem = buffers.find_index_problem(indices, before=before, num_units=num_units)
+        before = int(indices[-1])
+        if not problem and position + count == patch.num_units:
+            problem = _problem_of_length(patch, before, slice_bytes)
+        if problem:
+            path = manifest.files[patch.file].path
+            raise CheckpointInvalid(f"a patch of tensor {tensor.name!r} in {path} {problem}; save it anew")
+        yield position, indices.astype(np.int64)
+
+
+def _problem_of_length(patch: Patch, last: int, slice_bytes: int) -> str:
+    """Only the slice's last unit may be shorter than the others."""
+    expected = (patch.num_units - 1) * patch.unit_bytes + min(patch.unit_bytes, slice_bytes - last * patch.unit_bytes)
+    if patch.num_bytes == expected:
+        return ""
+    return f"has {patch.num_bytes} bytes, but its units need {expected}"

@@ -13,28 +13,31 @@ There are three judgements, each of one thing that is read:
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from xxhash import xxh3_128_hexdigest
 
 from strata.checkpoint.format import layout, tree
 from strata.checkpoint.format import manifest as m
 from strata.checkpoint.format.dtypes import BY_NAME
+from strata.checkpoint.load import fetch
+from strata.checkpoint.load.fetch import Cache, Source
 from strata.errors import CheckpointCorrupt, CheckpointInvalid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from strata.checkpoint.format.layout import Place
-    from strata.checkpoint.format.manifest import DataFile, Manifest, Slice, TensorEntry
+    from strata.checkpoint.format.manifest import DataFile, Manifest, Patch, Slice, TensorEntry
     from strata.checkpoint.format.tree import Kind, Node
-    from strata.checkpoint.load.fetch import Source
+    from strata.checkpoint.load.fetch import Window
+    from strata.storage import Store, Watch
 
-NUM_THREADS = 8
+HEADER_THREADS = 8
 """Headers that are read at a time: each is small, and may be far away."""
 
 
-def check(source: Source, manifest: Manifest) -> None:
+def check_manifest_and_headers(source: Source, manifest: Manifest) -> None:
     """All of a checkpoint but its contents.
 
     Raises:
@@ -91,7 +94,7 @@ def check_headers(source: Source, manifest: Manifest, files: Iterable[int]) -> N
     numbers = sorted(set(files))
     source.require(numbers)
     if len(numbers) > 1:
-        with ThreadPoolExecutor(min(NUM_THREADS, len(numbers)), thread_name_prefix="strata-header") as pool:
+        with ThreadPoolExecutor(min(HEADER_THREADS, len(numbers)), thread_name_prefix="strata-header") as pool:
             found = list(pool.map(lambda number: _checked_header(source, manifest, number), numbers))
     else:
         found = [_checked_header(source, manifest, number) for number in numbers]
@@ -168,3 +171,56 @@ def _check_place(manifest: Manifest, tensor: TensorEntry, part: Slice, place: Pl
 def _is_akin(in_file: str, name: str) -> bool:
     """The same name, or one with something behind it: a rank's own tensor, or one of several slices in a file."""
     return in_file.startswith(name) or name.startswith(in_file)
+
+
+# -- every byte ----------------------------------------------------------------------------------------------------
+
+
+VERIFY_THREADS = 3
+T = TypeVar("T")
+
+
+def verify(store: Store, manifest: Manifest, *, watch: Watch) -> None:
+    """Reads every byte that the checkpoint consists of, its bases' files included.
+
+    Raises:
+        CheckpointMissing: A file is not there.
+        CheckpointCorrupt: A hash does not match.
+        CheckpointInvalid: Something else is not as it was written.
+    """
+    source = Source(store, manifest, watch)
+    check_manifest_and_headers(source, manifest)
+    _check_chunks(source, manifest)
+
+
+def _check_chunks(source: Source, manifest: Manifest) -> None:
+    patches = [(tensor, part, patch) for tensor in manifest.tensors for part in tensor.slices for patch in part.patches]
+    contents = [fetch.of_slice(manifest, tensor, part) for tensor in manifest.tensors for part in tensor.slices]
+    contents += [fetch.of_patch(manifest, tensor, patch)[1] for tensor, _, patch in patches]
+    found = fetch.windows((stored, number) for stored in contents for number in stored.chunks())
+    _in_threads(lambda window: _check_window(source, window), list(found))
+    indices = [fetch.of_patch(manifest, tensor, patch)[0] for tensor, _, patch in patches]
+    cache = Cache(source, indices)
+    _in_threads(lambda one: _check_indices(cache, manifest, *one), patches)
+
+
+def _check_window(source: Source, window: Window) -> None:
+    data = source.read(window.file, window.start, window.end)
+    for stored, number in window.chunks:
+        start, end = stored.in_file(number)
+        source.decoded(stored, number, data[start - window.start : end - window.start])
+
+
+def _check_indices(cache: Cache, manifest: Manifest, tensor: TensorEntry, part: Slice, patch: Patch) -> None:
+    slice_bytes = fetch.of_slice(manifest, tensor, part).num_bytes
+    for _ in fetch.index_batches(cache, manifest, tensor, patch, slice_bytes):
+        pass
+
+
+def _in_threads(work: Callable[[T], None], items: Sequence[T]) -> None:
+    pool = ThreadPoolExecutor(VERIFY_THREADS, thread_name_prefix="strata-verify")
+    try:
+        for done in [pool.submit(work, item) for item in items]:
+            done.result()
+    finally:
+        pool.shutdown(cancel_futures=True)

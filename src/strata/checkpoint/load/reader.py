@@ -10,34 +10,31 @@ from __future__ import annotations
 
 import contextlib
 import math
+import mmap
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from strata.checkpoint.format import boxes
-from strata.checkpoint.format.boxes import Rectangle
+from strata.checkpoint.format import shards
 from strata.checkpoint.format.dtypes import BY_NAME
 from strata.checkpoint.format.layout import ALIGNMENT
 from strata.checkpoint.format.manifest import MAX_DIMENSIONS
 from strata.checkpoint.load import fetch, integrity
-from strata.checkpoint.load import patch as patching
-from strata.checkpoint.load.fetch import Cache, Reader, Source, Stored, key_of
-from strata.checkpoint.load.verify import verify
-from strata.checkpoint.load.warm_memory import LARGE_BYTES, Warmer, fresh_memory
-from strata.errors import CheckpointInvalid
+from strata.checkpoint.load.fetch import LARGE_BYTES, Cache, Reader, Source, Stored, Warmer, fresh_memory, key_of
+from strata.errors import CheckpointInvalid, StorageError
+from strata.storage.base import check_key
+from strata.storage.local import LocalStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import Future
 
-    from strata.checkpoint.format.boxes import Cut
     from strata.checkpoint.format.buffers import Bytes
     from strata.checkpoint.format.manifest import Manifest, Slice, TensorEntry
+    from strata.checkpoint.format.shards import Box, Intersection
     from strata.storage import Store, Watch
-
-__all__ = ["Rectangle", "key_of", "read_contents", "read_slices", "read_tensors", "verify"]
 
 READ_BYTES = 32 << 20
 """Read at a time; two of them are under way, while what came before is hashed."""
@@ -58,8 +55,8 @@ class _Wanted:
     """A rectangle of a tensor, and what it is made of."""
 
     tensor: TensorEntry
-    rectangle: Rectangle
-    cuts: tuple[Cut, ...]
+    rectangle: Box
+    cuts: tuple[Intersection, ...]
 
     @property
     def num_bytes(self) -> int:
@@ -80,14 +77,14 @@ def read_tensors(
         CheckpointInvalid: A file is shorter than it was, or a patch cannot be true.
     """
     entries = {tensor.name: tensor for tensor in manifest.tensors}
-    wanted = {name: boxes.whole(_entry(entries, name)) for name in names}
+    wanted = {name: shards.whole_box(_entry(entries, name)) for name in names}
     return read_slices(store, manifest, wanted, watch=watch, headers=headers)
 
 
 def read_slices(
     store: Store,
     manifest: Manifest,
-    wanted: Mapping[str, Rectangle],
+    wanted: Mapping[str, Box],
     *,
     watch: Watch,
     headers: Iterable[int] | None = None,
@@ -101,7 +98,7 @@ def read_slices(
     """
     entries = {tensor.name: tensor for tensor in manifest.tensors}
     parts = [
-        _Wanted(tensor, rectangle, tuple(boxes.cuts(tensor, rectangle)))
+        _Wanted(tensor, rectangle, tuple(shards.intersections(tensor, rectangle)))
         for tensor, rectangle in ((_entry(entries, name), rectangle) for name, rectangle in wanted.items())
     ]
     source = Source(store, manifest, watch)
@@ -133,7 +130,7 @@ def read_contents(
     source = Source(store, manifest, watch)
     source.require([part.file, *(patch.file for patch in part.patches)])
     stored = fetch.of_slice(manifest, tensor, part)
-    cache = Cache(source, [stored, *patching.stored(manifest, tensor, part)])
+    cache = Cache(source, [stored, *fetch.stored_patches(manifest, tensor, part)])
     return _contents(cache, manifest, tensor, part, start, end)
 
 
@@ -143,7 +140,7 @@ def _contents(cache: Cache, manifest: Manifest, tensor: TensorEntry, part: Slice
     for at in range(start, end, fetch.WINDOW_BYTES):
         stop = min(at + fetch.WINDOW_BYTES, end)
         found[at - start : stop - start] = reader.read(at, stop)
-    patching.apply(cache, manifest, tensor, part, found, start)
+    fetch.apply_patches(cache, manifest, tensor, part, found, start)
     return found
 
 
@@ -181,7 +178,7 @@ class _Direct:
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _ReadRun:
     """Neighbours in one file that are read together."""
 
     file: int
@@ -222,7 +219,7 @@ def _direct(manifest: Manifest, one: _Wanted) -> _Direct:
     return _Direct(one.tensor.name, stored, chunks, start, end, at + cut.start, at + cut.end)
 
 
-def _runs(parts: Sequence[_Direct]) -> Iterator[_Run]:
+def _runs(parts: Sequence[_Direct]) -> Iterator[_ReadRun]:
     """In the order of the files. Gaps are read along while there is some slack, and small ones always."""
     slack = _SLACK_BYTES + sum(part.end - part.start for part in parts) // _SLACK_FRACTION
     near: list[_Direct] = []
@@ -240,13 +237,13 @@ def _runs(parts: Sequence[_Direct]) -> Iterator[_Run]:
         yield _run(near, end)
 
 
-def _run(near: Sequence[_Direct], end: int) -> _Run:
+def _run(near: Sequence[_Direct], end: int) -> _ReadRun:
     start = near[0].start  # what is aligned in the file is aligned in memory
     begin = start - start % (ALIGNMENT if end - start >= LARGE_BYTES else 64)
-    return _Run(near[0].stored.file, begin, end, tuple(near))
+    return _ReadRun(near[0].stored.file, begin, end, tuple(near))
 
 
-def _fill_runs(source: Source, runs: Sequence[_Run], memory: Sequence[memoryview]) -> None:
+def _fill_runs(source: Source, runs: Sequence[_ReadRun], memory: Sequence[memoryview]) -> None:
     """Reading, hashing what was read, and warming the memory of what is read next go on at the same time."""
     warmer = Warmer()
     with (
@@ -280,7 +277,7 @@ def _fill_runs(source: Source, runs: Sequence[_Run], memory: Sequence[memoryview
             check.result()
 
 
-def _in_order(run: _Run) -> list[tuple[int, Stored, int]]:
+def _in_order(run: _ReadRun) -> list[tuple[int, Stored, int]]:
     """The chunks of a run with their ends in the file, the first one last."""
     found = [(part.stored.in_file(number)[1], part.stored, number) for part in run.parts for number in part.chunks]
     return sorted(found, key=lambda chunk: chunk[0], reverse=True)
@@ -299,7 +296,7 @@ def _grouped(chunks: Sequence[tuple[int, Stored, int]]) -> Iterator[list[tuple[i
         yield group
 
 
-def _check(source: Source, run: _Run, view: memoryview, chunks: Sequence[tuple[int, Stored, int]]) -> None:
+def _check(source: Source, run: _ReadRun, view: memoryview, chunks: Sequence[tuple[int, Stored, int]]) -> None:
     for _, stored, number in chunks:
         start, end = stored.in_file(number)
         source.check(stored, number, view[start - run.begin : end - run.begin])
@@ -338,7 +335,9 @@ def _assemble(source: Source, manifest: Manifest, wanted: Sequence[_Wanted], mem
             landed.result()
 
 
-def _land(source: Source, stored: Stored, number: int, raw: memoryview, one: _Wanted, cut: Cut, target: Bytes) -> None:
+def _land(
+    source: Source, stored: Stored, number: int, raw: memoryview, one: _Wanted, cut: Intersection, target: Bytes
+) -> None:
     start, end = stored.decoded(number)
     if stored.encoding and cut.target is not None and cut.start <= start and end <= cut.end:
         at = cut.target + start - cut.start
@@ -348,7 +347,7 @@ def _land(source: Source, stored: Stored, number: int, raw: memoryview, one: _Wa
     _put(one, cut, data, start, target)
 
 
-def _put(one: _Wanted, cut: Cut, data: Bytes, start: int, target: Bytes) -> None:
+def _put(one: _Wanted, cut: Intersection, data: Bytes, start: int, target: Bytes) -> None:
     num_dimensions = len(one.rectangle.shape)
     if num_dimensions >= MAX_DIMENSIONS:
         raise CheckpointInvalid(
@@ -356,7 +355,7 @@ def _put(one: _Wanted, cut: Cut, data: Bytes, start: int, target: Bytes) -> None
             f"{MAX_DIMENSIONS} can be put together"
         )
     item_bytes = BY_NAME[one.tensor.dtype].itemsize
-    boxes.put(cut, data, start, target, wanted_shape=one.rectangle.shape, item_bytes=item_bytes)
+    shards.copy_intersection(cut, data, start, target, wanted_shape=one.rectangle.shape, item_bytes=item_bytes)
 
 
 # -- patched -------------------------------------------------------------------------------------------------------
@@ -367,26 +366,73 @@ def _patch(source: Source, manifest: Manifest, wanted: Sequence[_Wanted], found:
     if not patched:
         return
     patched.sort(key=lambda pair: (pair[1].part.patches[0].file, pair[1].part.patches[0].index_offset))
-    needed = [stored for one, cut in patched for stored in patching.stored(manifest, one.tensor, cut.part)]
+    needed = [stored for one, cut in patched for stored in fetch.stored_patches(manifest, one.tensor, cut.part)]
     needed += [fetch.of_slice(manifest, one.tensor, cut.part) for one, cut in patched if cut.target is None]
     cache = Cache(source, needed)
 
-    def patch(one: _Wanted, cut: Cut) -> None:
+    def patch(one: _Wanted, cut: Intersection) -> None:
         target = found[one.tensor.name]
         if cut.target is None:
             _put_patched(cache, manifest, one, cut, target)
             return
         there = target[cut.target : cut.target + cut.end - cut.start]
-        patching.apply(cache, manifest, one.tensor, cut.part, there, cut.start)
+        fetch.apply_patches(cache, manifest, one.tensor, cut.part, there, cut.start)
 
     with _pool(ASSEMBLY_THREADS, "patch") as pool:
         for done in [pool.submit(patch, one, cut) for one, cut in patched]:
             done.result()
 
 
-def _put_patched(cache: Cache, manifest: Manifest, one: _Wanted, cut: Cut, target: Bytes) -> None:
+def _put_patched(cache: Cache, manifest: Manifest, one: _Wanted, cut: Intersection, target: Bytes) -> None:
     """Patches know the slice as it was stored: it is patched piece by piece, before the pieces are taken apart."""
     step = max(_STRIDED_BYTES // manifest.chunk_bytes, 1) * manifest.chunk_bytes
     for start in range(cut.start - cut.start % manifest.chunk_bytes, cut.end, step):
         end = min(start + step, fetch.of_slice(manifest, one.tensor, cut.part).num_bytes)
         _put(one, cut, _contents(cache, manifest, one.tensor, cut.part, start, end), start, target)
+
+
+# -- memory-mapped -------------------------------------------------------------------------------------------------
+
+
+def map_tensors(
+    store: Store, manifest: Manifest, names: Iterable[str], *, watch: Watch, headers: Iterable[int] = ()
+) -> dict[str, Bytes]:
+    """As `reading.read_tensors`, mapped where that can be: in a directory, and where a tensor lies in its file whole,
+    as it is. Everything else (object stores, slices, encodings, patches) is read and verified.
+
+    Raises:
+        CheckpointInvalid: A file is not there, has another size, or another header.
+    """
+    wanted = list(dict.fromkeys(names))
+    entries = {tensor.name: tensor for tensor in manifest.tensors}
+    mappable = [entries[name] for name in wanted if name in entries and _can_be_mapped(store, entries[name])]
+    source = Source(store, manifest, watch.unheard())
+    files = {tensor.slices[0].file for tensor in mappable}
+    integrity.check_headers(source, manifest, files)
+    mapped = {number: _mapped(store, manifest, number) for number in files}
+    found = {}
+    for tensor in mappable:
+        (part,) = tensor.slices
+        found[tensor.name] = mapped[part.file][part.offset : part.offset + tensor.num_bytes]
+    rest = [name for name in wanted if name not in found]
+    found |= read_tensors(store, manifest, rest, watch=watch, headers=set(headers) - files)
+    return {name: found[name] for name in wanted}
+
+
+def _can_be_mapped(store: Store, tensor: TensorEntry) -> bool:
+    if not isinstance(store, LocalStore) or len(tensor.slices) != 1 or not tensor.num_bytes:
+        return False
+    (part,) = tensor.slices
+    return not part.encoding and not part.patches
+
+
+def _mapped(store: Store, manifest: Manifest, number: int) -> Bytes:
+    assert isinstance(store, LocalStore)
+    data_file = manifest.files[number]
+    path = store.root / check_key(key_of(manifest, data_file))
+    try:
+        with path.open("rb") as file:
+            view = mmap.mmap(file.fileno(), data_file.size_bytes, access=mmap.ACCESS_COPY)
+    except (OSError, ValueError) as error:  # ValueError: it has become shorter since its size was looked at
+        raise StorageError(f"{path} cannot be mapped: {error}; load it without mmap=True") from error
+    return np.frombuffer(view, np.uint8)

@@ -11,16 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from strata.checkpoint.format import boxes, shards, tree
-from strata.checkpoint.format.boxes import Rectangle
+from strata.checkpoint.format import shards, tree
+from strata.checkpoint.format.buffers import array_over, tensor_over
 from strata.checkpoint.format.dtypes import BY_NAME
-from strata.checkpoint.load import integrity, mapped, reader
-from strata.checkpoint.load.rebuild import rebuild
-from strata.errors import InvalidArgument
+from strata.checkpoint.format.shards import Box
+from strata.checkpoint.load import integrity, reader
+from strata.errors import CheckpointInvalid, InvalidArgument, StrataError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from strata.checkpoint.format.buffers import Bytes
+    from strata.checkpoint.format.dtypes import DType
     from strata.checkpoint.format.manifest import Manifest, TensorEntry
     from strata.checkpoint.format.shards import Run
+    from strata.checkpoint.format.tree import Kind, Node
     from strata.storage import Store, Watch
 
 Slices = Mapping[str, tuple[Sequence[int], Sequence[int]]]
@@ -126,24 +131,24 @@ def load(
     entries = {tensor.name: tensor for tensor in manifest.tensors}
     slices = _renamed(manifest, names, slices)
     if slices:
-        wanted = {name: boxes.whole(entries[name]) for name in names if name in entries}
+        wanted = {name: shards.whole_box(entries[name]) for name in names if name in entries}
         wanted |= {name: _rectangle(name, *slices[name], wanted) for name in slices}
         tensors = reader.read_slices(store, manifest, wanted, watch=watch, headers=headers)
         entries |= {name: _resized(entries[name], wanted[name]) for name in slices}
     elif mmap:
-        tensors = mapped.map_tensors(store, manifest, names, watch=watch, headers=headers)
+        tensors = reader.map_tensors(store, manifest, names, watch=watch, headers=headers)
     else:
         tensors = reader.read_tensors(store, manifest, names, watch=watch, headers=headers)
     return rebuild(structure, entries.values(), tensors, map_location=map_location)
 
 
-def _rectangle(name: str, start: Sequence[int], shape: Sequence[int], wanted: Mapping[str, Rectangle]) -> Rectangle:
+def _rectangle(name: str, start: Sequence[int], shape: Sequence[int], wanted: Mapping[str, Box]) -> Box:
     if name not in wanted:
         raise InvalidArgument(f"slices={{{name!r}: …}}: there is no such tensor in what is loaded", field="slices")
-    return Rectangle(tuple(start), tuple(shape))
+    return Box(tuple(start), tuple(shape))
 
 
-def _resized(entry: TensorEntry, rectangle: Rectangle) -> TensorEntry:
+def _resized(entry: TensorEntry, rectangle: Box) -> TensorEntry:
     return msgspec.structs.replace(entry, shape=rectangle.shape)
 
 
@@ -284,3 +289,65 @@ def _as_dtensor(value: Any, like: Any, path: str) -> Any:
         shape=like.shape,
         stride=like.stride(),
     )
+
+
+# -- from bytes to values ------------------------------------------------------------------------------------------
+
+
+def rebuild(
+    structure: Node, described: Iterable[TensorEntry], tensors: Mapping[str, Bytes], *, map_location: Any = None
+) -> Any:
+    """`map_location` is where torch tensors go, see `device_of`; without it they stay on the CPU."""
+    entries = {tensor.name: tensor for tensor in described}
+
+    def build(name: str, kind: Kind) -> Any:
+        entry = entries[name]
+        try:
+            built = _as_it_was(tensors[name], BY_NAME[entry.dtype], entry.shape, kind)
+        except (ValueError, OverflowError, RuntimeError) as error:  # an empty one may claim any other sides
+            if isinstance(error, StrataError):
+                raise
+            raise CheckpointInvalid(
+                f"tensor {name[:200]!r} of {entry.dtype} is said to be of {kind}, which cannot have the shape "
+                f"{str(entry.shape)[:200]}: {error}"
+            ) from None
+        # Outside: that a device has no memory left is not the checkpoint's fault.
+        return built if map_location is None or kind != "torch" else built.to(map_location)
+
+    return tree.unflatten(structure, build)
+
+
+def device_of(map_location: Any) -> Any:
+    """Of what a caller says: a device, its name, or a dict with one for `"cpu"`, where tensors come from.
+
+    Raises:
+        InvalidArgument: There is no such device here.
+    """
+    if isinstance(map_location, Mapping):
+        map_location = map_location.get("cpu")
+    torch = sys.modules.get("torch")
+    if map_location is None or torch is None:
+        return None
+    try:
+        return torch.empty(0, device=map_location).device
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise InvalidArgument(
+            f"map_location={map_location!r} is no device of this machine ({str(error).splitlines()[0]}); name one, as "
+            "'cpu' or 'cuda:0'",
+            field="map_location",
+        ) from None
+
+
+def _as_it_was(memory: Bytes, dtype: DType, shape: tuple[int, ...], kind: Kind) -> Any:
+    if kind == "bytes":
+        return memory.tobytes()
+    if kind == "torch":
+        return tensor_over(memory, dtype, shape)
+    array = array_over(memory, dtype, shape)
+    if kind == "scalar":
+        return array[()]
+    if kind == "jax":
+        import jax.numpy as jnp  # noqa: PLC0415 - it was saved from JAX
+
+        return jnp.asarray(array)
+    return array

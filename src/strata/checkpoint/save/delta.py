@@ -7,19 +7,15 @@ only units that differ are written into it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from strata.checkpoint.format.buffers import is_raw, pieces, raw_bytes, rows_from
-from strata.checkpoint.save.dirty_rows import RowTracker
-from strata.checkpoint.save.waiting import finish_all
-from strata.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Future
 
     from strata.checkpoint.format.buffers import Bytes
@@ -183,86 +179,15 @@ def _copy_fetched_rows(leaf: Leaf, rows: Rows, target: Bytes, row: int) -> None:
         rows_of(target, row)[some] = rows_of(rows_from(leaf, some), row)
 
 
-# -- what the caller tells -----------------------------------------------------------------------------------------
+# -- threads -------------------------------------------------------------------------------------------------------
 
 
-def rows_told(
-    dirty: Mapping[str, Any] | RowTracker | None, leaves: Sequence[Leaf], *, by: object
-) -> Mapping[str, Any] | None:
-    """Name → rows, also from a tracker, which knows tensors and not their names.
-
-    Raises:
-        InvalidArgument: It is neither, or the tracker is another manager's.
-    """
-    if isinstance(dirty, RowTracker):
-        return dirty.take(leaves, by=by)
-    if dirty is not None and not isinstance(dirty, Mapping):
-        raise InvalidArgument(
-            f"dirty is a {type(dirty).__name__}; give a dict of tensor names and rows, or a RowTracker", field="dirty"
-        )
-    return dirty
-
-
-class Told:
-    """Rows that the caller says have changed since the last snapshot, until one is made: a save may be skipped."""
-
-    def __init__(self) -> None:
-        self._rows: dict[str, Rows] | None = None
-        """None: no save has asked since the last snapshot."""
-
-    def add(self, dirty: Mapping[str, Any] | None, leaves: Sequence[Leaf]) -> None:
-        """
-        Raises:
-            InvalidArgument: There is no such tensor, or it has no such row.
-        """
-        told: dict[str, Rows] = {}
-        for name, rows in (dirty or {}).items():
-            leaf = _named(name, leaves)
-            told[leaf.name] = _checked(rows, leaf)
-        if self._rows is None:
-            self._rows = told
-        else:  # of a tensor that one of the calls did not tell of, nothing is known
-            before = self._rows
-            self._rows = {name: np.concatenate((before[name], rows)) for name, rows in told.items() if name in before}
-
-    def take(self) -> dict[str, Rows]:
-        """All that was told; a row may be there several times."""
-        taken, self._rows = self._rows or {}, None
-        return taken
-
-
-def _named(name: str, leaves: Sequence[Leaf]) -> Leaf:
-    """By the whole name, or by the end of it if that is enough: `emb.weight` for `model.emb.weight`."""
-    exact = [leaf for leaf in leaves if leaf.name == name]
-    found = exact or [leaf for leaf in leaves if leaf.name.endswith(f".{name}")]
-    if len(found) == 1:
-        return found[0]
-    names = ", ".join(leaf.name for leaf in (found or leaves)[:5])
-    what = (
-        f"could be any of {names}"
-        if found
-        else f"is none of the state's tensors ({names}, …; one that is there twice goes by its first name)"
-    )
-    raise InvalidArgument(f"dirty={{{name!r}: …}}: it {what}; write the tensor's whole name", field="dirty")
-
-
-def _checked(rows: Any, leaf: Leaf) -> Rows:
-    if hasattr(rows, "detach"):
-        rows = rows.detach().cpu().numpy()
+def finish_all(futures: Sequence[Future[Any]]) -> None:
+    """Returns when all are done. Raises what the first raised, or an interrupt; then, too, none of them is running."""
     try:
-        found = np.asarray(rows if isinstance(rows, np.ndarray) else list(rows))
-    except TypeError:
-        raise InvalidArgument(f"dirty[{leaf.name!r}]={rows!r} is not a list of rows", field="dirty") from None
-    if found.dtype == np.bool_ and found.shape == leaf.shape[:1]:
-        found = np.flatnonzero(found)
-    if found.size and found.dtype.kind not in "iu":
-        raise InvalidArgument(f"dirty[{leaf.name!r}] holds {found.dtype}, not numbers of rows", field="dirty")
-    num_rows = leaf.shape[0] if leaf.shape else 0
-    found = found.astype(np.int64).reshape(-1)
-    if found.size and not 0 <= found.min() <= found.max() < num_rows:
-        raise InvalidArgument(
-            f"dirty[{leaf.name!r}] names row {found.max() if found.max() >= num_rows else found.min()}; the tensor has "
-            f"{num_rows}",
-            field="dirty",
-        )
-    return found
+        for future in futures:
+            future.result()
+    finally:
+        for future in futures:
+            future.cancel()
+        wait(futures)

@@ -18,8 +18,8 @@ from strata.checkpoint.format import layout as layouts
 from strata.checkpoint.format.buffers import aligned_memory
 from strata.checkpoint.format.dtypes import BY_NAME
 from strata.checkpoint.format.manifest import Patch
-from strata.checkpoint.save import delta, pieces
-from strata.checkpoint.save.snapshot import Cut, Stored, cuts, encoded_as, packer_for, part_of, plain_as
+from strata.checkpoint.save import delta, writer
+from strata.checkpoint.save.writer import Cut, StoredItem, cuts, encoded_as, packer_for, part_of, plain_as
 from strata.errors import CheckpointCorrupt
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from strata.checkpoint.format.part import RankPart
     from strata.checkpoint.save.delta import Bits
     from strata.checkpoint.save.job import Job, JobTensor
-    from strata.checkpoint.save.memory import Memory
+    from strata.checkpoint.save.staging import Memory
     from strata.storage import Store, Watch
 
     Numbers = np.ndarray[Any, np.dtype[np.int64]]
@@ -75,11 +75,11 @@ class _Change(NamedTuple):
     """What is stored of a piece: rows anew (`cut`), or a patch upon it (`patch`, `numbers`)."""
 
     piece: _Piece
-    stored: Stored
+    stored: StoredItem
     cut: Cut | None = None
     patch: dict[str, Any] | None = None
     """The fields of `Patch` that are known before its file is."""
-    numbers: Stored | None = None
+    numbers: StoredItem | None = None
 
 
 class Delta:
@@ -128,7 +128,7 @@ class Delta:
                 self._watch.check()
                 changes[number] = list(self._changes(piece))
         self._packer.finish()
-        files = _Files(self._packer.files, self._parent)
+        files = _FileTable(self._packer.files, self._parent)
         slices: dict[str, list[Slice]] = {}
         for number, piece in enumerate(self._pieces):
             new = self._slices(piece, changes.get(number, []), files)
@@ -148,7 +148,7 @@ class Delta:
     def _contents(self, piece: _Piece) -> Bytes:
         return self._memory[piece.tensor.offset + piece.first_byte :][: piece.num_bytes]
 
-    def _slices(self, piece: _Piece, changes: list[_Change], files: _Files) -> list[Slice]:
+    def _slices(self, piece: _Piece, changes: list[_Change], files: _FileTable) -> list[Slice]:
         """What the new manifest has in the place of one slice."""
         anew = [(change.cut, change.stored) for change in changes if change.cut is not None]
         if anew:
@@ -171,11 +171,11 @@ class Delta:
         is_rows = unit == delta.row_bytes(tensor.place)
         contents = self._contents(piece)
         changed = np.flatnonzero(piece.changed)
-        per_patch = max(pieces.PACK_BYTES // (unit + 8), 1)
+        per_patch = max(writer.PACK_BYTES // (unit + 8), 1)
         for start in range(0, len(changed), per_patch):
             numbers = changed[start : start + per_patch]
             num_bytes = _num_bytes(numbers, unit, piece.num_bytes)
-            item = pieces.Item(
+            item = writer.Item(
                 tensor.name if is_rows else f"{tensor.name}#blocks",
                 BY_NAME[tensor.dtype if is_rows else "U8"],
                 (len(numbers), *tensor.shape[1:]) if is_rows else (num_bytes,),
@@ -185,12 +185,12 @@ class Delta:
             yield self._patch(piece, unit, numbers, item)
 
     def _patch(
-        self, piece: _Piece, unit: int, numbers: Numbers, item: pieces.Item, encoded: pieces.Encoded | None = None
+        self, piece: _Piece, unit: int, numbers: Numbers, item: writer.Item, encoded: writer.Encoded | None = None
     ) -> _Change:
         kind, dtype = (np.dtype("<u4"), "U32") if numbers[-1] < 1 << 32 else (np.dtype("<u8"), "U64")
         what = "rows" if unit == delta.row_bytes(piece.tensor.place) else "numbers"
         numbers_name, name = self._packer.add(
-            pieces.copy_of(
+            writer.copy_of(
                 f"{piece.tensor.name}#{what}", BY_NAME[dtype], (len(numbers),), numbers.astype(kind).view(np.uint8)
             ),
             item,
@@ -210,12 +210,12 @@ class Delta:
     def _exclusive_or(self, piece: _Piece) -> Iterator[_Change]:
         """A few chunks at a time, so that what is encoded fits into a file."""
         contents = self._contents(piece)
-        step = pieces.PACK_BYTES // layouts.CHUNK_BYTES * layouts.CHUNK_BYTES
+        step = writer.PACK_BYTES // layouts.CHUNK_BYTES * layouts.CHUNK_BYTES
         for start in range(0, piece.num_bytes, step):
             new = contents[start : start + step]
-            encoded = pieces.encode(self._differences(piece, start, new))
+            encoded = writer.encode(self._differences(piece, start, new))
             numbers = np.arange(start // XOR_UNIT_BYTES, -(-(start + len(new)) // XOR_UNIT_BYTES))
-            item = pieces.encoded_item(f"{piece.tensor.name}#xor", encoded)
+            item = writer.encoded_item(f"{piece.tensor.name}#xor", encoded)
             yield self._patch(piece, XOR_UNIT_BYTES, numbers, item, encoded)
 
     def _differences(self, piece: _Piece, start: int, new: Bytes) -> Iterator[Bytes]:
@@ -248,7 +248,7 @@ def _may_xor(piece: _Piece) -> bool:
     )
 
 
-class _Files:
+class _FileTable:
     """Our own, and those of the checkpoint before that are still needed, as the new part numbers them."""
 
     def __init__(self, own: list[DataFile], parent: RankPart) -> None:

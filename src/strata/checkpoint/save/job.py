@@ -10,7 +10,7 @@ import numpy as np
 from strata.checkpoint.format.dtypes import BY_NAME
 from strata.checkpoint.format.layout import Layout, Place
 from strata.checkpoint.format.merge import Head  # noqa: TC001 - likewise
-from strata.checkpoint.group.group import Ranks  # noqa: TC001 - msgspec looks it up
+from strata.checkpoint.group.ranks import Ranks  # noqa: TC001 - msgspec looks it up
 from strata.checkpoint.save.delta import Bits, num_units
 
 

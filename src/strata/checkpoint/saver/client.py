@@ -26,9 +26,9 @@ import numpy as np
 from strata.checkpoint.format.dtypes import BY_NAME
 from strata.checkpoint.load import statistics
 from strata.checkpoint.save import job as jobs
-from strata.checkpoint.save.memory import Memory, PrivateMemory, SharedMemory
+from strata.checkpoint.save.staging import Memory, PrivateMemory, SharedMemory
 from strata.checkpoint.saver import protocol as messages
-from strata.checkpoint.saver.commit import Executor, is_committed
+from strata.checkpoint.saver.executor import Executor, is_committed
 from strata.errors import BY_KIND, CheckpointAborted, CheckpointBusy, StorageError, StrataError
 from strata.lifecycle import Home, renewed
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from strata.checkpoint.load.statistics import Statistics
     from strata.checkpoint.save.job import Job
-    from strata.checkpoint.saver.commit import Outcome
+    from strata.checkpoint.saver.executor import Outcome
     from strata.storage import Store, Watch
 
 log = logging.getLogger(__name__)
@@ -206,7 +206,7 @@ class ProcessSaver:
         if self._shared.size_bytes < job.size_bytes + len(data):
             self._shared.grow(job.size_bytes + len(data))
         self._shared.view()[job.size_bytes : job.size_bytes + len(data)] = data
-        run = messages.Run(
+        run = messages.RunJob(
             id=job.head.id, memory_bytes=self._shared.size_bytes, job_offset=job.size_bytes, job_bytes=len(data)
         )
         is_alone = job.ranks is None or job.ranks.size == 1
@@ -352,7 +352,7 @@ class ProcessSaver:
     def _hear(self, message: messages.FromSaver) -> None:
         pending = self._pending
         match message:
-            case messages.Progress() if pending is not None:
+            case messages.BytesWritten() if pending is not None:
                 pending.watch.advance(message.num_bytes)
             case messages.Done() if pending is not None:
                 self._pending = None
@@ -381,7 +381,7 @@ class _Pending:
     """A job that was handed over."""
 
     watch: Watch
-    run: messages.Run
+    run: messages.RunJob
     num_tries: int
     """That are left."""
     future: Future[Outcome] = field(default_factory=Future)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from strata.checkpoint.save import job as jobs
 from strata.checkpoint.saver import client
 from strata.checkpoint.saver import protocol as messages
-from strata.checkpoint.saver.commit import Executor
+from strata.checkpoint.saver.executor import Executor
 from strata.errors import StrataError
 from strata.storage import Store, Watch, open_store
 
@@ -86,7 +86,7 @@ class _Worker:
         self._memory_fd = memory_fd
         self._map: mmap.mmap | None = None
         self._executor = Executor(store)
-        self._queue: queue.SimpleQueue[messages.Run | messages.Map | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[messages.RunJob | messages.Map | None] = queue.SimpleQueue()
         self._watch = Watch()
         self._running = ""
         self._cancelled: set[str] = set()
@@ -96,7 +96,7 @@ class _Worker:
 
     def hear(self, message: messages.ToSaver) -> None:
         match message:
-            case messages.Run() | messages.Map():
+            case messages.RunJob() | messages.Map():
                 self._queue.put(message)
             case messages.Cancel():
                 self._cancelled.add(message.id)
@@ -115,8 +115,8 @@ class _Worker:
             else:
                 self._run(message)
 
-    def _run(self, run: messages.Run) -> None:
-        progress = _Progress(self._say)
+    def _run(self, run: messages.RunJob) -> None:
+        progress = _ProgressReporter(self._say)
         self._watch, self._running = Watch(progress.advance), run.id
         if run.id in self._cancelled:
             self._watch.cancel()
@@ -153,7 +153,7 @@ class _Worker:
             self._link.send_bytes(messages.encode(message))
 
 
-class _Progress:
+class _ProgressReporter:
     """Tells of bytes now and then, not of every piece."""
 
     def __init__(self, say: Callable[[messages.FromSaver], None]) -> None:
@@ -174,7 +174,7 @@ class _Progress:
             num_bytes, self._waiting = self._waiting, 0
             self._told_at_s = time.monotonic()
         if num_bytes:
-            self._say(messages.Progress(num_bytes))
+            self._say(messages.BytesWritten(num_bytes))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from strata.checkpoint.saver.commit import Outcome  # noqa: TC001 - msgspec looks it up
+from strata.checkpoint.saver.executor import Outcome  # noqa: TC001 - msgspec looks it up
 from strata.errors import StrataError
 
 IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -28,7 +28,7 @@ class Map(msgspec.Struct, frozen=True, tag=True):
     num_bytes: int
 
 
-class Run(msgspec.Struct, frozen=True, tag=True):
+class RunJob(msgspec.Struct, frozen=True, tag=True):
     """A snapshot is complete in the memory, and behind it the job."""
 
     id: str
@@ -51,7 +51,7 @@ class Close(msgspec.Struct, frozen=True, tag=True):
     """No more jobs."""
 
 
-class Progress(msgspec.Struct, frozen=True, tag=True):
+class BytesWritten(msgspec.Struct, frozen=True, tag=True):
     num_bytes: int
 
 
@@ -78,8 +78,8 @@ class Free(msgspec.Struct, frozen=True, tag=True):
     """Nobody reads the memory any more."""
 
 
-ToSaver = Open | Map | Run | Cancel | Release | Close
-FromSaver = Progress | Done | Failed | Free
+ToSaver = Open | Map | RunJob | Cancel | Release | Close
+FromSaver = BytesWritten | Done | Failed | Free
 
 _encoder = msgspec.msgpack.Encoder()
 _to_saver = msgspec.msgpack.Decoder(ToSaver)

@@ -6,19 +6,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from strata.checkpoint import arguments
 from strata.checkpoint.format import layout as layouts
 from strata.checkpoint.format import manifest as m
-from strata.checkpoint.format.boxes import Rectangle
 from strata.checkpoint.format.dtypes import BY_NAME
 from strata.checkpoint.format.manifest import CheckpointType, Slice
-from strata.checkpoint.group.group import Ranks
+from strata.checkpoint.format.shards import Box
+from strata.checkpoint.group.commit import publish
+from strata.checkpoint.group.ranks import Ranks, new_id
 from strata.checkpoint.load import integrity, reader
 from strata.checkpoint.load.fetch import Source
-from strata.checkpoint.save import delta
-from strata.checkpoint.save import pieces as packing
-from strata.checkpoint.save.pieces import Packer
-from strata.checkpoint.saver.commit import give_up
+from strata.checkpoint.save import delta, writer
+from strata.checkpoint.save.writer import Packer
+from strata.checkpoint.saver.executor import give_up
 
 if TYPE_CHECKING:
     from strata.checkpoint.format.manifest import Manifest
@@ -34,11 +33,11 @@ def compact(store: Store, manifest: Manifest, *, watch: Watch) -> Manifest:
     Raises:
         CheckpointInvalid: It cannot be trusted.
     """
-    integrity.check(Source(store, manifest, watch.unheard()), manifest)
-    id = arguments.new_id(manifest.step)
+    integrity.check_manifest_and_headers(Source(store, manifest, watch.unheard()), manifest)
+    id = new_id(manifest.step)
     try:
         new = _rewritten(store, manifest, id, watch)
-        store.put(f"{id}/{m.FILE_NAME}", m.encode(new), if_absent=True)
+        publish(store, new)
     except BaseException:
         give_up(store, Ranks(), id)
         raise
@@ -47,13 +46,13 @@ def compact(store: Store, manifest: Manifest, *, watch: Watch) -> Manifest:
 
 def _rewritten(store: Store, manifest: Manifest, id: str, watch: Watch) -> Manifest:
     packer = Packer(store, id, rank=0, metadata={"strata": str(m.VERSION), "id": id, "rank": "0"}, watch=watch)
-    pieces: list[tuple[str, Rectangle, str]] = []
+    pieces: list[tuple[str, Box, str]] = []
     for tensor in manifest.tensors:
         dtype = BY_NAME[tensor.dtype]
-        for box in packing.boxes_of(tensor.shape, dtype.itemsize, block_bytes=delta.BLOCK_BYTES):
-            rectangle = Rectangle(box.start, box.shape)
+        for box in writer.contiguous_boxes(tensor.shape, dtype.itemsize, block_bytes=delta.BLOCK_BYTES):
+            rectangle = Box(box.start, box.shape)
             data = reader.read_slices(store, manifest, {tensor.name: rectangle}, watch=watch)[tensor.name]
-            [name] = packer.add(packing.copy_of(tensor.name, dtype, box.shape, data))
+            [name] = packer.add(writer.copy_of(tensor.name, dtype, box.shape, data))
             pieces.append((tensor.name, rectangle, name))
     packer.finish()
     slices: dict[str, list[Slice]] = {}

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strata.checkpoint.format import dtypes, encoding
+from strata.checkpoint.format import buffers, dtypes
 from strata.checkpoint.format.dtypes import BY_NAME
+from strata.checkpoint.format.shards import Box
 from strata.checkpoint.load import reader
-from strata.checkpoint.load.reader import Rectangle
 from strata.errors import InvalidArgument
 from strata.storage import Watch
 
@@ -83,7 +83,7 @@ def _hashes(manifest: Manifest, tensor: TensorEntry) -> tuple[Any, ...]:
 
 
 def _patch_hashes(part: Slice) -> list[tuple[Any, ...]]:
-    return [(p.unit_bytes, p.index_hashes, p.hashes, p.encoding == encoding.XOR) for p in part.patches]
+    return [(p.unit_bytes, p.index_hashes, p.hashes, p.encoding == buffers.XOR) for p in part.patches]
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ def _pairs_of_rows(old: Side, new: Side, before: TensorEntry, after: TensorEntry
     for first in range(0, num_rows, step):
         rows = (min(step, num_rows - first), *before.shape[1:]) if before.shape else ()
         start = (first, *(0 for _ in before.shape[1:])) if before.shape else ()
-        wanted = {before.name: Rectangle(start, rows)}
+        wanted = {before.name: Box(start, rows)}
         yield (
             reader.read_slices(old.store, old.manifest, wanted, watch=Watch())[before.name],
             reader.read_slices(new.store, new.manifest, wanted, watch=Watch())[after.name],

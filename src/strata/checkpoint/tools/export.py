@@ -17,7 +17,7 @@ from strata.checkpoint.format.dtypes import BY_NAME
 from strata.checkpoint.format.tree import Leaf
 from strata.checkpoint.load import fetch, integrity, reader
 from strata.checkpoint.load.fetch import Source
-from strata.checkpoint.load.rebuild import rebuild
+from strata.checkpoint.load.state import rebuild
 from strata.errors import ConfigError, InvalidArgument, StorageError
 from strata.storage import Watch
 

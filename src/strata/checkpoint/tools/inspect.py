@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from strata.checkpoint.catalog import ID, QUARANTINE, links_in
 from strata.checkpoint.format import manifest as m
-from strata.checkpoint.group.group import ABORTED
-from strata.checkpoint.load import reader
+from strata.checkpoint.group.commit import ABORTED
+from strata.checkpoint.load import integrity
 from strata.errors import CheckpointInvalid, InvalidArgument, NoCheckpoint, ObjectExists, ObjectMissing
 from strata.storage import Watch
 from strata.storage.base import TEMPORARY
@@ -98,7 +98,7 @@ def lift(store: Store, catalog: Catalog, id: str, *, watch: Watch | None = None)
     key = f"{manifest.id}/{QUARANTINE}"
     if not _is_there(store, key):
         raise InvalidArgument(f"checkpoint {id} is not in quarantine", field="id")
-    reader.verify(store, manifest, watch=watch or Watch())
+    integrity.verify(store, manifest, watch=watch or Watch())
     store.delete([key])
     catalog.forget(manifest.id)
     return manifest

@@ -69,7 +69,7 @@ def watching(
     """
     wanted = show if show is not None else on_progress is None
     bar = _new_bar(sys.stderr) if wanted and _is_terminal(sys.stderr) else None
-    counter = Counter(words, num_bytes, on_progress, bar, clock)
+    counter = ProgressCounter(words, num_bytes, on_progress, bar, clock)
     timer = threading.Timer(SHOWN_AFTER_S, counter.show)
     timer.name, timer.daemon = "strata-progress", True
     if bar is not None:
@@ -84,7 +84,7 @@ def watching(
             bar.stop()
 
 
-class Counter:
+class ProgressCounter:
     """Counts bytes from any thread, and tells of them now and then."""
 
     def __init__(

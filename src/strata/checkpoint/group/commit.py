@@ -21,12 +21,11 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import msgspec
 
+from strata.checkpoint.catalog import of_manifest
 from strata.checkpoint.format import manifest as m
 from strata.checkpoint.format import merge
 from strata.checkpoint.format import part as parts
 from strata.checkpoint.format.part import RankPart, part_name
-from strata.checkpoint.group.ranks import Ranks, checkpoint_id
-from strata.checkpoint.metadata import of_manifest
 from strata.clock import SystemClock
 from strata.errors import (
     CheckpointAborted,
@@ -43,31 +42,12 @@ from strata.storage import Watch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from strata.checkpoint.catalog import CheckpointMetadata
     from strata.checkpoint.format.manifest import Manifest
     from strata.checkpoint.format.merge import Head
-    from strata.checkpoint.metadata import CheckpointMetadata
+    from strata.checkpoint.group.ranks import Ranks
     from strata.clock import Clock
     from strata.storage import Store
-
-__all__ = [
-    "Commit",
-    "Ranks",
-    "abort",
-    "await_verdict",
-    "beginning",
-    "checkpoint_id",
-    "claim",
-    "conclude",
-    "discard",
-    "fail",
-    "finish",
-    "gather",
-    "lost_saver",
-    "put_manifest",
-    "put_part",
-    "tell",
-    "telling",
-]
 
 log = logging.getLogger(__name__)
 
@@ -295,8 +275,7 @@ def conclude(
         else:
             manifest = await_verdict(store, ranks, head.id, clock=clock, wait=wait, watch=watch, is_agreed=is_agreed)
     if ranks.is_leader:  # from here on it may be committed, whatever is heard of it: no abort
-        put_manifest(store, head.id, data)
-        _require_files(store, manifest)
+        publish(store, manifest, data)
         if ranks.size > 1:
             _clear_messages(store, ranks, head.id)
     if commit is not None:
@@ -452,8 +431,21 @@ def _read_parts(store: Store, id: str, ranks: Sequence[int]) -> list[RankPart]:
         return list(pool.map(read, ranks))
 
 
-def put_manifest(store: Store, id: str, data: bytes) -> None:
-    """What the store has decides, not what it answered."""
+def publish(store: Store, manifest: Manifest, data: bytes | None = None) -> None:
+    """Commit a checkpoint whose files are durable. Nothing else puts a manifest.
+
+    `data` is the encoded manifest, if the caller has it.
+
+    Raises:
+        CheckpointAborted: Some of its files are gone; the manifest was removed again.
+        StorageError: It is not known whether the manifest was put.
+    """
+    _put_manifest(store, manifest.id, m.encode(manifest) if data is None else data)
+    _require_files(store, manifest)
+
+
+def _put_manifest(store: Store, id: str, data: bytes) -> None:
+    """Trust what the store holds, not what it answered."""
     key = f"{id}/{m.FILE_NAME}"
     try:
         store.put(key, data, if_absent=True)

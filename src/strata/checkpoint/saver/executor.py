@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from strata.checkpoint.catalog import CheckpointMetadata, of_manifest
 from strata.checkpoint.format import manifest as m
 from strata.checkpoint.format.manifest import CheckpointType
 from strata.checkpoint.format.merge import Head  # noqa: TC001 - msgspec looks it up
 from strata.checkpoint.format.part import RankPart  # noqa: TC001 - likewise
-from strata.checkpoint.group import group
-from strata.checkpoint.group.group import BaseIsGone, Ranks
-from strata.checkpoint.metadata import CheckpointMetadata, of_manifest
-from strata.checkpoint.save import snapshot as snapshots
+from strata.checkpoint.group import commit
+from strata.checkpoint.group.commit import BaseIsGone
+from strata.checkpoint.group.ranks import Ranks
+from strata.checkpoint.save import writer
 from strata.checkpoint.save.delta_files import Delta
-from strata.checkpoint.save.memory import PrivateMemory
-from strata.checkpoint.save.pausing import paused_collector
+from strata.checkpoint.save.staging import PrivateMemory, paused_collector
 from strata.errors import ObjectMissing, StrataError
 
 if TYPE_CHECKING:
@@ -86,20 +86,20 @@ class Executor:
             return Outcome(head=job.head, metadata=of_manifest(self._manifest_of(id), self._store.url))
         try:
             self._prepare(job, ranks)
-            with group.telling(self._store, ranks, id), paused_collector():
+            with commit.telling(self._store, ranks, id), paused_collector():
                 part, why = self._write(job, memory, watch)
             head = self._head(job, part, why)
             if not job.commits:
                 self._written, self._has_written = part, True
                 return Outcome(head=head, part=part)
             try:
-                manifest = group.finish(self._store, ranks, part, head, watch=watch)
+                manifest = commit.finish(self._store, ranks, part, head, watch=watch)
             except BaseIsGone as error:
                 if ranks.size > 1:
                     raise
                 part = self._write_all(job, memory, watch)
                 head = self._head(job, part, str(error))
-                manifest = group.finish(self._store, ranks, part, head, watch=watch)
+                manifest = commit.finish(self._store, ranks, part, head, watch=watch)
             self._written, self._has_written = part, True
         except BaseException:
             give_up(self._store, ranks, id)
@@ -110,8 +110,8 @@ class Executor:
         """If it fails, nobody knows any more what has changed since when."""
         try:
             if ranks.size > 1:
-                group.claim(self._store, ranks, job.head.id)
-            with group.telling(self._store, ranks, job.head.id):
+                commit.claim(self._store, ranks, job.head.id)
+            with commit.telling(self._store, ranks, job.head.id):
                 self._settle(job)
         except BaseException:
             self._base = self._last = self._written = None
@@ -171,8 +171,8 @@ class Executor:
 
     def _write_all(self, job: Job, memory: memoryview, watch: Watch) -> RankPart:
         if job.options.compression:
-            return snapshots.write_compressed(self._store, job, memory, self._scratch, watch)
-        return snapshots.write_whole(self._store, job, memory, watch)
+            return writer.write_compressed(self._store, job, memory, self._scratch, watch)
+        return writer.write_whole(self._store, job, memory, watch)
 
 
 def is_committed(store: Store, id: str) -> bool:
@@ -186,7 +186,7 @@ def is_committed(store: Store, id: str) -> bool:
 def give_up(store: Store, ranks: Ranks, id: str) -> None:
     """Removes what a failed save has written, as far as nobody else may still commit it."""
     if ranks.size > 1:
-        group.discard(store, ranks, id)
+        commit.discard(store, ranks, id)
         return
     try:
         store.delete([f"{id}/{m.FILE_NAME}"])  # first: if it is there after all, nobody may find it without its files
