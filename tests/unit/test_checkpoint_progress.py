@@ -167,7 +167,7 @@ def test_no_bar_is_made_where_none_is_wanted(
 def test_a_real_terminal_shows_the_bar_while_stdout_stays_clean() -> None:
     script = (
         "import threading\n"
-        "from strata.checkpoint import progress\n"
+        "from strata.checkpoint.tools import progress\n"
         "progress.SHOWN_AFTER_S = 0.0\n"
         "shown, real = threading.Event(), progress.ProgressCounter.show\n"
         "progress.ProgressCounter.show = lambda self: (real(self), shown.set())\n"

@@ -481,7 +481,7 @@ JAX_CHILD = """
 import json, sys
 import jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from strata.checkpoint import tree
+from strata.checkpoint.format import tree
 from strata.checkpoint.format.shards import Shard
 mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("x", "y"))
 whole = np.arange(24, dtype=np.float32).reshape(4, 6)

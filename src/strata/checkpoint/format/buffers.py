@@ -1,4 +1,7 @@
-"""Tensors as bytes and bytes as tensors, without a copy where there can be none."""
+"""Convert tensors to bytes and back, without a copy where possible; decompress frames and apply patches.
+
+A compressed frame may claim any size, so it is decompressed into memory of the expected size and never beyond it.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +29,14 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def is_raw(leaf: Leaf) -> bool:
-    """Whether its memory is ours to look at, in the order of its elements."""
+    """Return whether the leaf lies in host memory in the order in which it is stored."""
     return raw_bytes(leaf) is not None
 
 
 def pieces(leaf: Leaf, step: int, unit: int) -> Iterator[tuple[int, Bytes]]:
-    """(start, bytes) of the leaf's contents, about `step` at a time, each start a multiple of `unit`.
+    """Yield (start, bytes) of the leaf's contents, about `step` bytes at a time; each start is a multiple of `unit`.
 
-    What does not lie in our memory in its order (on another device, strided) is fetched piece by piece.
+    A leaf on another device, or a strided one, is fetched piece by piece.
     """
     source = raw_bytes(leaf)
     if source is not None:
@@ -49,7 +52,7 @@ def pieces(leaf: Leaf, step: int, unit: int) -> Iterator[tuple[int, Bytes]]:
 
 
 def _strided_pieces(leaf: Leaf, step: int, unit: int) -> Iterator[tuple[int, Bytes]]:
-    """Some rows at a time."""
+    """Fetch a few rows at a time."""
     num_rows = leaf.shape[0] if leaf.shape else 1
     row_bytes = leaf.num_bytes // num_rows
     per_piece = max(step // math.lcm(row_bytes, unit), 1) * (math.lcm(row_bytes, unit) // row_bytes)
@@ -62,9 +65,9 @@ def _strided_pieces(leaf: Leaf, step: int, unit: int) -> Iterator[tuple[int, Byt
 
 
 def rows_from(leaf: Leaf, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Bytes:
-    """Some rows of a leaf that does not lie in our memory as it is stored, one after another."""
+    """Return the bytes of some rows of a leaf that is on another device or strided, back to back."""
     if leaf.kind == "torch":
-        import torch  # noqa: PLC0415 - only who has torch tensors needs torch
+        import torch  # noqa: PLC0415 - torch is optional
 
         return _bytes_of_tensor(leaf.source[torch.from_numpy(rows).to(leaf.source.device)].contiguous().cpu())
     found: Bytes = np.ascontiguousarray(leaf.source[rows], dtype=leaf.source.dtype.newbyteorder("=")).reshape(-1)
@@ -72,21 +75,21 @@ def rows_from(leaf: Leaf, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Bytes:
 
 
 def _bytes_of_tensor(tensor: torch.Tensor) -> Bytes:
-    """Of a contiguous one on the CPU, which the outcome keeps alive."""
-    import torch  # noqa: PLC0415 - only who has torch tensors needs torch
+    """Return the memory of a contiguous CPU tensor; the array keeps the tensor alive."""
+    import torch  # noqa: PLC0415 - torch is optional
 
     array: Bytes = tensor.reshape(-1).view(torch.uint8).numpy()
     return array
 
 
 def aligned_memory(num_bytes: int) -> mmap.mmap:
-    """Private pages, rounded up to whole ones; large ones where the system has them."""
+    """Allocate private, page-aligned memory, rounded up to whole pages."""
     size = max(-(-num_bytes // ALIGNMENT) * ALIGNMENT, ALIGNMENT)
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def raw_bytes(leaf: Leaf) -> Bytes | None:
-    """The leaf's own memory, if it lies there as it is to be stored."""
+    """Return the leaf's own memory, or None if it is on another device, strided or not native-endian."""
     source = leaf.source
     if leaf.kind == "bytes":
         return np.frombuffer(source, np.uint8)
@@ -102,6 +105,7 @@ def raw_bytes(leaf: Leaf) -> Bytes | None:
 
 
 def copy_strided(leaf: Leaf, target: Bytes) -> None:
+    """Copy a leaf of any layout or device to `target`, in the order in which it is stored."""
     if leaf.kind == "torch":
         tensor_over(target, leaf.dtype, leaf.shape).copy_(leaf.source)
     else:
@@ -109,13 +113,13 @@ def copy_strided(leaf: Leaf, target: Bytes) -> None:
 
 
 def array_over(memory: Bytes, dtype: dtypes.DType, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """The bytes as a numpy array, without a copy."""
+    """Return the bytes as a numpy array, without a copy."""
     return memory.view(dtypes.to_numpy(dtype)).reshape(shape)
 
 
 def tensor_over(memory: Bytes, dtype: dtypes.DType, shape: tuple[int, ...]) -> torch.Tensor:
-    """The bytes as a torch tensor, without a copy."""
-    import torch  # noqa: PLC0415 - only who has torch tensors needs torch
+    """Return the bytes as a torch tensor, without a copy."""
+    import torch  # noqa: PLC0415 - torch is optional
 
     if not math.prod(shape):
         return torch.empty(shape, dtype=dtypes.to_torch(dtype))
@@ -127,11 +131,11 @@ def tensor_over(memory: Bytes, dtype: dtypes.DType, shape: tuple[int, ...]) -> t
 
 XOR = "xor-zstd"
 _MAX_WINDOW_BYTES = 1 << 27
-"""As the zstd library has it: what a frame may refer back to, and its reader keeps."""
+"""The limit of the zstd library for the window of a frame, which its reader keeps in memory."""
 
 
 def decompress(frame: memoryview, out: memoryview) -> str:
-    """One zstd frame, which fills `out` exactly. Gives what is wrong with it; empty if nothing is."""
+    """Decompress one zstd frame, which must fill `out` exactly; return what is wrong with it, or an empty string."""
     limit = max(_MAX_WINDOW_BYTES, out.nbytes)
     num_bytes = 0
     try:
@@ -139,39 +143,39 @@ def decompress(frame: memoryview, out: memoryview) -> str:
             while num_bytes < out.nbytes:
                 num_read = reader.readinto(out[num_bytes:])
                 if not num_read:
-                    return f"its zstd frame gives {num_bytes} bytes, expected {out.nbytes}"
+                    return f"its zstd frame has {num_bytes} bytes, expected {out.nbytes}"
                 num_bytes += num_read
             if reader.read(1):
-                return f"its zstd frame gives more than the {out.nbytes} bytes that are expected"
+                return f"its zstd frame has more than the expected {out.nbytes} bytes"
     except zstandard.ZstdError as error:
-        return f"it is not a zstd frame ({error}), {out.nbytes} bytes are expected from one"
+        return f"it is not a valid zstd frame ({error}), expected {out.nbytes} bytes"
     return ""
 
 
 def find_index_problem(indices: Indices, *, before: int, num_units: int) -> str:
-    """They rise, from beyond `before` on, and stay below `num_units`; empty if they do."""
+    """Return what is wrong with the indices, or an empty string: they must rise from above `before` to `num_units`."""
     if not len(indices):
         return ""
     largest = int(indices.max())
     if largest >= num_units:
-        return f"numbers unit {largest}, but there are only {num_units}"
+        return f"has the index {largest}, but the slice has only {num_units} units"
     if int(indices[0]) <= before or bool((indices[1:] <= indices[:-1]).any()):
-        return f"numbers its units out of order (after {before}): they must rise"
+        return f"has indices out of order (after {before}); they must rise"
     return ""
 
 
 def apply_patch(target: Bytes, begin: int, indices: Indices, data: Bytes, *, unit_bytes: int, xor: bool) -> None:
-    """Puts units where they belong. `target` has the contents from byte `begin` on, and perhaps not all of them: units
-    that lie across one of its ends are put there as far as it reaches.
+    """Write the units of a patch into `target`, which holds the contents from byte `begin` on, perhaps not all.
 
-    With `xor` the data is what the units differ in from what is there.
+    A unit that crosses an end of `target` is written in part. With `xor`, `data` is the exclusive or of the old and the
+    new units.
     """
     end = begin + len(target)
     first = -(-begin // unit_bytes)
     count = max(end // unit_bytes - first, 0)
     low, high = (int(i) for i in np.searchsorted(indices, [first, first + count]))
     if low < high:
-        # One element for each unit, so that numpy moves them with one copy and not byte by byte.
+        # One element per unit, so that numpy copies units and not single bytes.
         unit = np.dtype((np.void, unit_bytes))
         at = first * unit_bytes - begin
         units = target[at : at + count * unit_bytes].view(unit)
