@@ -1,6 +1,8 @@
-"""Checkpoints: saved in the background, never half there, readable by everybody.
+"""Checkpoints: saved in the background, committed atomically, stored as safetensors files that other tools can read.
 
-What stands behind a name is loaded when it is first used: the process that writes needs little of it.
+Start with `manager.py`. `format/` is the file format; `save/`, `saver/` and `load/` are the two directions; `group/`
+holds the commit; `tools/` and `adapters/` build on them. May import `storage` and the modules below it, never
+`coordinator` or `data`. Names are imported on first use, because the saver process needs few of them.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = [*sorted(_HOME_OF)]  # noqa: PLE0604 - they are strings
+__all__ = [*sorted(_HOME_OF)]  # noqa: PLE0604 - strings
 
 
 def __getattr__(name: str) -> Any:

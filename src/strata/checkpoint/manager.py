@@ -269,7 +269,7 @@ class CheckpointManager:
     ) -> tuple[dict[str, bytes] | None, str]:
         """What has changed since the snapshot before, if it was compared; or why it was not."""
         told = self._dirty.take()
-        self._staging.reserve(plan.size_bytes + jobs.room_for(plan))
+        self._staging.reserve(plan.size_bytes + jobs.max_job_bytes(plan))
         if kind is CheckpointType.INCREMENTAL and self._staging.has_snapshot_like(plan):
             return jobs.packed_bits(self._staging.update(plan, leaves, told)), ""
         had_snapshot = self._staging.has_snapshot
@@ -296,7 +296,7 @@ class CheckpointManager:
         plan = layout.plan(tree.flatten(state).leaves, {})
         with self._saving:
             self._saver.claim()
-            self._staging.reserve(plan.size_bytes + layout.ALIGNMENT + jobs.room_for(plan))
+            self._staging.reserve(plan.size_bytes + layout.ALIGNMENT + jobs.max_job_bytes(plan))
             self._saver.prepare()
 
     def wait(self) -> None:

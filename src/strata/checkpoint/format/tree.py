@@ -308,7 +308,7 @@ class _Flattener:
         else:
             raise InvalidArgument(
                 f"{_at(path)} is a Shard of a {type(local).__module__}.{type(local).__qualname__}; pass a torch "
-                "tensor, a numpy array or a JAX array on one device (save DTensors and sharded JAX arrays without Shard)",
+                "tensor, a numpy array or a JAX array on one device; DTensors and sharded JAX arrays need no Shard",
                 field=".".join(path),
             )
         self._alive.append(shard)

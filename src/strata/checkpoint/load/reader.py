@@ -1,9 +1,14 @@
-"""From a store back to tensors: every byte that is used has been compared with its hash.
+"""Read tensors, whole or in part, from a store. Every byte is compared with its hash, unless it is memory-mapped.
 
-Most tensors lie in their file as they are wanted. Those that lie next to each other are read together, past the page
-cache, into memory of their own, and what comes back are views of it. All others (in several slices, encoded, wanted in
-part) are put together in memory of their own, a few chunks at a time. Patches come last. So a load takes as much memory
-as what it gives, and a constant.
+Most tensors lie in their file as they are wanted. Neighbours are read together, bypassing the page cache, into one
+piece of memory, and returned as views of it. Other tensors (in several slices, encoded, wanted in part) are assembled
+in memory of their own, a few chunks at a time. Patches are applied last. So a load takes as much memory as its result,
+plus a constant.
+
+`map_tensors` maps files instead. The mapping is private: writing to a tensor copies the page and leaves the file as it
+is. Opening takes milliseconds however large the checkpoint is, but **no data is compared with its hash**, only the size
+and the header of each file. The file must stay in place while its tensors are used: deleting it is harmless, but if it
+is truncated the kernel ends the process (SIGBUS). Strata never changes a file.
 """
 
 from __future__ import annotations
@@ -37,44 +42,44 @@ if TYPE_CHECKING:
     from strata.storage import Store, Watch
 
 READ_BYTES = 32 << 20
-"""Read at a time; two of them are under way, while what came before is hashed."""
+"""The size of one read; two are in flight while earlier ones are hashed."""
 NUM_READS = 2
 HASH_THREADS = 2
 WARM_THREADS = 2
 ASSEMBLY_THREADS = 4
 _HASH_BYTES = 8 << 20
-"""Small chunks are hashed many at a time: handing one to a thread costs more than hashing it."""
+"""Small chunks are hashed in groups: submitting one to a thread costs more than hashing it."""
 _STRIDED_BYTES = 32 << 20
 _SLACK_BYTES = 64 << 20
 _SLACK_FRACTION = 8
-"""What may be read and kept without being wanted, to read in one go: a constant, and this part of what is wanted."""
+"""Unwanted bytes that may be read and kept to save requests: a constant plus this fraction of the wanted bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A rectangle of a tensor, and what it is made of."""
+    """A wanted box of a tensor, and the slices that cover it."""
 
     tensor: TensorEntry
-    rectangle: Box
-    cuts: tuple[Intersection, ...]
+    box: Box
+    intersections: tuple[Intersection, ...]
 
     @property
     def num_bytes(self) -> int:
-        return math.prod(self.rectangle.shape) * BY_NAME[self.tensor.dtype].itemsize
+        return math.prod(self.box.shape) * BY_NAME[self.tensor.dtype].itemsize
 
 
 def read_tensors(
     store: Store, manifest: Manifest, names: Iterable[str], *, watch: Watch, headers: Iterable[int] | None = None
 ) -> dict[str, Bytes]:
-    """The bytes of each tensor, whole, in the order of its elements.
+    """Return the bytes of each tensor, in row-major order.
 
     Args:
-        headers: Check those of the files that are read, and of these; None: of none, for whoever has done so before.
+        headers: Check the headers of the files that are read and of these; None: of none, if the caller has done it.
 
     Raises:
         CheckpointCorrupt: A hash does not match.
-        CheckpointMissing: A file is not there; of a base, the message names it.
-        CheckpointInvalid: A file is shorter than it was, or a patch cannot be true.
+        CheckpointMissing: A file does not exist; the message names the base, if it belongs to one.
+        CheckpointInvalid: A file has another size than it had, or a patch is malformed.
     """
     entries = {tensor.name: tensor for tensor in manifest.tensors}
     wanted = {name: shards.whole_box(_entry(entries, name)) for name in names}
@@ -89,26 +94,27 @@ def read_slices(
     watch: Watch,
     headers: Iterable[int] | None = None,
 ) -> dict[str, Bytes]:
-    """The bytes of a rectangle of each tensor, in the order of its elements, however the tensor was cut when it was
-    saved. Of the slices that meet the rectangle only the chunks from its first to its last element are read.
+    """Return the bytes of a box of each tensor, in row-major order, however the tensor was sharded when it was saved.
+
+    Of each slice, only the chunks from the first to the last wanted element are read.
 
     Raises:
-        InvalidArgument: A rectangle is not within its tensor.
-        CheckpointInvalid: As `read_tensors`.
+        InvalidArgument: A box is not within its tensor.
+        CheckpointInvalid: See `read_tensors`.
     """
     entries = {tensor.name: tensor for tensor in manifest.tensors}
     parts = [
-        _Wanted(tensor, rectangle, tuple(shards.intersections(tensor, rectangle)))
-        for tensor, rectangle in ((_entry(entries, name), rectangle) for name, rectangle in wanted.items())
+        _Wanted(tensor, box, tuple(shards.intersections(tensor, box)))
+        for tensor, box in ((_entry(entries, name), box) for name, box in wanted.items())
     ]
     source = Source(store, manifest, watch)
-    met = [cut.part for one in parts for cut in one.cuts]
+    met = [cut.part for one in parts for cut in one.intersections]
     files = {*(part.file for part in met), *(patch.file for part in met for patch in part.patches)}
     if headers is not None:
-        integrity.check_headers(Source(store, manifest, watch.unheard()), manifest, {*files, *headers})
+        integrity.check_headers(Source(store, manifest, watch.without_progress()), manifest, {*files, *headers})
     else:
         source.require(files)
-    direct = [one for one in parts if _lies_as_wanted(one, manifest.chunk_bytes)]
+    direct = [one for one in parts if _is_readable_in_place(one, manifest.chunk_bytes)]
     apart = {one.tensor.name for one in direct}
     assembled = [one for one in parts if one.tensor.name not in apart]
     found = _read_directly(source, manifest, direct)
@@ -122,10 +128,10 @@ def read_slices(
 def read_contents(
     store: Store, manifest: Manifest, tensor: TensorEntry, part: Slice, start: int, end: int, *, watch: Watch
 ) -> Bytes:
-    """Some of the bytes of one slice, decoded and patched.
+    """Return a range of the bytes of one slice, decoded and patched.
 
     Raises:
-        CheckpointInvalid: As `read_tensors`.
+        CheckpointInvalid: See `read_tensors`.
     """
     source = Source(store, manifest, watch)
     source.require([part.file, *(patch.file for patch in part.patches)])
@@ -146,13 +152,13 @@ def _contents(cache: Cache, manifest: Manifest, tensor: TensorEntry, part: Slice
 
 def _entry(entries: Mapping[str, TensorEntry], name: str) -> TensorEntry:
     if name not in entries:
-        raise CheckpointInvalid(f"the structure refers to tensor {name!r}, which the checkpoint does not have")
+        raise CheckpointInvalid(f"the structure refers to tensor {name!r}, which is not in the checkpoint")
     return entries[name]
 
 
 @contextlib.contextmanager
 def _pool(num_threads: int, name: str) -> Iterator[ThreadPoolExecutor]:
-    """When something fails, what has not begun is dropped, and what has is waited for."""
+    """Yield a pool; after a failure, cancel pending tasks and wait for running ones."""
     pool = ThreadPoolExecutor(num_threads, thread_name_prefix=f"strata-{name}")
     try:
         yield pool
@@ -160,26 +166,26 @@ def _pool(num_threads: int, name: str) -> Iterator[ThreadPoolExecutor]:
         pool.shutdown(cancel_futures=True)
 
 
-# -- as it lies ----------------------------------------------------------------------------------------------------
+# -- read in place -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _Direct:
-    """A rectangle that lies in one file as it is wanted: so much of the file, whole chunks of it."""
+    """A box that is contiguous in one file, and the whole chunks that hold it."""
 
     name: str
     stored: Stored
     chunks: range
     start: int
     end: int
-    """Of the chunks, in the file."""
+    """The range of the chunks in the file."""
     wanted_start: int
     wanted_end: int
 
 
 @dataclass(frozen=True, slots=True)
 class _ReadRun:
-    """Neighbours in one file that are read together."""
+    """Neighbouring boxes of one file that are read together."""
 
     file: int
     begin: int
@@ -187,11 +193,11 @@ class _ReadRun:
     parts: tuple[_Direct, ...]
 
 
-def _lies_as_wanted(one: _Wanted, chunk_bytes: int) -> bool:
-    """And little is read with it that is not wanted: that would stay in memory as long as the tensor does."""
-    if len(one.cuts) != 1 or one.cuts[0].target is None or one.cuts[0].part.encoding:
+def _is_readable_in_place(one: _Wanted, chunk_bytes: int) -> bool:
+    """Return whether a box is contiguous in its file, with few unwanted bytes, which stay in memory with the tensor."""
+    if len(one.intersections) != 1 or one.intersections[0].target is None or one.intersections[0].part.encoding:
         return False
-    (cut,) = one.cuts
+    (cut,) = one.intersections
     part_bytes = math.prod(cut.part.shape) * BY_NAME[one.tensor.dtype].itemsize
     start = cut.start - cut.start % chunk_bytes
     end = min(-(-cut.end // chunk_bytes) * chunk_bytes, part_bytes)
@@ -211,7 +217,7 @@ def _read_directly(source: Source, manifest: Manifest, wanted: Sequence[_Wanted]
 
 
 def _direct(manifest: Manifest, one: _Wanted) -> _Direct:
-    (cut,) = one.cuts
+    (cut,) = one.intersections
     stored = fetch.of_slice(manifest, one.tensor, cut.part)
     chunks = stored.chunks(cut.start, cut.end)
     start, end = stored.in_file(chunks[0])[0], stored.in_file(chunks[-1])[1]
@@ -220,7 +226,7 @@ def _direct(manifest: Manifest, one: _Wanted) -> _Direct:
 
 
 def _runs(parts: Sequence[_Direct]) -> Iterator[_ReadRun]:
-    """In the order of the files. Gaps are read along while there is some slack, and small ones always."""
+    """Group neighbours, in file order. Small gaps are always read too, larger ones while there is slack."""
     slack = _SLACK_BYTES + sum(part.end - part.start for part in parts) // _SLACK_FRACTION
     near: list[_Direct] = []
     end = 0
@@ -238,13 +244,13 @@ def _runs(parts: Sequence[_Direct]) -> Iterator[_ReadRun]:
 
 
 def _run(near: Sequence[_Direct], end: int) -> _ReadRun:
-    start = near[0].start  # what is aligned in the file is aligned in memory
+    start = near[0].start  # memory is aligned like the file
     begin = start - start % (ALIGNMENT if end - start >= LARGE_BYTES else 64)
     return _ReadRun(near[0].stored.file, begin, end, tuple(near))
 
 
 def _fill_runs(source: Source, runs: Sequence[_ReadRun], memory: Sequence[memoryview]) -> None:
-    """Reading, hashing what was read, and warming the memory of what is read next go on at the same time."""
+    """Warm memory, read into it and hash the result, all at the same time."""
     warmer = Warmer()
     with (
         _pool(WARM_THREADS, "warm") as warming,
@@ -278,7 +284,7 @@ def _fill_runs(source: Source, runs: Sequence[_ReadRun], memory: Sequence[memory
 
 
 def _in_order(run: _ReadRun) -> list[tuple[int, Stored, int]]:
-    """The chunks of a run with their ends in the file, the first one last."""
+    """Return the chunks of a run with their ends in the file, in reverse order."""
     found = [(part.stored.in_file(number)[1], part.stored, number) for part in run.parts for number in part.chunks]
     return sorted(found, key=lambda chunk: chunk[0], reverse=True)
 
@@ -302,15 +308,15 @@ def _check(source: Source, run: _ReadRun, view: memoryview, chunks: Sequence[tup
         source.check(stored, number, view[start - run.begin : end - run.begin])
 
 
-# -- put together --------------------------------------------------------------------------------------------------
+# -- assembled -----------------------------------------------------------------------------------------------------
 
 
 def _assemble(source: Source, manifest: Manifest, wanted: Sequence[_Wanted], memory: Mapping[str, memoryview]) -> None:
-    """All but cuts that are patched before they can be taken apart."""
+    """Copy all intersections but those that must be patched before they are copied."""
     places = {}
     chunks = []
     for one in wanted:
-        for cut in one.cuts:
+        for cut in one.intersections:
             if cut.target is None and cut.part.patches:
                 continue
             stored = fetch.of_slice(manifest, one.tensor, cut.part)
@@ -348,21 +354,21 @@ def _land(
 
 
 def _put(one: _Wanted, cut: Intersection, data: Bytes, start: int, target: Bytes) -> None:
-    num_dimensions = len(one.rectangle.shape)
+    num_dimensions = len(one.box.shape)
     if num_dimensions >= MAX_DIMENSIONS:
         raise CheckpointInvalid(
-            f"tensor {one.tensor.name!r} has {num_dimensions} dimensions and lies in slices; only fewer than "
-            f"{MAX_DIMENSIONS} can be put together"
+            f"tensor {one.tensor.name!r} has slices and {num_dimensions} dimensions; sliced tensors must have fewer "
+            f"than {MAX_DIMENSIONS}"
         )
     item_bytes = BY_NAME[one.tensor.dtype].itemsize
-    shards.copy_intersection(cut, data, start, target, wanted_shape=one.rectangle.shape, item_bytes=item_bytes)
+    shards.copy_intersection(cut, data, start, target, wanted_shape=one.box.shape, item_bytes=item_bytes)
 
 
 # -- patched -------------------------------------------------------------------------------------------------------
 
 
 def _patch(source: Source, manifest: Manifest, wanted: Sequence[_Wanted], found: Mapping[str, Bytes]) -> None:
-    patched = [(one, cut) for one in wanted for cut in one.cuts if cut.part.patches]
+    patched = [(one, cut) for one in wanted for cut in one.intersections if cut.part.patches]
     if not patched:
         return
     patched.sort(key=lambda pair: (pair[1].part.patches[0].file, pair[1].part.patches[0].index_offset))
@@ -384,7 +390,7 @@ def _patch(source: Source, manifest: Manifest, wanted: Sequence[_Wanted], found:
 
 
 def _put_patched(cache: Cache, manifest: Manifest, one: _Wanted, cut: Intersection, target: Bytes) -> None:
-    """Patches know the slice as it was stored: it is patched piece by piece, before the pieces are taken apart."""
+    """Patch a slice piece by piece and then copy the wanted part: patches refer to the slice as it was stored."""
     step = max(_STRIDED_BYTES // manifest.chunk_bytes, 1) * manifest.chunk_bytes
     for start in range(cut.start - cut.start % manifest.chunk_bytes, cut.end, step):
         end = min(start + step, fetch.of_slice(manifest, one.tensor, cut.part).num_bytes)
@@ -397,16 +403,17 @@ def _put_patched(cache: Cache, manifest: Manifest, one: _Wanted, cut: Intersecti
 def map_tensors(
     store: Store, manifest: Manifest, names: Iterable[str], *, watch: Watch, headers: Iterable[int] = ()
 ) -> dict[str, Bytes]:
-    """As `reading.read_tensors`, mapped where that can be: in a directory, and where a tensor lies in its file whole,
-    as it is. Everything else (object stores, slices, encodings, patches) is read and verified.
+    """Map tensors in a local directory that lie in one file unencoded; read and verify all others.
+
+    Others are those in object stores, in several slices, encoded or patched.
 
     Raises:
-        CheckpointInvalid: A file is not there, has another size, or another header.
+        CheckpointInvalid: A file does not exist, or its size or header does not match.
     """
     wanted = list(dict.fromkeys(names))
     entries = {tensor.name: tensor for tensor in manifest.tensors}
     mappable = [entries[name] for name in wanted if name in entries and _can_be_mapped(store, entries[name])]
-    source = Source(store, manifest, watch.unheard())
+    source = Source(store, manifest, watch.without_progress())
     files = {tensor.slices[0].file for tensor in mappable}
     integrity.check_headers(source, manifest, files)
     mapped = {number: _mapped(store, manifest, number) for number in files}
@@ -433,6 +440,6 @@ def _mapped(store: Store, manifest: Manifest, number: int) -> Bytes:
     try:
         with path.open("rb") as file:
             view = mmap.mmap(file.fileno(), data_file.size_bytes, access=mmap.ACCESS_COPY)
-    except (OSError, ValueError) as error:  # ValueError: it has become shorter since its size was looked at
+    except (OSError, ValueError) as error:  # ValueError: truncated since its size was checked
         raise StorageError(f"{path} cannot be mapped: {error}; load it without mmap=True") from error
     return np.frombuffer(view, np.uint8)

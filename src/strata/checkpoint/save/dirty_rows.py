@@ -249,8 +249,8 @@ def _check_rows(rows: Any, leaf: Leaf) -> Rows:
     found = found.astype(np.int64).reshape(-1)
     if found.size and not 0 <= found.min() <= found.max() < num_rows:
         raise InvalidArgument(
-            f"dirty[{leaf.name!r}] has row {found.max() if found.max() >= num_rows else found.min()}, but the tensor has "
-            f"{num_rows} rows",
+            f"dirty[{leaf.name!r}] has row {found.max() if found.max() >= num_rows else found.min()}, but the tensor "
+            f"has {num_rows} rows",
             field="dirty",
         )
     return found

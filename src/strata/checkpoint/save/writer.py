@@ -1,4 +1,8 @@
-"""A staged snapshot into a store: the file, and beside it the hashes of its chunks."""
+"""Write a staged snapshot to files: the memory as it is, or packed from compressed tensors and changed rows.
+
+A whole snapshot lies in the staging memory as its file. Everything else is packed in a scratch memory of bounded size,
+into as many files as that takes. Hashes are computed from the same memory while the disk is busy.
+"""
 
 from __future__ import annotations
 
@@ -33,16 +37,24 @@ if TYPE_CHECKING:
     from strata.checkpoint.save.staging import Memory
     from strata.storage import Store, Watch
 
+PACK_BYTES = 64 << 20
+"""The approximate size of a packed file; a larger item gets a file of its own."""
+SAMPLE_BYTES = 1 << 18
+MAX_COMPRESSED_RATIO = 0.9
+"""Data that does not compress to this ratio is stored as it is: readers would pay for nothing."""
+ZSTD_LEVEL = 1
+ZSTD_THREADS = 2
 HASH_THREADS = 2
 _PER_TASK_BYTES = 16 << 20
 
 
 def file_name(rank: int, number: int = 0) -> str:
+    """Return the name of a data file of a rank."""
     return f"rank-{rank:05d}-{number}.safetensors" if number else f"rank-{rank:05d}.safetensors"
 
 
 WrittenFile = tuple[m.DataFile, dict[str, tuple[str, ...]]]
-"""A file's entry in the manifest, and the hashes of each tensor's chunks."""
+"""The manifest entry of a file, and the hashes of each tensor's chunks."""
 
 
 def write_file(
@@ -56,15 +68,15 @@ def write_file(
     chunk_bytes: int,
     watch: Watch,
 ) -> WrittenFile:
-    """Writes a file of one rank."""
-    with file_being_written(
+    """Write a file of one rank."""
+    with writing_file(
         store, directory, layout, data, rank=rank, number=number, chunk_bytes=chunk_bytes, watch=watch
     ) as written:
         return written
 
 
 @contextlib.contextmanager
-def file_being_written(
+def writing_file(
     store: Store,
     directory: str,
     layout: Layout,
@@ -75,9 +87,7 @@ def file_being_written(
     chunk_bytes: int,
     watch: Watch,
 ) -> Iterator[WrittenFile]:
-    """Likewise, for who has something to do meanwhile; the file is there when the block ends. The hashes are computed
-    while the disk is busy, from the same memory.
-    """
+    """Write a file while the block runs; it is durable when the block ends."""
     with ThreadPoolExecutor(HASH_THREADS + 1, thread_name_prefix="strata-write") as pool:
         putting = pool.submit(store.put_large, f"{directory}/{file_name(rank, number)}", data, watch=watch)
         try:
@@ -96,7 +106,7 @@ def file_being_written(
 
 
 def _groups(places: Sequence[Place]) -> list[list[Place]]:
-    """Of about equal size, so that many small tensors are one task and not many."""
+    """Group tensors to about equal size, so that many small tensors become one task."""
     groups: list[list[Place]] = [[]]
     room = _PER_TASK_BYTES
     for place in places:
@@ -122,38 +132,32 @@ def _hashes(
 # -- files packed from items ---------------------------------------------------------------------------------------
 
 
-PACK_BYTES = 64 << 20
-"""Of one file, about: what is larger by itself gets one of its own."""
-SAMPLE_BYTES = 1 << 18
-WORTH_IT = 0.9
-"""What does not shrink to this is left as it is: who reads it would pay for nothing."""
-LEVEL = 1
-_THREADS = 2
-
-
 class Item(NamedTuple):
-    """A tensor of such a file. Has what `layout.plan` asks of a leaf."""
+    """A tensor to pack into a file; a `TensorSpec` for `layout.plan`."""
 
     name: str
     dtype: DType
     shape: tuple[int, ...]
     num_bytes: int
     fill: Callable[[Bytes], None]
+    """Writes the contents into the given memory."""
 
 
 class Packed(NamedTuple):
-    """Where an item went."""
+    """Where an item was packed."""
 
     file: int
-    """Counted from the first that was packed."""
+    """An index into the packer's files."""
     offset: int
     hashes: tuple[str, ...]
 
 
 class Encoded(NamedTuple):
+    """Compressed chunks."""
+
     frames: list[bytes]
     hashes: tuple[str, ...]
-    """Of the chunks before they were encoded."""
+    """Of the chunks before compression."""
 
     @property
     def num_bytes(self) -> int:
@@ -161,7 +165,7 @@ class Encoded(NamedTuple):
 
 
 class Packer:
-    """Takes items, and writes a file whenever enough have come together."""
+    """Collects items and writes a file whenever they fill one."""
 
     def __init__(
         self,
@@ -173,28 +177,28 @@ class Packer:
         scratch: Memory | None = None,
         watch: Watch,
     ) -> None:
-        """`scratch` is memory to put files together in: whoever keeps it has it warm the next time."""
+        """`scratch` is the memory in which files are packed; a caller that keeps it has it warm the next time."""
         self._store = store
         self._directory = directory
         self._rank = rank
         self._metadata = metadata
         self._watch = watch
         self._scratch = scratch or PrivateMemory()
-        self._waiting: list[Item] = []
-        self._num_waiting_bytes = 0
+        self._pending: list[Item] = []
+        self._num_pending_bytes = 0
         self._names: set[str] = set()
         self.files: list[DataFile] = []
         self.places: dict[str, Packed] = {}
-        """By the item's name, once it is written."""
+        """By the name of the item, once it is written."""
 
     def add(self, *items: Item) -> list[str]:
-        """Gives the names they have in their file, which is one for all of them; nothing else has such a name."""
+        """Add items that go into the same file; return their unique names in it."""
         num_bytes = sum(item.num_bytes for item in items)
-        if self._waiting and self._num_waiting_bytes + num_bytes > PACK_BYTES:
+        if self._pending and self._num_pending_bytes + num_bytes > PACK_BYTES:
             self._flush()
         named = [item._replace(name=self._free_name(item.name)) for item in items]
-        self._waiting += named
-        self._num_waiting_bytes += num_bytes
+        self._pending += named
+        self._num_pending_bytes += num_bytes
         return [item.name for item in named]
 
     def _free_name(self, wanted: str) -> str:
@@ -205,13 +209,13 @@ class Packer:
         return name
 
     def finish(self) -> None:
-        """Writes the last file; there is one at least, so that every rank has one."""
-        if self._waiting or not self.files:
+        """Write the last file. At least one is written, so that every rank has one."""
+        if self._pending or not self.files:
             self._flush()
 
     def _flush(self) -> None:
-        items = {item.name: item for item in self._waiting}
-        plan = layouts.plan(self._waiting, self._metadata)
+        items = {item.name: item for item in self._pending}
+        plan = layouts.plan(self._pending, self._metadata)
         if self._scratch.size_bytes < plan.size_bytes:
             self._scratch.grow(plan.size_bytes)
         view = self._scratch.view()[: plan.size_bytes]
@@ -233,14 +237,17 @@ class Packer:
         for place in plan.places:
             self.places[place.name] = Packed(len(self.files), place.offset, hashes[place.name])
         self.files.append(data_file)
-        self._waiting, self._num_waiting_bytes = [], 0
+        self._pending, self._num_pending_bytes = [], 0
 
 
-def copy_of(name: str, dtype: DType, shape: tuple[int, ...], source: Bytes) -> Item:
+def plain_item(name: str, dtype: DType, shape: tuple[int, ...], source: Bytes) -> Item:
+    """Return an item that copies `source`."""
     return Item(name, dtype, shape, len(source), lambda out: np.copyto(out, source))
 
 
 def encoded_item(name: str, encoded: Encoded) -> Item:
+    """Return an item of compressed frames."""
+
     def fill(out: Bytes) -> None:
         np.copyto(out, np.frombuffer(b"".join(encoded.frames), np.uint8))
 
@@ -251,20 +258,20 @@ def encoded_item(name: str, encoded: Encoded) -> Item:
 
 
 def looks_compressible(data: Bytes) -> bool:
-    """By a few samples: most tensors are noise, and to find that out must cost nothing."""
+    """Judge by a few samples: most tensors are incompressible, and finding out must cost little."""
     if len(data) < 1_024:
         return False
-    compressor = zstandard.ZstdCompressor(level=LEVEL)
+    compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL)
     starts = (0, len(data) // 2, max(len(data) - SAMPLE_BYTES, 0))
     samples = [data[start : start + SAMPLE_BYTES] for start in starts]
-    return sum(len(compressor.compress(s.data)) for s in samples) < WORTH_IT * sum(map(len, samples))
+    return sum(len(compressor.compress(s.data)) for s in samples) < MAX_COMPRESSED_RATIO * sum(map(len, samples))
 
 
 def encode(chunks: Iterator[Bytes]) -> Encoded:
-    """Each chunk a frame of its own, so that each can be read and checked alone."""
+    """Compress each chunk to a frame of its own, so that it can be read and checked alone."""
     frames: list[bytes] = []
     hashes: list[str] = []
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="strata-zstd") as pool:
+    with ThreadPoolExecutor(ZSTD_THREADS, thread_name_prefix="strata-zstd") as pool:
         for frame, digest in pool.map(_encode_chunk, chunks):
             frames.append(frame)
             hashes.append(digest)
@@ -272,16 +279,17 @@ def encode(chunks: Iterator[Bytes]) -> Encoded:
 
 
 def _encode_chunk(chunk: Bytes) -> tuple[bytes, str]:
-    return zstandard.ZstdCompressor(level=LEVEL).compress(chunk.data), xxh3_128_hexdigest(chunk.data)
+    return zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(chunk.data), xxh3_128_hexdigest(chunk.data)
 
 
 def in_chunks(data: Bytes, chunk_bytes: int = layouts.CHUNK_BYTES) -> Iterator[Bytes]:
+    """Yield the data in chunks."""
     for start in range(0, len(data), chunk_bytes):
         yield data[start : start + chunk_bytes]
 
 
 class ContiguousBox(NamedTuple):
-    """A part of a tensor that lies in one piece."""
+    """A box of a tensor that is contiguous in memory."""
 
     start: tuple[int, ...]
     shape: tuple[int, ...]
@@ -290,9 +298,9 @@ class ContiguousBox(NamedTuple):
 
 
 def contiguous_boxes(shape: tuple[int, ...], itemsize: int, *, block_bytes: int) -> Iterator[ContiguousBox]:
-    """A tensor in parts that fit into one file each, cut along its first side that can be.
+    """Cut a tensor into boxes that fit into one file each, along its first dimension that is larger than one.
 
-    Every cut lies on a multiple of `block_bytes`, so that blocks count the same in the parts as in the whole.
+    Every cut lies on a multiple of `block_bytes`, so that blocks have the same boundaries in the boxes and the tensor.
     """
     axis = next((axis for axis, side in enumerate(shape) if side > 1), 0)
     row_bytes = math.prod(shape[axis + 1 :]) * itemsize
@@ -313,10 +321,11 @@ def contiguous_boxes(shape: tuple[int, ...], itemsize: int, *, block_bytes: int)
 
 
 def part_of(job: Job, files: list[m.DataFile], slices: dict[str, list[Slice]]) -> RankPart:
+    """Return the part of this rank."""
     entries: dict[str, TensorEntry] = {}
     for tensor in job.tensors:
         own_slices = tuple(slices[tensor.name])
-        if tensor.tensor in entries:  # several parts of one, on this rank
+        if tensor.tensor in entries:  # several parts of one tensor on this rank
             own_slices = (*entries[tensor.tensor].slices, *own_slices)
         entries[tensor.tensor] = TensorEntry(
             name=tensor.tensor, dtype=tensor.dtype, shape=tensor.whole, slices=own_slices
@@ -335,8 +344,8 @@ def part_of(job: Job, files: list[m.DataFile], slices: dict[str, list[Slice]]) -
 
 
 def write_whole(store: Store, job: Job, memory: memoryview, watch: Watch) -> RankPart:
-    """The memory as it stands is the file."""
-    with file_being_written(
+    """Write the memory as it is: it is the file."""
+    with writing_file(
         store,
         job.head.id,
         job.layout,
@@ -355,41 +364,42 @@ def write_whole(store: Store, job: Job, memory: memoryview, watch: Watch) -> Ran
 
 
 def packer_for(store: Store, job: Job, scratch: Memory, watch: Watch) -> Packer:
+    """Return a packer for the files of a job."""
     metadata = {"strata": str(m.VERSION), "id": job.head.id, "rank": str(job.rank)}
     return Packer(store, job.head.id, rank=job.rank, metadata=metadata, scratch=scratch, watch=watch)
 
 
 class Cut(NamedTuple):
-    """A part of a tensor, and its bytes: an item of a file, and a slice in the manifest."""
+    """A part of a tensor and its bytes: an item of a file, and a slice in the manifest."""
 
     box: ContiguousBox
     data: Bytes
 
     def item(self, tensor: JobTensor) -> Item:
-        return copy_of(tensor.name, BY_NAME[tensor.dtype], self.box.shape, self.data)
+        return plain_item(tensor.name, BY_NAME[tensor.dtype], self.box.shape, self.data)
 
     def slice(self, origin: tuple[int, ...], stored: Mapping[str, Any], encoding: str = "") -> Slice:
-        """`origin` is where the box's own tensor, or slice, begins in the whole tensor."""
+        """Return the slice of the manifest; `origin` is where the tensor or slice of the box begins in the whole."""
         start = tuple(map(operator.add, origin, self.box.start))
         return Slice(start=start, shape=self.box.shape, encoding=encoding, **stored)
 
 
 def cuts(shape: tuple[int, ...], dtype: str, data: Bytes) -> Iterator[Cut]:
-    """`data` has the contents of a tensor of this shape."""
+    """Cut `data`, the contents of a tensor of this shape, into parts that fit into a file."""
     for box in contiguous_boxes(shape, BY_NAME[dtype].itemsize, block_bytes=delta.BLOCK_BYTES):
         yield Cut(box, data[box.first_byte : box.first_byte + box.num_bytes])
 
 
 class StoredItem(NamedTuple):
-    """An item on its way into a file, and what the manifest has to say of it."""
+    """An added item, and what the manifest needs to know of it."""
 
     name: str
     hashes: tuple[str, ...] | None
-    """Of what was encoded; None: of the bytes as they are, which the packer knows."""
+    """Of the decoded chunks; None: the item is not encoded, and the packer has the hashes."""
     frames: tuple[int, ...]
 
     def fields(self, packer: Packer) -> dict[str, Any]:
-        """As `Slice` and `Patch` have them."""
+        """Return the fields of `Slice` and `Patch`, once the item is written."""
         place = packer.places[self.name]
         return {
             "file": place.file,
@@ -408,17 +418,17 @@ def plain_as(item_name: str) -> StoredItem:
 
 
 def write_compressed(store: Store, job: Job, memory: memoryview, scratch: Memory, watch: Watch) -> RankPart:
-    """Tensors that shrink are stored as zstd frames, all others as they are."""
+    """Write compressible tensors as zstd frames, and all others as they are."""
     data = np.frombuffer(memory[: job.size_bytes], np.uint8)
     packer = packer_for(store, job, scratch, watch)
     found: list[tuple[JobTensor, Cut, StoredItem]] = []
     for tensor in job.tensors:
         contents = data[tensor.offset : tensor.offset + tensor.num_bytes]
-        shrinks = looks_compressible(contents)
+        is_compressible = looks_compressible(contents)
         for cut in cuts(tensor.shape, tensor.dtype, contents):
             watch.check()
-            encoded = encode(in_chunks(cut.data)) if shrinks else None
-            if encoded is not None and encoded.num_bytes < WORTH_IT * len(cut.data):
+            encoded = encode(in_chunks(cut.data)) if is_compressible else None
+            if encoded is not None and encoded.num_bytes < MAX_COMPRESSED_RATIO * len(cut.data):
                 [name] = packer.add(encoded_item(f"{tensor.name}#zstd", encoded))
                 stored = encoded_as(name, encoded)
             else:

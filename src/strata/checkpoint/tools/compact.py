@@ -17,7 +17,7 @@ from strata.checkpoint.load import integrity, reader
 from strata.checkpoint.load.fetch import Source
 from strata.checkpoint.save import delta, writer
 from strata.checkpoint.save.writer import Packer
-from strata.checkpoint.saver.executor import give_up
+from strata.checkpoint.saver.executor import clean_up
 
 if TYPE_CHECKING:
     from strata.checkpoint.format.manifest import Manifest
@@ -33,13 +33,13 @@ def compact(store: Store, manifest: Manifest, *, watch: Watch) -> Manifest:
     Raises:
         CheckpointInvalid: It cannot be trusted.
     """
-    integrity.check_manifest_and_headers(Source(store, manifest, watch.unheard()), manifest)
+    integrity.check_manifest_and_headers(Source(store, manifest, watch.without_progress()), manifest)
     id = new_id(manifest.step)
     try:
         new = _rewritten(store, manifest, id, watch)
         publish(store, new)
     except BaseException:
-        give_up(store, Ranks(), id)
+        clean_up(store, Ranks(), id)
         raise
     return new
 
@@ -52,7 +52,7 @@ def _rewritten(store: Store, manifest: Manifest, id: str, watch: Watch) -> Manif
         for box in writer.contiguous_boxes(tensor.shape, dtype.itemsize, block_bytes=delta.BLOCK_BYTES):
             rectangle = Box(box.start, box.shape)
             data = reader.read_slices(store, manifest, {tensor.name: rectangle}, watch=watch)[tensor.name]
-            [name] = packer.add(writer.copy_of(tensor.name, dtype, box.shape, data))
+            [name] = packer.add(writer.plain_item(tensor.name, dtype, box.shape, data))
             pieces.append((tensor.name, rectangle, name))
     packer.finish()
     slices: dict[str, list[Slice]] = {}

@@ -84,7 +84,7 @@ def export(
     chosen = set(names)
     files = fetch.files_of(tensor for tensor in manifest.tensors if tensor.name in chosen)
     watch = watch or Watch()
-    integrity.check_headers(Source(store, manifest, watch.unheard()), manifest, files)
+    integrity.check_headers(Source(store, manifest, watch.without_progress()), manifest, files)
     if output.suffix == ".safetensors":
         with _whole(output) as file:
             _write_safetensors(store, manifest, names, file, watch)
