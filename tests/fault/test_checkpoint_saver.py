@@ -169,7 +169,7 @@ def test_a_snapshot_that_kills_two_savers_is_given_up_and_the_next_is_not(place:
         if save.error is not None:  # unless one of them was faster than us
             assert isinstance(save.error, CheckpointAborted)
             assert "killed by signal 9" in str(save.error)
-            save.was_heard = True
+            save.was_reported = True
         assert manager.save(state, step=2).wait(TIMEOUT_S).step == 2
         assert_is_state(manager.load(), 1)
 

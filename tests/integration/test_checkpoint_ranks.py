@@ -405,13 +405,13 @@ def test_a_rank_that_starts_anew_saves_all_and_the_others_what_has_changed(tmp_p
 
 def test_only_rank_0_removes_what_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tidied: list[int] = []
-    tidy = CheckpointManager._tidy
+    clean_up = CheckpointManager._clean_up
 
     def noted(manager: CheckpointManager, just_saved: str) -> None:
         tidied.append(manager._rank)
-        tidy(manager, just_saved)
+        clean_up(manager, just_saved)
 
-    monkeypatch.setattr(CheckpointManager, "_tidy", noted)
+    monkeypatch.setattr(CheckpointManager, "_clean_up", noted)
     with crew(tmp_path, 3, keep_count=2) as savers:
         for step in range(4):
             savers.save(states(3, step=step), step=step)

@@ -378,11 +378,11 @@ def repair(
         now_s = SystemClock().wall_s()
         left = inspect.leftovers(store)
         for files in left:
-            state = "given up" if files.is_given_up(now_s=now_s) else "perhaps still being written"
+            state = "given up" if files.is_abandoned(now_s=now_s) else "perhaps still being written"
             age = _duration(now_s - files.modified_at_s)
             console.print(f"{shown(_what(files))} has no manifest: {state}, last written {age} ago", soft_wrap=True)
         if collect:
-            _collect(console, store, [files for files in left if files.is_given_up(now_s=now_s)], yes=yes)
+            _collect(console, store, [files for files in left if files.is_abandoned(now_s=now_s)], yes=yes)
         elif not left and not catalog.problems:
             console.print("there is nothing to repair")
 

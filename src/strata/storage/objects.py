@@ -151,7 +151,7 @@ class ObjectStore:
             )
 
         # Not in this thread: a progress callback may use obstore, which panics inside a call of its own.
-        uploading = self._pool.submit(self._again, upload, while_=lambda: not pieces.begun)
+        uploading = self._pool.submit(self._retry, upload, while_=lambda: not pieces.begun)
         uploading.add_done_callback(lambda _: pieces.done.put(0))
         num_reported = 0
         try:

@@ -88,7 +88,8 @@ def decode_error(message: Failed) -> Exception:
     """Return the error of a message; an unknown one becomes a `StorageError`."""
     kind = BY_KIND.get(message.kind)
     if kind is not None:
-        return kind(message.text, field=message.field, missing=message.missing, **message.details)
+        details: dict[str, Any] = dict(message.details)
+        return kind(message.text, field=message.field, missing=message.missing, **details)
     return StorageError(f"{message.kind}: {message.text}")
 
 

@@ -1,4 +1,4 @@
-"""An incremental checkpoint, made independent of its bases."""
+"""Compaction: rewrite an incremental checkpoint in full, independent of its bases."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 def compact(store: Store, manifest: Manifest, *, watch: Watch) -> Manifest:
-    """Writes the state that a checkpoint stands for into files of its own, as a new checkpoint of the same step.
+    """Write the full state of a checkpoint as a new checkpoint of the same step.
 
-    A part of a tensor at a time, verified as it is read: it takes little memory, and a checkpoint that cannot be
-    trusted does not become one that can.
+    Tensors are read and verified a part at a time, so it takes little memory, and a corrupt checkpoint does not become
+    a valid one.
 
     Raises:
-        CheckpointInvalid: It cannot be trusted.
+        CheckpointInvalid: The checkpoint cannot be trusted.
     """
     integrity.check_manifest_and_headers(Source(store, manifest, watch.without_progress()), manifest)
     id = new_id(manifest.step)
@@ -46,24 +46,24 @@ def compact(store: Store, manifest: Manifest, *, watch: Watch) -> Manifest:
 
 def _rewritten(store: Store, manifest: Manifest, id: str, watch: Watch) -> Manifest:
     packer = Packer(store, id, rank=0, metadata={"strata": str(m.VERSION), "id": id, "rank": "0"}, watch=watch)
-    pieces: list[tuple[str, Box, str]] = []
+    packed: list[tuple[str, Box, str]] = []
     for tensor in manifest.tensors:
         dtype = BY_NAME[tensor.dtype]
         for box in writer.contiguous_boxes(tensor.shape, dtype.itemsize, block_bytes=delta.BLOCK_BYTES):
-            rectangle = Box(box.start, box.shape)
-            data = reader.read_slices(store, manifest, {tensor.name: rectangle}, watch=watch)[tensor.name]
+            part = Box(box.start, box.shape)
+            data = reader.read_slices(store, manifest, {tensor.name: part}, watch=watch)[tensor.name]
             [name] = packer.add(writer.plain_item(tensor.name, dtype, box.shape, data))
-            pieces.append((tensor.name, rectangle, name))
+            packed.append((tensor.name, part, name))
     packer.finish()
     slices: dict[str, list[Slice]] = {}
-    for tensor_name, rectangle, name in pieces:
+    for tensor_name, part, name in packed:
         place = packer.places[name]
         slices.setdefault(tensor_name, []).append(
             Slice(
                 file=place.file,
                 offset=place.offset,
-                start=rectangle.start,
-                shape=rectangle.shape,
+                start=part.start,
+                shape=part.shape,
                 hashes=place.hashes,
             )
         )
