@@ -86,7 +86,7 @@ def test_a_listener_that_fails_is_logged_and_does_not_stop_the_work(caplog: pyte
             watch.advance(1)
 
     assert len(num_calls) == 1
-    assert "on_progress failed while saving; it is not called again" in caplog.text
+    assert "on_progress failed while saving; it will not be called again" in caplog.text
 
 
 def test_work_that_fails_is_not_told_as_done() -> None:

@@ -191,7 +191,7 @@ def test_what_cannot_be_stored_is_refused_by_name_and_place(value: Any, words: s
 def test_a_state_that_holds_itself_is_refused() -> None:
     state: dict[str, Any] = {}
     state["me"] = state
-    with pytest.raises(InvalidArgument, match="part of itself"):
+    with pytest.raises(InvalidArgument, match="does not contain itself"):
         tree.flatten(state)
 
 
@@ -315,8 +315,8 @@ def test_tied_shards_are_stored_once_also_where_they_are_empty() -> None:
         (np.ones(3), (4,), (2,), "does not fit"),
         (np.ones(3), (4, 1), (0, 0), "one number for each dimension"),
         (np.ones(3), (4,), (-1,), "negative"),
-        (np.ones(3), (4,), (0.5,), "whole numbers"),
-        (np.ones(3), 4, (0,), "whole numbers"),
+        (np.ones(3), (4,), (0.5,), "tuple of integers"),
+        (np.ones(3), 4, (0,), "tuple of integers"),
         ([1, 2], (2,), (0,), "not a list"),
     ],
 )
@@ -438,7 +438,7 @@ def test_parts_of_sizes_that_the_placement_does_not_tell_are_refused_with_the_cu
         part = DTensor.from_local(torch.ones(3), mesh, [split(0)], run_check=False, shape=torch.Size([4]), stride=(1,))
         return {"w": part}
 
-    with pytest.raises(InvalidArgument, match=r"\(3,\), \(2,\) is expected; wrap"):
+    with pytest.raises(InvalidArgument, match=r"\(3,\), expected \(2,\); wrap"):
         on_every_rank((2,), make)
 
 

@@ -785,7 +785,7 @@ def a_rank(lifeline: Lifeline, *, directory: str, ranks: dict[str, Any]) -> None
 
 def start(nursery: Nursery, directory: Path, *, session: str, timeout_s: float) -> list[Any]:
     children = [
-        nursery.fork("test_checkpoint_groups:a_rank", directory=str(directory), ranks=msgspec.to_builtins(ranks))
+        nursery.fork("test_checkpoint_commit:a_rank", directory=str(directory), ranks=msgspec.to_builtins(ranks))
         for ranks in ranks_of(3, session=session, timeout_s=timeout_s)
     ]
     for child in children:

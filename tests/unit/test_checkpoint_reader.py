@@ -323,7 +323,7 @@ def test_a_box_that_is_not_within_its_tensor_is_the_callers_mistake() -> None:
         Box((0,), (1,)),
         Box((0, 0), (1, -1)),
     ):
-        with pytest.raises(InvalidArgument, match="not within it"):
+        with pytest.raises(InvalidArgument, match="is not within tensor"):
             reader.read_slices(store, manifest, {"w": box}, watch=Watch())
 
 
@@ -410,7 +410,7 @@ def test_indices_that_do_not_rise_are_refused() -> None:
 
 def test_an_index_beyond_the_slice_is_refused() -> None:
     bad = Patched()
-    bad.refuses(CheckpointInvalid, "numbers unit 13, but there are only 13", bad.manifest(**bad.renumber([1, 4, 13])))
+    bad.refuses(CheckpointInvalid, "index 13, but the slice has only 13", bad.manifest(**bad.renumber([1, 4, 13])))
     bad.refuses(CheckpointInvalid, "4294967295", bad.manifest(**bad.renumber([1, 4, (1 << 32) - 1])))
 
 
@@ -450,7 +450,7 @@ def test_a_base_that_was_removed_is_named() -> None:
     manifest = bad.manifest()
     bad.store.delete([f"{BASE}/rank-00000.safetensors"])
 
-    said = bad.refuses(CheckpointMissing, f"builds on {BASE}, whose file rank-00000.safetensors is not there", manifest)
+    said = bad.refuses(CheckpointMissing, f"base {BASE}, whose file rank-00000.safetensors does not exist", manifest)
     assert ID in said
 
 
@@ -480,15 +480,15 @@ def encoded(frame: bytes, *, num_bytes: int = 64) -> tuple[MemoryStore, m.Manife
 @pytest.mark.parametrize(
     ("frame", "words"),
     [
-        (zstandard.compress(bytes(63)), "gives 63 bytes, expected 64"),
-        (zstandard.compress(bytes(65)), "more than the 64 bytes"),
-        (zstandard.compress(bytes(1 << 24)), "more than the 64 bytes"),
-        (zstandard.compress(bytes(64)) + zstandard.compress(bytes(1)), "more than the 64 bytes"),
-        (zstandard.compress(bytes(range(64)))[:-1], "gives .* bytes, expected 64"),
+        (zstandard.compress(bytes(63)), "has 63 bytes, expected 64"),
+        (zstandard.compress(bytes(65)), "more than the expected 64 bytes"),
+        (zstandard.compress(bytes(1 << 24)), "more than the expected 64 bytes"),
+        (zstandard.compress(bytes(64)) + zstandard.compress(bytes(1)), "more than the expected 64 bytes"),
+        (zstandard.compress(bytes(range(64)))[:-1], "has .* bytes, expected 64"),
         (zstandard.compress(b"\1" * 64), "the hash is"),
-        (b"not a frame", "not a zstd frame"),
-        (zstandard.compress(bytes(64))[:5], "gives 0 bytes"),
-        (b"\x50\x2a\x4d\x18\x04\x00\x00\x00skip", "gives 0 bytes"),
+        (b"not a frame", "not a valid zstd frame"),
+        (zstandard.compress(bytes(64))[:5], "has 0 bytes"),
+        (b"\x50\x2a\x4d\x18\x04\x00\x00\x00skip", "has 0 bytes"),
     ],
     ids=["short", "long", "bomb", "two", "truncated", "other", "noise", "header only", "skippable"],
 )
@@ -506,7 +506,7 @@ def test_a_bomb_never_gets_more_memory_than_the_chunk_has() -> None:
     bomb = zstandard.ZstdCompressor(level=19).compress(bytes(1 << 28))  # without its size, it must be unpacked to know
 
     assert len(bomb) < 1 << 16
-    assert "more than the 64 bytes" in buffers.decompress(memoryview(bomb), out)
+    assert "more than the expected 64 bytes" in buffers.decompress(memoryview(bomb), out)
 
 
 def test_a_frame_that_refers_further_back_than_anybody_keeps_is_refused() -> None:
@@ -514,7 +514,7 @@ def test_a_frame_that_refers_further_back_than_anybody_keeps_is_refused() -> Non
     stream = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     frame = stream.compress(b"x" * 100) + stream.flush()
 
-    assert "not a zstd frame" in buffers.decompress(memoryview(frame), memoryview(bytearray(100)))
+    assert "not a valid zstd frame" in buffers.decompress(memoryview(frame), memoryview(bytearray(100)))
 
 
 @given(st.binary(max_size=200))
@@ -557,7 +557,7 @@ def test_the_file_of_another_checkpoint_is_told_apart() -> None:
     ("entry", "words"),
     [
         ({"dtype": "I32", "shape": [2, 3], "data_offsets": [0, 24]}, "header has tensor 'w', I32"),
-        ({"dtype": "F32", "shape": [3, 2], "data_offsets": [0, 24]}, r"\(3, 2\), but the manifest 'w', F32 \(2, 3\)"),
+        ({"dtype": "F32", "shape": [3, 2], "data_offsets": [0, 24]}, r"\(3, 2\), but .* has 'w', F32 \(2, 3\)"),
         ({"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 24]}, "needs 16"),
         ({"dtype": "F32", "shape": [2, 3], "data_offsets": [8, 32]}, "leaves a gap"),
     ],
@@ -580,13 +580,13 @@ def test_a_header_with_another_name_for_a_tensor_is_refused() -> None:
     made.add("w", numbers((2, 3)))
     made.files[0].entries["other"] = made.files[0].entries.pop("w")
 
-    with pytest.raises(CheckpointInvalid, match=r"header has tensor 'other'.*manifest 'w'"):
+    with pytest.raises(CheckpointInvalid, match=r"header has tensor 'other'.*manifest has 'w'"):
         integrity.verify(store, made.finish(), watch=Watch())
 
 
 def test_more_memory_than_there_is_is_refused_in_words() -> None:
     """A petabyte of zeros is a few kilobytes of frames."""
-    with pytest.raises(MemoryError, match="not so much memory"):
+    with pytest.raises(MemoryError, match="cannot allocate"):
         fetch.fresh_memory(1 << 55)
 
 
@@ -783,13 +783,13 @@ def test_a_file_with_another_size_or_header_is_not_mapped(tmp_path: Path) -> Non
     data = bytearray(path.read_bytes())
     data[100] ^= 1
     path.write_bytes(data)
-    with pytest.raises(CheckpointCorrupt, match="a header whose hash is"):
+    with pytest.raises(CheckpointCorrupt, match="the hash of the header is"):
         reader.map_tensors(store, manifest, ["plain"], watch=Watch())
     path.write_bytes(data[:-1])
     with pytest.raises(CheckpointInvalid, match="bytes, expected"):
         reader.map_tensors(store, manifest, ["plain"], watch=Watch())
     path.unlink()
-    with pytest.raises(CheckpointMissing, match=r"no file rank-00000.safetensors"):
+    with pytest.raises(CheckpointMissing, match=r"file rank-00000.safetensors of .* does not exist"):
         reader.map_tensors(store, manifest, ["plain"], watch=Watch())
 
 
@@ -801,7 +801,7 @@ def test_other_stores_are_read_instead() -> None:
     manifest = made.finish()
 
     assert reader.map_tensors(store, manifest, ["w"], watch=Watch())["w"].tobytes() == numbers((4, 3)).tobytes()
-    with pytest.raises(CheckpointInvalid, match="'other', which the checkpoint does not have"):
+    with pytest.raises(CheckpointInvalid, match="'other', which is not in the checkpoint"):
         reader.map_tensors(store, manifest, ["other"], watch=Watch())
 
 
