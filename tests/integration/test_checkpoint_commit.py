@@ -193,7 +193,7 @@ def test_one_rank_alone_never_uses_a_name_twice_whatever_its_session() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"rank": 4, "size": 4, "session": "s"}, "rank=4 is not one of 4; they are 0 to 3"),
+        ({"rank": 4, "size": 4, "session": "s"}, "rank=4 is out of range for size=4; use 0 to 3"),
         ({"rank": -1, "size": 4, "session": "s"}, "rank=-1"),
         ({"size": 0}, "size=0"),
         ({"size": 1_000_000, "session": "s"}, "1 to 100000"),
@@ -232,10 +232,10 @@ def test_what_torchrun_sets_is_enough() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"RANK": None}, "RANK is not set; start with torchrun"),
+        ({"RANK": None}, "RANK is not set; start the script with torchrun"),
         ({"WORLD_SIZE": "four"}, "WORLD_SIZE is 'four'"),
         ({"TORCHELASTIC_RUN_ID": None}, "'not set'.* --rdzv-id .*STRATA_SESSION"),
-        ({"TORCHELASTIC_RUN_ID": "none"}, "'none', so the next start could not be told from this one"),
+        ({"TORCHELASTIC_RUN_ID": "none"}, "'none', so the next start would have the same session"),
     ],
     ids=str,
 )
@@ -285,7 +285,7 @@ def test_ranks_in_threads_commit_one_checkpoint(store: MemoryStore, size: int) -
         head = head_of(ranks)
         if ranks.size > 1:
             commit.claim(store, ranks, head.id)
-        with commit.telling(store, ranks, head.id):
+        with commit.reporting_failure(store, ranks, head.id):
             part = write(store, ranks, head)
         return commit.finish(store, ranks, part, head)
 
@@ -348,10 +348,10 @@ def test_a_rank_that_stays_away_is_named_and_nothing_is_committed(store: MemoryS
     assert caught.value.missing == {"2": "wrote no part"}
     assert 60.0 <= passing.passed_s < 61.0
     for ranks in everybody[1:]:
-        with pytest.raises(CheckpointAborted, match=r"was given up: rank 0 failed: .*rank 2 wrote no part"):
+        with pytest.raises(CheckpointAborted, match=r"was aborted: rank 0 failed: .*rank 2 wrote no part"):
             verdict_of(store, ranks, head.id)
     commit.put_part(store, write(store, everybody[2], head))  # it comes after all
-    with pytest.raises(CheckpointAborted, match="was given up"):
+    with pytest.raises(CheckpointAborted, match="was aborted"):
         commit.conclude(store, everybody[0], head)
     assert "manifest.json" not in names(store, head.id)
 
@@ -359,7 +359,7 @@ def test_a_rank_that_stays_away_is_named_and_nothing_is_committed(store: MemoryS
 def test_a_rank_that_fails_says_so_and_nobody_waits(store: MemoryStore, passing: Time) -> None:
     leader, other = ranks_of(2)
     head = head_of(leader)
-    with pytest.raises(StorageFull), commit.telling(store, other, head.id):
+    with pytest.raises(StorageFull), commit.reporting_failure(store, other, head.id):
         raise StorageFull("no space is left on /data")
     part = write(store, leader, head)
     with pytest.raises(CheckpointAborted, match="rank 1 failed: StorageFull: no space is left on /data") as caught:
@@ -374,7 +374,7 @@ def test_a_rank_that_fails_says_so_and_nobody_waits(store: MemoryStore, passing:
 def test_rank_0_that_fails_before_its_part_gives_up_for_all(store: MemoryStore, passing: Time) -> None:
     leader, other = ranks_of(2)
     head = head_of(leader)
-    with pytest.raises(ZeroDivisionError), commit.telling(store, leader, head.id):
+    with pytest.raises(ZeroDivisionError), commit.reporting_failure(store, leader, head.id):
         raise ZeroDivisionError("by nothing")
     commit.put_part(store, write(store, other, head))
     with pytest.raises(CheckpointAborted, match="rank 0 failed: ZeroDivisionError: by nothing"):
@@ -429,7 +429,7 @@ def test_a_part_under_anothers_name_is_refused(store: MemoryStore) -> None:
     commit.put_part(store, write(store, everybody[1], head))
     store.put(f"{head.id}/{part_name(2)}", store.get(f"{head.id}/{part_name(1)}", max_bytes=1 << 20))
     own = write(store, everybody[0], head)
-    with pytest.raises(CheckpointInvalid, match=r"part-00002\.json is the part of rank 1"):
+    with pytest.raises(CheckpointInvalid, match=r"part-00002\.json belongs to rank 1"):
         commit.finish(store, everybody[0], own, head)
 
 
@@ -438,7 +438,7 @@ def test_a_reason_that_cannot_be_read_is_no_reason_to_go_on(store: MemoryStore) 
     head = head_of(leader)
     store.put(f"{head.id}/failed-00001.json", b"\xff{")
     own = write(store, leader, head)
-    with pytest.raises(CheckpointAborted, match="rank 1 failed: for a reason that cannot be read"):
+    with pytest.raises(CheckpointAborted, match="rank 1 failed: the reason cannot be read"):
         commit.finish(store, leader, own, head)
 
 
@@ -489,11 +489,14 @@ def test_a_session_that_was_used_before_is_refused_before_anything_is_written(st
     leader, other = ranks_of(2)
     head = head_of(leader)
     commit.claim(store, other, head.id)
-    with pytest.raises(InvalidArgument, match="session's name was used before; every start needs its own"):
+    with pytest.raises(InvalidArgument, match="session name was used before; use a new session for every start"):
         commit.claim(store, other, head.id)
     for ranks in (other, leader):
         commit.put_part(store, write(store, ranks, head))
-    with pytest.raises(InvalidArgument, match=r"rank 1 .* used before"), commit.telling(store, other, head.id):
+    with (
+        pytest.raises(InvalidArgument, match=r"rank 1: .* used before"),
+        commit.reporting_failure(store, other, head.id),
+    ):
         commit.put_part(store, write(store, other, head))
     assert not [name for name in names(store, head.id) if name.startswith("failed")]  # it is another's checkpoint
     commit.conclude(store, leader, head)
@@ -587,9 +590,9 @@ def test_a_manifest_of_which_the_answer_was_lost_is_committed_exactly_if_it_is_t
 def test_a_store_that_takes_nothing_more_does_not_hide_why_a_rank_failed(caplog: pytest.LogCaptureFixture) -> None:
     store = Moody()
     store.refuse = refusing("put")
-    with pytest.raises(ZeroDivisionError), commit.telling(store, ranks_of(2)[1], "x"):
+    with pytest.raises(ZeroDivisionError), commit.reporting_failure(store, ranks_of(2)[1], "x"):
         raise ZeroDivisionError
-    assert "failed-00001.json could not be put" in caplog.text
+    assert "could not put x/failed-00001.json" in caplog.text
 
 
 # -- with a coordinator's help -------------------------------------------------------------------------------------
@@ -675,8 +678,8 @@ def test_without_an_answer_from_the_coordinator_the_store_decides(
         helper = Helper(CoordinatorUnavailable("nobody answers"))
         helper.deaf = CoordinatorUnavailable("still nobody")
         assert_is_whole(store, commit.conclude(store, ranks, head, commit=helper), 2)
-    assert "its parts alone decide: nobody answers" in caplog.text
-    assert "could not be told: still nobody" in caplog.text
+    assert "the store decides alone: nobody answers" in caplog.text
+    assert "could not be notified: still nobody" in caplog.text
 
 
 QUIET = CoordinatorConfig(state="memory", lease=LeaseConfig(lease_s=120.0, heartbeat_s=60.0, suspicion_s=60.0))
@@ -690,9 +693,9 @@ def join(clients: list[CoordinatorClient]) -> list[Worker]:
     return workers
 
 
-def save_with(store: Store, ranks: Ranks, commit: commit.Commit) -> m.Manifest:
+def save_with(store: Store, ranks: Ranks, coordinator: commit.Commit) -> m.Manifest:
     head = head_of(ranks)
-    return commit.finish(store, ranks, write(store, ranks, head), head, commit=commit)
+    return commit.finish(store, ranks, write(store, ranks, head), head, commit=coordinator)
 
 
 def test_the_coordinator_knows_a_checkpoint_that_all_its_workers_have_saved(store: MemoryStore) -> None:

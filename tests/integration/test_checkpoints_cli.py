@@ -493,7 +493,7 @@ def test_export_strips_a_prefix_so_that_a_model_loads_the_file(tmp_path: Path) -
     assert set(safetensors.numpy.load_file(tmp_path / "m.safetensors")) == {"a.weight", "a.bias", "b.bias"}
     refused = checkpoints("export", tmp_path / "c", "--output", tmp_path / "x.pt", "--strip-prefix", "net.")
     assert refused.returncode == ExitCode.USAGE
-    assert "no tensor's name begins with 'net.'" in refused.stderr
+    assert "no tensor has a name below the prefix 'net.'" in refused.stderr
 
 
 def test_export_leaves_no_file_when_something_is_wrong(place: Path, tmp_path: Path) -> None:

@@ -508,7 +508,7 @@ def _require_files(store: Store, manifest: Manifest) -> None:
         return
     store.delete([key])
     if base is not None:
-        raise BaseIsGone(f"its base {base} was removed while it was written")
+        raise BaseIsGone(f"its base {base} was deleted while it was written")
     raise CheckpointAborted(
         f"checkpoint {manifest.id} took so long that another manager deleted its files as leftovers "
         f"({', '.join(gone[:3]) or 'deletion has begun'}); nothing was committed"

@@ -141,6 +141,7 @@ def _tables(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[to
     for name, module in model.named_modules():
         if not isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag):
             continue
+        name = name or type(module).__name__
         group = group_of.get(id(module.weight))
         if not module.sparse:
             others.append(f"{name} is not created with sparse=True")
