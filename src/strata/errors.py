@@ -29,13 +29,13 @@
     │   ├── JournalWriteFailed     the state cannot be written: disk full, database gone
     │   └── JournalFenced          another coordinator has become the leader: nothing was written
     ├── CheckpointError
-    │   ├── NoCheckpoint           there is none to load
-    │   ├── CheckpointInvalid      what was read is no checkpoint; the message names the file, and the tensor
-    │   │   ├── CheckpointCorrupt  … a hash does not match
-    │   │   ├── CheckpointMissing  … a file of it is not there
-    │   │   └── CheckpointTooNew   … a newer version wrote it
-    │   ├── CheckpointAborted      the save was cancelled, or a rank did not finish; nothing was committed
-    │   └── CheckpointBusy         another save is under way
+    │   ├── NoCheckpoint           no checkpoint exists, or none with this step or id
+    │   ├── CheckpointInvalid      a checkpoint cannot be trusted; the message names the file and the tensor
+    │   │   ├── CheckpointCorrupt  … a hash does not match: `file`, `tensor`, `expected`, `found`
+    │   │   ├── CheckpointMissing  … one of its files does not exist
+    │   │   └── CheckpointTooNew   … a newer version of Strata wrote it
+    │   ├── CheckpointAborted      the save was cancelled, or a rank failed; nothing was committed
+    │   └── CheckpointBusy         another save is in progress
     ├── DataError
     │   ├── NoData                 no files, no rows, or too few rows for the ranks
     │   ├── DataFileInvalid        a file is damaged or has another format; `path` and `row_group` locate the damage
@@ -48,12 +48,13 @@
     │   └── DataWorkerDied         a decode process exited
     ├── RunFailed                  a run has ended without its result; the message shows what the worker said
     └── StorageError
-        ├── ObjectMissing          nothing is stored under this key
-        ├── ObjectExists           something is, and was to be written only if not
-        ├── StorageDenied          credentials are missing or do not suffice
-        ├── BucketMissing          there is no such bucket or container
+        ├── ObjectMissing          no object has this key
+        ├── ObjectExists           an object has this key, and the write was conditional on its absence
+        ├── StorageDenied          credentials are missing or insufficient
+        ├── BucketMissing          the bucket or container does not exist
         ├── StorageFull            no space is left
-        └── StorageUnavailable     the store does not answer, or not in time
+        ├── StorageUnavailable     the store did not answer in time
+        └── TransferCancelled      the caller cancelled a read or a write
 
 Each condition has its own name, so that a program can act on it, and a message that says what to do, so that a person
 can. The names travel over the wire as they stand here (see `strata.v1.Error.kind`).
@@ -187,35 +188,60 @@ class NotLeader(CoordinatorUnavailable):
 
 
 class CheckpointError(StrataError):
-    """A checkpoint could not be saved or read."""
+    """A checkpoint could not be saved or read.
+
+    `strata.storage` never raises it: a full disk or a store that does not answer is a `StorageError`, also during a
+    save. Only a cancelled transfer is translated, to `CheckpointAborted`.
+    """
 
 
 class NoCheckpoint(CheckpointError, LookupError):
-    """There is none to load."""
+    """No checkpoint exists, or none with this step or id."""
 
 
 class CheckpointInvalid(CheckpointError, ValueError):
-    """What was read is no checkpoint."""
+    """A checkpoint cannot be trusted."""
 
 
 class CheckpointCorrupt(CheckpointInvalid):
-    """The bytes are not those that were saved."""
+    """The bytes read are not the bytes that were saved."""
+
+    def __init__(
+        self, message: str, *, file: str = "", tensor: str = "", expected: str = "", found: str = "", **fields: Any
+    ) -> None:
+        super().__init__(message, **fields)
+        self.file = file
+        """The path of the corrupt file, relative to its checkpoint or, if a base wrote it, to the store."""
+        self.tensor = tensor
+        """The name of the corrupt tensor; empty if a header or a manifest is corrupt."""
+        self.expected = expected
+        """The hash that was saved; empty if the bytes cannot even be decoded."""
+        self.found = found
+        """The hash of the bytes that were read, likewise."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        rebuild, arguments = super().__reduce__()[:2]
+        return rebuild, arguments, self.details()
+
+    def details(self) -> dict[str, str]:
+        """Return the fields that only this error has."""
+        return {"file": self.file, "tensor": self.tensor, "expected": self.expected, "found": self.found}
 
 
 class CheckpointMissing(CheckpointInvalid):
-    """A file of the checkpoint is not there."""
+    """A file of the checkpoint does not exist."""
 
 
 class CheckpointTooNew(CheckpointInvalid):
-    """A newer version of Strata wrote it."""
+    """A newer version of Strata wrote the checkpoint."""
 
 
 class CheckpointAborted(CheckpointError):
-    """Nothing was committed; the checkpoint before stays the latest."""
+    """Nothing was committed; the previous checkpoint remains the latest."""
 
 
 class CheckpointBusy(CheckpointError):
-    """Another save is under way."""
+    """Another save is in progress."""
 
 
 class DataError(StrataError):
@@ -270,23 +296,23 @@ class RunFailed(StrataError):
 
 
 class StorageError(StrataError, OSError):
-    """A store could not do what it was asked."""
+    """A store could not complete a call. All errors of `strata.storage` derive from this one."""
 
 
 class ObjectMissing(StorageError, LookupError):
-    """Nothing is stored under this key."""
+    """No object has this key."""
 
 
 class ObjectExists(StorageError):
-    """Something is stored under this key already."""
+    """An object already has this key."""
 
 
 class BucketMissing(StorageError):
-    """There is no such bucket or container."""
+    """The bucket or container does not exist."""
 
 
 class StorageDenied(StorageError):
-    """Credentials are missing or do not suffice."""
+    """Credentials are missing or insufficient."""
 
 
 class StorageFull(StorageError):
@@ -294,7 +320,11 @@ class StorageFull(StorageError):
 
 
 class StorageUnavailable(StorageError):
-    """The store does not answer."""
+    """The store did not answer in time."""
+
+
+class TransferCancelled(StorageError):
+    """The caller cancelled a read or a write (`Watch.cancel`). Saves and loads translate it to `CheckpointAborted`."""
 
 
 class JournalError(StrataError):

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from strata.errors import CheckpointAborted, InvalidArgument, ObjectExists, ObjectMissing, StorageError
+from strata.errors import InvalidArgument, ObjectExists, ObjectMissing, StorageError, TransferCancelled
 from strata.storage import Store, Watch
 
 MIB = 1 << 20
@@ -100,14 +100,14 @@ class StoreContract:
     def test_an_object_larger_than_expected_is_not_read(self, store: Store) -> None:
         store.put("a", b"12345")
         assert store.get("a", max_bytes=5) == b"12345"
-        with pytest.raises(StorageError, match="has 5 bytes, more than the 4 expected") as caught:
+        with pytest.raises(StorageError, match="has 5 bytes, more than the limit of 4") as caught:
             store.get("a", max_bytes=4)
         assert not isinstance(caught.value, ObjectMissing)
 
     def test_what_is_not_there_is_missing(self, store: Store) -> None:
         store.put("there/is", b"")
         for key in ("nowhere", "there", "there/is/not", "there/isnt"):
-            with pytest.raises(ObjectMissing, match=f"{key} is"):
+            with pytest.raises(ObjectMissing, match=f"{key} (is a directory|does not exist)"):
                 store.get(key, max_bytes=1)
             with pytest.raises(ObjectMissing):
                 store.size(key)
@@ -119,7 +119,7 @@ class StoreContract:
 
     def test_a_put_only_if_absent_leaves_what_is_there(self, store: Store) -> None:
         store.put("a/manifest", b"first", if_absent=True)
-        with pytest.raises(ObjectExists, match="manifest is there already"):
+        with pytest.raises(ObjectExists, match="manifest already exists"):
             store.put("a/manifest", b"second", if_absent=True)
         with pytest.raises(ObjectExists):
             store.put("a/manifest", b"first", if_absent=True)
@@ -184,7 +184,7 @@ class StoreContract:
 
     def test_an_object_has_nothing_before_its_first_byte(self, store: Store) -> None:
         store.put("a", b"123")
-        with pytest.raises(InvalidArgument, match="before the object's first byte"):
+        with pytest.raises(InvalidArgument, match="is negative"):
             store.read_into("a", -1, memory_of(1))
 
     def test_a_large_object_can_be_got_and_a_small_one_read_into(self, store: Store) -> None:
@@ -271,14 +271,14 @@ class StoreContract:
         for num_bytes in (1, 40 * MIB):
             watch = Watch()
             watch.cancel()
-            with pytest.raises(CheckpointAborted):
+            with pytest.raises(TransferCancelled):
                 store.put_large("d/a", pattern(num_bytes), watch=watch)
             assert keys_of(store) == []
             self.assert_children(store, [])
 
     def test_a_cancelled_transfer_leaves_nothing(self, store: Store) -> None:
         watch = Watch(lambda _: watch.cancel())
-        with pytest.raises(CheckpointAborted):
+        with pytest.raises(TransferCancelled):
             store.put_large("d/e/a", pattern(BIG), watch=watch)
         assert keys_of(store) == []
         self.assert_children(store, [])
@@ -379,7 +379,7 @@ class StoreContract:
             *([lambda: list(store.walk(key)), lambda: store.children(key)] if key else []),
         ]
         for call in calls:
-            with pytest.raises(InvalidArgument, match="is not a key"):
+            with pytest.raises(InvalidArgument, match="is not a valid key"):
                 call()
         assert keys_of(store) == []
 

@@ -73,7 +73,7 @@ def test_a_url_names_a_place(url: str, kind: str, bucket: str, prefix: str | Non
     "url", ["s3://key:pass-word@bucket/x", "s3://bucket/x?secret=pass-word", "az://c:pass-word@h/x"]
 )
 def test_a_url_with_keys_in_it_is_refused_and_not_repeated(url: str) -> None:
-    with pytest.raises(ConfigError, match="pass these as storage_options") as caught:
+    with pytest.raises(ConfigError, match="as storage_options") as caught:
         open_store(url)
     assert "pass-word" not in "".join(traceback.format_exception(caught.value))
 
@@ -85,7 +85,7 @@ def test_a_url_without_a_bucket_is_refused(url: str) -> None:
 
 
 def test_a_prefix_cannot_lead_out_of_itself() -> None:
-    with pytest.raises(InvalidArgument, match="is not a key"):
+    with pytest.raises(InvalidArgument, match="is not a valid key"):
         open_store("s3://bucket/a/../b")
 
 
@@ -96,15 +96,15 @@ def test_a_prefix_cannot_lead_out_of_itself() -> None:
         ("s3://b", "endpoint_url", "did you mean endpoint?"),
         ("s3://b", "key", "did you mean access_key_id?"),
         ("s3://b", "timeout", "did you mean timeout_s?"),
-        ("s3://b", "wholly_unknown", "there are: access_key_id, secret_access_key, "),
-        ("gs://b", "profile", "there are: service_account, "),
+        ("s3://b", "wholly_unknown", "known options: access_key_id, secret_access_key, "),
+        ("gs://b", "profile", "known options: service_account, "),
         ("az://b", "account", "did you mean account_"),
     ],
 )
 def test_an_unknown_option_is_refused_with_the_one_that_was_meant(url: str, name: str, cure: str) -> None:
     with pytest.raises(ConfigError) as caught:
         open_store(url, {name: "a-secret-of-mine"})
-    assert f"have no {name!r}" in str(caught.value)
+    assert f"{name!r} is not a storage option" in str(caught.value)
     assert cure in str(caught.value)
     assert "a-secret-of-mine" not in str(caught.value)
 
@@ -117,7 +117,7 @@ def test_an_unknown_option_is_refused_with_the_one_that_was_meant(url: str, name
     ],
 )
 def test_every_wait_is_bounded(name: str, value: float) -> None:
-    with pytest.raises(ConfigError, match=rf"{name}=.* cannot be; give "):
+    with pytest.raises(ConfigError, match=rf"{name}=.* is invalid; use "):
         settings_of("s3://bucket", **{name: value})
 
 
@@ -126,7 +126,7 @@ def test_numbers_and_switches_may_come_as_text_as_on_a_command_line() -> None:
     assert (found.limits.retry_timeout_s, found.limits.max_retries, found.limits.concurrency) == (7.5, 3, 2)
     assert found.client_options["allow_http"] is False
     for name, value in (("retry_timeout_s", "soon"), ("max_retries", "2.5"), ("allow_http", "perhaps")):
-        with pytest.raises(ConfigError, match=rf"{name}='{value}' cannot be; give "):
+        with pytest.raises(ConfigError, match=rf"{name}='{value}' is invalid; use "):
             settings_of("s3://b", **{name: value})
     with pytest.raises(ConfigError, match="not encrypted"):
         settings_of("s3://b", endpoint="http://10.0.0.1:9000", allow_http="false")
@@ -221,6 +221,6 @@ def test_a_signature_in_an_address_is_not_printed() -> None:
 
 
 def test_what_obstore_refuses_is_a_wrong_setting() -> None:
-    with pytest.raises(ConfigError, match="cannot be used with these storage_options") as caught:
+    with pytest.raises(ConfigError, match="rejects these storage_options") as caught:
         open_store("s3://b", {**KEYS, "unsigned_payload": "perhaps"})
     assert "a-secret-of-mine" not in "".join(traceback.format_exception(caught.value))

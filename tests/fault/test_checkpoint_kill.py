@@ -301,7 +301,7 @@ def test_when_every_saver_is_killed_the_save_fails_and_the_next_one_works(
     ended = parent.run(save_beside, place=str(place), environment=environment, always=True)
     assert ended.exit_code == 0, parent.log()
     assert len(ended.failed) == 1
-    assert "CheckpointAborted: the saver process has ended (killed by signal 9)" in ended.failed[0]
+    assert "CheckpointAborted: the saver process has exited (killed by signal 9)" in ended.failed[0]
     assert list(ended.durable.values()) == [3]
     with open_manager(str(place)) as manager:
         check_listed(manager, {first: 1, **ended.durable})

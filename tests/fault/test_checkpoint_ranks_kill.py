@@ -213,7 +213,7 @@ def test_a_rank_whose_saver_alone_is_killed_tells_the_others_at_once(jobs: Any, 
 
     for rank, said in zip(job.ranks, job.wait(), strict=True):
         assert said["error"] == "CheckpointAborted"
-        assert "the saver process has ended (killed by signal 9)" in said["message"]
+        assert "the saver process has exited (killed by signal 9)" in said["message"]
         assert rank is victim or f"rank {number} failed" in said["message"]
     assert job.looks() == [{"error": "", "steps": [1], "newest": 1}] * SIZE
     job.commit(2)

@@ -18,7 +18,7 @@ import pytest
 import saver_children
 
 import strata
-from strata.checkpoint.save import memory
+from strata.checkpoint.save import staging
 from strata.checkpoint.saver import client
 from strata.checkpoint.saver.client import ProcessSaver
 from strata.errors import CheckpointAborted, ConfigError, StorageError
@@ -119,7 +119,7 @@ def test_a_forked_child_leaves_its_parents_saver_alone(place: str) -> None:
 
 def test_nothing_is_left_in_shared_memory(place: str) -> None:
     def left() -> set[str]:
-        return {path.name for path in memory.shared_directory().glob("strata-*")}
+        return {path.name for path in staging.shared_directory().glob("strata-*")}
 
     before = left()
     _, (_, saver_pid) = run("killed_when_staged", place)
@@ -169,7 +169,7 @@ def test_a_snapshot_that_kills_two_savers_is_given_up_and_the_next_is_not(place:
         if save.error is not None:  # unless one of them was faster than us
             assert isinstance(save.error, CheckpointAborted)
             assert "killed by signal 9" in str(save.error)
-            save.was_heard = True
+            save.was_reported = True
         assert manager.save(state, step=2).wait(TIMEOUT_S).step == 2
         assert_is_state(manager.load(), 1)
 
@@ -258,12 +258,12 @@ def test_where_there_can_be_no_process_there_is_a_thread(place: str) -> None:
 
 def test_memory_without_a_name_where_there_is_no_memfd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delattr(os, "memfd_create")
-    monkeypatch.setattr(memory, "shared_directory", lambda: tmp_path)
+    monkeypatch.setattr(staging, "shared_directory", lambda: tmp_path)
     Path(tmp_path, "strata-staging-1-dead").touch()
     held = os.open(tmp_path / "strata-staging-2-alive", os.O_RDWR | os.O_CREAT)
-    memory.fcntl.flock(held, memory.fcntl.LOCK_EX)
+    staging.fcntl.flock(held, staging.fcntl.LOCK_EX)
     try:
-        shared = memory.SharedMemory()
+        shared = staging.SharedMemory()
         shared.grow(10_000)
         shared.view()[:3] = b"abc"
         shared.grow(100_000)
@@ -272,7 +272,7 @@ def test_memory_without_a_name_where_there_is_no_memfd(monkeypatch: pytest.Monke
         shared.close()
     finally:
         os.close(held)
-    assert memory.reap(tmp_path) == 1
+    assert staging.reap(tmp_path) == 1
 
 
 def test_a_saver_that_cannot_be_started_fails_one_save_and_holds_up_none(

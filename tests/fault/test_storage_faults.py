@@ -24,13 +24,13 @@ from servers import DEADLINE_S, free_port, until
 
 from strata.errors import (
     BucketMissing,
-    CheckpointAborted,
     ObjectExists,
     ObjectMissing,
     StorageDenied,
     StorageError,
     StorageFull,
     StorageUnavailable,
+    TransferCancelled,
 )
 from strata.storage import Store, Watch, files, open_store
 from strata.storage.local import LocalStore
@@ -251,7 +251,7 @@ def test_the_last_piece_of_an_upload_may_fail_too(
 def test_a_cancelled_upload_is_aborted(s3: S3Server, sound: Store, faulty: Store, proxy: FaultyProxy) -> None:
     before = s3.unfinished_uploads()
     watch = Watch(lambda _: watch.cancel())
-    with pytest.raises(CheckpointAborted):
+    with pytest.raises(TransferCancelled):
         faulty.put_large("d/large", pattern(BIG), watch=watch)
     assert "abort upload" in proxy.seen
     assert "complete upload" not in proxy.seen
@@ -268,7 +268,7 @@ def test_an_upload_to_a_server_that_hangs_can_be_cancelled(s3: S3Server, sound: 
         uploading = pool.submit(store.put_large, "d/large", pattern(BIG), watch=watch)
         until(lambda: "put part" in proxy.seen, "the upload is under way")
         watch.cancel()
-        with pytest.raises(CheckpointAborted):
+        with pytest.raises(TransferCancelled):
             uploading.result(timeout=DEADLINE_S)
     assert keys_of(sound) == []
 

@@ -61,7 +61,7 @@ def test_a_delta_that_was_saved_in_full_is_not_counted(tmp_path: Path) -> None:
             saves.save("INCREMENTAL")
         saves.save("FULL")
         table.change(100)
-        with pytest.raises(StrataError, match="of it differ from"):
+        with pytest.raises(StrataError, match="of the state changed since"):
             saves.save("INCREMENTAL")
 
 

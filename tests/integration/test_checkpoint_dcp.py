@@ -34,7 +34,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from strata.checkpoint import CheckpointManager
 from strata.checkpoint.adapters import dcp_names
-from strata.checkpoint.adapters.dcp_merge import Written, merged
+from strata.checkpoint.adapters.dcp_writer import WrittenItem, merged
 from strata.checkpoint.adapters.torch_dcp import StrataStorageReader, StrataStorageWriter
 from strata.checkpoint.format import manifest as m
 from strata.checkpoint.format import tree
@@ -320,7 +320,7 @@ def test_a_path_goes_to_another_process_and_a_store_does_not(tmp_path: Path) -> 
     dcp.save({"w": torch.ones(1)}, storage_writer=there, no_dist=True)
 
     assert loaded(tmp_path, step=3)["w"].tolist() == [1]
-    with pytest.raises(InvalidArgument, match="a MemoryStore cannot go to another process; give the adapter"):
+    with pytest.raises(InvalidArgument, match="a MemoryStore cannot be sent to another process"):
         pickle.dumps(StrataStorageWriter(MemoryStore("here")))
 
 
@@ -357,7 +357,7 @@ def test_a_planner_that_only_gives_pickles_is_refused(tmp_path: Path) -> None:
         def resolve_data(self, write_item: Any) -> Any:
             return io.BytesIO(b"?") if write_item.index.fqn == "n" else self.state_dict[write_item.index.fqn]
 
-    with refused("Opaque gives 'n' as a pickle only"):
+    with refused("Opaque provides 'n' only as a pickle"):
         dcp.save({"n": 1}, storage_writer=StrataStorageWriter(tmp_path), planner=Opaque(), no_dist=True)
 
 
@@ -367,14 +367,14 @@ def test_a_plan_that_is_repeated_does_not_touch_the_checkpoint_before(tmp_path: 
     planner._cached_plans_key = "test_a_plan_that_is_repeated"
     dcp.save({"w": torch.ones(2)}, storage_writer=writer, planner=planner, no_dist=True)
 
-    with refused("has been written before", "enable_plan_caching=False"):
+    with refused("already exists: the planner reused", "enable_plan_caching=False"):
         dcp.save({"w": torch.zeros(2)}, storage_writer=writer, planner=planner, no_dist=True)
 
     assert loaded(tmp_path)["w"].tolist() == [1, 1]
 
 
 def test_saving_without_a_commit_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match="use_collectives=False leaves nobody to commit"):
+    with pytest.raises(InvalidArgument, match="use_collectives=False is not supported"):
         dcp.save(
             {"w": torch.ones(2)}, storage_writer=StrataStorageWriter(tmp_path), no_dist=True, use_collectives=False
         )
@@ -383,11 +383,11 @@ def test_saving_without_a_commit_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"step": -1}, "step=-1 must be a whole number"),
-        ({"epoch": 1.5}, r"epoch=1\.5 must be a whole number"),
-        ({"metadata": {"a": object()}}, "metadata must be JSON"),
-        ({"metadata": {"a": "x" * (1 << 20)}}, "large things belong into the state"),
-        ({"metadata": {"torch_dcp": 1}}, "is for the adapter"),
+        ({"step": -1}, "step=-1 is invalid"),
+        ({"epoch": 1.5}, r"epoch=1\.5 is invalid"),
+        ({"metadata": {"a": object()}}, "metadata is not valid JSON"),
+        ({"metadata": {"a": "x" * (1 << 20)}}, "put large values into the state"),
+        ({"metadata": {"torch_dcp": 1}}, "is reserved for the adapter"),
     ],
 )
 def test_arguments_that_cannot_be_stored_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
@@ -396,7 +396,7 @@ def test_arguments_that_cannot_be_stored_are_refused(tmp_path: Path, options: di
 
 
 def test_a_checkpoint_id_that_is_a_path_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match=r"checkpoint_id='runs/step_1' is not a step; say checkpoint_id='5000'"):
+    with pytest.raises(InvalidArgument, match=r"checkpoint_id='runs/step_1' is not a step; pass checkpoint_id='5000'"):
         dcp.save({}, checkpoint_id="runs/step_1", storage_writer=StrataStorageWriter(tmp_path), no_dist=True)
 
 
@@ -424,22 +424,22 @@ def test_ranks_that_found_different_checkpoints_do_not_mix_them(tmp_path: Path) 
 
 
 def test_tensors_of_one_name_on_two_ranks_are_not_mistaken_for_one() -> None:
-    def written(rank: int, fqn: str) -> tuple[str, Written]:
+    def written(rank: int, fqn: str) -> tuple[str, WrittenItem]:
         file = m.DataFile(
             path=f"rank-{rank:05d}.safetensors", rank=rank, size_bytes=12, header_bytes=8, header_hash="0" * 32
         )
         part = m.Slice(file=0, offset=8, start=(0,), shape=(1,), hashes=("0" * 32,))
         entry = m.TensorEntry(name="a.0", dtype="F32", shape=(1,), slices=(part,))
         if fqn == "a.0":
-            return fqn, Written(id="x", file=file, entry=entry)
-        return fqn, Written(id="x", file=file, node={"list": [{"tensor": "a.0", "as": "numpy"}]}, tensors=(entry,))
+            return fqn, WrittenItem(id="x", file=file, entry=entry)
+        return fqn, WrittenItem(id="x", file=file, node={"list": [{"tensor": "a.0", "as": "numpy"}]}, tensors=(entry,))
 
-    with pytest.raises(InvalidArgument, match=r"'a\.0' and 'a' both have a tensor 'a\.0'; give one another key"):
+    with pytest.raises(InvalidArgument, match=r"'a\.0' and 'a' both have a tensor 'a\.0'; rename one of them"):
         merged([written(0, "a"), written(1, "a.0")])
 
 
 def test_a_place_without_checkpoints_says_so(tmp_path: Path) -> None:
-    with refused("there is no checkpoint in"):
+    with refused("has no checkpoint"):
         load({"w": torch.zeros(1)}, tmp_path)
 
 
@@ -455,7 +455,7 @@ def test_a_state_that_is_no_dict_is_none_for_dcp(tmp_path: Path) -> None:
     with CheckpointManager(str(tmp_path)) as manager:
         manager.save([torch.ones(1)], step=0).wait()
 
-    with refused("is not a dict, and DCP knows no other"):
+    with refused("is not a dict, which DCP requires"):
         load({"w": torch.zeros(1)}, tmp_path)
 
 

@@ -313,12 +313,13 @@ def test_verify_all_goes_on_after_a_damaged_one(place: Path) -> None:
 def test_verify_shows_a_bar_on_a_terminal_when_it_takes_long(place: Path) -> None:
     script = (
         "import sys, threading\n"
-        "from strata.checkpoint import progress, reading\n"
+        "from strata.checkpoint.load import integrity\n"
+        "from strata.checkpoint.tools import progress\n"
         "from strata.cli import main\n"
-        "shown, show, verify = threading.Event(), progress.Counter.show, reading.verify\n"
+        "shown, show, verify = threading.Event(), progress.ProgressCounter.show, integrity.verify\n"
         "progress.SHOWN_AFTER_S = 0.0\n"
-        "progress.Counter.show = lambda self: (show(self), shown.set())\n"
-        "reading.verify = lambda *args, **kwargs: (shown.wait(30), verify(*args, **kwargs))\n"
+        "progress.ProgressCounter.show = lambda self: (show(self), shown.set())\n"
+        "integrity.verify = lambda *args, **kwargs: (shown.wait(30), verify(*args, **kwargs))\n"
         "main(['checkpoints', 'verify', sys.argv[1]])\n"
     )
     ours, theirs = pty.openpty()
@@ -492,7 +493,7 @@ def test_export_strips_a_prefix_so_that_a_model_loads_the_file(tmp_path: Path) -
     assert set(safetensors.numpy.load_file(tmp_path / "m.safetensors")) == {"a.weight", "a.bias", "b.bias"}
     refused = checkpoints("export", tmp_path / "c", "--output", tmp_path / "x.pt", "--strip-prefix", "net.")
     assert refused.returncode == ExitCode.USAGE
-    assert "no tensor's name begins with 'net.'" in refused.stderr
+    assert "no tensor has a name below the prefix 'net.'" in refused.stderr
 
 
 def test_export_leaves_no_file_when_something_is_wrong(place: Path, tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_a_run_on_a_bucket_saves_its_last_step_and_says_where(s3: S3Server, tmp_
     assert ran.returncode == 0, ran.stderr
     assert f"checkpoints: {url} (the last is step-000000000005-" in ran.stderr
     log = (tmp_path / "runs/on-s3/logs/attempt-000/rank-0.log").read_text()
-    assert f"strata: checkpoints in {url}, as often as costs 0.01 of the time" in log
+    assert f"strata: checkpoints in {url}, as often as 0.01 overhead allows" in log
     assert "first after 60 s); the last 3 are kept" in log
     listed = strata_command("checkpoints", "ls", "on-s3", "--json", variables=variables, cwd=tmp_path)
     assert [one["step"] for one in json.loads(listed.stdout)["checkpoints"]] == [5], listed.stderr

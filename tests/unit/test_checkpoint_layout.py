@@ -16,8 +16,7 @@ import torch
 from hypothesis import given
 
 from strata.checkpoint.format import dtypes, layout, tree
-from strata.checkpoint.save.memory import PrivateMemory
-from strata.checkpoint.save.staging import Staging
+from strata.checkpoint.save.staging import PrivateMemory, Staging
 from strata.errors import CheckpointInvalid
 
 
@@ -117,8 +116,8 @@ F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
     [
         ({"a": F32, "b": F32}, 8, "overlaps"),
         ({"a": {**F32, "data_offsets": [4, 12]}}, 12, "gap"),
-        ({"a": F32}, 9, "tells of"),
-        ({"a": F32}, 7, "tells of"),
+        ({"a": F32}, 9, "its header describes"),
+        ({"a": F32}, 7, "its header describes"),
         ({"a": {**F32, "shape": [3]}}, 8, "needs 12"),
         ({"a": {**F32, "shape": [-2]}}, 8, "shape"),
         ({"a": {**F32, "shape": [1 << 62, 1 << 62]}}, 8, "needs"),

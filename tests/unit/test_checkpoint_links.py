@@ -53,9 +53,9 @@ def test_nothing_is_removed_through_a_link(tmp_path: Path) -> None:
     there = save(tmp_path / "ck", 2, 3, 4, keep_count=1)
     assert [path.is_symlink() for path in there] == [True, False]  # and the others are gone
     with CheckpointManager(tmp_path / "ck", saver="thread") as manager:
-        with pytest.raises(InvalidArgument, match=rf"is a symbolic link to {target}; .*remove the link"):
+        with pytest.raises(InvalidArgument, match=rf"is a symbolic link to {target}; .*delete the link"):
             manager.delete(step=1)
-        with pytest.raises(StorageDenied, match="nothing is removed through a link"):
+        with pytest.raises(StorageDenied, match="nothing is deleted through a link"):
             manager._store.delete([f"{target.name}/manifest.json"])
     assert sorted(path.name for path in target.iterdir()) == before
 
@@ -80,7 +80,7 @@ def test_a_link_that_leads_to_no_checkpoint_is_reported(
             assert [one.step for one in manager.list()] == [1]
         assert len([record for record in caplog.records if directory.name in record.getMessage()]) == 1
         assert "is a symbolic link to" in manager.problems[directory.name]
-        assert "is that disk mounted?" in manager.problems[directory.name]
+        assert "check that the disk is mounted" in manager.problems[directory.name]
         with pytest.raises(NoCheckpoint):
             manager.get(id=directory.name)
         if to == "nowhere":

@@ -86,7 +86,7 @@ def test_a_listener_that_fails_is_logged_and_does_not_stop_the_work(caplog: pyte
             watch.advance(1)
 
     assert len(num_calls) == 1
-    assert "on_progress failed while saving; it is not called again" in caplog.text
+    assert "on_progress failed while saving; it will not be called again" in caplog.text
 
 
 def test_work_that_fails_is_not_told_as_done() -> None:
@@ -114,14 +114,14 @@ class FakeTerminal(io.StringIO):
 def at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Bars appear at once; the event is set when one does."""
     shown = threading.Event()
-    real = progress.Counter.show
+    real = progress.ProgressCounter.show
 
-    def show(counter: progress.Counter) -> None:
+    def show(counter: progress.ProgressCounter) -> None:
         real(counter)
         shown.set()
 
     monkeypatch.setattr(progress, "SHOWN_AFTER_S", 0.0)
-    monkeypatch.setattr(progress.Counter, "show", show)
+    monkeypatch.setattr(progress.ProgressCounter, "show", show)
     monkeypatch.setenv("TERM", "xterm")
     yield shown
     assert not [thread for thread in threading.enumerate() if thread.name == "strata-progress"]
@@ -167,10 +167,10 @@ def test_no_bar_is_made_where_none_is_wanted(
 def test_a_real_terminal_shows_the_bar_while_stdout_stays_clean() -> None:
     script = (
         "import threading\n"
-        "from strata.checkpoint import progress\n"
+        "from strata.checkpoint.tools import progress\n"
         "progress.SHOWN_AFTER_S = 0.0\n"
-        "shown, real = threading.Event(), progress.Counter.show\n"
-        "progress.Counter.show = lambda self: (real(self), shown.set())\n"
+        "shown, real = threading.Event(), progress.ProgressCounter.show\n"
+        "progress.ProgressCounter.show = lambda self: (real(self), shown.set())\n"
         "with progress.watching('loading', 1 << 30) as watch:\n"
         "    assert shown.wait(10)\n"
         "    watch.advance(1 << 29)\n"

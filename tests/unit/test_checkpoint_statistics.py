@@ -216,15 +216,15 @@ def good(manifest: Manifest) -> dict[str, Any]:
     ("change", "words"),
     [
         ({"strata_statistics": 2}, "format 2"),
-        ({"checkpoint": "other"}, "is of checkpoint 'other'"),
+        ({"checkpoint": "other"}, "belongs to checkpoint 'other'"),
         ({"tensors": {"nobody": {}}}, "missing required field"),
         ({"tensors": []}, "Expected `object`"),
-        ({"w": {"num_elements": 7}}, "7 elements, 6 are expected"),
+        ({"w": {"num_elements": 7}}, "7 elements, expected 6"),
         ({"w": {"num_nan": -1}}, "-1 NaN"),
         ({"w": {"num_inf": 7}}, "7 infinite"),
         ({"w": {"min": None}}, "min=None"),
         ({"w": {"num_nan": 6}}, "0 finite elements"),
-        ({"w": {"min": 9.0}}, "between 9.0 and 5.0"),
+        ({"w": {"min": 9.0}}, "min=9.0 above max=5.0"),
         ({"w": {"mean": "many"}}, "Expected"),
     ],
 )
@@ -271,7 +271,7 @@ def test_a_file_that_is_too_large_is_neither_written_nor_read(
         assert statistics.read(store, manifest) is None
 
     assert "gets no statistics" in caplog.text
-    assert "are passed over" in caplog.text
+    assert "ignoring the statistics" in caplog.text
 
 
 def test_a_store_that_does_not_answer_is_not_taken_for_one_without_statistics(

@@ -29,7 +29,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from strata.checkpoint.format import dtypes, layout, tree
 from strata.checkpoint.format.buffers import Bytes, copy_strided, raw_bytes
 from strata.checkpoint.format.shards import Shard, replicated_share
-from strata.checkpoint.load.rebuild import rebuild
+from strata.checkpoint.load.state import rebuild
 from strata.errors import CheckpointInvalid, InvalidArgument
 
 
@@ -191,7 +191,7 @@ def test_what_cannot_be_stored_is_refused_by_name_and_place(value: Any, words: s
 def test_a_state_that_holds_itself_is_refused() -> None:
     state: dict[str, Any] = {}
     state["me"] = state
-    with pytest.raises(InvalidArgument, match="part of itself"):
+    with pytest.raises(InvalidArgument, match="does not contain itself"):
         tree.flatten(state)
 
 
@@ -315,8 +315,8 @@ def test_tied_shards_are_stored_once_also_where_they_are_empty() -> None:
         (np.ones(3), (4,), (2,), "does not fit"),
         (np.ones(3), (4, 1), (0, 0), "one number for each dimension"),
         (np.ones(3), (4,), (-1,), "negative"),
-        (np.ones(3), (4,), (0.5,), "whole numbers"),
-        (np.ones(3), 4, (0,), "whole numbers"),
+        (np.ones(3), (4,), (0.5,), "tuple of integers"),
+        (np.ones(3), 4, (0,), "tuple of integers"),
         ([1, 2], (2,), (0,), "not a list"),
     ],
 )
@@ -438,7 +438,7 @@ def test_parts_of_sizes_that_the_placement_does_not_tell_are_refused_with_the_cu
         part = DTensor.from_local(torch.ones(3), mesh, [split(0)], run_check=False, shape=torch.Size([4]), stride=(1,))
         return {"w": part}
 
-    with pytest.raises(InvalidArgument, match=r"\(3,\), \(2,\) is expected; wrap"):
+    with pytest.raises(InvalidArgument, match=r"\(3,\), expected \(2,\); wrap"):
         on_every_rank((2,), make)
 
 
@@ -481,7 +481,7 @@ JAX_CHILD = """
 import json, sys
 import jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from strata.checkpoint import tree
+from strata.checkpoint.format import tree
 from strata.checkpoint.format.shards import Shard
 mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("x", "y"))
 whole = np.arange(24, dtype=np.float32).reshape(4, 6)

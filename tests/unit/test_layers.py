@@ -45,7 +45,7 @@ FOLDERS = {
     "launch": ({"nodes"}, {"record"}, {"processes"}),
 }
 SHARED = {
-    "checkpoint": {"arguments", "catalog", "metadata"},
+    "checkpoint": {"catalog"},
     "coordinator": {"config", "timeouts", "wire"},
     "data": {"arrow_types", "config", "memory", "pyarrow_private"},
     "launch": {"environment", "spec"},

@@ -1,8 +1,8 @@
-"""`AsyncCheckpointManager`: the same checkpoints, for programs that run on asyncio.
+"""`AsyncCheckpointManager`: `CheckpointManager` for asyncio programs.
 
-It is thin: every method is that of `CheckpointManager`, called in a thread, with the same parameters and errors. An
-`await` that is cancelled gives up waiting and nothing else: what its thread has begun comes to its end, a save that was
-begun becomes durable, and closing waits for all of it. Whoever wants a save undone says `save.cancel()`.
+Every method calls that of `CheckpointManager` in a thread, with the same parameters and errors. Cancelling an `await`
+only ends the wait: its thread continues, a save becomes durable, and closing waits for all of it. Use `save.cancel()`
+to cancel a save.
 """
 
 from __future__ import annotations
@@ -24,56 +24,56 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from strata.checkpoint.catalog import CheckpointMetadata
     from strata.checkpoint.format.manifest import CheckpointType
     from strata.checkpoint.handle import Save
-    from strata.checkpoint.metadata import CheckpointMetadata
     from strata.checkpoint.policy import Decision
 
 NUM_THREADS = 8
-"""Calls under way at a time; others queue. One save that is waited for takes one, however many wait."""
+"""Calls in progress at a time; others queue. Waiting for one save takes one thread, however many tasks wait."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class AsyncSave:
-    """A checkpoint under way. `await save` (or `save.wait()`) returns when it is durable."""
+    """A save in progress. `await save` (or `save.wait()`) returns when the checkpoint is durable."""
 
     def __init__(self, save: Save, in_thread: Callable[[Callable[[], None]], Future[None]]) -> None:
         self.save = save
-        """The handle for threads."""
+        """The synchronous handle."""
         self._in_thread = in_thread
         self._ended: Future[None] | None = None
 
     async def wait(self, timeout_s: float | None = None) -> CheckpointMetadata:
-        """Returns when the checkpoint is durable.
+        """Wait until the checkpoint is durable.
 
         Raises:
-            TimeoutError: It is not, in time; it goes on.
-            CheckpointError, StorageError: Why it never will be. Nothing was committed.
+            TimeoutError: The checkpoint is not durable in time; the save continues.
+            CheckpointError, StorageError: The save failed; nothing was committed.
         """
         if not self.save.done:
             if self._ended is None:
                 self._ended = self._in_thread(self._until_ended)
             with contextlib.suppress(TimeoutError):
-                # Shielded: others may wait for the same.
+                # Shielded: other tasks may wait for the same future.
                 await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self._ended)), timeout_s)
         if not self.save.done:
             assert timeout_s is not None
             raise TimeoutError(
                 f"checkpoint {self.id} is not durable after {timeout_s:g} s ({self.progress:.0%} written)"
             )
-        return self.save.wait()  # at once, now
+        return self.save.wait()  # returns at once
 
     def __await__(self) -> Generator[Any, None, CheckpointMetadata]:
         return self.wait().__await__()
 
     def cancel(self) -> None:
-        """Gives it up; what was written is removed. Without effect once it is committed."""
+        """Cancel the save and delete what was written. Has no effect once it is committed."""
         self.save.cancel()
 
     def _until_ended(self) -> None:
-        """How it ended is heard by whoever awaits it, and not by the thread: its `await` may be cancelled meanwhile."""
+        """Wait in the thread without reporting the result: the `await` may be cancelled meanwhile."""
         self.save.until_ended()
 
     @property
@@ -82,7 +82,7 @@ class AsyncSave:
 
     @property
     def stall_s(self) -> float:
-        """How long the state was being copied."""
+        """How long the copy of the state took, in seconds."""
         return self.save.stall_s
 
     @property
@@ -91,17 +91,17 @@ class AsyncSave:
 
     @property
     def done(self) -> bool:
-        """Durable, failed or cancelled."""
+        """Whether the save is durable, failed or cancelled."""
         return self.save.done
 
     @property
     def error(self) -> BaseException | None:
-        """Why it failed; None if it did not, or not yet."""
+        """Why the save failed; None if it has not."""
         return self.save.error
 
     @property
     def progress(self) -> float:
-        """From 0 to 1."""
+        """The share that is written, from 0 to 1."""
         return self.save.progress
 
     @property
@@ -143,7 +143,7 @@ class AsyncSave:
 def _threaded(
     method: Callable[Concatenate[CheckpointManager, P], T],
 ) -> Callable[Concatenate[AsyncCheckpointManager, P], Coroutine[Any, Any, T]]:
-    """The method, called in a thread: with its parameters, its words and its types."""
+    """Call a method in a thread, with its parameters, docstring and types."""
 
     @functools.wraps(method)
     async def call(self: AsyncCheckpointManager, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -155,7 +155,7 @@ def _threaded(
 def _as_of(
     _model: Callable[Concatenate[CheckpointManager, P], Any],
 ) -> Callable[[Callable[..., T]], Callable[Concatenate[Any, P], T]]:
-    """Gives a method that passes everything on the parameters of the one that takes it."""
+    """Give a method that forwards its arguments the signature of the method that it calls."""
 
     def decorate(method: Callable[..., T]) -> Callable[Concatenate[Any, P], T]:
         method.__signature__ = inspect.signature(_model)  # type: ignore[attr-defined]
@@ -165,9 +165,9 @@ def _as_of(
 
 
 class AsyncCheckpointManager:
-    """Saves and loads checkpoints in one place. See `CheckpointManager`, also for the arguments.
+    """Saves and loads the checkpoints of one directory or URL; takes the arguments of `CheckpointManager`.
 
-    `await save(…)` returns when the state is copied; `await` what it returned to wait until it is durable.
+    `await save(…)` returns a handle when the state is copied; `await` the handle to wait until it is durable.
     """
 
     @_as_of(CheckpointManager.__init__)
@@ -175,28 +175,28 @@ class AsyncCheckpointManager:
         self._manager = CheckpointManager(*args, **kwargs)
         self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="strata-async")
         self._calls: set[Future[Any]] = set()
-        """Under way, or not begun yet."""
+        """Running or queued calls."""
         self._waiting: set[Future[None]] = set()
-        """Of these, the ones that wait for the end of a save."""
+        """Those of the calls that wait for the end of a save."""
         self._closing: Future[None] | None = None
         self._home = Home()
 
     @_as_of(CheckpointManager.save)
     async def save(self, *args: Any, **kwargs: Any) -> AsyncSave:
-        """Copies the state and returns; `await` what is returned to wait until it is durable.
+        """Copy the state and return a handle; `await` it to wait until the checkpoint is durable.
 
-        The state must not change before this returns; if the `await` is cancelled, not before `wait()` has returned.
+        The state must not change before this returns or, if the `await` is cancelled, before `wait()` has returned.
 
         Raises:
-            InvalidArgument: Something in the state cannot be stored; nothing was written.
-            CheckpointBusy: Another save is under way, and `when_busy="raise"`.
+            InvalidArgument: A value of the state cannot be stored; nothing was written.
+            CheckpointBusy: Another save is in progress, and `when_busy="raise"`.
         """
         save = await asyncio.wrap_future(self._submit(functools.partial(self._manager.save, *args, **kwargs)))
         return AsyncSave(save, self._wait_for)
 
     async def maybe_save(self, state: Any, *, step: int, **save_arguments: Any) -> AsyncSave | None:
-        """Saves if the strategy finds that it is time. `state` may be a function that makes it: called only then, in
-        a thread.
+        """Save if the strategy decides to. `state` may be a function that returns the state; it is called only then,
+        in a thread.
         """
         work = functools.partial(self._manager.maybe_save, state, step=step, **save_arguments)
         save = await asyncio.wrap_future(self._submit(work))
@@ -204,7 +204,7 @@ class AsyncCheckpointManager:
 
     @_as_of(CheckpointManager.should_save)
     def should_save(self, *args: Any, **kwargs: Any) -> Decision:
-        """Whether it is time, and why. Waits for nothing, so it is no coroutine."""
+        """Return whether the strategy saves after `step`, and why. Never blocks, so it is not a coroutine."""
         return self._manager.should_save(*args, **kwargs)
 
     prepare = _threaded(CheckpointManager.prepare)
@@ -224,36 +224,36 @@ class AsyncCheckpointManager:
 
     @property
     def schedule(self) -> str:
-        """When `maybe_save` saves and what stays, in words."""
+        """A description of when `maybe_save` saves and which checkpoints are kept."""
         return self._manager.schedule
 
     @property
     def problems(self) -> dict[str, str]:
-        """What the last look passed over: id → why."""
+        """The checkpoints that the last listing ignored: id → why."""
         return self._manager.problems
 
     async def wait(self) -> None:
-        """Returns when no save is under way.
+        """Wait until no save is in progress.
 
         Raises:
-            CheckpointError, StorageError: Why one has failed that nobody waited for.
+            CheckpointError, StorageError: A save failed whose handle was not awaited.
         """
-        if self._waiting:  # first, so that they do not hear what is raised here
+        if self._waiting:  # first, so that each failure is raised once
             await asyncio.wait([asyncio.wrap_future(one) for one in tuple(self._waiting)])
         if self._closing is None:
             await asyncio.wrap_future(self._submit(self._manager.wait))
 
     async def close(self) -> None:
-        """Waits for all that is under way.
+        """Wait for all calls in progress and close the manager.
 
         Raises:
-            CheckpointError, StorageError: Why a save has failed that nobody waited for.
+            CheckpointError, StorageError: A save failed whose handle was not awaited.
         """
         if not self._home.is_here:
             return
         if self._closing is None:
             calls = tuple(self._calls)
-            # A thread of its own: those of the pool may all be waiting.
+            # A separate thread: all threads of the pool may be waiting.
             closer = ThreadPoolExecutor(1, thread_name_prefix="strata-async-close")
             self._closing = closer.submit(self._close, calls)
             closer.shutdown(wait=False)
@@ -268,7 +268,7 @@ class AsyncCheckpointManager:
         try:
             await self.close()
         except StrataError:
-            if error is None:  # else that one matters more
+            if error is None:  # otherwise `error` matters more
                 raise
 
     # -- within ----------------------------------------------------------------------------------------------------
@@ -276,7 +276,7 @@ class AsyncCheckpointManager:
     def _submit(self, work: Callable[[], T]) -> Future[T]:
         self._home.require("this AsyncCheckpointManager")
         if self._closing is not None:
-            raise InvalidArgument("the AsyncCheckpointManager is closed; make a new one")
+            raise InvalidArgument("the AsyncCheckpointManager is closed; create a new one")
         call = self._pool.submit(contextvars.copy_context().run, work)
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
@@ -291,7 +291,7 @@ class AsyncCheckpointManager:
     def _close(self, calls: tuple[Future[Any], ...]) -> None:
         try:
             for call in calls:
-                with contextlib.suppress(BaseException):  # whoever called hears it
+                with contextlib.suppress(BaseException):  # its caller gets the error
                     call.result()
         finally:
             self._pool.shutdown()

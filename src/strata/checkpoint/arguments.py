@@ -1,10 +1,9 @@
-"""What callers hand to a manager, made into what it works with: each mistake has an error that names the cure."""
+"""Check the arguments of `CheckpointManager` and convert them. Every error names the fix."""
 
 from __future__ import annotations
 
 import operator
 import os
-import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -34,42 +33,38 @@ _MODEL_KEYS = ("model", "module", "params")
 _OPTIMIZER_KEYS = ("optimizer", "optimizers", "optim", "opt")
 
 
-def new_id(step: int) -> str:
-    """The step for people and for the order of names; the rest so that no name is ever used twice."""
-    return f"step-{step:012d}-{secrets.token_hex(8)}"
-
-
 def check_choices(
     *, when_busy: str, compression: str | None, saver: str | None, depth: object, rebase_at: object
 ) -> None:
-    """
+    """Check options that have a fixed set or range of values.
+
     Raises:
-        ConfigError: One of them is none that there is.
+        ConfigError: A value is out of range.
     """
     _one_of("when_busy", when_busy, ("wait", "skip", "raise"))
     _one_of("compression", compression, (None, "zstd"))
     _one_of("saver", saver, (None, "process", "thread"))
     if not isinstance(depth, int) or not 1 <= depth <= MAX_DEPTH:
-        raise ConfigError(f"incremental_depth={depth!r} must be from 1 to {MAX_DEPTH}", field="incremental_depth")
+        raise ConfigError(f"incremental_depth={depth!r} is invalid; use 1 to {MAX_DEPTH}", field="incremental_depth")
     if not isinstance(rebase_at, int | float) or not 0 < rebase_at <= 1:
-        raise ConfigError(f"rebase_at={rebase_at!r} must be a share, above 0 and up to 1", field="rebase_at")
+        raise ConfigError(f"rebase_at={rebase_at!r} is invalid; use a share above 0, up to 1", field="rebase_at")
 
 
 def _one_of(field: str, value: object, choices: tuple[str | None, ...]) -> None:
     if value not in choices:
         names = " or ".join(str(choice) for choice in choices)
-        raise ConfigError(f"{field}={value!r} is not known; use {names}", field=field)
+        raise ConfigError(f"{field}={value!r} is invalid; use {names}", field=field)
 
 
 def choose_saver(wanted: str | None, store: Store, url: str | None, storage_options: Mapping[str, Any] | None) -> Saver:
-    """A process, where it can open the same place and be handed memory; else a thread.
+    """Return a saver process where it can open the same store and share memory; otherwise a thread.
 
     Raises:
-        ConfigError: A process was asked for, and cannot be.
+        ConfigError: A process was requested but is not possible.
     """
     why_not = _why_no_process(store, url, storage_options)
     if wanted == "process" and why_not:
-        raise ConfigError(f"saver='process' cannot be: {why_not}; use saver='thread'", field="saver")
+        raise ConfigError(f"saver='process' is not possible: {why_not}; use saver='thread'", field="saver")
     if wanted == "thread" or why_not or url is None:
         return ThreadSaver(store)
     return ProcessSaver(store.url if isinstance(store, LocalStore) else url, storage_options)
@@ -77,42 +72,46 @@ def choose_saver(wanted: str | None, store: Store, url: str | None, storage_opti
 
 def _why_no_process(store: Store, url: str | None, storage_options: Mapping[str, Any] | None) -> str:
     if url is None:
-        return "the store was handed in as an object, which another process does not have"
+        return "store= is an object of this process"
     if isinstance(store, MemoryStore):
-        return "what lies in this process's memory, another one does not see"
+        return "a memory:// store is only visible in this process"
     if os.name != "posix":
-        return "this system hands no descriptors to processes"
+        return "this system cannot pass file descriptors to a process"
     try:
         msgspec.msgpack.encode(dict(storage_options or {}))
     except (TypeError, OverflowError, ValueError) as error:
-        return f"storage_options holds what cannot be told to another process ({error})"
+        return f"storage_options cannot be sent to another process ({error})"
     return ""
 
 
 def checked_strategy(strategy: Strategy | None) -> Strategy:
+    """Return the strategy, by default `Manual`."""
     if strategy is not None and not callable(getattr(strategy, "decide", None)):
-        raise ConfigError(f"strategy={strategy!r} is none; use EverySteps(1_000) or its like", field="strategy")
+        raise ConfigError(
+            f"strategy={strategy!r} is not a strategy; use EverySteps(1_000), for example", field="strategy"
+        )
     return strategy or Manual()
 
 
-def place(storage_path: str | os.PathLike[str] | None, bucket: str | None, storage_type: str | None) -> str:
+def location(storage_path: str | os.PathLike[str] | None, bucket: str | None, storage_type: str | None) -> str:
+    """Return the path or URL that the arguments name."""
     if storage_path is not None:
         storage_path = os.fspath(storage_path)
     if "" in (storage_path, bucket):
-        raise ConfigError("the place is an empty name; '.' is the working directory", field="storage_path")
+        raise ConfigError("storage_path is empty; use '.' for the working directory", field="storage_path")
     if bucket is None:
         if storage_path is None:
-            raise ConfigError("say where: storage_path='…', or bucket= and storage_type=", field="storage_path")
+            raise ConfigError("pass storage_path=, or bucket= with storage_type=", field="storage_path")
         if storage_type not in (None, "local"):
             raise ConfigError(
-                "storage_type goes with bucket=; write storage_path as a URL instead", field="storage_type"
+                "storage_type= needs bucket=; with storage_path=, use a URL instead", field="storage_type"
             )
         return storage_path
     if storage_type is None or storage_type in ("local", "file"):
         return bucket if storage_path is None else f"{bucket.rstrip('/')}/{storage_path}"
     scheme = _SCHEMES.get(storage_type)
     if scheme is None:
-        raise ConfigError(f"storage_type={storage_type!r} is not known; use one of {', '.join(_SCHEMES)}, local")
+        raise ConfigError(f"storage_type={storage_type!r} is unknown; use one of {', '.join(_SCHEMES)}, local")
     return "/".join(filter(None, (f"{scheme}://{bucket}", storage_path)))
 
 
@@ -122,94 +121,99 @@ def all_policies(
     keep_best: Any,
     more: Sequence[Policy],
 ) -> list[Policy]:
+    """Return all retention policies."""
     found: list[Policy] = list(more)
     for policy in found:
         if not callable(getattr(policy, "keep", None)):
-            raise ConfigError(f"{policy!r} is not a policy; use KeepCount and its like", field="policies")
+            raise ConfigError(f"{policy!r} is not a retention policy; use KeepCount(3), for example", field="policies")
     if keep_count is not None:
         found.append(retention.KeepCount(keep_count))
     if keep_every is not None:
         found.append(retention.KeepEvery(keep_every))
     if keep_best is not None:
         if not isinstance(keep_best, tuple | list) or len(keep_best) != 2:
-            raise ConfigError(f"keep_best={keep_best!r} must be (metric, 'min' or 'max')", field="keep_best")
+            raise ConfigError(f"keep_best={keep_best!r} is invalid; use (metric, 'min' or 'max')", field="keep_best")
         found.append(retention.KeepBest(*keep_best))
     return found
 
 
 def kind_of(value: CheckpointType | str) -> CheckpointType:
+    """Return the type of a checkpoint, also from its name."""
     try:
         return value if isinstance(value, CheckpointType) else CheckpointType(value.upper())
     except (ValueError, AttributeError):
         names = ", ".join(kind.name for kind in CheckpointType)
-        raise InvalidArgument(f"checkpoint_type={value!r} is not known; use one of {names}") from None
+        raise InvalidArgument(f"checkpoint_type={value!r} is unknown; use one of {names}") from None
 
 
 def part_of_kind(state: Any, kind: CheckpointType) -> Any:
-    """What of the state belongs to a checkpoint of this type."""
+    """Return the part of the state that a checkpoint of this type holds."""
     keys = {CheckpointType.MODEL_ONLY: _MODEL_KEYS, CheckpointType.OPTIMIZER_ONLY: _OPTIMIZER_KEYS}.get(kind)
     if keys is None or not isinstance(state, Mapping):
         return state
     part = {key: value for key, value in state.items() if key in keys}
     if not part:
         raise InvalidArgument(
-            f"{kind.name} saves what stands under {' or '.join(map(repr, keys))}; the state has "
-            f"{', '.join(map(repr, list(state)[:10])) or 'nothing'}",
+            f"{kind.name} saves the key {' or '.join(map(repr, keys))}, but the state has only "
+            f"{', '.join(map(repr, list(state)[:10])) or 'no keys'}",
             field="state",
         )
     return part
 
 
 def count(value: Any, field: str) -> int:
-    """Of any type that is a whole number, numpy's included."""
+    """Return a non-negative integer of any integer type, including numpy's."""
     try:
         number = operator.index(value)
     except TypeError:
         number = -1
     if isinstance(value, bool) or not 0 <= number < 1 << 53:
-        raise InvalidArgument(f"{field}={value!r} must be a whole number from 0 on", field=field)
+        raise InvalidArgument(f"{field}={value!r} is invalid; use an integer of 0 or more", field=field)
     return number
 
 
 def which(step: Any, id: Any) -> tuple[int | None, str | None]:
-    """What a caller names a checkpoint by."""
+    """Check the step and the id that identify a checkpoint."""
     if id is not None and not isinstance(id, str):
-        raise InvalidArgument(f"id={id!r} is not a name; use step= for a number", field="id")
+        raise InvalidArgument(f"id={id!r} is not a string; use step= for a number", field="id")
     return None if step is None else count(step, "step"), id
 
 
 def check_targets(into: Any) -> None:
-    """
+    """Check the targets of `restore`.
+
     Raises:
-        InvalidArgument: It is not a dict of what has `load_state_dict`.
+        InvalidArgument: `into` is not a dict of objects with `load_state_dict`.
     """
     if not isinstance(into, Mapping):
         raise InvalidArgument(
-            f"restore takes a dict of parts, as {{'model': model}}, not a {type(into).__name__}", field="into"
+            f"restore() takes a dict such as {{'model': model}}, not a {type(into).__name__}", field="into"
         )
     for key, target in into.items():
         if not callable(getattr(target, "load_state_dict", None)):
             raise InvalidArgument(
-                f"restore: {key!r} is a {type(target).__name__}, which has no load_state_dict; load() gives its value",
+                f"restore(): {key!r} is a {type(target).__name__} without load_state_dict; use load() to get its value",
                 field="into",
             )
 
 
 def text(value: Any, field: str) -> str:
+    """Return a string that JSON can hold."""
     if not isinstance(value, str) or not is_text(value):
-        raise InvalidArgument(f"{field}={value!r} must be a string", field=field)
+        raise InvalidArgument(f"{field}={value!r} is not a string of valid Unicode", field=field)
     return value
 
 
 def checked_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the metadata as JSON stores it."""
     try:
         data = msgspec.json.encode(dict(metadata or {}))
     except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"metadata must be JSON: {error}", field="metadata") from None
+        raise InvalidArgument(f"metadata is not valid JSON: {error}", field="metadata") from None
     if len(data) > m.MAX_METADATA_BYTES:
         raise InvalidArgument(
-            f"metadata has {len(data)} bytes as JSON, more than {m.MAX_METADATA_BYTES}; large things belong into "
-            "the state",
+            f"metadata has {len(data)} bytes as JSON, more than the limit of {m.MAX_METADATA_BYTES}; put large values "
+            "into the state",
             field="metadata",
         )
     decoded: dict[str, Any] = msgspec.json.decode(data, type=dict[str, Any])

@@ -1,4 +1,7 @@
-"""What checkpoints there are in a store: their manifests, oldest first, and what is wrong with the others."""
+"""The catalog lists the checkpoints of a store, oldest first, and the reasons why others are ignored.
+
+`CheckpointMetadata` is what a user sees of a checkpoint. A committed manifest never changes, so each is read once.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,11 @@ import logging
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from strata.checkpoint.format import manifest as m
-from strata.checkpoint.metadata import CheckpointMetadata, of_manifest
+from strata.checkpoint.format.manifest import CheckpointType  # noqa: TC001 - msgspec looks it up
 from strata.errors import CheckpointInvalid, NoCheckpoint, ObjectMissing, StorageError
 from strata.lifecycle import renewed
 from strata.storage.local import LocalStore
@@ -23,20 +27,72 @@ if TYPE_CHECKING:
     from strata.checkpoint.format.manifest import Manifest
     from strata.storage import Store
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointMetadata:
+    """What is known of a checkpoint without reading its data."""
+
+    id: str
+    step: int
+    epoch: int
+    path: str
+    """Its location, as a URL or a path."""
+    size_bytes: int
+    """The size of its own files."""
+    checkpoint_type: CheckpointType
+    model_hash: str | None = None
+    """A hash of its contents; None until it is durable."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """What the caller passed to `save`."""
+    parent: str = ""
+    """The id of the checkpoint that a delta was computed against; empty if there is none."""
+    bases: tuple[str, ...] = ()
+    """The ids of the checkpoints whose files it needs. Retention keeps them as long as it."""
+    created_at_s: float = 0.0
+    full_bytes: int = 0
+    """The size of the whole state; more than `size_bytes` for an incremental checkpoint."""
+    num_ranks: int = 1
+    data_cursor: str = ""
+    """The position of the data loader that the caller passed to `save`."""
+    why: str = ""
+    """Why the type is not the requested one; empty if it is."""
+
+
+def of_manifest(manifest: Manifest, url: str) -> CheckpointMetadata:
+    """Return the metadata of a committed checkpoint."""
+    return CheckpointMetadata(
+        id=manifest.id,
+        step=manifest.step,
+        epoch=manifest.epoch,
+        path=f"{url.rstrip('/')}/{manifest.id}",
+        size_bytes=manifest.written_bytes,
+        checkpoint_type=manifest.type,
+        model_hash=manifest.model_hash,
+        metadata=dict(manifest.metadata),
+        parent=manifest.parent,
+        bases=manifest.bases,
+        created_at_s=manifest.created_at_s,
+        full_bytes=manifest.full_bytes,
+        num_ranks=manifest.num_ranks,
+        data_cursor=manifest.data_cursor,
+        why=manifest.why,
+    )
+
+
 log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
 QUARANTINE = "quarantine.json"
-NO_CHECKPOINT = "restore-"
-"""What ranks have to say to each other, see `choice.py`: not looked at."""
+RESTORE_PREFIX = "restore-"
+"""The prefix of directories that ranks use to agree on a restore, see `group/choice.py`."""
 NUM_AT_ONCE = 8
 ID = re.compile(r"step-\d{12,}-[0-9a-f]{16}")
-"""As `arguments.new_id` and `groups.checkpoint_id` make them."""
+"""The ids that `group/ranks.py` creates."""
 
 
 def _locked(method: Callable[Concatenate[Catalog, P], T]) -> Callable[Concatenate[Catalog, P], T]:
-    """Callers and the thread that tidies up use one catalog."""
+    """Hold the catalog's lock: callers and the background thread share one catalog."""
 
     @functools.wraps(method)
     def with_lock(self: Catalog, /, *arguments: P.args, **more: P.kwargs) -> T:
@@ -47,38 +103,39 @@ def _locked(method: Callable[Concatenate[Catalog, P], T]) -> Callable[Concatenat
 
 
 def links_in(store: Store) -> dict[str, Path]:
-    """Symbolic links that have the name of a checkpoint, and where they lead. Others (`latest`) are the user's own."""
+    """Return the symbolic links named like checkpoints, with their targets. Others, such as `latest`, are ignored."""
     if not isinstance(store, LocalStore):
         return {}
     return {name: target for name, target in store.links().items() if ID.fullmatch(name)}
 
 
 class Catalog:
-    """A committed manifest never changes, so each is read once."""
+    """The checkpoints of one store."""
 
     def __init__(self, store: Store) -> None:
         self.lock = renewed(threading.RLock())
         self._store = store
         self._known: dict[str, Manifest | None] = {}
-        """None: quarantined."""
+        """None: in quarantine."""
         self._noted: dict[str, CheckpointMetadata] = {}
-        """Of those that this process has committed, and need not read to know them."""
+        """Checkpoints that this process committed, whose manifests need not be read."""
         self.problems: dict[str, str] = {}
-        """Id → why it is passed over."""
+        """Id → why the checkpoint is ignored."""
 
     @_locked
     def manifests(self) -> list[Manifest]:
-        """Oldest first."""
-        self._look_at_all_but(())
+        """Return the manifests of all checkpoints, oldest first."""
+        self._refresh_except(())
         return sorted(self._manifests(), key=lambda found: (found.step, found.created_at_s, found.id))
 
-    def newest_but(self, passed_over: Container[str]) -> Manifest | None:
-        return next((found for found in reversed(self.manifests()) if found.id not in passed_over), None)
+    def newest_except(self, excluded: Container[str]) -> Manifest | None:
+        """Return the newest checkpoint that is not excluded."""
+        return next((found for found in reversed(self.manifests()) if found.id not in excluded), None)
 
     @_locked
     def summaries(self) -> list[CheckpointMetadata]:
-        """Likewise, without reading what is known anyway."""
-        self._look_at_all_but(self._noted)
+        """Return the metadata of all checkpoints, oldest first, reading only unknown manifests."""
+        self._refresh_except(self._noted)
         read = {found.id: of_manifest(found, self._store.url) for found in self._manifests()}
         noted = {id: one for id, one in self._noted.items() if id not in self._known}
         return sorted([*read.values(), *noted.values()], key=lambda one: (one.step, one.created_at_s, one.id))
@@ -86,41 +143,46 @@ class Catalog:
     def _manifests(self) -> list[Manifest]:
         return [manifest for manifest in self._known.values() if manifest is not None]
 
-    def _look_at_all_but(self, passed_over: Container[str]) -> None:
+    def _refresh_except(self, excluded: Container[str]) -> None:
+        """List the store and read the manifests of new ids that are not excluded."""
         names, links = self._store.children(), links_in(self._store)
-        ids = [name for name in names if m.is_safe_name(name) and not name.startswith(NO_CHECKPOINT)]
-        ids += links  # no store lists them
-        there = set(ids)
-        self._known = {id: known for id, known in self._known.items() if id in there}
-        self._noted = {id: noted for id, noted in self._noted.items() if id in there}
-        self.problems = {id: why for id, why in self.problems.items() if id in there}
-        new = [id for id in ids if id not in self._known and id not in passed_over]
+        ids = [name for name in names if m.is_safe_name(name) and not name.startswith(RESTORE_PREFIX)]
+        ids += links  # stores do not list links
+        present = set(ids)
+        self._known = {id: known for id, known in self._known.items() if id in present}
+        self._noted = {id: noted for id, noted in self._noted.items() if id in present}
+        self.problems = {id: why for id, why in self.problems.items() if id in present}
+        new = [id for id in ids if id not in self._known and id not in excluded]
         if len(new) > 1:
             with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
-                list(pool.map(lambda one: self._look(one, links.get(one)), new))
+                list(pool.map(lambda one: self._read_new(one, links.get(one)), new))
         else:
             for id in new:
-                self._look(id, links.get(id))
+                self._read_new(id, links.get(id))
 
-    def _pass_over(self, id: str, why: str) -> None:
+    def _ignore(self, id: str, why: str) -> None:
         if self.problems.get(id) != why:
-            log.warning("checkpoint %s is passed over: %s", id, why)
+            log.warning("ignoring checkpoint %s: %s", id, why)
         self.problems[id] = why
 
-    def _look(self, id: str, link: Path | None = None) -> None:
-        """An id without a manifest is a save under way, or one that was given up: looked at again next time. But no
-        save makes a link.
+    def _read_new(self, id: str, link: Path | None = None) -> None:
+        """Read the manifest of a new id.
+
+        An id without a manifest is a save in progress or an aborted one, and is read again next time. A link without a
+        manifest is a problem: no save creates links.
         """
         try:
             manifest = self.read(id)
         except ObjectMissing:
             if link is not None:
-                self._pass_over(id, f"it is a symbolic link to {link}, where no checkpoint is; is that disk mounted?")
+                self._ignore(
+                    id, f"it is a symbolic link to {link}, which has no checkpoint; check that the disk is mounted"
+                )
             return
         except (CheckpointInvalid, StorageError) as error:
             if isinstance(error, StorageError) and type(error) is not StorageError:
-                raise  # the store's fault: the newest must not be passed over because of a moment's failure
-            self._pass_over(id, str(error))
+                raise  # the store failed: do not ignore the newest checkpoint for a transient error
+            self._ignore(id, str(error))
             return
         try:
             reason = json.loads(self._store.get(f"{id}/{QUARANTINE}", max_bytes=1 << 20))["reason"]
@@ -137,25 +199,26 @@ class Catalog:
             self._known[id], self.problems[id] = None, f"in quarantine: {reason}"
 
     def read(self, id: str) -> Manifest:
+        """Read and check the manifest of a checkpoint."""
         key = f"{id}/{m.FILE_NAME}"
         manifest = m.decode(self._store.get(key, max_bytes=m.MAX_MANIFEST_BYTES), file=key)
         if manifest.id != id:
-            raise CheckpointInvalid(f"{key} is of checkpoint {manifest.id}; was the directory renamed?")
+            raise CheckpointInvalid(f"{key} belongs to checkpoint {manifest.id}; rename its directory to that id")
         return manifest
 
     @_locked
     def find(self, *, step: int | None = None, id: str | None = None) -> Manifest:
-        """The newest, the newest of a step, or the one of an id.
+        """Return the newest checkpoint, the newest of a step, or the one with an id.
 
         Raises:
-            NoCheckpoint: There is none such; the message says what there is.
+            NoCheckpoint: No such checkpoint exists; the message lists the newest steps.
         """
         if id is not None:
             return self._of_id(id, step)
         manifests = self.manifests()
         found = [x for x in manifests if step is None or x.step == step]
         if not found:
-            raise NoCheckpoint(self._nothing(manifests, step))
+            raise NoCheckpoint(self._none_found(manifests, step))
         return found[-1]
 
     def _of_id(self, id: str, step: int | None) -> Manifest:
@@ -164,35 +227,36 @@ class Catalog:
         except ObjectMissing:
             manifest = None
         if manifest is None:
-            raise NoCheckpoint(f"there is no checkpoint {id[:200]!r} in {self._store.url}")
+            raise NoCheckpoint(f"{self._store.url} has no checkpoint {id[:200]!r}")
         if step not in (None, manifest.step):
-            raise NoCheckpoint(f"checkpoint {id} is of step {manifest.step}, not {step}")
+            raise NoCheckpoint(f"checkpoint {id} has step {manifest.step}, not {step}")
         return manifest
 
-    def _nothing(self, manifests: Sequence[Manifest], step: int | None) -> str:
+    def _none_found(self, manifests: Sequence[Manifest], step: int | None) -> str:
         where = self._store.url
         bad = f"; {len(self.problems)} cannot be read" if self.problems else ""
         if not manifests:
-            return f"there is no checkpoint in {where}{bad}"
+            return f"{where} has no checkpoint{bad}"
         steps = ", ".join(str(manifest.step) for manifest in manifests[-5:])
-        return f"there is no checkpoint of step {step} in {where}; the newest are of steps {steps}{bad}"
+        return f"{where} has no checkpoint of step {step}; the newest steps are {steps}{bad}"
 
     @_locked
     def quarantine(self, id: str, reason: str) -> None:
-        """It stays, and is not offered any more; to others, only if the place can be written to."""
+        """Ignore a checkpoint from now on, without deleting it; other processes too, if the store is writable."""
         try:
             self._store.put(f"{id}/{QUARANTINE}", json.dumps({"reason": reason}).encode())
         except StorageError as error:
-            log.warning("checkpoint %s could not be put into quarantine: %s", id, error)
+            log.warning("could not put checkpoint %s into quarantine: %s", id, error)
         self._known[id], self.problems[id] = None, f"in quarantine: {reason}"
 
     @_locked
     def note(self, metadata: CheckpointMetadata) -> None:
-        """One that was just committed."""
+        """Add a checkpoint that was just committed."""
         self._noted[metadata.id] = metadata
 
     @_locked
     def forget(self, id: str) -> None:
+        """Drop what is known of a checkpoint, such as a deleted one."""
         self._known.pop(id, None)
         self._noted.pop(id, None)
         self.problems.pop(id, None)

@@ -1,4 +1,4 @@
-"""One save: the handle that the caller holds, and what happens behind it after the snapshot is staged."""
+"""The handle of a save: its progress and result, for the caller and for the manager."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from strata.checkpoint.tools.progress import SHOWN_AFTER_S, Counter, watching
+from strata.checkpoint.tools.progress import SHOWN_AFTER_S, ProgressCounter, watching
 from strata.errors import CheckpointAborted
 from strata.lifecycle import Home, renewed
 from strata.storage import Watch
@@ -16,15 +16,15 @@ from strata.storage import Watch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from strata.checkpoint.catalog import CheckpointMetadata
     from strata.checkpoint.format.manifest import CheckpointType
-    from strata.checkpoint.metadata import CheckpointMetadata
     from strata.checkpoint.tools.progress import Progress
 
 PAUSE_S = 0.1
 
 
 class Save:
-    """A checkpoint under way. `staged`: the state may change again. `durable`: it survives everything."""
+    """A save in progress. `staged`: the state may change again. `durable`: the checkpoint survives a crash."""
 
     def __init__(
         self,
@@ -41,12 +41,12 @@ class Save:
         self._ended = renewed(threading.Event())
         self._home = Home()
         self._error: BaseException | None = None
-        self.was_heard = False
-        """Somebody knows how it ended."""
+        self.was_reported = False
+        """Whether the caller knows the result."""
         self.staged = False
         self.stall_s = 0.0
-        """How long the caller was held up."""
-        self._listener = Counter(f"saving {metadata.id}", num_bytes, on_progress)
+        """How long `save` blocked the caller, in seconds."""
+        self._counter = ProgressCounter(f"saving {metadata.id}", num_bytes, on_progress)
         self._shows_bar = show if show is not None else on_progress is None
         self.watch = Watch(self._advance)
 
@@ -58,17 +58,17 @@ class Save:
 
     @property
     def done(self) -> bool:
-        """Durable, failed or cancelled."""
+        """Whether the save is durable, failed or cancelled."""
         return self._ended.is_set()
 
     @property
     def error(self) -> BaseException | None:
-        """Why it failed; None if it did not, or not yet."""
+        """Why the save failed; None if it has not."""
         return self._error
 
     @property
     def progress(self) -> float:
-        """From 0 to 1."""
+        """The share that is written, from 0 to 1."""
         if self.durable:
             return 1.0
         return min(self._num_done / self._num_bytes, 0.999) if self._num_bytes else 0.0
@@ -106,18 +106,18 @@ class Save:
         return self._metadata.model_hash
 
     def until_ended(self, timeout_s: float | None = None) -> bool:
-        """Whether it has ended by then, well or not; nobody has heard how."""
+        """Wait for the end, successful or not; return whether it has ended. Does not count as reported."""
         if not self._ended.is_set():
             self._home.require(f"the save of checkpoint {self.id}")
         return self._ended.wait(timeout_s)
 
     def wait(self, timeout_s: float | None = None) -> CheckpointMetadata:
-        """Returns when the checkpoint is durable. A long wait shows a bar on a terminal, unless somebody listens.
+        """Wait until the checkpoint is durable. A long wait shows a progress bar on a terminal.
 
         Raises:
-            TimeoutError: It is not, in time; it goes on.
-            CheckpointError, StorageError: Why it never will be. Nothing was committed.
-            ForkedProcess: It is under way in the process that forked this one.
+            TimeoutError: The checkpoint is not durable in time; the save continues.
+            CheckpointError, StorageError: The save failed; nothing was committed.
+            ForkedProcess: The save belongs to the process that forked this one.
         """
         if not self.until_ended(SHOWN_AFTER_S if timeout_s is None else min(timeout_s, SHOWN_AFTER_S)):
             self._wait_with_bar(None if timeout_s is None else timeout_s - SHOWN_AFTER_S)
@@ -125,25 +125,25 @@ class Save:
             raise TimeoutError(
                 f"checkpoint {self.id} is not durable after {timeout_s:g} s ({self.progress:.0%} written)"
             )
-        self.was_heard = True
+        self.was_reported = True
         if self._error is not None:
             raise self._error
         return self._metadata
 
     def _wait_with_bar(self, timeout_s: float | None) -> None:
         deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        num_told = 0
+        num_shown = 0
         with watching(f"saving {self.id}", self._num_bytes, show=self._shows_bar) as watch:
             while not self._ended.wait(max(min(PAUSE_S, deadline_s - time.monotonic()), 0)):
                 num_done = self._num_done
-                watch.advance(num_done - num_told)
-                num_told = num_done
+                watch.advance(num_done - num_shown)
+                num_shown = num_done
                 if time.monotonic() >= deadline_s:
                     return
 
     def cancel(self) -> None:
-        """Gives it up; what was written is removed. Without effect once it is committed."""
-        self.was_heard = True
+        """Cancel the save and delete what was written. Has no effect once it is committed."""
+        self.was_reported = True
         self.watch.cancel()
 
     def __repr__(self) -> str:
@@ -153,19 +153,22 @@ class Save:
     # -- for the manager -------------------------------------------------------------------------------------------
 
     def num_written(self) -> int:
-        """Bytes, by all savers that have tried."""
+        """Return the number of bytes written, by all attempts."""
         return self._num_done
 
     def succeeded(self, metadata: CheckpointMetadata) -> None:
+        """End the save with its final metadata."""
         self._metadata = metadata
-        self._listener.finish()
+        self._counter.finish()
         self._ended.set()
 
     def failed(self, error: BaseException) -> None:
+        """End the save with an error."""
         self._error = error
         self._ended.set()
 
     def skipped(self, why: str) -> None:
+        """End a save that was not begun."""
         self.failed(CheckpointAborted(f"checkpoint {self.id} was skipped: {why}"))
 
     def become(self, **changes: Any) -> None:
@@ -174,4 +177,4 @@ class Save:
     def _advance(self, num_bytes: int) -> None:
         with self._lock:
             self._num_done += num_bytes
-        self._listener.advance(num_bytes)
+        self._counter.advance(num_bytes)

@@ -1,4 +1,8 @@
-"""`CheckpointManager`: saving in the background, loading what can be trusted, keeping what is wanted."""
+"""`CheckpointManager`: save in the background, load verified checkpoints, delete old ones.
+
+`save` flattens the state, copies it into staging memory and submits a job to the saver. A background thread waits for
+the result, commits with the coordinator if there is one, and applies retention.
+"""
 
 from __future__ import annotations
 
@@ -15,26 +19,24 @@ from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from strata.checkpoint import arguments, policy, retention
-from strata.checkpoint.catalog import Catalog, links_in
+from strata.checkpoint.catalog import Catalog, CheckpointMetadata, links_in, of_manifest
 from strata.checkpoint.format import layout, shards, tree
 from strata.checkpoint.format import manifest as m
 from strata.checkpoint.format.manifest import CheckpointType
 from strata.checkpoint.format.merge import Head
-from strata.checkpoint.group import group
+from strata.checkpoint.group import commit
 from strata.checkpoint.group.choice import Choice
+from strata.checkpoint.group.ranks import Ranks, checkpoint_id, new_id
 from strata.checkpoint.handle import Save
-from strata.checkpoint.load import rebuild
+from strata.checkpoint.load import integrity
 from strata.checkpoint.load import state as loading
-from strata.checkpoint.load import verify as verifying
-from strata.checkpoint.metadata import CheckpointMetadata, of_manifest
 from strata.checkpoint.policy import Decision, Pacer
-from strata.checkpoint.save import delta
+from strata.checkpoint.save import dirty_rows
 from strata.checkpoint.save import job as jobs
 from strata.checkpoint.save.job import Job, JobTensor, Options
-from strata.checkpoint.save.pausing import paused_collector
-from strata.checkpoint.save.staging import Staging
-from strata.checkpoint.saver import commit as executing
-from strata.checkpoint.tools import compact as compacting
+from strata.checkpoint.save.staging import Staging, paused_collector
+from strata.checkpoint.saver import executor
+from strata.checkpoint.tools import compact as compaction
 from strata.checkpoint.tools import inspect
 from strata.checkpoint.tools.progress import watching
 from strata.clock import SystemClock
@@ -58,34 +60,34 @@ if TYPE_CHECKING:
     from typing import Self
 
     from strata.checkpoint.format.manifest import Manifest
-    from strata.checkpoint.group.group import Commit, Ranks
+    from strata.checkpoint.group.commit import Commit
     from strata.checkpoint.load.state import Slices
     from strata.checkpoint.policy import Strategy
     from strata.checkpoint.retention import Policy
     from strata.checkpoint.save.dirty_rows import RowTracker
     from strata.checkpoint.saver.client import Saver
-    from strata.checkpoint.saver.commit import Outcome
+    from strata.checkpoint.saver.executor import Outcome
     from strata.checkpoint.tools.progress import Progress
     from strata.clock import Clock
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-MAX_GONE = 100
-"""So many times a load begins anew because what it was reading has been removed."""
+MAX_DELETED = 100
+"""How often a load starts again because the checkpoint that it was reading was deleted."""
 STALL_S = 900.0
-"""A saver that has written no byte for this long hangs: on a disk or a network that does not answer."""
-TELL_AFTER_S = 5.0
-"""A process that is kept from ending for longer says why."""
+"""A saver that has written no byte for this long hangs on a disk or network that does not respond."""
+EXIT_WARNING_AFTER_S = 5.0
+"""A process that waits longer than this for its last save before it exits logs why."""
 WhenBusy = Literal["wait", "skip", "raise"]
 OnProgress = Callable[["Progress"], None]
 
 
 class CheckpointManager:
-    """Saves and loads checkpoints in one place.
+    """Saves and loads the checkpoints of one directory or URL.
 
-    `save` copies the state and returns; the rest happens in a process of its own, which finishes its work even if this
-    one is killed. Calls may come from several threads; one save is under way at a time.
+    `save` copies the state and returns; a separate process writes it and finishes even if this one is killed. Methods
+    may be called from several threads; one save is in progress at a time.
     """
 
     def __init__(
@@ -113,31 +115,32 @@ class CheckpointManager:
         store: Store | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`storage_path` is a directory or a URL (`s3://bucket/prefix`); or `bucket` with `storage_type` names it.
+        """Open a directory or URL (`s3://bucket/prefix`), or `bucket` with `storage_type`.
 
         Args:
-            strategy: When `should_save` and `maybe_save` find that it is time.
-            when_busy: What `save` does while the last one is still being written: wait for it, skip this one (the
-                handle says so), or raise `CheckpointBusy`.
-            compression: Stores tensors that shrink by it as zstd frames.
-            incremental_depth: How many deltas may lie upon each other; 1: each is taken from the last full checkpoint.
-            rebase_at: A delta that would hold more than this share of the state is saved in full.
-            xor: Half-precision tensors that have changed all over go into a delta as their compressed difference.
-            saver: Who writes; by default a process, where there can be one.
-            ranks: Which of how many this is, if several save together; see `Ranks`.
-            commit: Who knows when all ranks have written, if a coordinator does.
-            progress: A bar for long waits: always on a terminal, never, or (None) unless somebody listens.
+            strategy: When `should_save` and `maybe_save` save.
+            when_busy: What `save` does while the last save is still being written: wait for it, skip this one (the
+                handle reports it), or raise `CheckpointBusy`.
+            compression: Compress compressible tensors with zstd.
+            incremental_depth: The maximum length of a chain of deltas; 1: each refers to the last full checkpoint.
+            rebase_at: A delta that would hold more than this share of the state becomes a full checkpoint.
+            xor: Store half-precision tensors that changed throughout as their compressed difference from the base.
+            saver: Write in a process or a thread; by default in a process, where possible.
+            ranks: The rank of this process, if several ranks save together; see `Ranks`.
+            commit: A coordinator that knows when all ranks have written.
+            progress: Show a progress bar for long waits on a terminal: True, False, or None for unless `on_progress`
+                is given.
 
         Raises:
-            ConfigError: The place or a policy makes no sense.
+            ConfigError: The location or a policy is invalid.
         """
         arguments.check_choices(
             when_busy=when_busy, compression=compression, saver=saver, depth=incremental_depth, rebase_at=rebase_at
         )
         if ranks is not None and ranks.size > 1 and when_busy == "skip":
-            raise ConfigError("several ranks save together, so none may skip; use when_busy='wait'", field="when_busy")
-        place = None if store is not None else arguments.place(storage_path, bucket, storage_type)
-        self._store = store or open_store(place or "", storage_options)
+            raise ConfigError("when_busy='skip' would let ranks diverge; use when_busy='wait'", field="when_busy")
+        url = None if store is not None else arguments.location(storage_path, bucket, storage_type)
+        self._store = store or open_store(url or "", storage_options)
         self._policies = arguments.all_policies(keep_count, keep_every, keep_best, policies)
         self._when_busy = when_busy
         self._options = Options(
@@ -149,25 +152,25 @@ class CheckpointManager:
         self._clock = clock or SystemClock()
         self._pacer = Pacer(arguments.checked_strategy(strategy), self._clock)
         self._catalog = Catalog(self._store)
-        self._saver = arguments.choose_saver(saver, self._store, place, storage_options)
+        self._saver = arguments.choose_saver(saver, self._store, url, storage_options)
         self._staging = Staging(self._saver.memory)
-        self._told = delta.Told()
+        self._dirty = dirty_rows.DirtyRows()
         self._finisher = ThreadPoolExecutor(1, thread_name_prefix="strata-checkpoint")
         self._saving = renewed(threading.Lock())
-        """Held from the beginning of the copy until the staging memory is free again."""
+        """Held from the start of the copy until the staging memory is free again."""
         self._copying_in: int | None = None
-        """The thread that copies at this moment."""
+        """The thread that is copying now."""
         self._saves_of_step: Counter[int] = Counter()
-        """How many have been asked for: with several ranks, this makes their names."""
+        """The number of requested saves per step, which becomes part of their ids with several ranks."""
         self._num_loads = 0
-        """Likewise, of loads that have to agree."""
+        """The number of loads on which the ranks had to agree."""
         self._last: Save | None = None
         self._failed: Save | None = None
-        """A save that failed and that nobody has heard of yet."""
+        """A failed save that has not been reported yet."""
         self._closed = False
         self._home = Home()
         withdraw = at_exit(functools.partial(_wait_at_exit, weakref.ref(self)))
-        # A saver must not stay for who forgot to close. At exit it ends with the process.
+        # The saver must end if the manager is not closed. At exit it ends with the process.
         finalize(self, _let_go, self._saver, withdraw, runs_at_exit=False)
 
     # -- saving ----------------------------------------------------------------------------------------------------
@@ -185,22 +188,22 @@ class CheckpointManager:
         replicated: Iterable[str] = (),
         on_progress: OnProgress | None = None,
     ) -> Save:
-        """Copies `state` and returns; `.wait()` on what is returned waits until it is durable.
+        """Copy `state` and return a handle; `handle.wait()` waits until the checkpoint is durable.
 
         Args:
-            dirty: For an incremental save: the rows of some tensors that have changed since the last `save`. They are
-                believed; all other tensors are compared.
-            replicated: With several ranks: patterns of tensors that are the same everywhere, so that each is written
-                by one rank only.
+            dirty: For an incremental save: the rows of some tensors that changed since the last `save`. These tensors
+                are not compared; all others are.
+            replicated: With several ranks: patterns of tensors that are equal on all ranks, so that one rank writes
+                each.
 
         Raises:
-            InvalidArgument: Something in the state cannot be stored; nothing was written.
-            CheckpointBusy: Another save is under way, and `when_busy="raise"`.
+            InvalidArgument: A value of the state cannot be stored; nothing was written.
+            CheckpointBusy: Another save is in progress, and `when_busy="raise"`.
         """
         start_s = time.perf_counter()
         self._require_open()
         id = self._next_id(arguments.count(step, "step"))
-        with self._telling(id):
+        with self._reporting_failure(id):
             kind = arguments.kind_of(checkpoint_type)
             head = Head(
                 id=id,
@@ -215,8 +218,8 @@ class CheckpointManager:
                 flat = tree.flatten(arguments.part_of_kind(state, kind))
                 leaves = self._own_leaves(flat, replicated)
                 plan = layout.plan(leaves, {"strata": str(m.VERSION), "id": id, "rank": str(self._rank)})
-            told = delta.rows_told(dirty, flat.leaves, by=self)
-            self._told.add(_held_here(told, flat), flat.leaves)  # all leaves: also those that another rank writes
+            rows = dirty_rows.resolve_dirty(dirty, flat.leaves, by=self)
+            self._dirty.add(_held_here(rows, flat), flat.leaves)  # all leaves, including those that another rank writes
             save = Save(
                 self._metadata_of(head, plan.size_bytes),
                 num_bytes=plan.size_bytes,
@@ -232,7 +235,7 @@ class CheckpointManager:
                     self._pacer.began(step, stall_s=save.stall_s)
                     self._finisher.submit(self._finish, save, future)
                 except BaseException:
-                    self._staging.forget()  # what was copied nobody has been told of
+                    self._staging.forget()  # the saver does not know this snapshot
                     self._saving.release()
                     raise
                 finally:
@@ -242,7 +245,7 @@ class CheckpointManager:
     def _hand_over(
         self, save: Save, head: Head, structure: Any, plan: layout.Layout, leaves: Sequence[tree.Leaf]
     ) -> Future[Outcome]:
-        """Copies the state; from then on it is the saver's."""
+        """Copy the state and submit it to the saver."""
         self._saver.claim()
         with paused_collector():
             changed, why = self._stage(head.type, plan, leaves)
@@ -260,7 +263,7 @@ class CheckpointManager:
             return self._saver.submit(job, save.watch)
 
     def _own_leaves(self, flat: tree.Flat, replicated: Iterable[str]) -> list[tree.Leaf]:
-        """What this rank writes of the state."""
+        """Return the leaves that this rank writes."""
         if self._ranks is None or not replicated:
             return flat.leaves
         mine = shards.replicated_share(flat.leaves, replicated, self._ranks.rank, self._ranks.size)
@@ -269,49 +272,49 @@ class CheckpointManager:
     def _stage(
         self, kind: CheckpointType, plan: layout.Layout, leaves: Sequence[tree.Leaf]
     ) -> tuple[dict[str, bytes] | None, str]:
-        """What has changed since the snapshot before, if it was compared; or why it was not."""
-        told = self._told.take()
-        self._staging.reserve(plan.size_bytes + jobs.room_for(plan))
+        """Copy the leaves; return what changed since the previous snapshot, or None and why it was not compared."""
+        dirty = self._dirty.take()
+        self._staging.reserve(plan.size_bytes + jobs.max_job_bytes(plan))
         if kind is CheckpointType.INCREMENTAL and self._staging.has_snapshot_like(plan):
-            return jobs.packed_bits(self._staging.update(plan, leaves, told)), ""
+            return jobs.packed_bits(self._staging.update(plan, leaves, dirty)), ""
         had_snapshot = self._staging.has_snapshot
         self._staging.fill(plan, leaves)
         if kind is not CheckpointType.INCREMENTAL:
             return None, ""
         if had_snapshot:
-            return None, "the last save was of other tensors, so there was nothing to compare with"
+            return None, "the last save had other tensors, so there was nothing to compare with"
         return None, "it is the first save since the start, so there was nothing to compare with"
 
     def maybe_save(self, state: Any, *, step: int, **save_arguments: Any) -> Save | None:
-        """Saves if the strategy finds that it is time. `state` may be a function that makes it: called only then."""
+        """Save if the strategy decides to. `state` may be a function that returns the state; it is called only then."""
         if not self.should_save(step):
             return None
         return self.save(state() if callable(state) else state, step=step, **save_arguments)
 
     def should_save(self, step: int) -> Decision:
-        """Whether it is time, and why. True in an `if` when it is."""
+        """Return whether the strategy saves after `step`, and why. True in an `if` when it does."""
         return self._pacer.should_save(arguments.count(step, "step"))
 
     def prepare(self, state: Any) -> None:
-        """Makes the memory ready that a save of such a state needs: the first one then stalls no longer than others."""
+        """Allocate the memory for a save of this state, so that the first save stalls no longer than later ones."""
         self._require_open()
         plan = layout.plan(tree.flatten(state).leaves, {})
         with self._saving:
             self._saver.claim()
-            self._staging.reserve(plan.size_bytes + layout.ALIGNMENT + jobs.room_for(plan))
+            self._staging.reserve(plan.size_bytes + layout.ALIGNMENT + jobs.max_job_bytes(plan))
             self._saver.prepare()
 
     def wait(self) -> None:
-        """Returns when no save is under way.
+        """Wait until no save is in progress.
 
         Raises:
-            CheckpointError, StorageError: Why one has failed that nobody waited for.
+            CheckpointError, StorageError: A save failed whose handle was not waited for.
         """
         self._home.require("this CheckpointManager")
         if not self._closed:
-            self._finisher.submit(lambda: None).result()  # it has one thread, whose waits have deadlines
+            self._finisher.submit(lambda: None).result()  # the pool has one thread, whose waits have deadlines
         failed, self._failed = self._failed, None
-        if failed is not None and failed.error is not None and not failed.was_heard:
+        if failed is not None and failed.error is not None and not failed.was_reported:
             raise failed.error
 
     @property
@@ -323,18 +326,20 @@ class CheckpointManager:
         return self._ranks.rank if self._ranks is not None else 0
 
     def _next_id(self, step: int) -> str:
-        """Before anything can fail: all ranks must count the same."""
+        """Return the id of the next save, before anything can fail: all ranks must count alike."""
         if self._ranks is None:
-            return arguments.new_id(step)
+            return new_id(step)
         self._saves_of_step[step] += 1
-        return group.checkpoint_id(self._ranks, self._saves_of_step[step], step)
+        return checkpoint_id(self._ranks, self._saves_of_step[step], step)
 
-    def _telling(self, id: str) -> AbstractContextManager[None]:
-        """Whatever fails is told to the other ranks, so that they need not wait for this one."""
-        return group.beginning(self._store, self._ranks, id) if self._ranks is not None else nullcontext()
+    def _reporting_failure(self, id: str) -> AbstractContextManager[None]:
+        """Report a failure to the other ranks, so that they do not wait for this one."""
+        return (
+            commit.reporting_early_failure(self._store, self._ranks, id) if self._ranks is not None else nullcontext()
+        )
 
     def _metadata_of(self, head: Head, num_bytes: int) -> CheckpointMetadata:
-        """As far as it is known before anything is written."""
+        """Return what is known before anything is written."""
         return CheckpointMetadata(
             id=head.id,
             step=head.step,
@@ -349,23 +354,25 @@ class CheckpointManager:
         )
 
     def _take_turn(self, save: Save) -> bool:
+        """Wait for the staging memory; return False if the save is skipped."""
         if self._copying_in == threading.get_ident():
             raise CheckpointBusy(
-                "save() was called while this very thread is in save(), by a signal's handler perhaps; let the handler "
-                "set a flag, and save after the step"
+                "save() was called inside save() of the same thread, perhaps by a signal handler; set a flag in the "
+                "handler and save after the step"
             )
         if self._saving.acquire(blocking=self._when_busy == "wait"):
             if self._closed:
                 self._saving.release()
                 self._require_open()
             return True
-        under_way = self._last.id if self._last is not None else "another"
+        current = self._last.id if self._last is not None else "another"
         if self._when_busy == "raise":
-            raise CheckpointBusy(f"checkpoint {under_way} is still being written; wait for it, or use when_busy='skip'")
-        save.skipped(f"{under_way} is still being written")
+            raise CheckpointBusy(f"checkpoint {current} is still being written; wait for it, or use when_busy='skip'")
+        save.skipped(f"{current} is still being written")
         return False
 
     def _finish(self, save: Save, future: Future[Outcome]) -> None:
+        """Complete a save in the background: wait, commit, apply retention."""
         staged_s = time.perf_counter()
         try:
             try:
@@ -375,56 +382,56 @@ class CheckpointManager:
                 self._pacer.ended(save.step, write_s=time.perf_counter() - staged_s)
             self._catalog.note(metadata)
             save.succeeded(metadata)
-        except BaseException as error:  # noqa: BLE001 - the edge of the thread: whoever waits hears it
+        except BaseException as error:  # noqa: BLE001 - a thread boundary: the handle carries it
             self._failed = save
             level = logging.INFO if save.watch.is_cancelled else logging.ERROR
-            log.log(level, "checkpoint %s was not saved: %s", save.path, error)
+            log.log(level, "saving checkpoint %s failed: %s", save.path, error)
             save.failed(error)
             return
         if self._rank == 0:
-            self._tidy(metadata.id)
+            self._clean_up(metadata.id)
 
     def _outcome(self, save: Save, future: Future[Outcome]) -> CheckpointMetadata:
         try:
             outcome = self._result(save, future)
         except CheckpointAborted as error:
-            if not executing.is_committed(self._store, save.id):
-                group.lost_saver(self._store, self._ranks or group.Ranks(), save.id, error)
+            if not executor.is_committed(self._store, save.id):
+                commit.report_lost_saver(self._store, self._ranks or Ranks(), save.id, error)
                 raise
-            return of_manifest(self._catalog.read(save.id), self._store.url)  # the saver died when all was done
+            return of_manifest(self._catalog.read(save.id), self._store.url)  # the saver died after the commit
         if outcome.metadata is None:
             return self._commit_together(outcome, save.watch)
         if self._commit is not None:
-            group.tell(self._commit, outcome.metadata)
+            commit.notify(self._commit, outcome.metadata)
         return outcome.metadata
 
     def _result(self, save: Save, future: Future[Outcome]) -> Outcome:
-        """Waits for as long as the saver writes, or may be waiting for the other ranks."""
-        patience_s = STALL_S
+        """Wait while the saver makes progress, or may be waiting for other ranks."""
+        timeout_s = STALL_S
         if self._ranks is not None:  # for their parts, and then for rank 0 to commit
-            patience_s += 3 * self._ranks.timeout_s
+            timeout_s += 3 * self._ranks.timeout_s
         num_done = -1
         while not future.done():
             if save.num_written() == num_done:
-                self._saver.give_up(f"checkpoint {save.id}: the saver has written nothing for {patience_s:g} s")
+                self._saver.interrupt(f"checkpoint {save.id}: the saver has written nothing for {timeout_s:g} s")
             num_done = save.num_written()
-            wait_for([future], patience_s)
+            wait_for([future], timeout_s)
         return future.result()
 
     def _commit_together(self, outcome: Outcome, watch: Watch) -> CheckpointMetadata:
-        """With a coordinator: it knows at once when a rank is not going to come."""
+        """Commit with the coordinator, which knows at once when a rank dies."""
         assert outcome.part is not None
-        ranks = self._ranks or group.Ranks()
+        ranks = self._ranks or Ranks()
         try:
-            manifest = group.finish(
+            manifest = commit.finish(
                 self._store, ranks, outcome.part, outcome.head, commit=self._commit, clock=self._clock, watch=watch
             )
         except BaseException:
-            executing.give_up(self._store, ranks, outcome.head.id)
+            executor.clean_up(self._store, ranks, outcome.head.id)
             raise
         return of_manifest(manifest, self._store.url)
 
-    # -- looking ---------------------------------------------------------------------------------------------------
+    # -- listing ---------------------------------------------------------------------------------------------------
 
     @property
     def place(self) -> str:
@@ -432,13 +439,14 @@ class CheckpointManager:
         return self._store.url
 
     def list(self) -> Sequence[CheckpointMetadata]:
-        """All that are committed, oldest first."""
+        """Return all committed checkpoints, oldest first."""
         return self._catalog.summaries()
 
     def get(self, *, step: int | None = None, id: str | None = None) -> CheckpointMetadata:
-        """
+        """Return the checkpoint with this step or id, or the newest one.
+
         Raises:
-            NoCheckpoint: There is none such.
+            NoCheckpoint: No such checkpoint exists.
         """
         return of_manifest(self._find(step, id), self._store.url)
 
@@ -447,17 +455,18 @@ class CheckpointManager:
         return self._catalog.find(step=step, id=id)
 
     def latest(self) -> CheckpointMetadata | None:
+        """Return the newest checkpoint, or None."""
         found = self._catalog.summaries()
         return found[-1] if found else None
 
     @property
     def schedule(self) -> str:
-        """When `maybe_save` saves and what stays, in words."""
+        """A description of when `maybe_save` saves and which checkpoints are kept."""
         return f"{policy.in_words(self._pacer.strategy)}; {retention.in_words(self._policies)}"
 
     @property
     def problems(self) -> dict[str, str]:
-        """What the last look passed over: id → why."""
+        """The checkpoints that the last listing ignored: id → why."""
         return dict(self._catalog.problems)
 
     # -- loading ---------------------------------------------------------------------------------------------------
@@ -473,22 +482,23 @@ class CheckpointManager:
         mmap: bool = False,
         on_progress: OnProgress | None = None,
     ) -> Any:
-        """The state as it was saved. Without `step` or `id`, of the newest checkpoint that can be trusted: one that
-        cannot is put into quarantine, and the one before it is tried. With several ranks, all must call it then: they
-        load the same one.
+        """Return the state as it was saved.
+
+        Without `step` or `id`, load the newest checkpoint that can be trusted: a corrupt one is put into quarantine,
+        and the one before it is tried. With several ranks, all must call it then, and load the same checkpoint.
 
         Args:
             only: Patterns of tensor names (`["model.*"]`); nothing else is read.
-            slices: Of some tensors a part: name → (start, shape). Only what meets it is read.
-            mmap: Maps files of a local directory instead of reading them: pages come when they are touched, and are
-                not verified. What cannot be mapped is read.
+            slices: Parts of some tensors: name → (start, shape). Only what they cover is read.
+            mmap: Map files of a local directory instead of reading them: pages are read when they are touched, and are
+                not verified. Tensors that cannot be mapped are read.
 
         Raises:
-            NoCheckpoint: There is none.
-            CheckpointInvalid: The one that was named cannot be trusted; the message names file and tensor.
+            NoCheckpoint: No such checkpoint exists.
+            CheckpointInvalid: The requested checkpoint cannot be trusted; the message names the file and the tensor.
         """
 
-        device = rebuild.device_of(map_location)
+        device = loading.device_of(map_location)
 
         def use(manifest: Manifest) -> Any:
             structure = loading.structure_for(manifest, self._rank, only)
@@ -513,151 +523,155 @@ class CheckpointManager:
         return watching(f"loading {manifest.id}", num_bytes, on_progress=on_progress, show=self._progress)
 
     def _trusted(self, step: int | None, id: str | None, use: Callable[[Manifest], T]) -> T:
-        """Of the one that is named; else of the newest of which `use` finds nothing wrong."""
+        """Return the result of `use` for the requested checkpoint, or for the newest one that can be trusted."""
         if step is not None or id is not None:
             return use(self._find(step, id))
-        refused: dict[str, str] = {}
+        rejected: dict[str, str] = {}
 
-        def unless_refused(manifest: Manifest) -> T:
+        def use_or_reject(manifest: Manifest) -> T:
             try:
                 return use(manifest)
             except CheckpointInvalid as error:
-                if not executing.is_committed(self._store, manifest.id) and len(refused) < MAX_GONE:
-                    self._catalog.forget(manifest.id)  # somebody's retention was at work, so there is a newer one
+                if not executor.is_committed(self._store, manifest.id) and len(rejected) < MAX_DELETED:
+                    self._catalog.forget(manifest.id)  # retention deleted it, so there is a newer one
                 else:
-                    log.warning("checkpoint %s cannot be trusted, the one before it is tried: %s", manifest.id, error)
+                    log.warning("checkpoint %s cannot be trusted, trying the one before it: %s", manifest.id, error)
                     self._catalog.quarantine(manifest.id, str(error))
-                refused[manifest.id] = str(error)
+                rejected[manifest.id] = str(error)
                 raise
 
         if self._ranks is not None and self._ranks.size > 1:
             self._num_loads += 1
             choice = Choice(self._store, self._ranks, self._num_loads)
             return choice.load(
-                lambda others: self._catalog.newest_but({*refused, *others}),
+                lambda others: self._catalog.newest_except({*rejected, *others}),
                 lambda chosen: self._catalog.find(id=chosen),
-                unless_refused,
+                use_or_reject,
             )
-        while (manifest := self._catalog.newest_but(refused)) is not None:
+        while (manifest := self._catalog.newest_except(rejected)) is not None:
             with suppress(CheckpointInvalid):
-                return unless_refused(manifest)
-        reasons = "; ".join([f"{id}: {why}" for id, why in {**self._catalog.problems, **refused}.items()][:5])
-        raise NoCheckpoint(f"there is no checkpoint in {self._store.url}" + (f" ({reasons})" if reasons else ""))
+                return use_or_reject(manifest)
+        reasons = "; ".join([f"{id}: {why}" for id, why in {**self._catalog.problems, **rejected}.items()][:5])
+        raise NoCheckpoint(f"{self._store.url} has no checkpoint" + (f" ({reasons})" if reasons else ""))
 
     def restore(
         self, into: Mapping[str, Any], *, step: int | None = None, id: str | None = None, strict: bool = True
     ) -> CheckpointMetadata:
-        """Loads the parts of a saved dict into modules, optimizers and whatever else has `load_state_dict`.
+        """Load the entries of a saved dict into modules, optimizers and other objects with `load_state_dict`.
 
-        Gives what is known of the checkpoint: its step, its epoch, its metadata. With several ranks, all must call it.
+        Return the metadata of the checkpoint, such as its step and epoch. With several ranks, all must call it.
 
         Raises:
-            NoCheckpoint: There is none.
-            InvalidArgument: `strict`, and the checkpoint has no such part.
+            NoCheckpoint: No such checkpoint exists.
+            InvalidArgument: `strict` is set, and the checkpoint lacks an entry.
         """
         arguments.check_targets(into)
-        held = loading.Places(into)
+        targets = loading.DTensorTargets(into)
 
         def use(manifest: Manifest) -> tuple[Manifest, Any]:
             structure = loading.parts_for(manifest, self._rank, into)
-            slices = loading.slices_held(manifest, structure, held.within(manifest))
+            slices = loading.slices_held(manifest, structure, targets.within(manifest))
             with self._watching(manifest, structure, slices) as watch:
                 return manifest, loading.load(self._store, manifest, structure, slices=slices, watch=watch)
 
         manifest, state = self._trusted(step, id, use)
         missing = [key for key in into if key not in state]
         if missing and (strict or len(missing) == len(into)):
-            cure = "; strict=False restores the others" if len(missing) < len(into) else ""
+            cure = "; pass strict=False to restore the others" if len(missing) < len(into) else ""
             raise InvalidArgument(
-                f"checkpoint {manifest.id} has no part {', '.join(map(repr, missing))}{cure}", field="into"
+                f"checkpoint {manifest.id} has no entry {', '.join(map(repr, missing))}{cure}", field="into"
             )
-        places = held.within(manifest)
+        places = targets.within(manifest)
         for key, target in into.items():
             if key not in missing:
                 loading.load_into(target, state[key], path=key, strict=strict, places=places)
-        self._staging.forget()  # rows that are told from now on are not all that differ from the last save
+        self._staging.forget()  # rows reported from now on are not all that differs from the last save
         self._pacer.restored(manifest.step)
         return of_manifest(manifest, self._store.url)
 
-    # -- checking and removing -------------------------------------------------------------------------------------
+    # -- verifying and deleting ------------------------------------------------------------------------------------
 
     def verify(self, *, step: int | None = None, id: str | None = None) -> CheckpointMetadata:
-        """Reads every byte of a checkpoint and compares it with its hash.
+        """Read every byte of a checkpoint and compare it with its hash.
 
         Raises:
-            CheckpointInvalid: Something differs; the message says what.
+            CheckpointInvalid: The checkpoint cannot be trusted; the message names the file and the tensor.
         """
         manifest = self._find(step, id)
         with watching(f"verifying {manifest.id}", manifest.size_bytes, show=self._progress) as watch:
-            verifying.verify(self._store, manifest, watch=watch)
+            integrity.verify(self._store, manifest, watch=watch)
         return of_manifest(manifest, self._store.url)
 
     def delete(self, *, step: int | None = None, id: str | None = None) -> None:
-        """
+        """Delete a checkpoint.
+
         Raises:
-            NoCheckpoint: There is none such.
-            InvalidArgument: Another checkpoint refers to it, it is a symbolic link, or none is named.
+            NoCheckpoint: No such checkpoint exists.
+            InvalidArgument: Another checkpoint needs it, it is a symbolic link, or neither step nor id is given.
         """
         if step is None and id is None:
-            raise InvalidArgument("delete() removes nothing that is not named; say step= or id=", field="step")
+            raise InvalidArgument("delete() needs a checkpoint; pass step= or id=", field="step")
         step, id = arguments.which(step, id)
         files = inspect.removable(self._store, self._catalog, step=step, id=id)
         inspect.remove(self._store, self._catalog, files)
 
     def compact(self, *, step: int | None = None, id: str | None = None) -> CheckpointMetadata:
-        """Writes an incremental checkpoint anew, in full, and removes it: its bases are needed no longer. A full one
-        stays as it is.
+        """Replace an incremental checkpoint by a full one, so that it no longer needs its bases.
+
+        A full checkpoint is left as it is.
 
         Raises:
-            NoCheckpoint: There is none such.
-            CheckpointInvalid: It cannot be trusted; it stays as it is.
-            InvalidArgument: Others refer to it; compact these first.
+            NoCheckpoint: No such checkpoint exists.
+            CheckpointInvalid: It cannot be trusted; it is left as it is.
+            InvalidArgument: Other checkpoints need it; compact these first.
         """
         manifest = self._find(step, id)
         if not manifest.bases:
             return of_manifest(manifest, self._store.url)
         inspect.removable(self._store, self._catalog, id=manifest.id)
         with watching(f"compacting {manifest.id}", manifest.size_bytes, show=self._progress) as watch:
-            whole = of_manifest(compacting.compact(self._store, manifest, watch=watch), self._store.url)
+            whole = of_manifest(compaction.compact(self._store, manifest, watch=watch), self._store.url)
         self._catalog.note(whole)
         inspect.remove(self._store, self._catalog, inspect.removable(self._store, self._catalog, id=manifest.id))
         return whole
 
-    def _tidy(self, just_saved: str) -> None:
-        """After a commit, never before: what the policies let go, and what dead writers left."""
+    def _clean_up(self, just_saved: str) -> None:
+        """Apply retention and delete leftovers of dead writers, after a commit and never before."""
         try:
             self._remove_old(just_saved)
-            now_s = inspect.files_of(self._store, just_saved).modified_at_s  # by the store's clock, as all else is
+            now_s = inspect.files_of(
+                self._store, just_saved
+            ).modified_at_s  # by the store's clock, like all other times
             for files in inspect.leftovers(self._store):
-                if files.is_given_up(now_s=now_s) and inspect.collect(self._store, files):
-                    log.info("the leftovers of %s are gone: nobody wrote into it for an hour", files.id)
+                if files.is_abandoned(now_s=now_s) and inspect.collect(self._store, files):
+                    log.info("deleted the leftovers of %s, which had not changed for an hour", files.id)
             inspect.sweep(self._store)
         except (StrataError, OSError) as error:
-            log.warning("old checkpoints could not be removed; the next save tries again: %s", error)
-        except Exception:  # a policy of the user's
-            log.exception("old checkpoints could not be removed; the next save tries again")
+            log.warning("could not delete old checkpoints; the next save tries again: %s", error)
+        except Exception:  # in a policy of the user
+            log.exception("could not delete old checkpoints; the next save tries again")
 
     def _remove_old(self, just_saved: str) -> None:
-        """One at a time, each by a new look: another manager may just have saved what refers to it."""
+        """Delete one checkpoint at a time, after a new listing: another manager may have saved one that needs it."""
         while True:
-            there = self.list()
-            if all(one.id != just_saved for one in there):
-                return  # somebody has removed it, or puts something else in its place
+            checkpoints = self.list()
+            if all(one.id != just_saved for one in checkpoints):
+                return  # deleted or replaced meanwhile
             links = links_in(self._store)  # not ours to remove
-            wanted = retention.removals(there, self._policies, just_saved=just_saved)
+            wanted = retention.removals(checkpoints, self._policies, just_saved=just_saved)
             removals = [one for one in wanted if one.id not in links]
             if not removals:
                 return
-            log.info("checkpoint %s goes: %s", removals[0].id, removals[0].reason)
+            log.info("deleting checkpoint %s: %s", removals[0].id, removals[0].reason)
             inspect.remove(self._store, self._catalog, inspect.files_of(self._store, removals[0].id))
 
-    # -- life ------------------------------------------------------------------------------------------------------
+    # -- closing ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Waits for the save under way. Loading is still possible.
+        """Wait for the save in progress and end the saver. Loading remains possible.
 
         Raises:
-            CheckpointError, StorageError: Why a save has failed that nobody waited for.
+            CheckpointError, StorageError: A save failed whose handle was not waited for.
         """
         if self._closed or not self._home.is_here:
             return
@@ -680,31 +694,31 @@ class CheckpointManager:
         try:
             self.close()
         except StrataError:
-            if error is None:  # else that one matters more
+            if error is None:  # otherwise `error` matters more
                 raise
 
     def _require_open(self) -> None:
         if self._closed:
-            raise InvalidArgument("the CheckpointManager is closed; make a new one")
+            raise InvalidArgument("the CheckpointManager is closed; create a new one")
         self._home.require("this CheckpointManager")
 
 
 def _wait_at_exit(reference: weakref.ref[CheckpointManager]) -> None:
-    """A program may end without closing: what it has staged is written first."""
+    """Wait for the staged snapshot before the process exits, if the manager was not closed."""
     manager = reference()
     if manager is None:
         return
     last = manager._last
-    if last is not None and not last.until_ended(TELL_AFTER_S):
+    if last is not None and not last.until_ended(EXIT_WARNING_AFTER_S):
         log.warning(
-            "checkpoint %s is being written (%.0f%%), and this process ends after it; Ctrl-C ends it now",
+            "waiting for checkpoint %s (%.0f%% written) before this process exits; press Ctrl-C to exit now",
             last.path,
             last.progress * 100,
         )
     try:
         manager.wait()
     except StrataError as error:
-        log.error("a checkpoint was not saved: %s", error)  # noqa: TRY400 - whoever reads it knows where
+        log.error("saving a checkpoint failed: %s", error)  # noqa: TRY400 - a traceback would not help
 
 
 def _let_go(saver: Saver, withdraw: Callable[[], None]) -> None:
@@ -712,15 +726,15 @@ def _let_go(saver: Saver, withdraw: Callable[[], None]) -> None:
     saver.let_go()
 
 
-def _held_here(told: Mapping[str, Any] | None, flat: tree.Flat) -> Mapping[str, Any] | None:
-    """Without the tensors of which this rank has no rows to tell of: all of them are on other ranks."""
-    none = [name for name, rows in (told or {}).items() if hasattr(rows, "__len__") and len(rows) == 0]
-    if told is None or not none:
-        return told
+def _held_here(dirty: Mapping[str, Any] | None, flat: tree.Flat) -> Mapping[str, Any] | None:
+    """Drop empty entries of tensors that only other ranks hold."""
+    empty = [name for name, rows in (dirty or {}).items() if hasattr(rows, "__len__") and len(rows) == 0]
+    if dirty is None or not empty:
+        return dirty
     held = {leaf.tensor for leaf in flat.leaves}
     elsewhere = [name for name in tree.names_in(flat.structure) if name not in held]
-    gone = {name for name in none if any(other == name or other.endswith(f".{name}") for other in elsewhere)}
-    return {name: rows for name, rows in told.items() if name not in gone}
+    dropped = {name for name in empty if any(other == name or other.endswith(f".{name}") for other in elsewhere)}
+    return {name: rows for name, rows in dirty.items() if name not in dropped}
 
 
 def _job_tensors(plan: layout.Layout, leaves: Sequence[tree.Leaf]) -> Iterator[JobTensor]:

@@ -1,7 +1,7 @@
-"""Which checkpoints to keep. Pure: what there is goes in, what may go comes out, each with the reason.
+"""Retention: which checkpoints to keep. Pure: checkpoints in, removals with their reasons out.
 
-Policies are composed by union: a checkpoint stays if any of them wants it. Whatever they say, the newest stays, and so
-does every base that a checkpoint which stays refers to.
+A checkpoint is kept if any policy keeps it. The newest checkpoint is always kept, and so is every base of a kept one.
+To add a policy, implement `Policy.keep`.
 """
 
 from __future__ import annotations
@@ -15,18 +15,20 @@ from strata.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from strata.checkpoint.metadata import CheckpointMetadata
+    from strata.checkpoint.catalog import CheckpointMetadata
 
 
 class Policy(Protocol):
+    """Decides which checkpoints to keep."""
+
     def keep(self, checkpoints: Sequence[CheckpointMetadata]) -> dict[str, str]:
-        """Id → why it stays. The checkpoints come oldest first."""
+        """Return the ids to keep, with the reasons. The checkpoints are sorted, oldest first."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class KeepCount:
-    """The newest so many."""
+    """Keep the newest checkpoints."""
 
     count: int
 
@@ -39,7 +41,7 @@ class KeepCount:
 
 @dataclass(frozen=True, slots=True)
 class KeepEvery:
-    """One every so many steps, for good."""
+    """Keep the first checkpoint of every interval of steps, forever."""
 
     steps: int
 
@@ -50,12 +52,12 @@ class KeepEvery:
         first_of: dict[int, str] = {}
         for checkpoint in checkpoints:
             first_of.setdefault(checkpoint.step // self.steps, checkpoint.id)
-        return {id: f"the first of steps {n * self.steps} and on" for n, id in first_of.items()}
+        return {id: f"the first from step {n * self.steps} on" for n, id in first_of.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class KeepBest:
-    """The best so many by a number in their metadata; those without it are not kept for it."""
+    """Keep the best checkpoints by a number in their metadata; those without it do not count."""
 
     metric: str
     mode: Literal["min", "max"] = "min"
@@ -63,7 +65,7 @@ class KeepBest:
 
     def __post_init__(self) -> None:
         if self.mode not in ("min", "max"):
-            raise ConfigError(f"mode={self.mode!r} is neither 'min' nor 'max'", field="keep_best")
+            raise ConfigError(f"mode={self.mode!r} is invalid; use 'min' or 'max'", field="keep_best")
         _require_whole(self.count, "count", "keep_best")
 
     def keep(self, checkpoints: Sequence[CheckpointMetadata]) -> dict[str, str]:
@@ -80,11 +82,11 @@ class KeepBest:
 
 def _require_whole(value: object, name: str, field: str) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"{name}={value!r} must be a whole number, 1 or more", field=field)
+        raise ConfigError(f"{name}={value!r} is invalid; use an integer of 1 or more", field=field)
 
 
 def in_words(policies: Sequence[Policy]) -> str:
-    """What stays, for people."""
+    """Describe what is kept."""
     return f"{' and '.join(map(_in_words, policies))} are kept" if policies else "all are kept"
 
 
@@ -95,13 +97,15 @@ def _in_words(policy: Policy) -> str:
         case KeepEvery(steps):
             return f"one of every {steps} steps"
         case KeepBest(metric, mode, count):
-            return f"the {count} with the {'least' if mode == 'min' else 'greatest'} {metric}"
+            return f"the {count} with the {'lowest' if mode == 'min' else 'highest'} {metric}"
         case _:
-            return f"what {type(policy).__name__} wants"
+            return f"what {type(policy).__name__} keeps"
 
 
 @dataclass(frozen=True, slots=True)
 class Removal:
+    """A checkpoint to delete."""
+
     id: str
     reason: str
 
@@ -109,8 +113,9 @@ class Removal:
 def removals(
     checkpoints: Sequence[CheckpointMetadata], policies: Sequence[Policy], *, just_saved: str = ""
 ) -> list[Removal]:
-    """What may go, oldest first. Without a policy nothing does; what was just saved never does, whatever its step: who
-    goes on from an earlier one has not saved it for nothing.
+    """Return the checkpoints to delete, oldest first; none without a policy.
+
+    The checkpoint that was just saved is kept whatever its step: a run resumed from an earlier step needs it.
     """
     if not policies or not checkpoints:
         return []

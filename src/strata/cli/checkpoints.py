@@ -64,7 +64,7 @@ def ls(place: Place, storage_option: Options = None, as_json: AsJson = False) ->
 
     The exit code is not 0 if there is no such place; an empty directory is one.
     """
-    from strata.checkpoint.metadata import of_manifest  # noqa: PLC0415 (numpy is behind it)
+    from strata.checkpoint.catalog import of_manifest  # noqa: PLC0415 (numpy is behind it)
     from strata.clock import SystemClock  # noqa: PLC0415
 
     with _opened(place, storage_option) as (store, catalog):
@@ -106,8 +106,8 @@ def show(
 
     Of each tensor shape, type, size and file, and its statistics, if they are stored beside it.
     """
+    from strata.checkpoint.catalog import of_manifest  # noqa: PLC0415
     from strata.checkpoint.load import statistics  # noqa: PLC0415 (numpy is behind it)
-    from strata.checkpoint.metadata import of_manifest  # noqa: PLC0415
     from strata.checkpoint.tools.inspect import files_holding  # noqa: PLC0415
     from strata.checkpoint.tools.progress import watching  # noqa: PLC0415
 
@@ -184,7 +184,7 @@ def verify(
 
     Those in quarantine are passed over, unless they are named. The exit code is 4 if something is wrong.
     """
-    from strata.checkpoint.load import reader  # noqa: PLC0415 (numpy is behind it)
+    from strata.checkpoint.load import integrity  # noqa: PLC0415 (numpy is behind it)
     from strata.checkpoint.tools import inspect  # noqa: PLC0415 (numpy is behind it)
     from strata.checkpoint.tools.progress import watching  # noqa: PLC0415
     from strata.errors import CheckpointInvalid, NoCheckpoint  # noqa: PLC0415
@@ -204,7 +204,7 @@ def verify(
         with watching("verifying", sum(manifest.size_bytes for manifest in manifests)) as watch:
             for manifest in manifests:
                 try:
-                    reader.verify(store, manifest, watch=watch)
+                    integrity.verify(store, manifest, watch=watch)
                 except CheckpointInvalid as error:
                     wrong[manifest.id] = error.message
     good = [manifest for manifest in manifests if manifest.id not in wrong]
@@ -378,11 +378,11 @@ def repair(
         now_s = SystemClock().wall_s()
         left = inspect.leftovers(store)
         for files in left:
-            state = "given up" if files.is_given_up(now_s=now_s) else "perhaps still being written"
+            state = "given up" if files.is_abandoned(now_s=now_s) else "perhaps still being written"
             age = _duration(now_s - files.modified_at_s)
             console.print(f"{shown(_what(files))} has no manifest: {state}, last written {age} ago", soft_wrap=True)
         if collect:
-            _collect(console, store, [files for files in left if files.is_given_up(now_s=now_s)], yes=yes)
+            _collect(console, store, [files for files in left if files.is_abandoned(now_s=now_s)], yes=yes)
         elif not left and not catalog.problems:
             console.print("there is nothing to repair")
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from strata.checkpoint.metadata import CheckpointMetadata
+    from strata.checkpoint.catalog import CheckpointMetadata
     from strata.coordinator.client import Worker
 
 MAX_METADATA_BYTES = 16 << 10
@@ -22,7 +22,7 @@ MAX_METADATA_BYTES = 16 << 10
 
 
 class CoordinatorCommit:
-    """`strata.checkpoint.group.group.Commit` by way of a worker that has joined a job.
+    """`strata.checkpoint.group.commit.Commit` by way of a worker that has joined a job.
 
         manager = CheckpointManager(path, ranks=ranks, commit=CoordinatorCommit(worker))
 

@@ -1,6 +1,7 @@
-"""Places where bytes are kept under names: a directory, a bucket, memory.
+"""Stores keep bytes under keys: in a local directory, an object store or memory.
 
-`open_store(url)` gives the one that a URL names; what each of them promises stands in `base.Store`.
+`open_store(url)` opens the store of a URL; `base.Store` is the port that each implements. This package imports nothing
+above it, raises `StorageError` only, and knows nothing of checkpoints or datasets.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What file systems and kernels differ in, behind functions that do not.
+"""File operations that hide the differences between file systems and kernels.
 
-O_DIRECT may be missing (macOS), refused when a file is opened (tmpfs), or only when it is written to (some network and
-FUSE file systems); hard links, `fsync` of a directory and exclusive renames are missing here and there. An `fsync` that
-failed is never tried again: the kernel has dropped the pages by then, and would report success.
+O_DIRECT may be missing (macOS), or refused when a file is opened (tmpfs) or written (some network and FUSE file
+systems). Some file systems lack hard links, `fsync` of a directory or exclusive renames. A failed `fsync` is never
+retried: the kernel has already dropped the pages and would report success.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ if TYPE_CHECKING:
 ALIGNMENT = 4_096
 _O_DIRECT: int = getattr(os, "O_DIRECT", 0)
 _F_NOCACHE = 48
-"""macOS: the nearest to O_DIRECT."""
+"""The macOS counterpart of O_DIRECT."""
 _UNSUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTTY)
 _AT_FDCWD, _RENAME_NOREPLACE, _RENAME_EXCL = -100, 1, 4
 
 
 def is_aligned(data: memoryview) -> bool:
+    """Return whether O_DIRECT accepts this memory."""
     import numpy as np  # noqa: PLC0415 - only large objects need it
 
     return data.nbytes >= ALIGNMENT and bool(np.frombuffer(data, np.uint8).ctypes.data % ALIGNMENT == 0)
 
 
 def create(path: Path, *, direct: bool) -> int:
-    """A new file; past the page cache, if that is wanted and can be."""
+    """Create a file and return its descriptor; with `direct`, bypass the page cache if the file system allows it."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     if direct and _O_DIRECT:
         try:
@@ -44,7 +45,7 @@ def create(path: Path, *, direct: bool) -> int:
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
                 raise
-            path.unlink(missing_ok=True)  # refused after it was made
+            path.unlink(missing_ok=True)  # refused after the file was created
     fd = os.open(path, flags, 0o666)
     _bypass_on_mac(fd, direct=direct)
     return fd
@@ -52,7 +53,7 @@ def create(path: Path, *, direct: bool) -> int:
 
 @contextlib.contextmanager
 def opened(path: Path, *, direct: bool) -> Iterator[int]:
-    """For reading; past the page cache, if that is wanted and can be."""
+    """Open a file for reading; with `direct`, bypass the page cache if the file system allows it."""
     flags = os.O_RDONLY | os.O_CLOEXEC
     try:
         fd = os.open(path, flags | (_O_DIRECT if direct else 0))
@@ -68,31 +69,38 @@ def opened(path: Path, *, direct: bool) -> Iterator[int]:
 
 
 def is_direct(fd: int) -> bool:
+    """Return whether the descriptor bypasses the page cache."""
     return bool(_O_DIRECT and fcntl.fcntl(fd, fcntl.F_GETFL) & _O_DIRECT)
 
 
 def go_buffered(fd: int) -> None:
-    """From now on through the page cache, for every thread that uses the descriptor."""
+    """Use the page cache from now on, in every thread that uses the descriptor."""
     if is_direct(fd):
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~_O_DIRECT)
 
 
 def write_all(fd: int, data: memoryview, offset: int) -> None:
+    """Write all of `data` at `offset`."""
     while data.nbytes:
-        direct = is_direct(fd)  # before: another thread may be refused at the same time, and change it
+        direct = is_direct(fd)  # read first: another thread may switch it to buffered meanwhile
         try:
             num = os.pwrite(fd, data, offset)
         except OSError as error:
             if error.errno not in _UNSUPPORTED or not direct:
                 raise
-            go_buffered(fd)  # it was opened with O_DIRECT, and yet cannot
+            go_buffered(fd)  # the open with O_DIRECT succeeded, the write did not
             continue
         if num == 0:
-            raise OSError(errno.EIO, "nothing was written, and no reason given")
+            raise OSError(errno.EIO, "the system wrote nothing and reported no error")
         data, offset = data[num:], offset + num
 
 
 def read_all(fd: int, out: memoryview, offset: int, path: Path) -> None:
+    """Fill `out` from `offset`.
+
+    Raises:
+        StorageError: The file ends before `out` is full.
+    """
     while out.nbytes:
         direct = is_direct(fd)
         try:
@@ -103,7 +111,7 @@ def read_all(fd: int, out: memoryview, offset: int, path: Path) -> None:
             go_buffered(fd)
             continue
         if num == 0:
-            raise StorageError(f"{path} ends at {offset}, before {offset + out.nbytes}")
+            raise StorageError(f"{path} ends at byte {offset}, before byte {offset + out.nbytes}")
         out, offset = out[num:], offset + num
 
 
@@ -116,8 +124,8 @@ def _pread_into(fd: int, out: memoryview, offset: int) -> int:
 
 
 def sync(fd: int) -> None:
-    """Returns when the bytes are on the medium. Its failure is final."""
-    full = getattr(fcntl, "F_FULLFSYNC", None)  # macOS: fsync leaves them in the drive's cache
+    """Flush the file to the medium. A failure is final."""
+    full = getattr(fcntl, "F_FULLFSYNC", None)  # macOS: fsync leaves the bytes in the drive's cache
     if full is not None:
         try:
             fcntl.fcntl(fd, full)
@@ -130,7 +138,7 @@ def sync(fd: int) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """So that names in it survive; where this is not supported, the file system does it by itself or not at all."""
+    """Flush a directory, so that its names survive a crash. File systems without support are skipped."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         sync(fd)
@@ -142,21 +150,21 @@ def sync_directory(directory: Path) -> None:
 
 
 def publish_if_absent(temporary: Path, path: Path) -> None:
-    """Gives a file its name, unless there is one of that name.
+    """Give a file its final name, unless another file has it.
 
     Raises:
-        FileExistsError: There is.
+        FileExistsError: Another file has the name.
     """
     try:
-        os.link(temporary, path)  # unlike a rename, it fails if there is one
+        os.link(temporary, path)  # unlike a rename, it fails if the name exists
     except FileExistsError:
         if temporary.stat().st_nlink < 2:
             raise
-        # NFS: the link was made, the answer was lost, and the second try met the first.
+        # NFS: the link was created, the answer was lost, and the retry found the link.
     except OSError as error:
         if error.errno not in (*_UNSUPPORTED, errno.EPERM, errno.EMLINK):
             raise
-        _rename_if_absent(temporary, path)  # no hard links: exFAT, many FUSE and SMB file systems
+        _rename_if_absent(temporary, path)  # exFAT and many FUSE and SMB file systems have no hard links
         return
     temporary.unlink()
 
@@ -172,7 +180,7 @@ def _rename_if_absent(temporary: Path, path: Path) -> None:
         return
     number = ctypes.get_errno()
     if number in _UNSUPPORTED:
-        raise OSError(number, "this file system can put nothing exclusively (no links, no exclusive renames)")
+        raise OSError(number, "this file system has neither hard links nor exclusive renames")
     raise OSError(number, os.strerror(number), str(path))
 
 

@@ -1,14 +1,14 @@
-"""A directory as a store.
+"""A local directory as a store.
 
-Large objects are written with O_DIRECT from several threads: the page cache would take a second copy of them in memory,
-and flushing it is slower and far less even. Where O_DIRECT is refused (tmpfs, some network and FUSE file systems) the
-same threads write through the page cache and flush it at the end; `direct` tells which way it was.
+Large objects are written with O_DIRECT from several threads: the page cache would hold a second copy in memory, and
+flushing it is slower and far less even. Where O_DIRECT is refused (tmpfs, some network and FUSE file systems), the same
+threads write through the page cache and flush it at the end; `direct` records which way was used.
 
-What is being written has a temporary name beside its own, which is never listed. A process that is killed leaves it
-behind: `sweep` removes such files, and so does `delete` in the directories that it empties.
+A file has a temporary name until it is complete, and temporary files are never listed. A killed process leaves its
+temporary file behind: `sweep` removes it, and so does `delete` in directories that become empty.
 
-The directory itself may be a symbolic link. Links in it are not listed (`links` names them) and nothing is removed
-through them, since what they lead to lies elsewhere; a key that names something behind one can be read.
+The directory itself may be a symbolic link. Links inside it are not listed (`links` returns them), and nothing is
+deleted through them, because their targets lie elsewhere. A key behind a link can be read.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from typing import TYPE_CHECKING
 
 from strata.errors import ObjectExists, ObjectMissing, StorageDenied, StorageError, StorageFull, StorageUnavailable
 from strata.storage import files
-from strata.storage.base import TEMPORARY, Listed, byte_view, check_key, check_offset
+from strata.storage.base import TEMPORARY, Listed, Pool, byte_view, check_key, check_offset
 from strata.storage.files import ALIGNMENT
-from strata.storage.pool import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -38,16 +37,18 @@ if TYPE_CHECKING:
 PIECE_BYTES = 8 << 20
 NUM_THREADS = 4
 LEFT_AFTER_S = 3_600.0
-"""A temporary file that nobody has written to for so long is nobody's."""
+"""A temporary file that has not changed for this long has no live writer."""
 _MAX_CREATES = 10
 
 
 class LocalStore:
+    """A directory of files, one per object."""
+
     def __init__(self, directory: Path | str) -> None:
         self.root = Path(directory).expanduser().absolute()
         self.url = str(self.root)
         self.direct: bool | None = None
-        """Whether the last large object went past the page cache."""
+        """Whether the last large object bypassed the page cache; None before the first."""
         self._pool = Pool(NUM_THREADS, "strata-disk")
 
     # -- writing ---------------------------------------------------------------------------------------------------
@@ -60,15 +61,15 @@ class LocalStore:
         data = byte_view(data)
         with self._new_file(key, direct=files.is_aligned(data)) as fd:
             self._write_pieces(fd, data, watch, direct=files.is_direct(fd))
-            os.ftruncate(fd, data.nbytes)  # the last piece was rounded up
+            os.ftruncate(fd, data.nbytes)  # the last block was rounded up to the alignment
             self.direct = files.is_direct(fd)
 
     @contextlib.contextmanager
     def _new_file(self, key: str, *, direct: bool, if_absent: bool = False) -> Iterator[int]:
-        """A descriptor to write to; what was written has its name when the block ends, and is gone when it fails."""
+        """Yield a descriptor to write to. The file gets its name when the block ends, and is removed if it fails."""
         path = self._path(key)
-        temporary = path.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")  # never used, in the same directory
-        with _told(path, writing=True):
+        temporary = path.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")  # a rename must stay in one directory
+        with _translating(path, writing=True):
             fd = self._create(temporary, direct=direct)
             try:
                 try:
@@ -85,10 +86,13 @@ class LocalStore:
 
     def _create(self, temporary: Path, *, direct: bool) -> int:
         for _ in range(_MAX_CREATES):
-            with contextlib.suppress(FileNotFoundError):  # `delete` found the directory empty, just before
+            with contextlib.suppress(FileNotFoundError):  # `delete` has just removed the empty directory
                 self._make_directory(temporary.parent)
                 return files.create(temporary, direct=direct)
-        raise StorageUnavailable(f"{temporary.parent} is removed as soon as it is made; what else works in it?")
+        raise StorageUnavailable(
+            f"{temporary.parent} was removed {_MAX_CREATES} times right after it was created; "
+            "stop the other process that removes it"
+        )
 
     def _write_pieces(self, fd: int, data: memoryview, watch: Watch | None, *, direct: bool) -> None:
         whole = data.nbytes - data.nbytes % ALIGNMENT if direct else data.nbytes
@@ -116,14 +120,14 @@ class LocalStore:
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
         path = self._path(key)
-        with _told(path), open(path, "rb", opener=_open_at_once) as file:
+        with _translating(path), open(path, "rb", opener=_open_at_once) as file:
             size = _check_is_file(os.fstat(file.fileno()), path).st_size
             if size > max_bytes:
-                raise StorageError(f"{path} has {size} bytes, more than the {max_bytes} expected")
+                raise StorageError(f"{path} has {size} bytes, more than the limit of {max_bytes}")
             return file.read(max_bytes)
 
     def read_into(self, key: str, offset: int, out: memoryview) -> None:
-        """Past the page cache where `offset` and `out` lie on 4 KiB; the rest through it."""
+        """Fill `out`, bypassing the page cache where `offset` and `out` are aligned to 4 KiB."""
         path, out = self._path(key), byte_view(out)
         check_offset(offset)
         direct = offset % ALIGNMENT == 0 and out.nbytes >= PIECE_BYTES and files.is_aligned(out)
@@ -132,7 +136,10 @@ class LocalStore:
         def read(start: int) -> None:
             files.read_all(fd, out[start : min(start + PIECE_BYTES, whole)], offset + start, path)
 
-        with _told(path), files.opened(path, direct=direct) as fd:  # one descriptor: all of it is of one object
+        with (
+            _translating(path),
+            files.opened(path, direct=direct) as fd,
+        ):  # one descriptor: all bytes come from one object
             _check_is_file(os.fstat(fd), path)
             self._all(read, range(0, whole, PIECE_BYTES))
             if whole < out.nbytes:
@@ -141,13 +148,13 @@ class LocalStore:
 
     def size(self, key: str) -> int:
         path = self._path(key)
-        with _told(path):
+        with _translating(path):
             return _check_is_file(path.stat(), path).st_size
 
     def walk(self, prefix: str = "") -> Iterator[Listed]:
         top = self._path(prefix) if prefix else self.root
         found = []
-        with _told(top):
+        with _translating(top):
             for directory, _, names in os.walk(top, onerror=_raise_unless_gone):
                 for name in names:
                     if name.startswith(TEMPORARY):
@@ -160,12 +167,12 @@ class LocalStore:
 
     def children(self, prefix: str = "") -> list[str]:
         top = self._path(prefix) if prefix else self.root
-        with _told(top):
+        with _translating(top):
             return sorted(name for name in _directories(top) if _holds_objects(top / name))
 
     def links(self) -> dict[str, Path]:
-        """Names in the directory that are symbolic links, and where they lead; perhaps nowhere."""
-        with _told(self.root):
+        """Return the symbolic links directly in the directory, with their targets, which may not exist."""
+        with _translating(self.root):
             try:
                 with os.scandir(self.root) as entries:
                     return {entry.name: Path(entry.path).readlink() for entry in entries if entry.is_symlink()}
@@ -175,10 +182,10 @@ class LocalStore:
     # -- removing --------------------------------------------------------------------------------------------------
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Directories that become empty go, too.
+        """Delete objects, and directories that become empty.
 
         Raises:
-            StorageDenied: One of them lies behind a symbolic link.
+            StorageDenied: A key lies behind a symbolic link.
         """
         parents = set()
         links = self.links()
@@ -187,24 +194,23 @@ class LocalStore:
             link, _, below = key.partition("/")
             if below and link in links:
                 raise StorageDenied(
-                    f"{self.root / link} is a symbolic link to {links[link]}; nothing is removed through a link: "
-                    "remove the link, and what it leads to if nobody needs it"
+                    f"{self.root / link} is a symbolic link to {links[link]}; nothing is deleted through a link: "
+                    "delete the link itself, and its target if it is no longer needed"
                 )
-            with _told(path):
+            with _translating(path):
                 _unlink_file(path)
             parents.add(path.parent)
         for parent in sorted(parents, key=lambda path: -len(path.parts)):
             self._remove_if_empty(parent)
 
     def sweep(self, older_than_s: float = LEFT_AFTER_S, *, prefix: str = "") -> int:
-        """Removes what writers that were killed have left below `prefix`, and empty directories; gives the number of
-        files.
+        """Remove temporary files and empty directories of killed writers below `prefix`; return the number of files.
 
-        Only what nobody has touched for `older_than_s`, so that a live writer keeps its file.
+        Files that changed in the last `older_than_s` stay, because their writers may be alive.
         """
         num_removed = 0
         top = self._path(prefix) if prefix else self.root
-        with _told(top):
+        with _translating(top):
             for directory, _, _ in os.walk(top, topdown=False, onerror=_raise_unless_gone):
                 num_removed += _remove_left(Path(directory), older_than_s)
                 if Path(directory) != self.root and _age_s(Path(directory)) >= older_than_s:
@@ -213,7 +219,7 @@ class LocalStore:
         return num_removed
 
     def _remove_if_empty(self, directory: Path) -> None:
-        """Also one that holds nothing but what a dead writer left; never the file of a live one."""
+        """Remove the directory and its parents while they are empty. Temporary files of dead writers do not count."""
         while directory != self.root and directory.is_relative_to(self.root):
             with contextlib.suppress(OSError):
                 if all(name.startswith(TEMPORARY) for name in os.listdir(directory)):  # noqa: PTH208 - names
@@ -235,19 +241,19 @@ class LocalStore:
         return self.root / check_key(key)
 
     def _make_directory(self, directory: Path) -> None:
-        """Each new directory is durable before something is put into it."""
+        """Create the directory and its parents, each durable before anything is created in it."""
         missing = []
         while not directory.exists():
             missing.append(directory)
             directory = directory.parent
         for one in reversed(missing):
-            # Not `exist_ok`: that looks whether it is a directory, and somebody may have removed it again by then.
+            # Not `exist_ok`: it stats the directory afterwards, which may have been removed again by then.
             with contextlib.suppress(FileExistsError):
                 one.mkdir()
             files.sync_directory(one.parent)
 
     def _all(self, work: Callable[[int], None], starts: Iterable[int]) -> None:
-        """In the pool; when one fails the others end first, so that nobody writes any more when we raise."""
+        """Run `work` for each start in the pool. Raise only when all calls have ended, so that none still writes."""
         futures = [self._pool.submit(work, start) for start in starts]
         try:
             for future in futures:
@@ -265,11 +271,11 @@ def _publish(temporary: Path, path: Path, *, if_absent: bool) -> None:
     try:
         files.publish_if_absent(temporary, path)
     except FileExistsError:
-        raise ObjectExists(f"{path} is there already") from None
+        raise ObjectExists(f"{path} already exists") from None
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """What is a pipe, and not a file, would have us wait for somebody to write into it."""
+    """Open without blocking: a named pipe would wait for a writer."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
@@ -280,12 +286,12 @@ def _check_is_file(status: os.stat_result, path: Path) -> os.stat_result:
 
 
 def _unlink_file(path: Path) -> None:
-    """Unless there is none: also where a directory has its name, or a file that of its directory."""
+    """Delete the file if it exists; ignore a directory of that name, or a file in the place of its directory."""
     try:
         path.unlink(missing_ok=True)
     except (IsADirectoryError, NotADirectoryError):
         pass
-    except PermissionError:  # what macOS says of a directory
+    except PermissionError:  # what macOS raises for a directory
         if not path.is_dir():
             raise
 
@@ -299,7 +305,7 @@ def _directories(top: Path) -> list[str]:
 
 
 def _holds_objects(directory: Path) -> bool:
-    """And not only what is being written, or empty directories."""
+    """Return whether the directory holds more than temporary files and empty directories."""
     below = []
     try:
         with os.scandir(directory) as entries:
@@ -331,33 +337,33 @@ def _remove_left(directory: Path, older_than_s: float) -> int:
 
 
 def _raise_unless_gone(error: OSError) -> None:
-    """A directory that cannot be read is not an empty one."""
+    """Raise unless the directory was removed: an unreadable directory is not an empty one."""
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
         raise error
 
 
 @contextlib.contextmanager
-def _told(path: Path, *, writing: bool = False) -> Iterator[None]:
-    """The system's errors, in our words."""
+def _translating(path: Path, *, writing: bool = False) -> Iterator[None]:
+    """Translate errors of the system into `StorageError`."""
     try:
         yield
     except StorageError:
         raise
     except OSError as error:
-        raise _translated(error, path, writing=writing) from error
+        raise _translate(error, path, writing=writing) from error
 
 
-def _translated(error: OSError, path: Path, *, writing: bool) -> StorageError:
-    said = error.strerror or str(error)
+def _translate(error: OSError, path: Path, *, writing: bool) -> StorageError:
+    text = error.strerror or str(error)
     is_loop = error.errno == errno.ELOOP  # of symbolic links
     if is_loop or isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError | FileExistsError):
         if not writing:
-            return ObjectMissing(f"{path} is not there")
+            return ObjectMissing(f"{path} does not exist")
         return StorageError(
-            f"{path}: {said}; in a directory, one name cannot be an object and have others below it: choose another key"
+            f"{path}: {text}; in a directory, a key cannot be both an object and a prefix of others: choose another key"
         )
     if isinstance(error, PermissionError) or error.errno == errno.EROFS:
-        return StorageDenied(f"{path}: {said}; check its owner and rights, and whether it is mounted for writing")
+        return StorageDenied(f"{path}: {text}; check its owner and permissions, and whether it is mounted read-only")
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return StorageFull(f"{path}: {said}; free some space, keep fewer checkpoints, or raise the quota (ulimit -f)")
-    return StorageUnavailable(f"{path}: {said}; look at the system's log (dmesg), and whether the disk is healthy")
+        return StorageFull(f"{path}: {text}; free some space, keep fewer checkpoints, or raise the quota (ulimit -f)")
+    return StorageUnavailable(f"{path}: {text}; check the system log (dmesg) and the health of the disk")

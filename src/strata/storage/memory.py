@@ -1,4 +1,4 @@
-"""A store in this process's memory, for tests and for state that need not outlive it."""
+"""A store in the memory of this process, for tests and for state that need not outlive the process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class MemoryStore:
         check_key(key)
         with self._lock:
             if if_absent and key in self._objects:
-                raise ObjectExists(f"{self.url}/{key} is there already")
+                raise ObjectExists(f"{self.url}/{key} already exists")
             self._objects[key] = (bytes(data), time.time())
 
     def put_large(self, key: str, data: memoryview, *, watch: Watch | None = None) -> None:
@@ -48,7 +48,7 @@ class MemoryStore:
     def get(self, key: str, *, max_bytes: int) -> bytes:
         data = self._data(key)
         if len(data) > max_bytes:
-            raise StorageError(f"{self.url}/{key} has {len(data)} bytes, more than the {max_bytes} expected")
+            raise StorageError(f"{self.url}/{key} has {len(data)} bytes, more than the limit of {max_bytes}")
         return data
 
     def read_into(self, key: str, offset: int, out: memoryview) -> None:
@@ -56,7 +56,7 @@ class MemoryStore:
         check_offset(offset)
         piece = data[offset : offset + out.nbytes]
         if len(piece) != out.nbytes:
-            raise StorageError(f"{self.url}/{key} ends at {len(data)}, before {offset + out.nbytes}")
+            raise StorageError(f"{self.url}/{key} ends at byte {len(data)}, before byte {offset + out.nbytes}")
         out[:] = piece
 
     def size(self, key: str) -> int:
@@ -85,11 +85,11 @@ class MemoryStore:
                 self._objects.pop(key, None)
 
     def close(self) -> None:
-        """What is in it stays for whoever holds it."""
+        """Keep the objects: whoever opens the same name finds them."""
 
     def _data(self, key: str) -> bytes:
         check_key(key)
         with self._lock:
             if key not in self._objects:
-                raise ObjectMissing(f"{self.url}/{key} is not there")
+                raise ObjectMissing(f"{self.url}/{key} does not exist")
             return self._objects[key][0]

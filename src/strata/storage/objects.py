@@ -1,17 +1,17 @@
 """S3, Google Cloud Storage and Azure as stores, through obstore.
 
-Large objects go up as multipart uploads straight from the caller's memory, and come down as ranges read side by side.
+Large objects are multipart uploads straight from the caller's memory; reads fetch ranges in parallel.
 
-What is retried: obstore repeats what failed with 5xx, 429 or a broken connection, but only what cannot happen twice by
-that; we repeat the rest, where we can find out what became of the first try. Both go on until `retry_timeout_s` is
-over, so that a server may restart meanwhile. A bucket that does not exist is an answer, and not repeated.
+Retries: obstore retries requests that fail with 5xx, 429 or a broken connection, but only idempotent ones. We retry the
+others where we can find out what became of the first attempt. Both continue until `retry_timeout_s` has passed, long
+enough for a server to restart. A missing bucket is a final answer.
 
 Credentials, in this order: `storage_options`; the environment (AWS_*, AZURE_*, GOOGLE_*); for S3 the keys of a profile
 in ~/.aws (no roles, no single sign-on); the identity of the machine, container or pod.
 
-A process that is killed in the middle of an upload leaves parts that no listing shows but that S3 charges for, and so
-does one whose store does not answer any more when it gives up. Give the bucket a lifecycle rule for them
-(AbortIncompleteMultipartUpload); Google Cloud has the same rule, and Azure drops such parts after a week by itself.
+A process that is killed during an upload leaves parts that no listing shows but that S3 charges for; so does an upload
+that is abandoned while the store does not answer. Give the bucket a lifecycle rule for them
+(AbortIncompleteMultipartUpload). Google Cloud has the same rule; Azure drops such parts after a week.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ from obstore.store import AzureStore, GCSStore, S3Store
 
 from strata.errors import (
     BucketMissing,
-    CheckpointAborted,
     ConfigError,
     ObjectExists,
     ObjectMissing,
@@ -47,10 +46,10 @@ from strata.errors import (
     StorageFull,
     StorageUnavailable,
     StrataError,
+    TransferCancelled,
 )
-from strata.storage.base import Listed, Watch, byte_view, check_key, check_offset
+from strata.storage.base import Listed, Pool, Watch, byte_view, check_key, check_offset
 from strata.storage.object_options import AZURE, GCS, S3, read_settings
-from strata.storage.pool import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -58,26 +57,28 @@ if TYPE_CHECKING:
     from strata.storage.object_options import Settings
 
 MAX_PARTS = 10_000
-"""Of one upload, on S3."""
+"""The limit of S3 for one upload."""
 DELETE_AT_ONCE = 1_000
 MAX_READS = 3
-"""Of an object that is replaced while it is being read."""
+"""Attempts to read an object that is replaced while it is read."""
 MAX_BACKOFF_S = 10.0
 _WRITER = "stratawriter"
-"""Metadata of an object that was put only if absent: which call put it."""
+"""Metadata of an object that was put with `if_absent`: the id of the call that put it."""
 _CLASSES = {S3: S3Store, GCS: GCSStore, AZURE: AzureStore}
 _CODE = re.compile(r"<Code>(.*?)</Code>(?:.*?<Message>(.*?)</Message>)?", re.DOTALL)
-"""In the body of an answer."""
+"""The error code and message in the body of a response."""
 _NO_BUCKET = ("NoSuchBucket", "InvalidBucketName", "ContainerNotFound", "InvalidResourceName")
 _FULL = ("QuotaExceeded", "InsufficientStorage", "StorageFull", "507 Insufficient")
-_ASKED_FOR_IDENTITY = re.compile(
+_METADATA_REQUEST = re.compile(
     r"performing \w+ https?://[^/]+/(latest/api/token|latest/meta-data|metadata/identity|computeMetadata|v2/credentials)"
 )
-"""Nothing else was found, so the machine was asked who it is, as it would be in a cloud."""
+"""A request to the metadata service, which obstore makes when it finds no other credentials."""
 _T = TypeVar("_T")
 
 
 class ObjectStore:
+    """A bucket, or a prefix in one."""
+
     def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
         self.url = url.rstrip("/")
         self._settings = read_settings(url, storage_options, os.environ)
@@ -89,16 +90,16 @@ class ObjectStore:
 
     def put(self, key: str, data: bytes, *, if_absent: bool = False) -> None:
         path = check_key(key)
-        with self._told(key):
+        with self._translating(key):
             if if_absent:
                 self._put_if_absent(path, data)
             else:
-                self._again(lambda: self._store.put(path, data, use_multipart=False))
+                self._retry(lambda: self._store.put(path, data, use_multipart=False))
 
     def _put_if_absent(self, path: str, data: bytes) -> None:
-        """Exactly one of all callers succeeds, also when an answer was lost.
+        """Put an object for exactly one of all callers, even if a response is lost.
 
-        A try that has arrived makes the next one fail, so who finds an object looks whether it is its own.
+        An attempt that arrived makes its own retry fail, so a caller that finds an object checks whether it wrote it.
         """
         writer = uuid.uuid4().hex
 
@@ -106,16 +107,16 @@ class ObjectStore:
             try:
                 self._store.put(path, data, mode="create", use_multipart=False, attributes={_WRITER: writer})
             except AlreadyExistsError:
-                if self._again(lambda: self._writer(path)) != writer:
+                if self._retry(lambda: self._writer(path)) != writer:
                     raise
 
         try:
-            self._again(attempt)
+            self._retry(attempt)
         except AlreadyExistsError:
             raise
         except BaseError:
             with contextlib.suppress(BaseError):
-                if self._writer(path) == writer:  # it had arrived, whatever was answered
+                if self._writer(path) == writer:  # the write arrived, whatever the response was
                     return
             raise
 
@@ -123,16 +124,16 @@ class ObjectStore:
         try:
             attributes = self._store.get(path, options={"head": True}).attributes
         except FileNotFoundError:
-            return None  # removed since
+            return None  # deleted meanwhile
         return next((value for name, value in attributes.items() if name.lower() == _WRITER), None)
 
     def put_large(self, key: str, data: memoryview, *, watch: Watch | None = None) -> None:
-        """A cancelled upload is aborted when its requests under way end, so within `timeout_s`."""
+        """Upload an object. A cancelled upload ends when its requests in flight end, within `timeout_s`."""
         path, data, watch = check_key(key), byte_view(data), watch or Watch()
         watch.check()
-        with self._told(key):
+        with self._translating(key):
             if data.nbytes <= self._limits.piece_bytes:
-                self._again(lambda: self._store.put(path, data, use_multipart=False))
+                self._retry(lambda: self._store.put(path, data, use_multipart=False))
                 watch.advance(data.nbytes)
             else:
                 self._put_pieces(path, data, watch)
@@ -149,8 +150,8 @@ class ObjectStore:
                 max_concurrency=self._limits.concurrency,
             )
 
-        # Not in this thread: what hears of the progress may use obstore, which panics within a call of its own.
-        uploading = self._pool.submit(self._again, upload, while_=lambda: not pieces.begun)
+        # Not in this thread: a progress callback may use obstore, which panics inside a call of its own.
+        uploading = self._pool.submit(self._retry, upload, while_=lambda: not pieces.begun)
         uploading.add_done_callback(lambda _: pieces.done.put(0))
         num_reported = 0
         try:
@@ -158,11 +159,11 @@ class ObjectStore:
                 watch.advance(num_bytes)
                 num_reported += num_bytes
         except BaseException:
-            pieces.unwanted = True
-            wait([uploading])  # nobody reads the data any more when we raise
+            pieces.is_abandoned = True
+            wait([uploading])  # nothing reads the data once we raise
             raise
         if uploading.exception() is not None:
-            watch.check()  # what the abort met with matters less than that it was cancelled
+            watch.check()  # cancellation matters more than how the abort failed
         uploading.result()
         watch.advance(data.nbytes - num_reported)
 
@@ -175,18 +176,18 @@ class ObjectStore:
             result = self._store.get(path)
             size = result.meta["size"]
             if size > max_bytes:
-                raise StorageError(f"{self.url}/{key} has {size} bytes, more than the {max_bytes} expected")
+                raise StorageError(f"{self.url}/{key} has {size} bytes, more than the limit of {max_bytes}")
             return bytes(result.bytes())
 
-        with self._told(key):
-            return self._again(read)
+        with self._translating(key):
+            return self._retry(read)
 
     def read_into(self, key: str, offset: int, out: memoryview) -> None:
         path, out = check_key(key), byte_view(out)
         check_offset(offset)
-        with self._told(key):
+        with self._translating(key):
             if not out.nbytes:
-                self._again(lambda: self._store.head(path))
+                self._retry(lambda: self._store.head(path))
                 return
             for _ in range(MAX_READS):
                 if len(self._read_pieces(path, offset, out)) == 1:
@@ -194,11 +195,11 @@ class ObjectStore:
         raise StorageError(f"{self.url}/{key} was replaced {MAX_READS} times while it was being read")
 
     def _read_pieces(self, path: str, offset: int, out: memoryview) -> set[str | None]:
-        """The versions of the object that the pieces are of."""
+        """Read the pieces in parallel; return the versions of the object that they come from."""
 
         def read(start: int) -> str | None:
             piece = out[start : start + self._limits.piece_bytes]
-            return self._again(lambda: self._read_piece(path, offset + start, piece))
+            return self._retry(lambda: self._read_piece(path, offset + start, piece))
 
         starts = range(0, out.nbytes, self._limits.piece_bytes)
         if len(starts) == 1:
@@ -206,7 +207,7 @@ class ObjectStore:
         futures = [self._pool.submit(read, start) for start in starts]
         try:
             return {future.result() for future in futures}
-        finally:  # if one failed: nobody writes into `out` any more when we raise
+        finally:  # nothing writes into `out` once we raise
             for future in futures:
                 future.cancel()
             wait(futures)
@@ -217,32 +218,32 @@ class ObjectStore:
             result = self._store.get(path, options={"range": (start, end)})
         except BaseError as error:
             if "status code: 416" in str(error) or "but object was only" in str(error):
-                raise StorageError(f"{self.url}/{path} ends before {start}, {end} expected") from None
+                raise StorageError(f"{self.url}/{path} ends before byte {start}, expected {end} bytes") from None
             raise
         found = memoryview(result.bytes())
         if found.nbytes != out.nbytes:
-            raise StorageError(f"{self.url}/{path} ends at {start + found.nbytes}, before {end}")
+            raise StorageError(f"{self.url}/{path} ends at byte {start + found.nbytes}, before byte {end}")
         out[:] = found
         version: str | None = result.meta["e_tag"]
         return version
 
     def size(self, key: str) -> int:
         path = check_key(key)
-        with self._told(key):
-            size: int = self._again(lambda: self._store.head(path))["size"]
+        with self._translating(key):
+            size: int = self._retry(lambda: self._store.head(path))["size"]
             return size
 
     def walk(self, prefix: str = "") -> Iterator[Listed]:
         path = check_key(prefix) if prefix else None
-        with self._told(prefix):
-            found = self._again(lambda: list(itertools.chain.from_iterable(self._store.list(path))))
+        with self._translating(prefix):
+            found = self._retry(lambda: list(itertools.chain.from_iterable(self._store.list(path))))
         listed = (Listed(meta["path"], meta["size"], meta["last_modified"].timestamp()) for meta in found)
-        yield from sorted(listed, key=lambda one: one.key)  # not every server sorts as we do
+        yield from sorted(listed, key=lambda one: one.key)  # not every server sorts by bytes
 
     def children(self, prefix: str = "") -> list[str]:
         path = check_key(prefix) if prefix else None
-        with self._told(prefix):
-            found = self._again(lambda: self._store.list_with_delimiter(path))["common_prefixes"]
+        with self._translating(prefix):
+            found = self._retry(lambda: self._store.list_with_delimiter(path))["common_prefixes"]
         return sorted(below.rstrip("/").rpartition("/")[2] for below in found)
 
     # -- removing --------------------------------------------------------------------------------------------------
@@ -251,13 +252,13 @@ class ObjectStore:
         paths = [check_key(key) for key in keys]
         for start in range(0, len(paths), DELETE_AT_ONCE):
             batch = paths[start : start + DELETE_AT_ONCE]
-            with self._told(batch[0] if len(batch) == 1 else ""):
-                self._again(lambda batch=batch: self._delete(batch))  # type: ignore[misc]
+            with self._translating(batch[0] if len(batch) == 1 else ""):
+                self._retry(lambda batch=batch: self._delete(batch))  # type: ignore[misc]
 
     def _delete(self, paths: list[str]) -> None:
         try:
             self._store.delete(paths)
-        except FileNotFoundError:  # not on S3; and nobody says which, and whether the rest is gone
+        except FileNotFoundError:  # not on S3; the error does not tell which, or whether the others are deleted
             for path in paths:
                 with contextlib.suppress(FileNotFoundError):
                     self._store.delete(path)
@@ -267,8 +268,8 @@ class ObjectStore:
 
     # -- within ----------------------------------------------------------------------------------------------------
 
-    def _again(self, work: Callable[[], _T], *, while_: Callable[[], bool] = lambda: True) -> _T:
-        """Repeats what obstore would not: see the top of this file."""
+    def _retry(self, work: Callable[[], _T], *, while_: Callable[[], bool] = lambda: True) -> _T:
+        """Retry what obstore does not; see the module docstring."""
         max_retries = self._limits.max_retries
         end_s = time.monotonic() + self._limits.retry_timeout_s
         for attempt in itertools.count() if max_retries is None else range(max_retries):
@@ -282,8 +283,8 @@ class ObjectStore:
         return work()
 
     @contextlib.contextmanager
-    def _told(self, key: str) -> Iterator[None]:
-        """Obstore's errors, in our words; without theirs behind them, which may quote what must not be printed."""
+    def _translating(self, key: str) -> Iterator[None]:
+        """Translate errors of obstore, without a cause: it may quote secrets."""
         where = f"{self.url}/{key}" if key else self.url
         try:
             yield
@@ -291,21 +292,21 @@ class ObjectStore:
             raise
         except (BaseError, FileNotFoundError) as error:
             if isinstance(error, FileNotFoundError) and error.errno is not None:
-                raise  # the system's, from what hears of the progress
-            raise _translated(error, where, self._settings) from None
+                raise  # raised by a progress callback
+            raise _translate(error, where, self._settings) from None
 
 
 class _Pieces:
-    """Slices of the data, without a copy, as the upload asks for them."""
+    """Slices of the data, without a copy, as the upload requests them."""
 
     def __init__(self, data: memoryview, piece_bytes: int, watch: Watch, *, num_at_once: int) -> None:
-        least = -(-data.nbytes // MAX_PARTS)
-        self.piece_bytes = max(piece_bytes, -(-least // (1 << 20)) << 20)
+        min_bytes = -(-data.nbytes // MAX_PARTS)
+        self.piece_bytes = max(piece_bytes, -(-min_bytes // (1 << 20)) << 20)
         self.begun = False
-        self.unwanted = False
-        """Set by whoever gives the upload up."""
+        self.is_abandoned = False
+        """Set when the caller no longer wants the upload."""
         self.done: queue.SimpleQueue[int] = queue.SimpleQueue()
-        """Bytes that have arrived; 0 at the end."""
+        """Sizes of the pieces that arrived; 0 at the end."""
         self._data = data
         self._watch = watch
         self._num_at_once = num_at_once
@@ -313,16 +314,16 @@ class _Pieces:
     def __iter__(self) -> Iterator[memoryview]:
         for number, start in enumerate(range(0, self._data.nbytes, self.piece_bytes)):
             self._watch.check()
-            if self.unwanted:
-                raise CheckpointAborted("the transfer was given up")
+            if self.is_abandoned:
+                raise TransferCancelled("the upload was abandoned")
             self.begun = True
-            if number >= self._num_at_once:  # so one more has arrived
+            if number >= self._num_at_once:  # then one more has arrived
                 self.done.put(self.piece_bytes)
             yield self._data[start : start + self.piece_bytes]
 
 
 def _open(settings: Settings) -> Any:
-    # Of the three classes, each takes its own configuration under the same names.
+    # Each of the three classes takes its own configuration under the same parameter names.
     try:
         return _CLASSES[settings.kind](
             settings.bucket,
@@ -333,13 +334,13 @@ def _open(settings: Settings) -> Any:
         )
     except (UnknownConfigurationKeyError, BaseError, ValueError, TypeError) as error:
         raise ConfigError(
-            f"{settings.kind} cannot be used with these storage_options: {_said(error, settings)}",
+            f"{settings.kind} rejects these storage_options: {_describe(error, settings)}",
             field="storage_options",
         ) from None
 
 
 def _may_be_repeated(error: BaseError, max_retries: int | None) -> bool:
-    """Whether obstore gave up because it does not know what became of the request, and no retries were counted."""
+    """Return whether obstore gave up because the outcome of the request is unknown, without counted retries."""
     if isinstance(error, AlreadyExistsError):
         return False
     text = str(error).partition("\n\nDebug source")[0]
@@ -347,41 +348,41 @@ def _may_be_repeated(error: BaseError, max_retries: int | None) -> bool:
     return unsure and (max_retries is None or " retries" not in text)
 
 
-def _translated(error: Exception, where: str, settings: Settings) -> StorageError:
-    said = _said(error, settings)
+def _translate(error: Exception, where: str, settings: Settings) -> StorageError:
+    text = _describe(error, settings)
     code = _CODE.search(str(error))
     if code is not None and code[1] in _NO_BUCKET:
         what = "container" if settings.kind == AZURE else "bucket"
         return BucketMissing(
-            f"{where}: there is no {what} {settings.bucket!r} on {settings.kind} ({code[1]}); create it, or correct "
-            "its name, the endpoint or the account"
+            f"{where}: the {what} {settings.bucket!r} does not exist on {settings.kind} ({code[1]}); create it, or "
+            "correct its name, the endpoint or the account"
         )
     if isinstance(error, FileNotFoundError):
-        return ObjectMissing(f"{where} is not there")
+        return ObjectMissing(f"{where} does not exist")
     if isinstance(error, AlreadyExistsError):
-        return ObjectExists(f"{where} is there already")
+        return ObjectExists(f"{where} already exists")
     denied = isinstance(error, PermissionDeniedError | UnauthenticatedError)
-    if denied or _ASKED_FOR_IDENTITY.search(said):
+    if denied or _METADATA_REQUEST.search(text):
         return StorageDenied(
-            f"{where}: {'access denied' if denied else 'no credentials'} ({said}); credentials were taken from "
-            f"{settings.credentials}: check that they are right, not expired, and may read, write, list and delete "
-            "there; pass others as storage_options, or set them in the environment"
+            f"{where}: {'access denied' if denied else 'no credentials'} ({text}); the credentials come from "
+            f"{settings.credentials}: check that they are valid and allow read, write, list and delete here, pass "
+            "others as storage_options, or set them in the environment"
         )
     if isinstance(error, NotSupportedError):
-        return StorageError(f"{where}: the server cannot do this ({said})")
-    reason = re.split(r" in [\d.]+[nµm]?s", said, maxsplit=1)[-1]  # what follows the address
+        return StorageError(f"{where}: the server does not support this request ({text})")
+    reason = re.split(r" in [\d.]+[nµm]?s", text, maxsplit=1)[-1]  # the part after the address
     if any(word in reason for word in _FULL):
-        return StorageFull(f"{where}: {said}; free some space, keep fewer checkpoints, or raise the quota")
+        return StorageFull(f"{where}: {text}; free some space, keep fewer checkpoints, or raise the quota")
     max_retries = settings.limits.max_retries
     counted, raised = (f" and {max_retries} retries", "max_retries, ") if max_retries is not None else ("", "")
     return StorageUnavailable(
-        f"{where}: {said}; tried for up to {settings.limits.retry_timeout_s:g} s{counted}: check the endpoint, the "
+        f"{where}: {text}; tried for up to {settings.limits.retry_timeout_s:g} s{counted}: check the endpoint, the "
         f"region and the network, or raise {raised}retry_timeout_s or timeout_s in storage_options"
     )
 
 
-def _said(error: Exception, settings: Settings) -> str:
-    """One line of it, without signatures, keys and markup."""
+def _describe(error: Exception, settings: Settings) -> str:
+    """Return one line of the error, without signatures, keys and markup."""
     text = str(error).partition("\n\nDebug source")[0]
     if code := _CODE.search(text):
         text = f"{text[: text.index('<')].rstrip(': ')}: {code[1]}: {code[2] or ''}"

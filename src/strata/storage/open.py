@@ -1,4 +1,4 @@
-"""From a URL to a store."""
+"""Open the store that a URL names."""
 
 from __future__ import annotations
 
@@ -20,18 +20,20 @@ _memory: dict[str, MemoryStore] = {}
 
 
 def open_store(url: str, storage_options: Mapping[str, Any] | None = None) -> Store:
-    """A path or `file://`, `memory://NAME`, `s3://BUCKET/PREFIX`, `gs://…`, `az://CONTAINER/PREFIX`.
+    """Open a path, `file://`, `memory://NAME`, `s3://BUCKET/PREFIX`, `gs://…` or `az://CONTAINER/PREFIX`.
 
-    `storage_options` are for object stores: region, endpoint, credentials; left out, these come from the usual places
-    (environment, profile, instance).
+    `storage_options` configure object stores: region, endpoint, credentials. Options that are left out come from the
+    environment, the AWS profile or the identity of the machine.
 
     Raises:
-        ConfigError: Nobody knows the scheme, or the extra for it is not installed.
+        ConfigError: The scheme is unknown, or the extra that it needs is not installed.
     """
     scheme, separator, rest = url.partition("://")
     if not separator or scheme == "file":
         if storage_options:
-            raise ConfigError("storage_options are for object stores; a path takes none", field="storage_options")
+            raise ConfigError(
+                "storage_options configure object stores; leave them out for a path", field="storage_options"
+            )
         return LocalStore(unquote(urlsplit(url).path) if separator else url)
     if scheme == "memory":
         return _memory.setdefault(rest, MemoryStore(rest))
@@ -46,4 +48,4 @@ def open_store(url: str, storage_options: Mapping[str, Any] | None = None) -> St
         store: Store = module.ObjectStore(url, storage_options or {})
         return store
     known = ", ".join(("file", "memory", *OBJECT_SCHEMES))
-    raise ConfigError(f"{scheme}:// is not a kind of store; use a path, or one of {known}", field="storage_path")
+    raise ConfigError(f"{scheme}:// is an unknown scheme; use a path or one of {known}", field="storage_path")

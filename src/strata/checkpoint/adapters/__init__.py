@@ -1,4 +1,5 @@
-"""Strata's checkpoints behind other libraries' doors.
+"""Adapters to other libraries: `torch_dcp` for torch.distributed.checkpoint, `pytrees` for JAX.
 
-Nothing is imported here: `torch_dcp` needs torch, `pytrees` needs JAX, and neither needs the other.
+This module imports nothing: `torch_dcp` needs torch, `pytrees` needs JAX, and neither needs the other. Adapters may
+import every other folder of `checkpoint`; nothing imports them.
 """

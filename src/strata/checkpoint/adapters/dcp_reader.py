@@ -1,4 +1,4 @@
-"""`StrataStorageReader`: any checkpoint whose state is a dict, told in DCP's words."""
+"""`StrataStorageReader`: read any checkpoint whose state is a dict through torch.distributed.checkpoint."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from strata.checkpoint.adapters import dcp_names
-from strata.checkpoint.adapters.dcp_locations import Place
+from strata.checkpoint.adapters.dcp_names import StoreLocation
 from strata.checkpoint.catalog import Catalog
 from strata.checkpoint.format import buffers, dtypes, tree
 from strata.checkpoint.format import manifest as m
+from strata.checkpoint.format.shards import Box
 from strata.checkpoint.load import fetch, integrity, reader
 from strata.checkpoint.load.fetch import Source
-from strata.checkpoint.load.reader import Rectangle
-from strata.checkpoint.load.rebuild import rebuild
+from strata.checkpoint.load.state import rebuild
 from strata.errors import CheckpointInvalid, InvalidArgument
 from strata.storage import Store, Watch
 
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
 
     from torch.distributed.checkpoint.planner import LoadPlanner, ReadItem
 
-    from strata.checkpoint.adapters.dcp_names import Item
+    from strata.checkpoint.adapters.dcp_names import DcpItem
     from strata.checkpoint.format.tree import Node
 
 READ_BYTES = 256 << 20
-"""How much is read before it is copied to where it belongs; at least one part."""
+"""Read before it is copied to its targets; at least one part."""
 
 
 class StrataStorageReader(StorageReader):
-    """For `dcp.load`: of any checkpoint whose state is a dict, however it was saved. Every byte is verified."""
+    """Reads any checkpoint whose state is a dict for `dcp.load`, however it was saved. Every byte is verified."""
 
     def __init__(
         self,
@@ -57,15 +57,15 @@ class StrataStorageReader(StorageReader):
         id: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        """`place` is a directory, a URL or a store. Without `step` or `id`, the newest checkpoint is read.
+        """Read from a directory, a URL or a store. Without `step` or `id`, the newest checkpoint is read.
 
-        `dcp.load(checkpoint_id=…)` names a step or an id as well.
+        `dcp.load(checkpoint_id=…)` may also pass a step or an id.
         """
-        self._place = Place(place, storage_options)
+        self._location = StoreLocation(place, storage_options)
         self._step = step
         self._id = id
         self._manifest: m.Manifest | None = None
-        self._items: dict[str, Item] = {}
+        self._items: dict[str, DcpItem] = {}
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -78,16 +78,17 @@ class StrataStorageReader(StorageReader):
             self._step, self._id = (int(name), None) if name.isdecimal() else (None, name)
 
     def read_metadata(self, *_args: Any, **_options: Any) -> Metadata:
-        """
+        """Return DCP's metadata of the checkpoint.
+
         Raises:
-            NoCheckpoint: There is none such.
+            NoCheckpoint: No such checkpoint exists.
             CheckpointInvalid: Its manifest cannot be trusted.
-            InvalidArgument: Its state is not one that DCP can name the parts of.
+            InvalidArgument: DCP cannot represent its state.
         """
-        with self._place.opened() as store:
+        with self._location.opened() as store:
             manifest = Catalog(store).find(step=self._step, id=self._id)
         structure = manifest.structures[manifest.structure_of_rank[0]]
-        integrity.check_manifest(manifest, [structure])  # which all else believes
+        integrity.check_manifest(manifest, [structure])  # everything below trusts it
         self._manifest = manifest
         self._items, is_flattened = _items(manifest, structure)
         entries = {entry.name: entry for entry in manifest.tensors}
@@ -98,30 +99,32 @@ class StrataStorageReader(StorageReader):
         )
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """What it needs it has from `read_metadata`."""
+        """Do nothing: `read_metadata` has set up the reader."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         return replace(plan, storage_data=self._opened().id)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """
+        """Check that all ranks read the same checkpoint.
+
         Raises:
-            CheckpointInvalid: A new checkpoint came while the ranks looked for the newest.
+            CheckpointInvalid: They do not: a checkpoint was committed while they looked for the newest.
         """
         ids = sorted({plan.storage_data for plan in plans})
         if len(ids) > 1:
             raise CheckpointInvalid(
                 f"the ranks would load different checkpoints ({', '.join(ids)}): one was committed meanwhile, or they "
-                "look at different places; load again, or name one with step= or id="
+                "read different stores; load again, or pass step= or id="
             )
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """
+        """Read the items of a plan.
+
         Raises:
-            CheckpointInvalid: What was read is not what was written; the message names file and tensor.
+            CheckpointInvalid: The checkpoint cannot be trusted; the message names the file and the tensor.
         """
-        with self._place.opened() as store:
+        with self._location.opened() as store:
             self._check_headers(store, plan.items)
             self._read_tensors(store, [item for item in plan.items if item.type == LoadItemType.TENSOR], planner)
             self._read_objects(store, [item for item in plan.items if item.type == LoadItemType.BYTE_IO], planner)
@@ -130,7 +133,7 @@ class StrataStorageReader(StorageReader):
         return done
 
     def _check_headers(self, store: Store, items: Sequence[ReadItem]) -> None:
-        """Of the files that are read."""
+        """Check the headers of the files that are read."""
         manifest = self._opened()
         names = {name for item in items for name in tree.names_in(self._items[item.storage_index.fqn].node)}
         files = fetch.files_of(tensor for tensor in manifest.tensors if tensor.name in names)
@@ -139,13 +142,13 @@ class StrataStorageReader(StorageReader):
     def _read_tensors(self, store: Store, items: Sequence[ReadItem], planner: LoadPlanner) -> None:
         manifest = self._opened()
         entries = {entry.name: entry for entry in manifest.tensors}
-        for batch in _batches([_Part.of(item, entries[self._tensor_of(item)]) for item in items]):
+        for batch in _batches([_RequestedPart.of(item, entries[self._tensor_of(item)]) for item in items]):
             aliases = msgspec.structs.replace(manifest, tensors=tuple(part.entry for part in batch))
-            wanted = {part.entry.name: part.rectangle for part in batch}
+            wanted = {part.entry.name: part.box for part in batch}
             found = reader.read_slices(store, aliases, wanted, watch=Watch())
             for part in batch:
                 dtype = dtypes.BY_NAME[part.entry.dtype]
-                saved = buffers.tensor_over(found.pop(part.entry.name), dtype, part.rectangle.shape)
+                saved = buffers.tensor_over(found.pop(part.entry.name), dtype, part.box.shape)
                 _deliver(part.item, saved, planner)
 
     def _read_objects(self, store: Store, items: Sequence[ReadItem], planner: LoadPlanner) -> None:
@@ -166,17 +169,17 @@ class StrataStorageReader(StorageReader):
 
     def _opened(self) -> m.Manifest:
         if self._manifest is None:
-            raise InvalidArgument("the StrataStorageReader has not read its metadata yet; load with dcp.load()")
+            raise InvalidArgument("the StrataStorageReader has not read its metadata yet; use dcp.load()")
         return self._manifest
 
 
-def _items(manifest: m.Manifest, structure: Node) -> tuple[dict[str, Item], bool]:
-    """The items, and whether they come of a state that was flattened."""
-    told = manifest.metadata.get(dcp_names.KEY)
-    if not isinstance(told, dict):
+def _items(manifest: m.Manifest, structure: Node) -> tuple[dict[str, DcpItem], bool]:
+    """Return the items, and whether the state was flattened."""
+    stored = manifest.metadata.get(dcp_names.KEY)
+    if not isinstance(stored, dict):
         return dcp_names.items(structure), True
     found = dcp_names.top_items(structure)
-    paths = told.get("paths")
+    paths = stored.get("paths")
     if not isinstance(paths, dict):
         return found, False
     usable = {name: tuple(path) for name, path in paths.items() if isinstance(path, list) and path}
@@ -189,7 +192,7 @@ def _described(node: Node, entries: Mapping[str, m.TensorEntry]) -> TensorStorag
     entry = entries.get(node["tensor"])
     if entry is None:
         raise CheckpointInvalid(
-            f"the structure refers to tensor {node['tensor'][:200]!r}, which the checkpoint does not have"
+            f"the structure refers to tensor {node['tensor'][:200]!r}, which is not in the checkpoint"
         )
     return TensorStorageMetadata(
         properties=TensorProperties(dtype=dtypes.to_torch(dtypes.BY_NAME[entry.dtype])),
@@ -203,28 +206,28 @@ def _described(node: Node, entries: Mapping[str, m.TensorEntry]) -> TensorStorag
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """What one item asks for. Its tensor goes by a name of its own, as several items may want parts of one."""
+class _RequestedPart:
+    """The part that one item requests. Its tensor has a unique name, because several items may request parts of one."""
 
     item: ReadItem
     entry: m.TensorEntry
-    rectangle: Rectangle
+    box: Box
 
     @classmethod
-    def of(cls, item: ReadItem, entry: m.TensorEntry) -> _Part:
+    def of(cls, item: ReadItem, entry: m.TensorEntry) -> _RequestedPart:
         saved_at = item.storage_index.offset or (0,) * len(entry.shape)
         start = tuple(at + more for at, more in zip(saved_at, item.storage_offsets, strict=True))
-        rectangle = Rectangle(start, tuple(item.lengths))
+        box = Box(start, tuple(item.lengths))
         name = f"{entry.name} for {item.dest_index.fqn} at {start}"
-        return cls(item, msgspec.structs.replace(entry, name=name), rectangle)
+        return cls(item, msgspec.structs.replace(entry, name=name), box)
 
     @property
     def num_bytes(self) -> int:
-        return math.prod(self.rectangle.shape) * dtypes.BY_NAME[self.entry.dtype].itemsize
+        return math.prod(self.box.shape) * dtypes.BY_NAME[self.entry.dtype].itemsize
 
 
-def _batches(parts: Iterable[_Part]) -> Iterator[list[_Part]]:
-    batch: list[_Part] = []
+def _batches(parts: Iterable[_RequestedPart]) -> Iterator[list[_RequestedPart]]:
+    batch: list[_RequestedPart] = []
     num_bytes = 0
     for part in parts:
         if batch and num_bytes + part.num_bytes > READ_BYTES:
@@ -237,15 +240,16 @@ def _batches(parts: Iterable[_Part]) -> Iterator[list[_Part]]:
 
 
 def _deliver(item: ReadItem, saved: torch.Tensor, planner: LoadPlanner) -> None:
-    """
+    """Copy a tensor to the planner's target.
+
     Raises:
-        InvalidArgument: The planner's target has another shape.
+        InvalidArgument: The target has another shape.
     """
     target = planner.resolve_tensor(item).detach()
     if target.size() != saved.size():
         raise InvalidArgument(
-            f"{item.dest_index.fqn!r}: the target has the shape {tuple(target.size())}, the part that was planned for "
-            f"it {tuple(saved.size())}",
+            f"{item.dest_index.fqn!r}: the target has the shape {tuple(target.size())}, the planned part has "
+            f"{tuple(saved.size())}",
             field=item.dest_index.fqn,
         )
     target.copy_(saved)

@@ -1,9 +1,14 @@
-"""`StrataStorageWriter`: each rank writes one file, the coordinator gathers what was written and commits it."""
+"""`StrataStorageWriter`: save Strata checkpoints with torch.distributed.checkpoint.
+
+Each rank writes one file; DCP's coordinator rank merges what the ranks wrote into a manifest and commits it.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,38 +20,40 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from strata.checkpoint import arguments
-from strata.checkpoint.adapters.dcp_locations import Place
-from strata.checkpoint.adapters.dcp_merge import Written, merged, nested
-from strata.checkpoint.adapters.dcp_names import KEY
+from strata.checkpoint.adapters import dcp_names
+from strata.checkpoint.adapters.dcp_names import KEY, StoreLocation
+from strata.checkpoint.catalog import CheckpointMetadata, of_manifest
 from strata.checkpoint.format import buffers, layout, tree
 from strata.checkpoint.format import manifest as m
-from strata.checkpoint.metadata import CheckpointMetadata, of_manifest
+from strata.checkpoint.group.commit import publish
+from strata.checkpoint.group.ranks import new_id
 from strata.checkpoint.save.writer import file_name, write_file
 from strata.clock import SystemClock
 from strata.errors import CheckpointInvalid, InvalidArgument, ObjectMissing
 from strata.storage import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from torch.distributed.checkpoint.planner import SavePlanner, WriteItem
 
+    from strata.checkpoint.adapters.dcp_names import ItemPath
     from strata.checkpoint.format.layout import Layout
-    from strata.checkpoint.format.tree import Leaf
+    from strata.checkpoint.format.tree import Leaf, Node
     from strata.clock import Clock
     from strata.storage import Store
 
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """What the coordinator tells a rank."""
+    """What the coordinator rank sends to a rank."""
 
     id: str
     rank: int
 
 
 class StrataStorageWriter(StorageWriter):
-    """For `dcp.save` and `dcp.async_save`. May be used again: every save is a new checkpoint."""
+    """Writes checkpoints for `dcp.save` and `dcp.async_save`. Every save is a new checkpoint."""
 
     def __init__(
         self,
@@ -58,21 +65,21 @@ class StrataStorageWriter(StorageWriter):
         storage_options: Mapping[str, Any] | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`place` is a directory, a URL or a store. `dcp.save(checkpoint_id="5000")` says the step as well.
+        """Write to a directory, a URL or a store. `dcp.save(checkpoint_id="5000")` may also pass the step.
 
         Raises:
             InvalidArgument: `step`, `epoch` or `metadata` cannot be stored.
         """
-        self._place = Place(place, storage_options)
+        self._location = StoreLocation(place, storage_options)
         self._clock = clock or SystemClock()
         self.step = arguments.count(step, "step")
-        """Of the next save."""
+        """The step of the next save."""
         self.epoch = arguments.count(epoch, "epoch")
         self.metadata = arguments.checked_metadata(metadata)
         if KEY in self.metadata:
-            raise InvalidArgument(f"metadata[{KEY!r}] is for the adapter; use another key", field="metadata")
+            raise InvalidArgument(f"metadata[{KEY!r}] is reserved for the adapter; use another key", field="metadata")
         self.saved: CheckpointMetadata | None = None
-        """The last one, on the coordinator; everybody finds its id in the `storage_meta` of what `dcp.save` gives."""
+        """The last checkpoint, on the coordinator rank; on all ranks, `storage_meta` of `dcp.save` has its id."""
         self._id = ""
 
     @classmethod
@@ -80,28 +87,30 @@ class StrataStorageWriter(StorageWriter):
         return os.fspath(checkpoint_id).isdecimal()
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """
+        """Begin a save; `checkpoint_id` is its step.
+
         Raises:
-            InvalidArgument: It is not a step.
+            InvalidArgument: `checkpoint_id` is not a step.
         """
         if checkpoint_id is None:
             return
         if not self.validate_checkpoint_id(checkpoint_id):
             raise InvalidArgument(
-                f"checkpoint_id={os.fspath(checkpoint_id)!r} is not a step; say checkpoint_id='5000', or step=5000 to "
-                "the StrataStorageWriter, whose place holds all checkpoints of a run",
+                f"checkpoint_id={os.fspath(checkpoint_id)!r} is not a step; pass checkpoint_id='5000', or step=5000 to "
+                "the StrataStorageWriter, whose path holds all checkpoints of a run",
                 field="checkpoint_id",
             )
         self.step = arguments.count(int(os.fspath(checkpoint_id)), "checkpoint_id")
 
     def set_up_storage_writer(self, is_coordinator: bool, *_args: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """
+        """Check the options of the save.
+
         Raises:
-            InvalidArgument: Each rank is to save for itself, so that nobody could commit.
+            InvalidArgument: Each rank would save on its own, and none could commit.
         """
         if not kwargs.get("use_collectives", True):
             raise InvalidArgument(
-                "use_collectives=False leaves nobody to commit the ranks' files together; leave it out",
+                "use_collectives=False is not supported: no rank could commit the files of all; leave it out",
                 field="use_collectives",
             )
 
@@ -109,19 +118,20 @@ class StrataStorageWriter(StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        self._id = arguments.new_id(self.step)
+        self._id = new_id(self.step)
         return [replace(plan, storage_data=_Task(self._id, rank)) for rank, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """
+        """Write the items of this rank.
+
         Raises:
-            InvalidArgument: Something cannot be stored; nothing was written by this rank.
+            InvalidArgument: A value cannot be stored; this rank wrote nothing.
         """
         done: Future[list[WriteResult]] = Future()
-        done.set_result(self._written(plan, planner) if plan.items else [])
+        done.set_result(self._write_items(plan, planner) if plan.items else [])
         return done
 
-    def _written(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
+    def _write_items(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
         task: _Task = plan.storage_data
         tensors = [item for item in plan.items if item.type != WriteItemType.BYTE_IO]
         objects = [item for item in plan.items if item.type == WriteItemType.BYTE_IO]
@@ -131,39 +141,39 @@ class StrataStorageWriter(StorageWriter):
         leaves = [*flat.leaves, *flat_objects.leaves]
         _require_distinct(leaf.name for leaf in leaves)
         plan_of_file = layout.plan(leaves, {"strata": str(m.VERSION), "id": task.id, "rank": str(task.rank)})
-        with self._place.opened() as store:
+        with self._location.opened() as store:
             data_file, slices = _write_file(store, task, plan_of_file, leaves)
         by_name = {leaf.name: leaf for leaf in leaves}
         results = []
         for (_, node), item in zip(flat.structure["dict"], tensors, strict=True):
             leaf = by_name[node["tensor"]]
             entry = _entry_of_item(item, leaf, slices[leaf.name])
-            told = Written(id=task.id, file=data_file, entry=entry)
-            results.append(WriteResult(item.index, leaf.num_bytes, told))
+            written = WrittenItem(id=task.id, file=data_file, entry=entry)
+            results.append(WriteResult(item.index, leaf.num_bytes, written))
         for (_, node), item in zip(flat_objects.structure["dict"], objects, strict=True):
             held = [by_name[name] for name in tree.names_in(node)]
             entries = tuple(_entry(leaf.name, leaf, leaf.shape, slices[leaf.name]) for leaf in held)
-            told = Written(id=task.id, file=data_file, node=node, tensors=entries)
-            results.append(WriteResult(item.index, sum(leaf.num_bytes for leaf in held), told))
+            written = WrittenItem(id=task.id, file=data_file, node=node, tensors=entries)
+            results.append(WriteResult(item.index, sum(leaf.num_bytes for leaf in held), written))
         return results
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Puts the manifest: from then on the checkpoint exists.
+        """Commit the checkpoint.
 
         Raises:
-            CheckpointInvalid: What the ranks wrote does not make up the state; nothing is committed.
+            CheckpointInvalid: What the ranks wrote does not form the state; nothing was committed.
             InvalidArgument: The planner's data cannot be stored.
         """
         written = [(result.index.fqn, result.storage_data) for of_rank in results for result in of_rank]
-        for name, told in written:
-            if told.id != self._id:
+        for name, item in written:
+            if item.id != self._id:
                 raise CheckpointInvalid(
-                    f"{name!r} was written into checkpoint {told.id} and not into {self._id}: the planner repeated an "
-                    "old plan; use one with enable_plan_caching=False"
+                    f"{name!r} was written to checkpoint {item.id}, expected {self._id}: the planner reused an old "
+                    "plan; use a planner with enable_plan_caching=False"
                 )
         files, tensors, nodes = merged(written)
         in_order = {name: nodes[name] for name in metadata.state_dict_metadata if name in nodes}
-        structure, of_planner = nested(in_order, metadata.planner_data)
+        structure, planner_metadata = nested(in_order, metadata.planner_data)
         size_bytes = sum(file.size_bytes for file in files)
         manifest = m.Manifest(
             id=self._id,
@@ -177,19 +187,19 @@ class StrataStorageWriter(StorageWriter):
             tensors=tensors,
             structures=(structure,),
             structure_of_rank=(0,) * max(len(results), 1),
-            metadata=self.metadata | of_planner,
+            metadata=self.metadata | planner_metadata,
             full_bytes=size_bytes,
             written_bytes=size_bytes,
             model_hash=m.model_hash(tensors),
         )
-        with self._place.opened() as store:
-            store.put(f"{self._id}/{m.FILE_NAME}", m.encode(manifest), if_absent=True)
+        with self._location.opened() as store:
+            publish(store, manifest)
             self.saved = of_manifest(manifest, store.url)
         metadata.storage_meta = StorageMeta(checkpoint_id=self._id)
 
 
 def _names(items: Sequence[WriteItem]) -> list[str]:
-    """In the file: a rank may hold several slices of one tensor, which then carry their place."""
+    """Return names in the file: several slices of one tensor get their offsets as a suffix."""
     several = {fqn for fqn, count in Counter(item.index.fqn for item in items).items() if count > 1}
     return [
         f"{item.index.fqn}@{','.join(map(str, item.index.offset or ()))}"
@@ -203,8 +213,8 @@ def _object(planner: SavePlanner, item: WriteItem) -> Any:
     lookup = getattr(planner, "lookup_object", None)
     if lookup is None:
         raise InvalidArgument(
-            f"{type(planner).__name__} gives {item.index.fqn!r} as a pickle only, which a checkpoint does not hold; "
-            "derive the planner from DefaultSavePlanner, or give it lookup_object(index)",
+            f"{type(planner).__name__} provides {item.index.fqn!r} only as a pickle, which a checkpoint cannot store; "
+            "derive the planner from DefaultSavePlanner, or implement lookup_object(index)",
             field=item.index.fqn,
         )
     return lookup(item.index)
@@ -214,7 +224,7 @@ def _require_distinct(names: Iterable[str]) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise InvalidArgument(f"two tensors of the state have the name {name!r}; give one another key", field=name)
+            raise InvalidArgument(f"two tensors of the state have the name {name!r}; rename one of them", field=name)
         seen.add(name)
 
 
@@ -224,7 +234,7 @@ def _write_file(
     key = f"{task.id}/{file_name(task.rank)}"
     if _exists(store, key):
         raise InvalidArgument(
-            f"{key} has been written before: the planner repeated an old plan; use one with enable_plan_caching=False"
+            f"{key} already exists: the planner reused an old plan; use a planner with enable_plan_caching=False"
         )
     memory = memoryview(buffers.aligned_memory(plan.size_bytes))[: plan.size_bytes]
     memory[: len(plan.header)] = plan.header
@@ -272,17 +282,119 @@ def _entry(name: str, leaf: Leaf, shape: tuple[int, ...], part: m.Slice) -> m.Te
 
 
 def _entry_of_item(item: WriteItem, leaf: Leaf, part: m.Slice) -> m.TensorEntry:
-    """
+    """Return the manifest entry of a tensor item.
+
     Raises:
-        InvalidArgument: The planner gave another shape than it had announced.
+        InvalidArgument: The tensor has another shape than its plan.
     """
-    told = item.tensor_data
-    assert told is not None, "DCP's plans describe every tensor"
-    if tuple(told.chunk.sizes) != leaf.shape:
+    planned = item.tensor_data
+    assert planned is not None, "DCP's plans describe every tensor"
+    if tuple(planned.chunk.sizes) != leaf.shape:
         raise InvalidArgument(
-            f"{item.index.fqn!r} was planned with the shape {tuple(told.chunk.sizes)} and has {leaf.shape}; "
-            "the planner must give what it has announced",
+            f"{item.index.fqn!r} was planned with the shape {tuple(planned.chunk.sizes)}, but the planner provides "
+            f"{leaf.shape}; they must be equal",
             field=item.index.fqn,
         )
-    part = msgspec.structs.replace(part, start=tuple(told.chunk.offsets))
-    return _entry(item.index.fqn, leaf, tuple(told.size), part)
+    part = msgspec.structs.replace(part, start=tuple(planned.chunk.offsets))
+    return _entry(item.index.fqn, leaf, tuple(planned.size), part)
+
+
+# -- what the ranks wrote ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenItem:
+    """What a rank reports of one item. Its slices refer to `file`, without an index yet."""
+
+    id: str
+    file: m.DataFile
+    entry: m.TensorEntry | None = None
+    """Of a tensor or a slice of one; it has only this slice."""
+    node: Any = None
+    """Of an object."""
+    tensors: tuple[m.TensorEntry, ...] = ()
+    """The tensors of an object."""
+
+
+def merged(
+    written: Sequence[tuple[str, WrittenItem]],
+) -> tuple[tuple[m.DataFile, ...], tuple[m.TensorEntry, ...], dict[str, Node]]:
+    """Merge what the ranks wrote; return the files, the tensors with all their slices, and a node for each DCP name."""
+    files = list(dict.fromkeys(item.file for _, item in written))
+    number = {file: i for i, file in enumerate(files)}
+    entries: dict[str, m.TensorEntry] = {}
+    owners: dict[str, str] = {}
+    nodes: dict[str, Node] = {}
+    for name, item in written:
+        nodes[name] = item.node if item.entry is None else {"tensor": name, "as": "torch"}
+        for entry in item.tensors if item.entry is None else (item.entry,):
+            entry = msgspec.structs.replace(
+                entry, slices=(msgspec.structs.replace(entry.slices[0], file=number[item.file]),)
+            )
+            if owners.setdefault(entry.name, name) != name:
+                raise InvalidArgument(
+                    f"{name!r} and {owners[entry.name]!r} both have a tensor {entry.name!r}; rename one of them",
+                    field=name,
+                )
+            known = entries.get(entry.name)
+            entries[entry.name] = entry if known is None else _joined(known, entry)
+    _tie(entries, nodes)
+    return tuple(files), tuple(entries.values()), nodes
+
+
+def _joined(known: m.TensorEntry, more: m.TensorEntry) -> m.TensorEntry:
+    """Join slices of one tensor.
+
+    Raises:
+        CheckpointInvalid: They belong to different tensors.
+    """
+    if (known.dtype, known.shape) != (more.dtype, more.shape):
+        raise CheckpointInvalid(
+            f"tensor {known.name!r} is {known.dtype} {known.shape} on one rank and {more.dtype} {more.shape} on "
+            "another; save it under another name"
+        )
+    parts = {(part.start, part.shape): part for part in (*more.slices, *known.slices)}  # copies count once
+    filled = [part for part in parts.values() if math.prod(part.shape)]
+    kept = sorted(filled, key=lambda part: part.start) or known.slices
+    return msgspec.structs.replace(known, slices=tuple(kept))
+
+
+def _tie(entries: dict[str, m.TensorEntry], nodes: dict[str, Node]) -> None:
+    """Merge tied tensors, which are the same bytes, into one."""
+    first: dict[Any, str] = {}
+    for name, node in nodes.items():
+        if not dcp_names.is_tensor(node):
+            continue
+        entry = entries[name]
+        if not entry.num_bytes:
+            continue
+        same = first.setdefault((entry.dtype, entry.shape, entry.slices), name)
+        if same != name:
+            nodes[name] = {"tensor": same, "as": "torch"}
+            del entries[name]
+
+
+def nested(nodes: Mapping[str, Node], planner_data: Any) -> tuple[Node, dict[str, Any]]:
+    """Return the nested structure, and the metadata that DCP's names and paths need, if any."""
+    if planner_data is None:
+        return dcp_names.flat(nodes), {dcp_names.KEY: {"flattened": False}}
+    paths = _paths(planner_data)
+    in_order = {name: nodes[name] for name in (*(name for name in paths if name in nodes), *nodes)}
+    structure = dcp_names.nest(in_order, paths)
+    if structure is not None:
+        return structure, {}
+    return dcp_names.flat(in_order), {
+        dcp_names.KEY: {"paths": {name: list(paths.get(name, (name,))) for name in in_order}}
+    }
+
+
+def _paths(planner_data: Any) -> dict[str, ItemPath]:
+    if isinstance(planner_data, Mapping) and all(
+        isinstance(name, str) and isinstance(path, tuple) and path and all(type(key) in (str, int) for key in path)
+        for name, path in planner_data.items()
+    ):
+        return dict(planner_data)
+    raise InvalidArgument(
+        f"the planner's data is a {type(planner_data).__name__}, which a checkpoint cannot store; expected the paths "
+        "of the state's entries, as DefaultSavePlanner returns them"
+    )

@@ -1,12 +1,11 @@
-"""JAX pytrees: saved as nested dicts with plain names, loaded into the shape of a target.
+"""JAX pytrees: saved as nested dicts with plain names, loaded into the structure of a target.
 
-A leaf's name is its key path: `{"params": {"dense": {"kernel": …}}}` and a train state with such a field both give
-`params.dense.kernel`; places in lists and tuples are numbers, fields of namedtuples and dataclasses their names. The
-types of the nodes are not stored, the target has them: `like` is a pytree of the same structure, of arrays or of
-`jax.ShapeDtypeStruct`s (as `jax.eval_shape` gives), and each array comes back with its target's dtype, shape and
-sharding.
+The name of a leaf is its key path: `{"params": {"dense": {"kernel": …}}}` and a train state with such a field both give
+`params.dense.kernel`. Items of lists and tuples are numbered; fields of namedtuples and dataclasses keep their names.
+The types of the nodes are not stored; the target has them: `like` is a pytree of the same structure, of arrays or of
+`jax.ShapeDtypeStruct`s (from `jax.eval_shape`), and each array is loaded with its target's dtype, shape and sharding.
 
-Keys of `jax.random.key` are stored as their numbers and the name of their implementation. Needs no torch.
+Keys of `jax.random.key` are stored as their data and the name of their implementation. Needs no torch.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ T = TypeVar("T")
 KEY_IMPL = "prng_impl"
 KEY_DATA = "key_data"
 _MAX_NAMED = 5
-"""How many names an error lists."""
+"""The number of names that an error lists."""
 Path = tuple[str, ...]
 
 
 def save_pytree(manager: CheckpointManager, pytree: Any, *, step: int, **save_kwargs: Any) -> Save:
-    """`manager.save` of a pytree; `save_kwargs` are its other arguments.
+    """Save a pytree; `save_kwargs` are passed to `manager.save`.
 
     Raises:
-        InvalidArgument: A leaf cannot be stored, or two have the same name; nothing was written.
+        InvalidArgument: A leaf cannot be stored, or two leaves have the same name; nothing was written.
     """
     return manager.save(to_state(pytree), step=step, **save_kwargs)
 
@@ -47,14 +46,14 @@ def save_pytree(manager: CheckpointManager, pytree: Any, *, step: int, **save_kw
 def load_pytree(
     manager: CheckpointManager, *, like: T, step: int | None = None, id: str | None = None, strict: bool = True
 ) -> T:
-    """A pytree as `save_pytree` saved it, in the structure and with the shardings of `like`.
+    """Load a pytree that `save_pytree` saved, with the structure and the shardings of `like`.
 
-    Without `step` or `id`, of the newest checkpoint that can be trusted. `strict=False` passes over what the checkpoint
-    has and `like` has not.
+    Without `step` or `id`, load the newest checkpoint that can be trusted. `strict=False` ignores leaves of the
+    checkpoint that `like` lacks.
 
     Raises:
-        NoCheckpoint: There is none.
-        InvalidArgument: It does not fit `like`; the message says which leaf, what is there and what was expected.
+        NoCheckpoint: No such checkpoint exists.
+        InvalidArgument: The checkpoint does not fit `like`; the message names the leaf and what was found and expected.
     """
     with on_the_host():
         state = manager.load(step=step, id=id)
@@ -62,7 +61,7 @@ def load_pytree(
 
 
 def to_state(pytree: Any) -> Any:
-    """The leaves in nested dicts under their names; a bare leaf as it is.
+    """Convert a pytree to nested dicts of its leaves; a single leaf is returned as it is.
 
     Raises:
         InvalidArgument: Two leaves have the same name.
@@ -87,21 +86,20 @@ def to_state(pytree: Any) -> Any:
 
 
 def from_state(state: Any, *, like: T, strict: bool = True) -> T:
-    """The pytree that `to_state` took apart, with the structure of `like`.
+    """Convert nested dicts of `to_state` back to a pytree with the structure of `like`.
 
     Raises:
-        InvalidArgument: A leaf is missing, is there and not in `like` (unless `strict=False`), or has another shape or
-            dtype.
+        InvalidArgument: A leaf is missing, is not in `like` (unless `strict=False`), or has another shape or dtype.
     """
     targets, treedef = jax.tree_util.tree_flatten_with_path(like)
     paths = [_path(key_path) for key_path, _ in targets]
     found = [_find(state, path) for path in paths]
     missing = [path for path, value in zip(paths, found, strict=True) if value is _MISSING]
     if missing:
-        there = [path for path in _ends(state, ()) if path not in set(paths)]
+        others = [path for path in _ends(state, ()) if path not in set(paths)]
         raise InvalidArgument(
-            f"the checkpoint has no {_listed(missing)}; it has {_listed(there) or 'nothing'} that the target has not. "
-            "Load it like a pytree of the structure that was saved",
+            f"the checkpoint lacks {_listed(missing)}; the target lacks {_listed(others) or 'nothing'}. Pass a `like` "
+            "with the structure that was saved",
             field=_dotted(missing[0]),
         )
     if strict:
@@ -121,7 +119,7 @@ def _path(key_path: Sequence[Any]) -> Path:
 
 
 def _key(entry: Any) -> str:
-    """One step of a key path: a dict's key, a place in a sequence, a field's name, or the number of a child."""
+    """Return one entry of a key path: a dict key, an index, a field name or the number of a child."""
     for attribute in ("key", "idx", "name"):
         if hasattr(entry, attribute):
             return str(getattr(entry, attribute))
@@ -139,8 +137,8 @@ def _listed(paths: Sequence[Path]) -> str:
 
 def _same_name(path: Path) -> InvalidArgument:
     return InvalidArgument(
-        f"two leaves of the pytree have the name {_dotted(path)}: keys that differ in type only (1 and '1'), or a node "
-        "that names its children alike; give one another key",
+        f"two leaves of the pytree have the name {_dotted(path)}: keys that differ only in type (1 and '1'), or a node "
+        "with equal names for its children; rename one of them",
         field=_dotted(path),
     )
 
@@ -185,13 +183,13 @@ def _require_no_more(state: Any, paths: Sequence[Path], targets: Sequence[Any]) 
     more = [path for path in _ends(state, ()) if path not in wanted]
     if more:
         raise InvalidArgument(
-            f"the checkpoint has {_listed(more)}, and the target has not; strict=False passes over it",
+            f"the target lacks {_listed(more)} of the checkpoint; pass strict=False to ignore it",
             field=_dotted(more[0]),
         )
 
 
 def _placed(value: Any, target: Any, name: str) -> Any:
-    """What was saved, as the target's leaf is: checked, and on its devices."""
+    """Check a saved value against its target, and put it on the target's devices."""
     if _is_key(target):
         return _key_placed(value, target, name)
     if isinstance(target, jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic):
@@ -202,66 +200,71 @@ def _placed(value: Any, target: Any, name: str) -> Any:
             return np.asarray(value)[()]
         return _require_kept(_on_devices(value, target), name, target.dtype)
     if isinstance(value, dict):
-        raise _unfit(name, f"a node with {_listed([(str(key),) for key in value])}", f"a {type(target).__name__}")
+        raise _mismatch(name, f"a node with {_listed([(str(key),) for key in value])}", f"a {type(target).__name__}")
     if isinstance(target, numbers.Number) and isinstance(value, numbers.Number):
         return value
     if type(value) is not type(target):
-        raise _unfit(name, f"a {type(value).__name__}", f"a {type(target).__name__}")
+        raise _mismatch(name, f"a {type(value).__name__}", f"a {type(target).__name__}")
     return value
 
 
 def _require_fits(value: Any, shape: tuple[int, ...], dtype: Any, name: str) -> None:
     if not isinstance(value, jax.Array | np.ndarray | np.generic):
-        raise _unfit(name, f"a {type(value).__name__}", _array_words(shape, dtype))
+        raise _mismatch(name, f"a {type(value).__name__}", _describe_array(shape, dtype))
     if value.shape != tuple(shape) or value.dtype != dtype:
-        raise _unfit(name, _array_words(value.shape, value.dtype), _array_words(shape, dtype))
+        raise _mismatch(name, _describe_array(value.shape, value.dtype), _describe_array(shape, dtype))
 
 
-def _array_words(shape: tuple[int, ...], dtype: Any) -> str:
+def _describe_array(shape: tuple[int, ...], dtype: Any) -> str:
     return f"an array of {dtype} {tuple(shape)}"
 
 
-def _unfit(name: str, found: str, expected: str) -> InvalidArgument:
+def _mismatch(name: str, found: str, expected: str) -> InvalidArgument:
     return InvalidArgument(
-        f"{name} is {found} in the checkpoint, expected {expected}; load it like what was saved, and convert it then",
+        f"{name} is {found} in the checkpoint, expected {expected}; load with a `like` of what was saved and convert "
+        "it afterwards",
         field=name,
     )
 
 
 def on_the_host() -> contextlib.AbstractContextManager[Any]:
-    """What is read goes from the host to its devices at once: the first one may have no room for all of it."""
+    """Load to the host first: the default device may not have memory for everything."""
     try:
         host = jax.local_devices(backend="cpu")[0]
-    except RuntimeError:  # JAX was told to know no CPU
+    except RuntimeError:  # JAX is configured without a CPU
         return contextlib.nullcontext()
     context: contextlib.AbstractContextManager[Any] = jax.default_device(host)
     return context
 
 
 def _on_devices(value: Any, target: Any) -> jax.Array:
-    """A target without a sharding, or an array that JAX may move as it likes, is put where JAX would put it."""
+    """Put a value where its target is; without a committed sharding, JAX chooses the device."""
     if isinstance(value, jax.Array) and not _is_key(value):
-        value = np.asarray(value)  # else it would stay where it was read to
+        value = np.asarray(value)  # otherwise it stays on the host
     is_free = getattr(target, "sharding", None) is None or not getattr(target, "committed", True)
     placed: jax.Array = jax.device_put(value, None if is_free else target.sharding)
     return placed
 
 
 def _require_kept(placed: jax.Array, name: str, dtype: Any) -> jax.Array:
-    """JAX halves 64 bits where it was not told to keep them."""
+    """Reject a silent conversion: JAX narrows 64-bit types unless jax_enable_x64 is set."""
     if placed.dtype != dtype:
-        raise _unfit(name, f"an array of {dtype}, which became {placed.dtype} here (set jax_enable_x64)", str(dtype))
+        raise _mismatch(
+            name, f"an array of {dtype}, which JAX converts to {placed.dtype} (set jax_enable_x64)", str(dtype)
+        )
     return placed
 
 
 def _key_placed(value: Any, target: Any, name: str) -> jax.Array:
     if not isinstance(value, dict) or value.keys() != {KEY_IMPL, KEY_DATA}:
-        raise _unfit(name, f"a {type(value).__name__}", f"a key of {target.dtype}")
+        raise _mismatch(name, f"a {type(value).__name__}", f"a key of {target.dtype}")
     impl, data = value[KEY_IMPL], value[KEY_DATA]
     try:
         key = jax.random.wrap_key_data(jax.device_put(np.asarray(data)), impl=impl)
     except (TypeError, ValueError) as error:
-        raise _unfit(name, f"no key of the implementation {impl!r} ({error})", f"a key of {target.dtype}") from None
+        raise _mismatch(
+            name, f"not a key of the implementation {impl!r} ({error})", f"a key of {target.dtype}"
+        ) from None
     if key.dtype != target.dtype or key.shape != tuple(target.shape):
-        raise _unfit(name, f"a key of {key.dtype} {key.shape}", f"a key of {target.dtype} {tuple(target.shape)}")
+        raise _mismatch(name, f"a key of {key.dtype} {key.shape}", f"a key of {target.dtype} {tuple(target.shape)}")
     return _on_devices(key, target)

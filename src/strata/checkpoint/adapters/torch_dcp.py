@@ -1,13 +1,14 @@
-"""torch.distributed.checkpoint on our store: `dcp.save`, `dcp.async_save` and `dcp.load` as ever, and what lies there
-is a checkpoint like any other, which `CheckpointManager` and `strata checkpoints` read.
+"""Storage for torch.distributed.checkpoint: `dcp.save`, `dcp.async_save` and `dcp.load` with Strata checkpoints.
+
+`CheckpointManager` and `strata checkpoints` read these checkpoints like any other:
 
     dcp.save(state, storage_writer=StrataStorageWriter("s3://bucket/run", step=5000))
     dcp.load(state, storage_reader=StrataStorageReader("s3://bucket/run"))
 
-Each rank writes one file; the coordinator chooses the id, gathers what was written and puts the manifest. DCP pickles
-what is not a tensor; here nothing is: the object itself is asked for and stored as structure and tensors, and one that
-cannot be stored so is refused by its name. For loading, DCP's planner wants such a pickle back. It is made in memory
-from what was read, so nothing that comes from the disk is ever unpickled.
+Each rank writes one file. DCP's coordinator rank chooses the id, gathers what was written and commits. DCP pickles
+objects that are not tensors. The adapter does not: it stores the object itself as structure and tensors, and rejects by
+name what cannot be stored this way. For loading, DCP's planner expects a pickle; it is created in memory from what was
+read, so nothing from disk is ever unpickled.
 """
 
 from __future__ import annotations

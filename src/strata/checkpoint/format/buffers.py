@@ -1,4 +1,7 @@
-"""Tensors as bytes and bytes as tensors, without a copy where there can be none."""
+"""Convert tensors to bytes and back, without a copy where possible; decompress frames and apply patches.
+
+A compressed frame may claim any size, so it is decompressed into memory of the expected size and never beyond it.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import mmap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import zstandard
 
 from strata.checkpoint.format import dtypes
 from strata.checkpoint.format.layout import ALIGNMENT
@@ -19,18 +23,20 @@ if TYPE_CHECKING:
 
     from strata.checkpoint.format.tree import Leaf
 
+    Indices = np.ndarray[Any, Any]
+
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def is_raw(leaf: Leaf) -> bool:
-    """Whether its memory is ours to look at, in the order of its elements."""
+    """Return whether the leaf lies in host memory in the order in which it is stored."""
     return raw_bytes(leaf) is not None
 
 
 def pieces(leaf: Leaf, step: int, unit: int) -> Iterator[tuple[int, Bytes]]:
-    """(start, bytes) of the leaf's contents, about `step` at a time, each start a multiple of `unit`.
+    """Yield (start, bytes) of the leaf's contents, about `step` bytes at a time; each start is a multiple of `unit`.
 
-    What does not lie in our memory in its order (on another device, strided) is fetched piece by piece.
+    A leaf on another device, or a strided one, is fetched piece by piece.
     """
     source = raw_bytes(leaf)
     if source is not None:
@@ -46,7 +52,7 @@ def pieces(leaf: Leaf, step: int, unit: int) -> Iterator[tuple[int, Bytes]]:
 
 
 def _strided_pieces(leaf: Leaf, step: int, unit: int) -> Iterator[tuple[int, Bytes]]:
-    """Some rows at a time."""
+    """Fetch a few rows at a time."""
     num_rows = leaf.shape[0] if leaf.shape else 1
     row_bytes = leaf.num_bytes // num_rows
     per_piece = max(step // math.lcm(row_bytes, unit), 1) * (math.lcm(row_bytes, unit) // row_bytes)
@@ -59,9 +65,9 @@ def _strided_pieces(leaf: Leaf, step: int, unit: int) -> Iterator[tuple[int, Byt
 
 
 def rows_from(leaf: Leaf, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Bytes:
-    """Some rows of a leaf that does not lie in our memory as it is stored, one after another."""
+    """Return the bytes of some rows of a leaf that is on another device or strided, back to back."""
     if leaf.kind == "torch":
-        import torch  # noqa: PLC0415 - only who has torch tensors needs torch
+        import torch  # noqa: PLC0415 - torch is optional
 
         return _bytes_of_tensor(leaf.source[torch.from_numpy(rows).to(leaf.source.device)].contiguous().cpu())
     found: Bytes = np.ascontiguousarray(leaf.source[rows], dtype=leaf.source.dtype.newbyteorder("=")).reshape(-1)
@@ -69,21 +75,21 @@ def rows_from(leaf: Leaf, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Bytes:
 
 
 def _bytes_of_tensor(tensor: torch.Tensor) -> Bytes:
-    """Of a contiguous one on the CPU, which the outcome keeps alive."""
-    import torch  # noqa: PLC0415 - only who has torch tensors needs torch
+    """Return the memory of a contiguous CPU tensor; the array keeps the tensor alive."""
+    import torch  # noqa: PLC0415 - torch is optional
 
     array: Bytes = tensor.reshape(-1).view(torch.uint8).numpy()
     return array
 
 
 def aligned_memory(num_bytes: int) -> mmap.mmap:
-    """Private pages, rounded up to whole ones; large ones where the system has them."""
+    """Allocate private, page-aligned memory, rounded up to whole pages."""
     size = max(-(-num_bytes // ALIGNMENT) * ALIGNMENT, ALIGNMENT)
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def raw_bytes(leaf: Leaf) -> Bytes | None:
-    """The leaf's own memory, if it lies there as it is to be stored."""
+    """Return the leaf's own memory, or None if it is on another device, strided or not native-endian."""
     source = leaf.source
     if leaf.kind == "bytes":
         return np.frombuffer(source, np.uint8)
@@ -99,6 +105,7 @@ def raw_bytes(leaf: Leaf) -> Bytes | None:
 
 
 def copy_strided(leaf: Leaf, target: Bytes) -> None:
+    """Copy a leaf of any layout or device to `target`, in the order in which it is stored."""
     if leaf.kind == "torch":
         tensor_over(target, leaf.dtype, leaf.shape).copy_(leaf.source)
     else:
@@ -106,14 +113,81 @@ def copy_strided(leaf: Leaf, target: Bytes) -> None:
 
 
 def array_over(memory: Bytes, dtype: dtypes.DType, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """The bytes as a numpy array, without a copy."""
+    """Return the bytes as a numpy array, without a copy."""
     return memory.view(dtypes.to_numpy(dtype)).reshape(shape)
 
 
 def tensor_over(memory: Bytes, dtype: dtypes.DType, shape: tuple[int, ...]) -> torch.Tensor:
-    """The bytes as a torch tensor, without a copy."""
-    import torch  # noqa: PLC0415 - only who has torch tensors needs torch
+    """Return the bytes as a torch tensor, without a copy."""
+    import torch  # noqa: PLC0415 - torch is optional
 
     if not math.prod(shape):
         return torch.empty(shape, dtype=dtypes.to_torch(dtype))
     return torch.frombuffer(memory.data, dtype=torch.uint8).view(dtypes.to_torch(dtype)).view(shape)
+
+
+# -- encodings and patches -----------------------------------------------------------------------------------------
+
+
+XOR = "xor-zstd"
+_MAX_WINDOW_BYTES = 1 << 27
+"""The limit of the zstd library for the window of a frame, which its reader keeps in memory."""
+
+
+def decompress(frame: memoryview, out: memoryview) -> str:
+    """Decompress one zstd frame, which must fill `out` exactly; return what is wrong with it, or an empty string."""
+    limit = max(_MAX_WINDOW_BYTES, out.nbytes)
+    num_bytes = 0
+    try:
+        with zstandard.ZstdDecompressor(max_window_size=limit).stream_reader(frame, read_across_frames=True) as reader:
+            while num_bytes < out.nbytes:
+                num_read = reader.readinto(out[num_bytes:])
+                if not num_read:
+                    return f"its zstd frame has {num_bytes} bytes, expected {out.nbytes}"
+                num_bytes += num_read
+            if reader.read(1):
+                return f"its zstd frame has more than the expected {out.nbytes} bytes"
+    except zstandard.ZstdError as error:
+        return f"it is not a valid zstd frame ({error}), expected {out.nbytes} bytes"
+    return ""
+
+
+def find_index_problem(indices: Indices, *, before: int, num_units: int) -> str:
+    """Return what is wrong with the indices, or an empty string: they must rise from above `before` to `num_units`."""
+    if not len(indices):
+        return ""
+    largest = int(indices.max())
+    if largest >= num_units:
+        return f"has the index {largest}, but the slice has only {num_units} units"
+    if int(indices[0]) <= before or bool((indices[1:] <= indices[:-1]).any()):
+        return f"has indices out of order (after {before}); they must rise"
+    return ""
+
+
+def apply_patch(target: Bytes, begin: int, indices: Indices, data: Bytes, *, unit_bytes: int, xor: bool) -> None:
+    """Write the units of a patch into `target`, which holds the contents from byte `begin` on, perhaps not all.
+
+    A unit that crosses an end of `target` is written in part. With `xor`, `data` is the exclusive or of the old and the
+    new units.
+    """
+    end = begin + len(target)
+    first = -(-begin // unit_bytes)
+    count = max(end // unit_bytes - first, 0)
+    low, high = (int(i) for i in np.searchsorted(indices, [first, first + count]))
+    if low < high:
+        # One element per unit, so that numpy copies units and not single bytes.
+        unit = np.dtype((np.void, unit_bytes))
+        at = first * unit_bytes - begin
+        units = target[at : at + count * unit_bytes].view(unit)
+        chosen = indices[low:high] - first
+        new = data[low * unit_bytes : high * unit_bytes]
+        if xor:
+            new = units[chosen].view(np.uint8) ^ new
+        units[chosen] = new.view(unit)
+    for number in (*range(low), *range(high, len(indices))):
+        at = int(indices[number]) * unit_bytes
+        piece = data[number * unit_bytes : (number + 1) * unit_bytes]
+        start, stop = max(at, begin), min(at + len(piece), end)
+        if start < stop:
+            there = target[start - begin : stop - begin]
+            there[:] = piece[start - at : stop - at] ^ there if xor else piece[start - at : stop - at]

@@ -1,6 +1,7 @@
-"""Element types: one name each in our manifest, in safetensors, in numpy and in torch.
+"""Element types, with their names in our manifest, in safetensors, numpy and torch.
 
-safetensors knows no complex numbers but `C64`; the others are stored as their parts, with one more dimension of two.
+`C64` is the only complex type of safetensors; other complex types are stored as real and imaginary parts in an extra
+last dimension of two.
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DType:
+    """One element type."""
+
     name: str
-    """In the manifest; also in the safetensors header, unless `stored` says otherwise."""
+    """In the manifest, and in the safetensors header unless `stored` is set."""
     itemsize: int
     numpy: str
-    """Its name in numpy, or, with a dot, of a type of the package `ml_dtypes`."""
+    """The name in numpy or, with a dot, in the package `ml_dtypes`; empty if neither has the type."""
     torch: str = ""
-    """Its name in torch; empty where torch has none."""
+    """The name in torch; empty if torch has no such type."""
     stored: str = ""
+    """The type in the safetensors header, of each of two parts."""
 
     @property
     def in_file(self) -> str:
@@ -66,15 +70,20 @@ _BY_TORCH = {dtype.torch: dtype for dtype in DTYPES if dtype.torch}
 
 @functools.lru_cache(maxsize=256)
 def _by_numpy(dtype: np.dtype[Any]) -> DType | None:
-    """Numpy makes a dtype's name anew each time."""
+    """Cache the lookup: numpy builds a dtype's name on every access."""
     return _BY_NUMPY.get(dtype.name)
 
 
 def of_numpy(dtype: np.dtype[Any], path: str) -> DType:
+    """Return our type of a numpy dtype.
+
+    Raises:
+        InvalidArgument: A checkpoint has no such type; the message names `path`.
+    """
     found = _by_numpy(dtype)
     if found is None:
         raise InvalidArgument(
-            f"{path} has elements of type {dtype}, which a checkpoint cannot hold; convert it to one of "
+            f"{path} has the dtype {dtype}, which a checkpoint cannot store; convert it to one of "
             f"{', '.join(_BY_NUMPY)}",
             field=path,
         )
@@ -82,10 +91,15 @@ def of_numpy(dtype: np.dtype[Any], path: str) -> DType:
 
 
 def of_torch(dtype: torch.dtype, path: str) -> DType:
+    """Return our type of a torch dtype.
+
+    Raises:
+        InvalidArgument: A checkpoint has no such type; the message names `path`.
+    """
     found = _BY_TORCH.get(str(dtype).removeprefix("torch."))
     if found is None:
         raise InvalidArgument(
-            f"{path} has elements of type {dtype}, which a checkpoint cannot hold; convert it to one of "
+            f"{path} has the dtype {dtype}, which a checkpoint cannot store; convert it to one of "
             f"{', '.join(_BY_TORCH)}",
             field=path,
         )
@@ -94,9 +108,10 @@ def of_torch(dtype: torch.dtype, path: str) -> DType:
 
 @functools.cache
 def to_numpy(dtype: DType) -> np.dtype[Any]:
-    """
+    """Return the numpy dtype.
+
     Raises:
-        InvalidArgument: numpy knows no such type, and `ml_dtypes` is not installed or neither does.
+        InvalidArgument: numpy has no such type, and `ml_dtypes` is not installed or has none either.
     """
     import numpy as np  # noqa: PLC0415 - `strata checkpoints ls` needs none
 
@@ -107,20 +122,21 @@ def to_numpy(dtype: DType) -> np.dtype[Any]:
         found: np.dtype[Any] = np.dtype(getattr(importlib.import_module(package or "ml_dtypes"), name))
     except (ImportError, AttributeError):
         raise InvalidArgument(
-            f"numpy has no type for {dtype.name}; install ml_dtypes, or load it as torch tensors"
+            f"numpy has no dtype for {dtype.name}; install ml_dtypes, or load the tensor with torch"
         ) from None
     return found
 
 
 @functools.cache
 def to_torch(dtype: DType) -> torch.dtype:
-    """
+    """Return the torch dtype.
+
     Raises:
-        InvalidArgument: This torch knows no such type.
+        InvalidArgument: This version of torch has no such type.
     """
-    import torch  # noqa: PLC0415 - only who has torch tensors needs torch
+    import torch  # noqa: PLC0415 - torch is optional
 
     found = getattr(torch, dtype.torch, None) if dtype.torch else None
     if not isinstance(found, torch.dtype):
-        raise InvalidArgument(f"torch {torch.__version__} has no type for {dtype.name}; use a newer one")
+        raise InvalidArgument(f"torch {torch.__version__} has no dtype for {dtype.name}; install a newer torch")
     return found

@@ -1,21 +1,24 @@
-"""Where every byte of a snapshot goes: the layout of one safetensors file.
+"""The byte layout of one data file, which is a safetensors file.
 
     0            8            8 + N            8 + N + data
     │ N (u64 LE) │ JSON header │ tensors, back to back │
 
-The header is padded with spaces until the data begins on a multiple of 4 KiB, so that it can be written with O_DIRECT
-and mapped. safetensors allows no gaps between tensors; those with the widest elements come first, so that every tensor
-is aligned to its own elements all the same. Any safetensors reader opens the file.
+The header is padded with spaces until the data begins on a multiple of 4 KiB, so that the file can be written with
+O_DIRECT and memory-mapped. safetensors allows no gaps between tensors; tensors with the widest elements come first, so
+that each is still aligned to its elements. Any safetensors reader opens the file.
+
+JSON objects with a duplicate key are rejected: most readers take the last of the two values, some the first, so the
+same bytes would be two different checkpoints with one valid hash.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
-from strata.checkpoint.format import duplicate_keys
 from strata.checkpoint.format.dtypes import BY_NAME
 from strata.errors import CheckpointInvalid
 
@@ -27,12 +30,12 @@ if TYPE_CHECKING:
 ALIGNMENT = 4_096
 CHUNK_BYTES = 16 << 20
 MAX_HEADER_BYTES = 100_000_000
-"""As the safetensors library has it."""
+"""The limit of the safetensors library."""
 _METADATA = "__metadata__"
 
 
 class Place(NamedTuple):
-    """One tensor in a file."""
+    """The place of one tensor in a file."""
 
     name: str
     dtype: DType
@@ -48,15 +51,17 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
+    """The header of a file and the places of its tensors."""
+
     header: bytes
-    """All that comes before the data, its length included; a multiple of `ALIGNMENT`."""
+    """Everything before the data, including its length; a multiple of `ALIGNMENT` bytes."""
     places: tuple[Place, ...]
-    """In the order of the file."""
+    """In file order."""
     size_bytes: int
 
 
-class Stored(Protocol):
-    """What goes into a file: a leaf, say."""
+class TensorSpec(Protocol):
+    """A tensor to lay out, such as a `Leaf`."""
 
     @property
     def name(self) -> str: ...
@@ -77,8 +82,9 @@ class _Entry(msgspec.Struct):
     data_offsets: tuple[int, int]
 
 
-def plan(leaves: Sequence[Stored], metadata: dict[str, str]) -> Layout:
-    ordered = sorted(leaves, key=lambda leaf: -leaf.dtype.itemsize)  # stable: otherwise as they came
+def plan(leaves: Sequence[TensorSpec], metadata: dict[str, str]) -> Layout:
+    """Lay out a file that holds these tensors."""
+    ordered = sorted(leaves, key=lambda leaf: -leaf.dtype.itemsize)  # stable: tensors of one width keep their order
     entries: dict[str, object] = {_METADATA: {"format": "pt", **metadata}}
     offset = 0
     for leaf in ordered:
@@ -96,18 +102,18 @@ def plan(leaves: Sequence[Stored], metadata: dict[str, str]) -> Layout:
 
 
 def chunks(offset: int, num_bytes: int, chunk_bytes: int = CHUNK_BYTES) -> list[tuple[int, int]]:
-    """(start, end) of the pieces of a tensor that have a hash each."""
+    """Return (start, end) of each piece of a tensor that has a hash of its own."""
     end = offset + num_bytes
     return [(start, min(start + chunk_bytes, end)) for start in range(offset, end, chunk_bytes)]
 
 
 def read_header(data: bytes, *, file: str, size_bytes: int) -> tuple[dict[str, str], tuple[Place, ...]]:
-    """Any safetensors header, ours or not: its metadata and its tensors in the order of the file.
+    """Return the metadata and the tensors, in file order, of any safetensors header.
 
     `data` begins with the length; `size_bytes` is the size of the whole file.
 
     Raises:
-        CheckpointInvalid: It is not one; the message says what is wrong with which tensor.
+        CheckpointInvalid: The header is malformed; the message names the tensor.
     """
     length = header_length(data, file=file, size_bytes=size_bytes)
     text = data[8 : 8 + length]
@@ -116,49 +122,76 @@ def read_header(data: bytes, *, file: str, size_bytes: int) -> tuple[dict[str, s
         metadata = msgspec.json.decode(raw.pop(_METADATA, b"{}"), type=dict[str, str])
         entries = {name: msgspec.json.decode(entry, type=_Entry) for name, entry in raw.items()}
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CheckpointInvalid(f"{file}: its header is not that of a safetensors file ({error})") from None
+        raise CheckpointInvalid(f"{file}: the header is not a safetensors header ({error})") from None
     written = msgspec.json.encode({_METADATA: metadata, **entries})
-    duplicate_keys.check(text.rstrip(b" "), written=written, file=f"{file}, its header")
+    check_duplicate_keys(text.rstrip(b" "), written=written, file=f"{file}, header")
     places = []
     begin = 8 + length
     expected = 0
     for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
         place = _place(name, entry, begin, file)
         if entry.data_offsets[0] != expected:
-            what = "overlaps the one before it" if entry.data_offsets[0] < expected else "leaves a gap before it"
+            what = "overlaps the previous tensor" if entry.data_offsets[0] < expected else "leaves a gap before it"
             raise CheckpointInvalid(
-                f"{file}: tensor {name!r} {what} (starts at {entry.data_offsets[0]}, not {expected})"
+                f"{file}: tensor {name!r} {what} (starts at {entry.data_offsets[0]}, expected {expected})"
             )
         expected = entry.data_offsets[1]
         places.append(place)
     if begin + expected != size_bytes:
-        raise CheckpointInvalid(f"{file}: {size_bytes} bytes, but its header tells of {begin + expected}")
+        raise CheckpointInvalid(f"{file} has {size_bytes} bytes, but its header describes {begin + expected}")
     return metadata, tuple(places)
 
 
 def header_length(data: bytes, *, file: str, size_bytes: int) -> int:
-    """Of the JSON, from the file's first eight bytes."""
+    """Return the length of the JSON header, from the first eight bytes of the file."""
     if len(data) < 8:
-        raise CheckpointInvalid(f"{file}: {size_bytes} bytes are too few for a safetensors file")
+        raise CheckpointInvalid(f"{file} has {size_bytes} bytes, too few for a safetensors file")
     length = int.from_bytes(data[:8], "little")
     if length > min(MAX_HEADER_BYTES, size_bytes - 8):
-        raise CheckpointInvalid(f"{file}: its header claims {length} bytes, which do not fit ({size_bytes} in all)")
+        raise CheckpointInvalid(f"{file}: the header claims {length} bytes, but the file has only {size_bytes}")
     return length
 
 
 def _place(name: str, entry: _Entry, begin: int, file: str) -> Place:
     dtype = BY_NAME.get(entry.dtype)
     if dtype is None:
-        raise CheckpointInvalid(f"{file}: tensor {name!r} has elements of type {entry.dtype!r}, which is not known")
+        raise CheckpointInvalid(f"{file}: tensor {name!r} has the unknown dtype {entry.dtype!r}")
     num_bytes = dtype.itemsize
     for size in entry.shape:
         if size < 0:
-            raise CheckpointInvalid(f"{file}: tensor {name!r} has the shape {entry.shape}")
+            raise CheckpointInvalid(f"{file}: tensor {name!r} has the invalid shape {entry.shape}")
         num_bytes *= size
     start, end = entry.data_offsets
     if start < 0 or end - start != num_bytes:
         raise CheckpointInvalid(
-            f"{file}: tensor {name!r} has {end - start} bytes, but its shape {entry.shape} of {dtype.name} "
-            f"needs {num_bytes}"
+            f"{file}: tensor {name!r} has {end - start} bytes, but {dtype.name} {entry.shape} needs {num_bytes}"
         )
     return Place(name, dtype, entry.shape, begin + start, num_bytes)
+
+
+# -- duplicate keys ------------------------------------------------------------------------------------------------
+
+
+def check_duplicate_keys(data: bytes, *, written: bytes, file: str) -> None:
+    """Reject JSON objects with a duplicate key.
+
+    `written` is the decoded data, encoded again. If it equals `data`, as it nearly always does, no key is duplicate.
+
+    Raises:
+        CheckpointInvalid: An object in `data` has a duplicate key.
+    """
+    if data == written:
+        return
+
+    def unique(pairs: list[tuple[str, Any]]) -> None:
+        keys = [key for key, _ in pairs]
+        if len(set(keys)) != len(keys):
+            twice = next(key for i, key in enumerate(keys) if key in keys[:i])
+            raise CheckpointInvalid(f"{file}: an object has the key {twice[:200]!r} twice")
+
+    try:
+        json.loads(
+            data, object_pairs_hook=unique, parse_int=len, parse_float=len
+        )  # the values of numbers do not matter
+    except (ValueError, RecursionError) as error:  # JSON that msgspec accepts
+        raise CheckpointInvalid(f"{file} is not standard JSON: {error}") from None

@@ -1,8 +1,8 @@
-"""The manifest: what a checkpoint consists of, and the only proof that it exists.
+"""The manifest lists the files and tensors of a checkpoint. A checkpoint exists once its manifest does.
 
     {"strata_checkpoint": 1, "hash": "<xxh3-128 of the next value's bytes>", "manifest": {…}}
 
-It is checked before it is published and again after it is read: nothing about its numbers and names is believed.
+A manifest is checked before it is published and again after it is read: no number or name in it is trusted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from xxhash import xxh3_128, xxh3_128_hexdigest
 
-from strata.checkpoint.format import duplicate_keys, layout
+from strata.checkpoint.format import layout
 from strata.checkpoint.format.dtypes import BY_NAME
 from strata.checkpoint.format.shards import is_grid
 from strata.errors import CheckpointCorrupt, CheckpointInvalid, CheckpointTooNew
@@ -30,18 +30,18 @@ MAX_METADATA_BYTES = 1 << 20
 MAX_COMPARISONS = 500_000
 MAX_UNIT_BYTES = 1 << 20
 MAX_DIMENSIONS = 64
-"""As numpy has it."""
+"""The limit of numpy."""
 MAX_TENSOR_BYTES = 1 << 63
 _HEX = re.compile(r"[0-9a-f]{32}")
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
 class CheckpointType(enum.Enum):
-    """What of the state is in a checkpoint."""
+    """Which part of the state a checkpoint holds."""
 
     FULL = "FULL"
     INCREMENTAL = "INCREMENTAL"
-    """What differs from its base."""
+    """What changed since its base."""
     OPTIMIZER_ONLY = "OPTIMIZER_ONLY"
     MODEL_ONLY = "MODEL_ONLY"
 
@@ -50,7 +50,7 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True):
     """One safetensors file."""
 
     path: str
-    """Relative to the checkpoint, or, of a base that is referred to, to its parent: `ID/NAME`."""
+    """Relative to the checkpoint; a file of a base is relative to the store: `ID/NAME`."""
     rank: int
     size_bytes: int
     header_bytes: int
@@ -58,26 +58,26 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 ENCODINGS = ("", "zstd", "xor-zstd")
-"""As it is; each chunk a zstd frame; likewise, of what the bytes differ in from those they replace (exclusive or)."""
+"""Unencoded; each chunk a zstd frame; a zstd frame of the exclusive or with the bytes that are replaced."""
 
 
 class Patch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Units of a slice that replace those which lie elsewhere: rows of a table, or blocks of bytes.
+    """Units of a slice that replace older ones: rows of a table, or blocks of bytes.
 
-    The slice's contents are cut into units of `unit_bytes` (the last one may be shorter). `indices` numbers those that
-    are replaced, rising; `data` has them one after another.
+    The contents of the slice are cut into units of `unit_bytes`; the last one may be shorter. The indices of the
+    replaced units rise, and the data holds the new units back to back.
     """
 
     file: int
-    """Which of the manifest's files."""
+    """An index into the manifest's files."""
     unit_bytes: int
     num_units: int
     num_bytes: int
-    """Of the data; less than the units' by what the last one of the slice is shorter."""
+    """Of the data; less than `num_units * unit_bytes` if it includes the short last unit."""
     index_bytes: int
-    """Of each index: 4 or 8, little-endian, unsigned."""
+    """Size of each index: 4 or 8, little-endian, unsigned."""
     index_offset: int
-    """In bytes, from the start of the file."""
+    """In bytes from the start of the file."""
     index_hashes: tuple[str, ...]
     offset: int
     """Of the data."""
@@ -87,26 +87,28 @@ class Patch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Slice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where a part of a tensor lies."""
+    """A part of a tensor and where it is stored."""
 
     file: int
-    """Which of the manifest's files."""
+    """An index into the manifest's files."""
     offset: int
-    """In bytes, from the start of the file."""
+    """In bytes from the start of the file."""
     start: tuple[int, ...]
-    """Its place in the tensor."""
+    """Where the part begins in the tensor."""
     shape: tuple[int, ...]
     hashes: tuple[str, ...]
-    """xxh3-128 of each `chunk_bytes` of its contents: as they are after decoding and before patching."""
+    """xxh3-128 of each `chunk_bytes` of its contents, decoded and before patches are applied."""
     encoding: str = ""
-    """One of `ENCODINGS`, but none that refers to something before it."""
+    """One of `ENCODINGS`, except the exclusive or."""
     frames: tuple[int, ...] = ()
-    """With an encoding: how many bytes each chunk has in the file. They lie one after another from `offset` on."""
+    """With an encoding: the size of each chunk in the file. Chunks lie back to back from `offset` on."""
     patches: tuple[Patch, ...] = ()
-    """What has changed since, oldest first."""
+    """Later changes, oldest first."""
 
 
 class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor and its slices, which cover it."""
+
     name: str
     dtype: str
     shape: tuple[int, ...]
@@ -118,6 +120,8 @@ class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything about one checkpoint but its data."""
+
     id: str
     step: int
     epoch: int
@@ -126,38 +130,39 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     num_ranks: int
     chunk_bytes: int
     parent: str = ""
-    """The id of the checkpoint that this one was compared with."""
+    """The id of the checkpoint that a delta was computed against."""
     files: tuple[DataFile, ...]
     tensors: tuple[TensorEntry, ...]
     structures: tuple[Any, ...]
-    """See `tree.py`. Ranks with the same structure share one."""
+    """See `tree.py`. Ranks with equal structures share one."""
     structure_of_rank: tuple[int, ...]
     metadata: dict[str, Any] = {}
     data_cursor: str = ""
-    """Where the data loader stands; opaque here."""
+    """The position of the data loader; opaque here."""
     full_bytes: int
-    """Of the whole state."""
+    """The size of the whole state."""
     written_bytes: int
-    """Of it, what this checkpoint holds itself."""
+    """The size of the files that this checkpoint wrote itself."""
     model_hash: str
-    """Of the contents, see `model_hash`."""
+    """A hash of the contents; see the function `model_hash`."""
     why: str = ""
-    """Why it is of this type, if another was asked for."""
+    """Why the type is not the requested one; empty if it is."""
 
     @property
     def size_bytes(self) -> int:
-        """Of all files that it needs, those of its bases included."""
+        """The size of all files that it needs, including those of its bases."""
         return sum(file.size_bytes for file in self.files)
 
     @property
     def bases(self) -> tuple[str, ...]:
-        """The ids of the checkpoints whose files this one needs."""
+        """The ids of the checkpoints whose files it needs."""
         return tuple(sorted({file.path.split("/")[0] for file in self.files if "/" in file.path}))
 
 
 def model_hash(tensors: Iterable[TensorEntry]) -> str:
-    """Of all contents: the same tensors, cut and patched in the same way, give the same hash, at whatever step and
-    place, and however they are encoded.
+    """Hash the contents of all tensors.
+
+    Equal tensors that are sliced and patched alike have equal hashes, whatever their step, location and encoding.
     """
     digest = xxh3_128()
     for tensor in sorted(tensors, key=lambda tensor: tensor.name):
@@ -185,15 +190,16 @@ class _Version(msgspec.Struct):
 
 
 def encode(manifest: Manifest) -> bytes:
-    """
+    """Check and encode a manifest.
+
     Raises:
-        CheckpointInvalid: It would not be accepted when read.
+        CheckpointInvalid: A reader would reject it.
     """
     check(manifest, file=FILE_NAME)
     data = _sealed(manifest)
     if len(data) > MAX_MANIFEST_BYTES:
         raise CheckpointInvalid(
-            f"the manifest has {len(data)} bytes, more than {MAX_MANIFEST_BYTES}; save fewer tensors"
+            f"the manifest has {len(data)} bytes, more than the limit of {MAX_MANIFEST_BYTES}; save fewer tensors"
         )
     return data
 
@@ -205,27 +211,33 @@ def _sealed(manifest: Manifest) -> bytes:
 
 
 def decode(data: bytes, *, file: str) -> Manifest:
-    """
+    """Decode and check a manifest.
+
     Raises:
-        CheckpointInvalid: It is not a manifest, has a key twice, or cannot be true.
-        CheckpointCorrupt: Its bytes are not those that were written.
+        CheckpointInvalid: It is malformed, has a duplicate key or contradicts itself.
+        CheckpointCorrupt: Its bytes are not the bytes that were written.
         CheckpointTooNew: A newer version wrote it.
     """
     try:
         version = msgspec.json.decode(data, type=_Version).strata_checkpoint
         if version > VERSION:
-            raise CheckpointTooNew(f"{file} has format {version}, this version reads up to {VERSION}; update strata")
+            raise CheckpointTooNew(f"{file} has format {version}, this version reads up to {VERSION}; upgrade strata")
         if version < VERSION:
-            raise CheckpointInvalid(f"{file} has format {version}, which there never was")
+            raise CheckpointInvalid(f"{file} has the unknown format {version}")
         envelope = _envelope_decoder.decode(data)
         body = bytes(envelope.manifest)
         found = xxh3_128_hexdigest(body)
         if found != envelope.hash:
-            raise CheckpointCorrupt(f"{file}: its hash is {found}, expected {envelope.hash[:40]!r}")
+            raise CheckpointCorrupt(
+                f"{file}: its hash is {found}, expected {envelope.hash[:40]!r}",
+                file=file,
+                expected=envelope.hash,
+                found=found,
+            )
         manifest = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointInvalid(f"{file} is not a manifest: {error}") from None
-    duplicate_keys.check(data, written=_sealed(manifest), file=file)
+    layout.check_duplicate_keys(data, written=_sealed(manifest), file=file)
     check(manifest, file=file)
     return manifest
 
@@ -234,34 +246,35 @@ def decode(data: bytes, *, file: str) -> Manifest:
 
 
 def check(manifest: Manifest, *, file: str) -> None:
-    """
+    """Check everything that a manifest states about itself.
+
     Raises:
-        CheckpointInvalid: Names, numbers or places that cannot be; the message names the tensor.
+        CheckpointInvalid: A name, number or offset is impossible; the message names the tensor.
     """
-    _require(is_safe_name(manifest.id), file, f"the id {manifest.id[:80]!r} is not a plain name")
-    _require(not manifest.parent or is_safe_name(manifest.parent), file, "the parent's id is not a plain name")
+    _require(is_safe_name(manifest.id), file, f"the id {manifest.id[:80]!r} is not a valid name")
+    _require(not manifest.parent or is_safe_name(manifest.parent), file, "the id of the parent is not a valid name")
     numbers = (manifest.step, manifest.epoch, manifest.full_bytes, manifest.written_bytes)
+    _require(all(0 <= number < 1 << 63 for number in numbers), file, "a step, epoch or size is negative or too large")
+    _require(0 <= manifest.created_at_s < 1 << 40, file, f"created_at_s={manifest.created_at_s:g} is not a valid time")
+    _require(manifest.num_ranks >= 1, file, f"num_ranks={manifest.num_ranks} is not positive")
+    _require(1 <= manifest.chunk_bytes <= 1 << 30, file, f"chunk_bytes={manifest.chunk_bytes} is out of range")
     _require(
-        all(0 <= number < 1 << 63 for number in numbers), file, "a step, an epoch or a size is negative or too large"
+        len(manifest.structure_of_rank) == manifest.num_ranks, file, "the number of structures does not match num_ranks"
     )
-    _require(0 <= manifest.created_at_s < 1 << 40, file, f"it was made at {manifest.created_at_s:g}")
-    _require(manifest.num_ranks >= 1, file, f"it is of {manifest.num_ranks} ranks")
-    _require(1 <= manifest.chunk_bytes <= 1 << 30, file, f"chunk_bytes is {manifest.chunk_bytes}")
-    _require(len(manifest.structure_of_rank) == manifest.num_ranks, file, "not every rank has a structure")
     known = range(len(manifest.structures))
-    _require(all(i in known for i in manifest.structure_of_rank), file, "a rank's structure is not there")
+    _require(all(i in known for i in manifest.structure_of_rank), file, "a rank refers to a missing structure")
     for data_file in manifest.files:
         _check_file(data_file, manifest, file)
     names: set[str] = set()
     for tensor in manifest.tensors:
-        _require(tensor.name not in names, file, f"tensor {tensor.name!r} is there twice")
+        _require(tensor.name not in names, file, f"tensor {tensor.name!r} occurs twice")
         names.add(tensor.name)
         _check_tensor(tensor, manifest, file)
     _check_apart(manifest, file)
 
 
 def _check_apart(manifest: Manifest, file: str) -> None:
-    """No two tensors lie on the same bytes: what is the same tensor is there once."""
+    """Reject two tensors that share bytes of a file: a shared tensor has one entry."""
     ranges = []
     for tensor in manifest.tensors:
         itemsize = BY_NAME[tensor.dtype].itemsize
@@ -277,15 +290,15 @@ def _check_apart(manifest: Manifest, file: str) -> None:
     for number, start, end, name in ranges:
         if number == file_before and start < end_before and name != name_before:
             raise CheckpointInvalid(
-                f"{file}: tensors {name_before[:200]!r} and {name[:200]!r} lie on the same bytes of "
-                f"{manifest.files[number].path}, from {start} to {min(end, end_before)}"
+                f"{file}: tensors {name_before[:200]!r} and {name[:200]!r} overlap in {manifest.files[number].path}, "
+                f"bytes {start} to {min(end, end_before)}"
             )
         if number != file_before or end > end_before:
             file_before, end_before, name_before = number, end, name
 
 
 def is_safe_name(name: str) -> bool:
-    """One path component, of letters that mean nothing to any file system or store."""
+    """Return whether the name is one path component that every file system and store accepts."""
     return _SAFE_NAME.fullmatch(name) is not None
 
 
@@ -297,10 +310,18 @@ def _check_file(data_file: DataFile, manifest: Manifest, file: str) -> None:
         file,
         f"the path {data_file.path[:80]!r} leads out of the checkpoint",
     )
-    _require(0 <= data_file.rank < manifest.num_ranks, file, f"{data_file.path} is of rank {data_file.rank}")
+    _require(
+        0 <= data_file.rank < manifest.num_ranks,
+        file,
+        f"{data_file.path} belongs to rank {data_file.rank} of {manifest.num_ranks}",
+    )
     _require(8 <= data_file.header_bytes <= data_file.size_bytes, file, f"{data_file.path} has an impossible size")
-    _require(data_file.header_bytes <= layout.MAX_HEADER_BYTES + 8, file, f"{data_file.path} has too large a header")
-    _require(_HEX.fullmatch(data_file.header_hash) is not None, file, f"{data_file.path} has no hash of its header")
+    _require(
+        data_file.header_bytes <= layout.MAX_HEADER_BYTES + 8, file, f"the header of {data_file.path} is too large"
+    )
+    _require(
+        _HEX.fullmatch(data_file.header_hash) is not None, file, f"the header of {data_file.path} has no valid hash"
+    )
 
 
 def _check_tensor(tensor: TensorEntry, manifest: Manifest, file: str) -> None:
@@ -310,31 +331,33 @@ def _check_tensor(tensor: TensorEntry, manifest: Manifest, file: str) -> None:
 
 
 def _problem_of(tensor: TensorEntry, manifest: Manifest) -> str:
-    """What cannot be true of it; empty if nothing is wrong. There may be many thousands, so words are made last."""
+    """Return what is wrong with a tensor, or an empty string. Messages are built last: there may be 100,000 tensors."""
     dtype = BY_NAME.get(tensor.dtype)
     if dtype is None:
-        return f"has elements of type {tensor.dtype[:40]!r}, which is not known"
+        return f"has the unknown dtype {tensor.dtype[:40]!r}"
     shape, slices = tensor.shape, tensor.slices
     if shape and min(shape) < 0:
-        return f"has the shape {shape}"
-    if math.prod(filter(None, shape)) * dtype.itemsize >= MAX_TENSOR_BYTES:  # an empty one may claim any other sides
+        return f"has the invalid shape {shape}"
+    if (
+        math.prod(filter(None, shape)) * dtype.itemsize >= MAX_TENSOR_BYTES
+    ):  # an empty tensor may claim any other dimension
         return f"has the shape {str(shape)[:200]}, which is too large"
     if len(slices) > 1 and len(shape) >= MAX_DIMENSIONS:
-        return f"has {len(shape)} dimensions and lies in slices; only fewer than {MAX_DIMENSIONS} can be put together"
+        return f"has slices and {len(shape)} dimensions; sliced tensors must have fewer than {MAX_DIMENSIONS}"
     for part in slices:
         if (part.shape != shape or any(part.start) or len(part.start) != len(shape)) and not _is_within(part, shape):
-            return "has a slice that lies outside of it"
+            return "has a slice outside its shape"
         num_bytes = math.prod(part.shape) * dtype.itemsize
         problem = (
             _problem_of_bytes(manifest, part.file, part.offset, num_bytes, part.hashes, part.encoding, part.frames)
-            or ("refers to bytes before it, and there are none" if part.encoding == "xor-zstd" else "")
+            or ("has a slice that is an exclusive or without a base" if part.encoding == "xor-zstd" else "")
             or next(filter(None, (_problem_of_patch(manifest, patch, num_bytes) for patch in part.patches)), "")
         )
         if problem:
             return problem
     num_elements = sum(math.prod(part.shape) for part in slices)
     if num_elements != math.prod(shape) or not _are_disjoint(shape, slices):
-        return "is not made up of its slices"
+        return "is not covered exactly once by its slices"
     return ""
 
 
@@ -347,35 +370,35 @@ def _problem_of_bytes(
     encoding: str = "",
     frames: tuple[int, ...] = (),
 ) -> str:
-    """Of bytes in a file: `num_bytes` is what they have once decoded."""
+    """Return what is wrong with a range of bytes of a file; `num_bytes` is their decoded size."""
     if not 0 <= file < len(manifest.files):
-        return f"lies in file {file}, which is not there"
+        return f"refers to file {file}, which the manifest does not list"
     num_chunks = -(-num_bytes // manifest.chunk_bytes)
     if len(hashes) != num_chunks or not all(map(_HEX.fullmatch, hashes)):
-        return f"has {len(hashes)} hashes, {num_chunks} are expected"
+        return f"has {len(hashes)} hashes, expected {num_chunks}"
     if encoding not in ENCODINGS:
-        return f"is encoded as {encoding[:40]!r}, which is not known"
+        return f"has the unknown encoding {encoding[:40]!r}"
     if encoding:
-        largest = manifest.chunk_bytes + manifest.chunk_bytes // 128 + 1_024  # what zstd makes of noise
+        largest = manifest.chunk_bytes + manifest.chunk_bytes // 128 + 1_024  # the size of incompressible data in zstd
         if len(frames) != num_chunks or not all(0 < size <= largest for size in frames):
-            return f"has {len(frames)} frames, {num_chunks} of 1 to {largest} bytes are expected"
+            return f"has {len(frames)} frames, expected {num_chunks} of 1 to {largest} bytes"
         num_bytes = sum(frames)
     elif frames:
-        return "has frames, but is not encoded"
+        return "has frames but no encoding"
     data_file = manifest.files[file]
     if offset < data_file.header_bytes or offset + num_bytes > data_file.size_bytes:
-        return f"lies at {offset}+{num_bytes} of {data_file.path}, which has {data_file.size_bytes} bytes"
+        return f"has {num_bytes} bytes at {offset} of {data_file.path}, which has only {data_file.size_bytes} bytes"
     return ""
 
 
 def _problem_of_patch(manifest: Manifest, patch: Patch, slice_bytes: int) -> str:
     unit, count = patch.unit_bytes, patch.num_units
     if not 1 <= unit <= MAX_UNIT_BYTES or not 1 <= count <= -(-slice_bytes // unit):
-        return f"has a patch of {count} units of {unit} bytes, which it has not"
+        return f"has a patch with an impossible number of units ({count} of {unit} bytes)"
     if not 0 <= count * unit - patch.num_bytes < unit:
         return f"has a patch of {patch.num_bytes} bytes for {count} units of {unit}"
     if patch.index_bytes not in (4, 8):
-        return f"has a patch whose indices have {patch.index_bytes} bytes"
+        return f"has a patch with indices of {patch.index_bytes} bytes, expected 4 or 8"
     num_index_bytes = count * patch.index_bytes
     return _problem_of_bytes(
         manifest, patch.file, patch.index_offset, num_index_bytes, patch.index_hashes
@@ -392,13 +415,14 @@ def _is_within(part: Slice, shape: tuple[int, ...]) -> bool:
 
 
 def _are_disjoint(shape: tuple[int, ...], slices: tuple[Slice, ...]) -> bool:
-    """In order along the dimension that is cut most often, so that only neighbours are compared; a bound for those who
-    are all neighbours.
+    """Return whether no two slices overlap.
+
+    The slices are sorted along the dimension with the most cuts, so that only neighbours are compared, up to a bound.
     """
     if len(slices) < 2:
         return True
     if not slices[0].start:
-        return False  # one number, twice
+        return False  # a scalar has one slice
     if is_grid(shape, [(part.start, part.shape) for part in slices]):
         return True
     axis = max(range(len(slices[0].start)), key=lambda d: len({part.start[d] for part in slices}))

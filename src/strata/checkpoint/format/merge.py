@@ -1,8 +1,8 @@
-"""The parts of all ranks become one manifest. Pure: whoever calls it has read the parts and writes the manifest.
+"""Merge the parts of all ranks into one manifest. The caller reads the parts and writes the manifest.
 
-A tensor in slices becomes one entry, and its slices must make it up. A whole tensor that several ranks hold with the
-same contents is entered once; where ranks differ (the states of their random generators, say), the first keeps the name
-and the others' are called `name@rank`, in their structures, too. Ranks whose structures are the same share one.
+The slices of a sharded tensor become one entry and must cover it. A whole tensor that several ranks hold with equal
+contents gets one entry. Where ranks differ (such as in the state of their random generators), the first rank keeps the
+name, and the others are renamed to `name@rank`, in their structures too. Ranks with equal structures share one.
 """
 
 from __future__ import annotations
@@ -27,25 +27,26 @@ _MAX_NAMED = 8
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """What a manifest says that no part does; the first rank's counts."""
+    """The fields of a manifest that no part has; those of rank 0 count."""
 
     id: str
     step: int
     epoch: int = 0
     type: CheckpointType = CheckpointType.FULL
-    """As asked for: whether an incremental checkpoint became one is seen from the parts."""
+    """The requested type: the parts show whether an incremental checkpoint became one."""
     created_at_s: float
     parent: str = ""
     metadata: dict[str, Any] = {}
     data_cursor: str = ""
     why: str = ""
-    """Why it is not of the type that was asked for, if that is known."""
+    """Why the type is not the requested one, if known."""
 
 
 def merge(parts: Sequence[RankPart], *, head: Head) -> Manifest:
-    """
+    """Merge the parts of all ranks.
+
     Raises:
-        CheckpointInvalid: The parts are not those of one checkpoint; the message names the tensor and the ranks.
+        CheckpointInvalid: The parts do not form one checkpoint; the message names the tensor and the ranks.
     """
     ordered = _ordered(parts, head)
     if len(ordered) == 1 and not ordered[0].sharded:
@@ -76,20 +77,20 @@ def merge(parts: Sequence[RankPart], *, head: Head) -> Manifest:
 
 
 _Contents = tuple[tuple[DataFile, ...], tuple[TensorEntry, ...], tuple[Any, ...], tuple[int, ...]]
-"""Files, tensors, structures, and which of these is whose."""
+"""Files, tensors, structures, and the structure of each rank."""
 
 
 def _alone(part: RankPart) -> _Contents:
-    """There is nothing to unite: for many thousand tensors that is worth a way of its own."""
+    """Skip merging for a single rank: it saves time with thousands of tensors."""
     _check_names(part.rank, part.structure, {tensor.name for tensor in part.tensors})
     return part.files, part.tensors, (part.structure,), (0,)
 
 
 def _together(ordered: Sequence[RankPart]) -> _Contents:
-    entered = _Entered()
+    merger = _Merger()
     for part in ordered:
-        entered.add(part)
-    entries = [*entered.whole(), *entered.united()]
+        merger.add(part)
+    entries = [*merger.whole(), *merger.sharded()]
     files, numbers = _numbered(ordered, entries)
     tensors = tuple(
         TensorEntry(
@@ -100,7 +101,7 @@ def _together(ordered: Sequence[RankPart]) -> _Contents:
         )
         for entry in sorted(entries, key=lambda entry: entry.order)
     )
-    structures, structure_of_rank = _structures(ordered, entered.renames, {tensor.name for tensor in tensors})
+    structures, structure_of_rank = _structures(ordered, merger.renames, {tensor.name for tensor in tensors})
     return files, tensors, structures, structure_of_rank
 
 
@@ -109,15 +110,17 @@ def _ordered(parts: Sequence[RankPart], head: Head) -> list[RankPart]:
     ranks = [part.rank for part in ordered]
     if not ranks or ranks != list(range(len(ranks))):
         raise CheckpointInvalid(
-            f"the parts of {head.id} are of ranks {_named(ranks)}; one of each from 0 on is expected"
+            f"the parts of {head.id} belong to ranks {_named(ranks)}, expected one part of each rank from 0 on"
         )
     for part in ordered:
         if part.checkpoint != head.id:
-            raise CheckpointInvalid(f"the part of rank {part.rank} is of checkpoint {part.checkpoint}, not {head.id}")
+            raise CheckpointInvalid(
+                f"the part of rank {part.rank} belongs to checkpoint {part.checkpoint}, expected {head.id}"
+            )
         if part.chunk_bytes != ordered[0].chunk_bytes:
             raise CheckpointInvalid(
-                f"rank {part.rank} hashes {part.chunk_bytes} bytes at a time, rank 0 {ordered[0].chunk_bytes}; "
-                "run the same version of strata on all ranks"
+                f"rank {part.rank} hashes chunks of {part.chunk_bytes} bytes, rank 0 of {ordered[0].chunk_bytes}; "
+                "run one version of strata on all ranks"
             )
     return ordered
 
@@ -126,8 +129,8 @@ def _ordered(parts: Sequence[RankPart], head: Head) -> list[RankPart]:
 
 
 @dataclass(slots=True)
-class _Entry:
-    """A tensor of the manifest to be; each slice with the rank that says where it lies."""
+class _MergedTensor:
+    """A tensor of the new manifest; each slice with the rank that wrote it."""
 
     order: int
     name: str
@@ -137,16 +140,18 @@ class _Entry:
 
 
 @dataclass(slots=True)
-class _Entered:
+class _Merger:
+    """Collects the tensors of all ranks."""
+
     renames: dict[int, dict[str, str]] = field(default_factory=dict)
-    """Rank → name that its structure uses → name in the manifest."""
+    """Rank → name in its structure → name in the manifest."""
     _whole: dict[str, dict[Hashable, tuple[int, int, TensorEntry]]] = field(default_factory=dict)
-    """Name → contents → (order, rank, entry): the first rank that has them."""
+    """Name → contents → (order, rank, entry) of the first rank that has them."""
     _sharded: dict[str, list[tuple[int, TensorEntry]]] = field(default_factory=dict)
     _orders: dict[str, int] = field(default_factory=dict)
     _num_entered: int = 0
     _users: dict[str, list[tuple[int, Hashable]]] = field(default_factory=dict)
-    """Name → (rank, contents) of those whose contents are not the first rank's."""
+    """Name → (rank, contents) of ranks whose contents differ from the first rank's."""
 
     def add(self, part: RankPart) -> None:
         sharded = set(part.sharded)
@@ -162,31 +167,34 @@ class _Entered:
             if len(holders) > 1 and first is not next(iter(holders.values())):
                 self._users.setdefault(entry.name, []).append((part.rank, contents))
 
-    def whole(self) -> list[_Entry]:
-        """Each contents once; those that are not the first under their name get another."""
+    def whole(self) -> list[_MergedTensor]:
+        """Return the tensors that ranks hold whole, each contents once, renamed where ranks differ."""
         taken = self._whole.keys() | self._sharded.keys()
-        entries: list[_Entry] = []
+        entries: list[_MergedTensor] = []
         for name, holders in self._whole.items():
             if name in self._sharded:
                 rank, other = next(iter(holders.values()))[1], self._sharded[name][0][0]
                 raise CheckpointInvalid(
-                    f"tensor {name!r} is whole on rank {rank} and in slices on rank {other}; give them different names"
+                    f"tensor {name!r} is whole on rank {rank} and sharded on rank {other}; give them different names"
                 )
             names: dict[Hashable, str] = {}
             for contents, (order, rank, entry) in holders.items():
                 names[contents] = own = name if not names else _free(f"{name}@{rank}", taken)
                 taken.add(own)
-                entries.append(_Entry(order, own, entry.dtype, entry.shape, [(rank, piece) for piece in entry.slices]))
+                entries.append(
+                    _MergedTensor(order, own, entry.dtype, entry.shape, [(rank, piece) for piece in entry.slices])
+                )
             for rank, contents in self._users.get(name, ()):
                 self.renames.setdefault(rank, {})[name] = names[contents]
         return entries
 
-    def united(self) -> list[_Entry]:
-        return [_united(name, held, self._orders[name]) for name, held in self._sharded.items()]
+    def sharded(self) -> list[_MergedTensor]:
+        """Return the tensors that ranks hold in slices."""
+        return [_join_slices(name, held, self._orders[name]) for name, held in self._sharded.items()]
 
 
 def _contents(entry: TensorEntry) -> Hashable:
-    """What tells whether two ranks hold the same, wherever and however it lies."""
+    """Return a key that is equal for equal contents, wherever and however they are stored."""
     return entry.dtype, entry.shape, tuple((piece.start, _slice_contents(piece)) for piece in entry.slices)
 
 
@@ -202,14 +210,14 @@ def _free(name: str, taken: set[str]) -> str:
     return candidate
 
 
-def _united(name: str, held: list[tuple[int, TensorEntry]], order: int) -> _Entry:
+def _join_slices(name: str, held: list[tuple[int, TensorEntry]], order: int) -> _MergedTensor:
     first_rank, first = held[0]
     pieces: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, Slice]] = {}
     for rank, entry in held:
         if (entry.dtype, entry.shape) != (first.dtype, first.shape):
             raise CheckpointInvalid(
                 f"tensor {name!r} is {first.dtype} {first.shape} on rank {first_rank}, but {entry.dtype} {entry.shape} "
-                f"on rank {rank}; all ranks must name the same whole tensor"
+                f"on rank {rank}; dtype and shape of the whole tensor must agree"
             )
         for piece in entry.slices:
             if math.prod(piece.shape) or not pieces:
@@ -217,17 +225,17 @@ def _united(name: str, held: list[tuple[int, TensorEntry]], order: int) -> _Entr
                 if other is not piece and _differ(other, piece):
                     raise CheckpointInvalid(
                         f"tensor {name!r}: ranks {other_rank} and {rank} both hold the slice {piece.shape} at "
-                        f"{piece.start}, with different contents; give different tensors different names, or let the "
-                        "copies agree"
+                        f"{piece.start} with different contents; synchronize the copies, or give different tensors "
+                        "different names"
                     )
     if math.prod(first.shape):
         pieces = {place: kept for place, kept in pieces.items() if math.prod(place[1])}
     _check_tiles(name, first.shape, pieces, ranks=[rank for rank, _ in held])
-    return _Entry(order, name, first.dtype, first.shape, [pieces[place] for place in sorted(pieces)])
+    return _MergedTensor(order, name, first.dtype, first.shape, [pieces[place] for place in sorted(pieces)])
 
 
 def _differ(one: Slice, other: Slice) -> bool:
-    """Of patched slices only the same patches tell: contents may come about in several ways."""
+    """Return whether two slices differ for certain. Patched slices may be equal in spite of different patches."""
     return one.hashes != other.hashes and not one.patches and not other.patches
 
 
@@ -246,22 +254,24 @@ def _check_tiles(
         (start, size), (other_start, other_size) = (places[i] for i in overlap)
         rank, other_rank = (pieces[places[i]][0] for i in overlap)
         raise CheckpointInvalid(
-            f"tensor {name!r} {shape}: the slice {size} at {start} of rank {rank} overlaps {other_size} at "
-            f"{other_start} of rank {other_rank}; every element must be in one slice"
+            f"tensor {name!r} {shape}: the slice {size} at {start} of rank {rank} overlaps the slice {other_size} at "
+            f"{other_start} of rank {other_rank}; every element must belong to exactly one slice"
         )
     num_elements = sum(math.prod(size) for _, size in places)
     if num_elements != math.prod(shape):
         raise CheckpointInvalid(
-            f"tensor {name!r} {shape} is not made up of its slices: ranks {_named(ranks)} hold {num_elements} of its "
-            f"{math.prod(shape)} elements; every rank that has a slice must save it"
+            f"tensor {name!r} {shape} is not covered by its slices: ranks {_named(ranks)} hold {num_elements} of its "
+            f"{math.prod(shape)} elements; every rank that holds a slice must save it"
         )
 
 
 # -- files ---------------------------------------------------------------------------------------------------------
 
 
-def _numbered(parts: Sequence[RankPart], entries: Sequence[_Entry]) -> tuple[tuple[DataFile, ...], list[list[int]]]:
-    """All files once, and for each rank what its numbers become. Of bases only those that are still referred to."""
+def _numbered(
+    parts: Sequence[RankPart], entries: Sequence[_MergedTensor]
+) -> tuple[tuple[DataFile, ...], list[list[int]]]:
+    """Return all files, each once, and for each rank its new file indices. Unused files of bases are dropped."""
     used: list[set[int]] = [set() for _ in parts]
     for entry in entries:
         for rank, piece in entry.slices:
@@ -277,8 +287,8 @@ def _numbered(parts: Sequence[RankPart], entries: Sequence[_Entry]) -> tuple[tup
                 number, known, other_rank = files.setdefault(data_file.path, (len(files), data_file, part.rank))
                 if known is not data_file and (known != data_file or not is_of_base(data_file)):
                     raise CheckpointInvalid(
-                        f"ranks {other_rank} and {part.rank} each tell of a file {data_file.path} of their own; "
-                        "a file belongs to one rank"
+                        f"ranks {other_rank} and {part.rank} both list a file {data_file.path}; a file belongs to one "
+                        "rank"
                     )
             own.append(number)
         numbers.append(own)
@@ -330,8 +340,8 @@ def _check_names(rank: int, structure: Any, known: set[str]) -> None:
     if missing:
         raise CheckpointInvalid(
             f"the state of rank {rank} has tensor {missing[0]!r}"
-            f"{f' and {len(missing) - 1} more' if missing[1:] else ''}, which no rank has written; what is said to be "
-            "replicated must be on every rank under the same name, and every slice must be saved by somebody"
+            f"{f' and {len(missing) - 1} more' if missing[1:] else ''}, which no rank has written; a replicated tensor "
+            "must exist on every rank under the same name, and every slice must be saved by some rank"
         )
 
 
@@ -339,15 +349,15 @@ def _check_names(rank: int, structure: Any, known: set[str]) -> None:
 
 
 def _type(head: Head, files: Sequence[DataFile]) -> tuple[CheckpointType, str, str]:
-    """(type, parent, why), as the files have it."""
+    """Return (type, parent, why), according to the files."""
     bases = [data_file.path.partition("/")[0] for data_file in files if is_of_base(data_file)]
     if bases:
         if head.type is CheckpointType.FULL:
-            why = f"some ranks saved what differs from {bases[0]}, others everything ({head.why or 'as asked for'})"
+            why = f"some ranks saved a delta from {bases[0]}, others their full state ({head.why or 'as requested'})"
             return CheckpointType.INCREMENTAL, head.parent or bases[0], why
         return head.type, head.parent or bases[0], head.why
     if head.type is CheckpointType.INCREMENTAL:
-        return CheckpointType.FULL, "", head.why or "it needs nothing of a base, so it is complete in itself"
+        return CheckpointType.FULL, "", head.why or "nothing of a base is unchanged, so it needs no base"
     return head.type, "", head.why
 
 

@@ -1,11 +1,11 @@
-"""What one rank has written, told to whoever commits: the files, and where each tensor or slice of one lies in them.
+"""A part lists what one rank wrote: its files, and where each tensor or slice lies in them.
 
-A part is an object of its own beside the data (`part-00003.json`), so it outlives its writer and is never too large
-for a message:
+Each rank stores its part beside its data (`part-00003.json`), where rank 0 reads it to build the manifest. So a part
+outlives its writer, and its size is not limited by a message:
 
     {"strata_part": 1, "hash": "<xxh3-128 of the next value's bytes>", "part": {…}}
 
-It is read with the same distrust as a manifest.
+Like a manifest, a part is not trusted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from xxhash import xxh3_128_hexdigest
 
-from strata.checkpoint.format import duplicate_keys, layout, tree
+from strata.checkpoint.format import layout, tree
 from strata.checkpoint.format import manifest as m
 from strata.checkpoint.format.manifest import DataFile, TensorEntry
 from strata.errors import CheckpointCorrupt, CheckpointInvalid, CheckpointTooNew
@@ -26,24 +26,27 @@ MAX_RANKS = 100_000
 
 
 class RankPart(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank wrote of one checkpoint."""
+
     checkpoint: str
-    """Its id."""
+    """The id of the checkpoint."""
     rank: int
     files: tuple[DataFile, ...]
     tensors: tuple[TensorEntry, ...]
-    """What this rank has written: `shape` is that of the whole tensor, the slices count the files above."""
+    """What this rank wrote: `shape` is that of the whole tensor, and slices refer to the files above."""
     sharded: tuple[str, ...] = ()
-    """Of these, the tensors that other ranks hold other slices of. All else the rank holds whole."""
+    """The names of tensors of which other ranks hold other slices. This rank holds all others whole."""
     structure: Any
-    """Of the rank's whole state, see `tree.py`; also of tensors that another rank writes for all."""
+    """The structure of the rank's whole state (see `tree.py`), including tensors that another rank writes."""
     full_bytes: int
-    """Of the rank's share of the state."""
+    """The size of the rank's share of the state."""
     written_bytes: int
     chunk_bytes: int = layout.CHUNK_BYTES
-    """What each hash is of."""
+    """The number of bytes per hash."""
 
 
 def part_name(rank: int) -> str:
+    """Return the name of a rank's part in the directory of its checkpoint."""
     return f"part-{rank:05d}.json"
 
 
@@ -63,15 +66,17 @@ _decoder = msgspec.json.Decoder(RankPart)
 
 
 def encode(part: RankPart) -> bytes:
-    """
+    """Check and encode a part.
+
     Raises:
-        CheckpointInvalid: It would not be accepted when read.
+        CheckpointInvalid: A reader would reject it.
     """
     check(part, file=part_name(part.rank))
     data = _sealed(part)
     if len(data) > MAX_PART_BYTES:
         raise CheckpointInvalid(
-            f"{part_name(part.rank)} has {len(data)} bytes, more than {MAX_PART_BYTES}; save fewer tensors on this rank"
+            f"{part_name(part.rank)} has {len(data)} bytes, more than the limit of {MAX_PART_BYTES}; save fewer "
+            "tensors on this rank"
         )
     return data
 
@@ -82,53 +87,62 @@ def _sealed(part: RankPart) -> bytes:
 
 
 def decode(data: bytes, *, file: str) -> RankPart:
-    """
+    """Decode and check a part.
+
     Raises:
-        CheckpointInvalid: It is not a part, has a key twice, or cannot be true.
-        CheckpointCorrupt: Its bytes are not those that were written.
+        CheckpointInvalid: It is malformed, has a duplicate key or contradicts itself.
+        CheckpointCorrupt: Its bytes are not the bytes that were written.
         CheckpointTooNew: A newer version wrote it.
     """
     try:
         version = msgspec.json.decode(data, type=_Version).strata_part
         if version > VERSION:
             raise CheckpointTooNew(
-                f"{file} has format {version}, this rank reads up to {VERSION}; run the same strata on all ranks"
+                f"{file} has format {version}, this rank reads up to {VERSION}; run one version of strata on all ranks"
             )
         if version < VERSION:
-            raise CheckpointInvalid(f"{file} has format {version}, which there never was")
+            raise CheckpointInvalid(f"{file} has the unknown format {version}")
         envelope = _envelope_decoder.decode(data)
         body = bytes(envelope.part)
         found = xxh3_128_hexdigest(body)
         if found != envelope.hash:
-            raise CheckpointCorrupt(f"{file}: its hash is {found}, expected {envelope.hash[:40]!r}")
+            raise CheckpointCorrupt(
+                f"{file}: its hash is {found}, expected {envelope.hash[:40]!r}",
+                file=file,
+                expected=envelope.hash,
+                found=found,
+            )
         part = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CheckpointInvalid(f"{file} is not the part of a rank: {error}") from None
-    duplicate_keys.check(data, written=_sealed(part), file=file)
+        raise CheckpointInvalid(f"{file} is not a valid part of a rank: {error}") from None
+    layout.check_duplicate_keys(data, written=_sealed(part), file=file)
     check(part, file=file)
     return part
 
 
 def check(part: RankPart, *, file: str) -> None:
-    """
+    """Check everything that a part states about itself.
+
     Raises:
-        CheckpointInvalid: Names, numbers or places that cannot be; the message names the tensor.
+        CheckpointInvalid: A name, number or offset is impossible; the message names the tensor.
     """
     ranks = [part.rank, *(data_file.rank for data_file in part.files)]
     if not all(0 <= rank < MAX_RANKS for rank in ranks):
         raise CheckpointInvalid(
-            f"{file}: it tells of rank {min(ranks)} or {max(ranks)}; ranks are 0 to {MAX_RANKS - 1}"
+            f"{file}: rank {min(ranks)} or {max(ranks)} is out of range, expected 0 to {MAX_RANKS - 1}"
         )
     for data_file in part.files:
         if not is_of_base(data_file) and data_file.rank != part.rank:
-            raise CheckpointInvalid(f"{file}: {data_file.path[:80]} is of rank {data_file.rank}, not {part.rank}")
+            raise CheckpointInvalid(
+                f"{file}: {data_file.path[:80]} belongs to rank {data_file.rank}, expected rank {part.rank}"
+            )
     names = [tensor.name for tensor in part.tensors]
-    strangers = sorted(set(part.sharded) - set(names))
-    if strangers:
-        raise CheckpointInvalid(f"{file}: tensor {strangers[0][:200]!r} is said to be sharded, and is not there")
+    unknown = sorted(set(part.sharded) - set(names))
+    if unknown:
+        raise CheckpointInvalid(f"{file}: tensor {unknown[0][:200]!r} is listed as sharded but has no entry")
     if len(set(names)) != len(names):
         twice = next(name for i, name in enumerate(names) if name in names[:i])
-        raise CheckpointInvalid(f"{file}: tensor {twice[:200]!r} is there twice")
+        raise CheckpointInvalid(f"{file}: tensor {twice[:200]!r} occurs twice")
     try:
         tree.names_in(part.structure)
     except CheckpointInvalid as error:
@@ -137,13 +151,14 @@ def check(part: RankPart, *, file: str) -> None:
 
 
 def is_of_base(data_file: DataFile) -> bool:
-    """A file of another checkpoint, which this one refers to."""
+    """Return whether another checkpoint, a base, wrote this file."""
     return "/" in data_file.path
 
 
 def _alone(part: RankPart, *, num_ranks: int, file: str) -> m.Manifest:
-    """The part as if it were a whole checkpoint, so that a manifest's checks apply: slices of tensors that lie over
-    several ranks count as tensors of their own.
+    """Return the part as a manifest, so that the checks of a manifest apply.
+
+    Each slice of a sharded tensor becomes a tensor of its own.
     """
     sharded, names = set(part.sharded), {tensor.name for tensor in part.tensors}
     tensors: list[TensorEntry] = []
@@ -156,7 +171,7 @@ def _alone(part: RankPart, *, num_ranks: int, file: str) -> m.Manifest:
             if not len(piece.start) == len(piece.shape) == len(tensor.shape) or not all(
                 0 <= start <= start + size <= whole for start, size, whole in ends
             ):
-                raise CheckpointInvalid(f"{file}: tensor {tensor.name[:200]!r} has a slice that lies outside of it")
+                raise CheckpointInvalid(f"{file}: tensor {tensor.name[:200]!r} has a slice outside its shape")
             zeros = (0,) * len(piece.shape)
             own = piece if piece.start == zeros else msgspec.structs.replace(piece, start=zeros)
             name = tensor.name if not i else f"{tensor.name} (slice {i})"

@@ -1,19 +1,19 @@
-"""Nested state, taken apart into structure and tensors, and put together again.
+"""Flatten nested state into a structure and tensors, and build it again.
 
-The structure is plain JSON: what JSON has stands for itself (None, bools, strings, finite floats, ints of 53 bits), all
-else is an object with one tag:
+The structure is plain JSON. Values that JSON has (None, bools, strings, finite floats, ints of 53 bits) represent
+themselves; everything else is an object with one tag:
 
-    {"dict": [[key, node], …]}    in order, keys are nodes, so that an optimizer's int keys stay ints
-    {"odict": …}                  an OrderedDict, as `state_dict()` gives
+    {"dict": [[key, node], …]}    in order; keys are nodes, so that an optimizer's int keys stay ints
+    {"odict": …}                  an OrderedDict, as `state_dict()` returns
     {"list": […]}  {"tuple": […]}
     {"int": "…"}  {"float": "nan"}  {"complex": [re, im]}
     {"tensor": NAME, "as": KIND}  KIND: torch, numpy, jax, scalar (of numpy), bytes
 
-A tensor that occurs twice (tied weights) is stored once and comes back as one object; tensors that merely overlap are
-stored each for itself. Of a tensor that lies over several ranks or devices the leaves are the parts that this rank
-writes (see `shards.py`); the structure refers to the whole.
+A tensor that occurs twice (tied weights) is stored once and restored as one object; tensors that merely overlap are
+stored separately. For a tensor that is spread over several ranks or devices, the leaves are the parts that this rank
+writes (see `shards.py`), and the structure refers to the whole tensor.
 
-Nothing is ever executed, and a type that is not listed is refused by name before anything is written.
+Loading executes nothing. Saving rejects any other type by name before anything is written.
 """
 
 from __future__ import annotations
@@ -41,30 +41,30 @@ Kind = Literal["torch", "numpy", "jax", "scalar", "bytes"]
 MAX_DEPTH = 64
 MAX_NAME_BYTES = 1_024
 _EXACT_INT = 1 << 53
-"""Beyond it, other languages' JSON readers lose digits."""
+"""Above it, JSON readers of other languages lose digits."""
 _RESERVED = "__metadata__"
 _KEY_TAGS = {"tuple", "int", "float", "complex"}
-"""Of a dict's keys, beside what JSON has."""
+"""Tags that the key of a dict may have."""
 
 
 class Leaf(NamedTuple):
-    """One tensor to be stored, or a part of one."""
+    """One tensor to store, or a part of one."""
 
     name: str
-    """In the data file."""
+    """The name in the data file."""
     dtype: DType
     shape: tuple[int, ...]
-    """Of what is stored here."""
+    """Of the part that is stored."""
     kind: Kind
     source: Any
-    """The tensor, array or bytes itself."""
+    """The tensor, array or bytes."""
     num_bytes: int
     global_shape: tuple[int, ...] | None = None
-    """Of the whole tensor, if this may be a part of one."""
+    """The shape of the whole tensor, if this may be a part of one."""
     start: tuple[int, ...] | None = None
-    """Likewise, where in it the part begins."""
+    """Where the part begins in the whole tensor, likewise."""
     part_of: str = ""
-    """The whole tensor's name, where it is another: several parts of one tensor are named `name#0`, `name#1`, …"""
+    """The name of the whole tensor, if it differs: several parts of one tensor are named `name#0`, `name#1`, …"""
 
     @property
     def tensor(self) -> str:
@@ -74,17 +74,19 @@ class Leaf(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Flat:
+    """A flattened state."""
+
     structure: Node
     leaves: list[Leaf]
 
     @property
     def sharded(self) -> tuple[str, ...]:
-        """The tensors of which these leaves may be parts only, each once."""
+        """The names of tensors of which the leaves may be only parts, each once."""
         return tuple(dict.fromkeys(leaf.tensor for leaf in self.leaves if leaf.global_shape is not None))
 
 
 def is_text(value: str) -> bool:
-    """Strings of undecodable bytes (as file names may be) have no place in JSON."""
+    """Return whether a string is valid Unicode: JSON cannot hold undecodable bytes, as in some file names."""
     if value.isascii():
         return True
     try:
@@ -95,9 +97,10 @@ def is_text(value: str) -> bool:
 
 
 def flatten(state: Any) -> Flat:
-    """
+    """Flatten a nested state.
+
     Raises:
-        InvalidArgument: Something in it cannot be stored; the message says where it is and what it is.
+        InvalidArgument: A value cannot be stored; the message names its path and type.
     """
     flattener = _Flattener()
     structure = flattener.node(state, ())
@@ -105,23 +108,23 @@ def flatten(state: Any) -> Flat:
 
 
 def unflatten(structure: Node, tensor: Callable[[str, Kind], Any]) -> Any:
-    """`tensor` gives what is stored under a name, as a kind; asked once for each name.
+    """Build a state; `tensor` returns the tensor of a name and kind, and is called once for each.
 
     Raises:
-        CheckpointInvalid: The structure is not one that `flatten` makes.
+        CheckpointInvalid: The structure is not one that `flatten` returns.
     """
     return _Builder(tensor).build(structure, 0)
 
 
 def names_in(structure: Node) -> list[str]:
-    """The tensors that a structure refers to, each once, in order."""
+    """Return the names of the tensors that a structure refers to, each once, in order."""
     found: dict[str, None] = {}
     _Builder(lambda name, _kind: found.setdefault(name)).build(structure, 0)
     return list(found)
 
 
 def leaves_in(structure: Node, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Node]]:
-    """The tensors of a structure that `names_in` accepts, in order, each with the keys that lead to it."""
+    """Yield the tensor nodes of a valid structure in order, each with the path of its keys."""
     if not isinstance(structure, dict):
         return
     if "tensor" in structure:
@@ -137,7 +140,7 @@ def leaves_in(structure: Node, path: tuple[str, ...] = ()) -> Iterator[tuple[tup
 
 
 def renamed(structure: Node, names: Mapping[str, str]) -> Node:
-    """The structure with other names for some tensors; what need not change is shared with the old one."""
+    """Rename tensors in a structure; unchanged parts are shared with the old structure."""
     if not isinstance(structure, dict):
         return structure
     if "tensor" in structure:
@@ -157,7 +160,7 @@ def renamed(structure: Node, names: Mapping[str, str]) -> Node:
 
 
 def select(structure: Node, keep: Callable[[str], bool]) -> Node | None:
-    """The structure without tensors that are not wanted, nor the dicts that only held these. None: nothing is left."""
+    """Drop the tensors that `keep` rejects, and dicts that become empty; return None if nothing is left."""
     if not isinstance(structure, dict):
         return structure
     if "tensor" in structure:
@@ -177,7 +180,7 @@ def _is_none(pairs: list[list[Node]], key: Node) -> bool:
     return next(value for k, value in pairs if k == key) is None
 
 
-# -- taking apart --------------------------------------------------------------------------------------------------
+# -- flattening ----------------------------------------------------------------------------------------------------
 
 Path = tuple[str, ...]
 
@@ -185,21 +188,23 @@ Path = tuple[str, ...]
 class _Flattener:
     def __init__(self) -> None:
         self._leaves: dict[str, list[Leaf]] = {}
-        """By the tensor's name; none, where another rank writes it. Names must not depend on what this rank holds."""
+        """By tensor name; empty if another rank writes it. Names must not depend on what this rank holds."""
         self._by_identity: dict[tuple[Any, ...], str] = {}
-        """What makes two tensors the same memory → the name it is stored under."""
+        """The key of a tensor's memory → the name under which it is stored."""
         self._alive: list[Any] = []
-        """What is known by its id and not held by its leaf: a freed id would be given to another."""
+        """Objects known by their id that no leaf holds: Python would reuse the id of a freed object."""
         self._modules: tuple[Any, ...] = tuple(sys.modules.get(name) for name in ("torch", "numpy", "jax"))
-        """Those that are not loaded have no tensors in the state."""
+        """A module that is not loaded has no tensors in the state."""
         torch_module = self._modules[0]
         self._plain_types = (torch_module.Tensor, torch_module.nn.Parameter) if torch_module is not None else ()
-        """Nearly all tensors are of these, and need not be asked what else they are."""
+        """Nearly all tensors have one of these types, and need no further checks."""
         self._torch_dtypes: dict[torch.dtype, DType] = {}
 
     def node(self, value: Any, path: Path) -> Node:
         if len(path) > MAX_DEPTH:
-            raise InvalidArgument(f"{_at(path)} is nested deeper than {MAX_DEPTH}; is it part of itself?")
+            raise InvalidArgument(
+                f"{_at(path)} is nested deeper than {MAX_DEPTH} levels; check that it does not contain itself"
+            )
         if value is None or isinstance(value, bool):
             return value
         plain = self._plain(value)
@@ -221,11 +226,11 @@ class _Flattener:
         return self._array(value, path)
 
     def _plain(self, value: Any) -> Node | None:
-        """A scalar, or None if it is none."""
+        """Return the node of a scalar, or None if the value is not a scalar."""
         kind = type(value)
         if kind is str:
             if not is_text(value):
-                raise InvalidArgument(f"{value!r} holds what is not Unicode; save it as bytes", field="state")
+                raise InvalidArgument(f"{value!r} is not valid Unicode; save it as bytes", field="state")
             return value
         if kind is int:
             return value if -_EXACT_INT < value < _EXACT_INT else {"int": str(value)}
@@ -244,7 +249,7 @@ class _Flattener:
         if isinstance(key, tuple):
             return {"tuple": [self._key(part, path) for part in key]}
         raise InvalidArgument(
-            f"a key of {_at(path)} is a {type(key).__name__}; keys may be strings, numbers or tuples of them"
+            f"a key of {_at(path)} is a {type(key).__name__}; use strings, numbers or tuples of them as keys"
         )
 
     def _array(self, value: Any, path: Path) -> Node:
@@ -254,7 +259,7 @@ class _Flattener:
         if isinstance(value, Shard):
             return self._shard(value, path)
         if numpy is not None and isinstance(value, numpy.ma.MaskedArray):
-            raise InvalidArgument(f"{_at(path)} is a masked array; save its data and its mask", field=".".join(path))
+            raise InvalidArgument(f"{_at(path)} is a masked array; save its data and mask", field=".".join(path))
         if numpy is not None and isinstance(value, numpy.ndarray):
             known = self._by_identity.get((id(value),))
             if known:
@@ -277,8 +282,8 @@ class _Flattener:
                 path, dtypes.of_numpy(array.dtype, _at(path)), array.shape, "jax", array, identity=(id(value),)
             )
         raise InvalidArgument(
-            f"{_at(path)} is a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint does not hold; "
-            "save tensors, arrays, bytes, and dicts, lists and tuples of them with plain numbers and strings",
+            f"{_at(path)} is a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint cannot store; "
+            "save tensors, arrays, bytes, numbers, strings, and dicts, lists and tuples of these",
             field=".".join(path),
         )
 
@@ -302,8 +307,8 @@ class _Flattener:
             memory = (id(shard.local),)
         else:
             raise InvalidArgument(
-                f"{_at(path)} is a Shard of a {type(local).__module__}.{type(local).__qualname__}; it holds a torch "
-                "tensor, a numpy array or a JAX array that lies here alone (others know their places themselves)",
+                f"{_at(path)} is a Shard of a {type(local).__module__}.{type(local).__qualname__}; pass a torch "
+                "tensor, a numpy array or a JAX array on one device; DTensors and sharded JAX arrays need no Shard",
                 field=".".join(path),
             )
         self._alive.append(shard)
@@ -312,7 +317,7 @@ class _Flattener:
         return self._parts(path, dtype, kind, held, identity=(*memory, shard.shape, shard.start))  # type: ignore[arg-type]  # one of two literals
 
     def _parts(self, path: Path, dtype: DType, kind: Kind, held: Held, *, identity: tuple[Any, ...]) -> Node:
-        """Empty parts are left out, unless all of the tensor is empty."""
+        """Add the parts of a tensor; skip empty parts unless the whole tensor is empty."""
         known = self._by_identity.get(identity)
         if known:
             return {"tensor": known, "as": kind}
@@ -345,7 +350,7 @@ class _Flattener:
     def _plain_tensor(self, value: torch.Tensor, path: Path) -> torch.Tensor:
         if type(value) not in self._plain_types and type(value).__name__ == "ShardedTensor":
             raise InvalidArgument(
-                f"{_at(path)} is a ShardedTensor; let the state dict hold DTensors, or wrap its parts into Shard(…)"
+                f"{_at(path)} is a ShardedTensor; use DTensors in the state dict, or wrap its parts in Shard(…)"
             )
         if value.is_nested:
             raise InvalidArgument(f"{_at(path)} is a nested tensor; save its values() and offsets()")
@@ -354,7 +359,7 @@ class _Flattener:
         if value.is_quantized:
             raise InvalidArgument(f"{_at(path)} is a quantized tensor; save its int_repr(), scale and zero point")
         if value.is_meta:
-            raise InvalidArgument(f"{_at(path)} is on the meta device: it has a shape and no contents")
+            raise InvalidArgument(f"{_at(path)} is on the meta device and has no contents; materialize it first")
         tensor = value.detach()
         return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
 
@@ -384,14 +389,14 @@ class _Flattener:
     def _free_name(self, path: Path) -> str:
         name = ".".join(path) or "state"
         if len(name.encode()) > MAX_NAME_BYTES:
-            raise InvalidArgument(f"the path {name[:80]}… is longer than {MAX_NAME_BYTES} bytes; use shorter keys")
+            raise InvalidArgument(f"the path {name[:80]}… is longer than {MAX_NAME_BYTES} bytes; shorten the keys")
         candidate, number = name, 2
         while candidate in self._leaves or candidate == _RESERVED:  # "a.b" may be one key, or two
             candidate, number = f"{name}#{number}", number + 1
         return candidate
 
     def finished(self) -> list[Leaf]:
-        """Parts get names of their own last, when it is known which are free."""
+        """Return all leaves. Parts of one tensor are named last, when all taken names are known."""
         found: list[Leaf] = []
         taken = {*self._leaves, _RESERVED}
         for name, leaves in self._leaves.items():
@@ -413,7 +418,7 @@ def _is_dtensor(value: torch.Tensor) -> bool:
 
 def _local_part(value: Any) -> torch.Tensor:
     local: Any = value.detach().to_local()
-    done: torch.Tensor = local.wait() if hasattr(local, "wait") else local  # a collective may be under way
+    done: torch.Tensor = local.wait() if hasattr(local, "wait") else local  # a collective may be in progress
     return done
 
 
@@ -421,7 +426,7 @@ def _at(path: Iterable[str]) -> str:
     return ".".join(path) or "the state"
 
 
-# -- putting together ----------------------------------------------------------------------------------------------
+# -- building ------------------------------------------------------------------------------------------------------
 
 
 class _Builder:
@@ -431,17 +436,17 @@ class _Builder:
 
     def build(self, node: Node, depth: int, *, is_key: bool = False) -> Any:
         if depth > MAX_DEPTH + 2:
-            raise CheckpointInvalid(f"the structure is nested deeper than {MAX_DEPTH}")
+            raise CheckpointInvalid(f"the structure is nested deeper than {MAX_DEPTH} levels")
         if node is None or isinstance(node, bool | str | int | float):
             return node
         if not isinstance(node, dict):
-            raise CheckpointInvalid(f"the structure holds a bare {type(node).__name__}")
+            raise CheckpointInvalid(f"the structure holds a {type(node).__name__} without a tag")
         if is_key and not node.keys() <= _KEY_TAGS:
-            raise CheckpointInvalid("a dict of the structure has a key that cannot be one")
+            raise CheckpointInvalid("a dict of the structure has an invalid key")
         if "tensor" in node:
             return self._leaf(node)
         if len(node) != 1:
-            raise CheckpointInvalid(f"a node of the structure has the tags {', '.join(sorted(node))}; one is expected")
+            raise CheckpointInvalid(f"a node of the structure has the tags {', '.join(sorted(node))}, expected one")
         tag, value = next(iter(node.items()))
         if tag in ("dict", "odict", "list", "tuple") and not isinstance(value, list):
             raise CheckpointInvalid(f"a {tag} of the structure is not a list")
@@ -456,7 +461,7 @@ class _Builder:
                 return _number(tag, value)
             case _:
                 raise CheckpointInvalid(
-                    f"the structure has the tag {tag!r}, which is not known; was it written by a newer version?"
+                    f"the structure has the unknown tag {tag!r}; a newer version of strata may have written it"
                 )
 
     def _mapping(self, tag: str, pairs: Sequence[Any], depth: int) -> dict[Any, Any]:
@@ -465,13 +470,13 @@ class _Builder:
         items = [(self.build(key, depth + 1, is_key=True), self.build(value, depth + 1)) for key, value in pairs]
         built = OrderedDict(items) if tag == "odict" else dict(items)
         if len(built) != len(items):
-            raise CheckpointInvalid("a dict of the structure has a key twice")
+            raise CheckpointInvalid("a dict of the structure has a duplicate key")
         return built
 
     def _leaf(self, node: dict[str, Any]) -> Any:
         name, kind = node["tensor"], node.get("as")
         if not isinstance(name, str) or kind not in ("torch", "numpy", "jax", "scalar", "bytes"):
-            raise CheckpointInvalid(f"the structure refers to the tensor {name!r} as {kind!r}, which is not known")
+            raise CheckpointInvalid(f"the structure refers to tensor {name!r} with the unknown kind {kind!r}")
         if (name, kind) not in self._built:
             self._built[name, kind] = self._tensor(name, kind)
         return self._built[name, kind]
@@ -480,10 +485,10 @@ class _Builder:
 def _number(tag: str, value: Any) -> Any:
     try:
         if tag == "int":
-            return int(value)  # Python itself refuses thousands of digits
+            return int(value)  # Python itself rejects thousands of digits
         if tag == "float":
             return float(value)
         real, imaginary = (part if isinstance(part, float | int) else float(part["float"]) for part in value)
         return complex(real, imaginary)
     except (TypeError, ValueError, KeyError):
-        raise CheckpointInvalid(f"the structure holds an {tag} that is none: {str(value)[:40]!r}") from None
+        raise CheckpointInvalid(f"the structure holds the invalid {tag} {str(value)[:40]!r}") from None

@@ -1,11 +1,11 @@
-"""Which checkpoint several ranks load: the same one, or none.
+"""Choose the checkpoint that all ranks load, so that they load the same one.
 
-Each rank sees damage only in what it reads itself, and a listing may be older here than there. So rank 0 chooses, all
-load, all say how that went, and only if it went well everywhere is it taken; else all try the one before. They meet in
-the store, under a name of this start:
+Each rank detects corruption only in what it reads itself, and listings may differ between ranks. So rank 0 chooses a
+checkpoint, all ranks load it and report the result, and it is used only if all succeeded; otherwise all try the one
+before it. The ranks communicate through the store, under a name of this start:
 
-    restore-SESSION-1/0-choice.json        {"id": "step-…"}: rank 0's, empty if there is none
-    restore-SESSION-1/0-00003-ok.json      rank 3 has loaded it; or -bad
+    restore-SESSION-1/0-choice.json        {"id": "step-…"}: the choice of rank 0; empty if there is no checkpoint
+    restore-SESSION-1/0-00003-ok.json      rank 3 has loaded it; -bad: it could not
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 from xxhash import xxh3_64_hexdigest
 
-from strata.checkpoint.group import group
+from strata.checkpoint.group import commit
 from strata.clock import SystemClock
 from strata.errors import (
     CheckpointAborted,
@@ -44,7 +44,7 @@ _MAX_BYTES = 1 << 16
 
 
 class Choice:
-    """One restore of all ranks. `number` counts them: all ranks must count the same."""
+    """One restore of all ranks. `number` counts restores and must be the same on all ranks."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Choice:
     ) -> None:
         self._store = store
         self._ranks = ranks
-        self._place = f"restore-{xxh3_64_hexdigest(ranks.session.encode())}-{number}"
+        self._prefix = f"restore-{xxh3_64_hexdigest(ranks.session.encode())}-{number}"
         self._clock = clock or SystemClock()
         self._wait = wait or threading.Event().wait
 
@@ -67,48 +67,48 @@ class Choice:
         find: Callable[[str], Manifest],
         use: Callable[[Manifest], T],
     ) -> T:
-        """What `use` makes of the newest checkpoint that it finds nothing wrong with, on any rank.
+        """Return the result of `use` for the newest checkpoint that every rank can load.
 
         Args:
-            newest: For rank 0: the newest but for some that a rank has refused.
-            find: The manifest of an id that rank 0 has chosen.
+            newest: Returns, on rank 0, the newest checkpoint except those that a rank rejected.
+            find: Returns the manifest of the id that rank 0 chose.
 
         Raises:
-            NoCheckpoint: There is none.
-            CheckpointAborted: A rank did not come.
+            NoCheckpoint: No checkpoint can be loaded by every rank.
+            CheckpointAborted: A rank did not report in time.
         """
-        refused: list[str] = []
+        rejected: list[str] = []
         while True:
-            number = len(refused)
-            manifest = newest(refused) if self._ranks.is_leader else None
+            number = len(rejected)
+            manifest = newest(rejected) if self._ranks.is_leader else None
             id = self._choose(number, manifest.id if manifest is not None else "")
             if not id:
-                raise NoCheckpoint(f"there is no checkpoint in {self._store.url} that every rank can load")
+                raise NoCheckpoint(f"{self._store.url} has no checkpoint that every rank can load")
             try:
                 loaded = use(manifest or find(id))
             except (CheckpointInvalid, NoCheckpoint):
-                self._say(number, is_well=False)
-                self._hear(number)
+                self._report(number, is_ok=False)
+                self._await_reports(number)
             except BaseException:
-                self._say(number, is_well=False)
+                self._report(number, is_ok=False)
                 raise
             else:
-                self._say(number, is_well=True)
-                bad = self._hear(number)
+                self._report(number, is_ok=True)
+                bad = self._await_reports(number)
                 if not bad:
-                    self._forget()
+                    self._delete_previous()
                     return loaded
-                log.warning("checkpoint %s is damaged for %s; all ranks try the one before it", id, ", ".join(bad))
-            refused.append(id)
+                log.warning("checkpoint %s failed on %s; all ranks try the one before it", id, ", ".join(bad))
+            rejected.append(id)
 
     def _choose(self, number: int, id: str) -> str:
-        key = f"{self._place}/{number}-choice.json"
+        key = f"{self._prefix}/{number}-choice.json"
         if self._ranks.is_leader:
             try:
                 self._store.put(key, msgspec.json.encode({"id": id}), if_absent=True)
             except ObjectExists:
                 raise InvalidArgument(
-                    f"{key} is there already: the session's name was used before; every start needs its own",
+                    f"{key} already exists: the session name was used before; use a new session for every start",
                     field="session",
                 ) from None
             return id
@@ -116,53 +116,53 @@ class Choice:
         def look() -> str | None:
             if key not in self._keys():
                 return None
-            said = msgspec.json.decode(self._store.get(key, max_bytes=_MAX_BYTES), type=dict[str, str])
-            return said.get("id", "")
+            choice = msgspec.json.decode(self._store.get(key, max_bytes=_MAX_BYTES), type=dict[str, str])
+            return choice.get("id", "")
 
-        return self._until(look, lambda: "rank 0 has chosen none")
+        return self._until(look, lambda: "rank 0 chose no checkpoint")
 
-    def _say(self, number: int, *, is_well: bool) -> None:
-        self._store.put(f"{self._place}/{number}-{self._ranks.rank:05d}-{'ok' if is_well else 'bad'}.json", b"{}\n")
+    def _report(self, number: int, *, is_ok: bool) -> None:
+        self._store.put(f"{self._prefix}/{number}-{self._ranks.rank:05d}-{'ok' if is_ok else 'bad'}.json", b"{}\n")
 
-    def _hear(self, number: int) -> list[str]:
-        """Those for whom it went badly, once all have said."""
-        heard: dict[int, bool] = {}
+    def _await_reports(self, number: int) -> list[str]:
+        """Wait for the reports of all ranks; return the ranks that failed."""
+        reports: dict[int, bool] = {}
 
         def look() -> bool | None:
             for key in self._keys():
                 name = key.rpartition("/")[2].removesuffix(".json").split("-")
                 if len(name) == 3 and name[0] == str(number):
-                    heard[int(name[1])] = name[2] == "ok"
-            return True if len(heard) == self._ranks.size else None
+                    reports[int(name[1])] = name[2] == "ok"
+            return True if len(reports) == self._ranks.size else None
 
         def missing() -> str:
-            absent = [str(rank) for rank in range(self._ranks.size) if rank not in heard]
-            return f"rank {', '.join(absent[:8])} has not said whether it could load"
+            absent = [str(rank) for rank in range(self._ranks.size) if rank not in reports]
+            return f"rank {', '.join(absent[:8])} reported no result"
 
         self._until(look, missing)
-        return [f"rank {rank}" for rank, is_well in sorted(heard.items()) if not is_well]
+        return [f"rank {rank}" for rank, is_ok in sorted(reports.items()) if not is_ok]
 
     def _keys(self) -> set[str]:
-        return {listed.key for listed in self._store.walk(self._place)}
+        return {listed.key for listed in self._store.walk(self._prefix)}
 
     def _until(self, look: Callable[[], T | None], what: Callable[[], str]) -> T:
         def late(waited_s: float) -> CheckpointAborted:
             return CheckpointAborted(
-                f"the ranks could not agree on a checkpoint: {what()} within {waited_s:g} s; do all ranks restore, as "
-                "often as each other?"
+                f"the ranks could not agree on a checkpoint: {what()} within {waited_s:g} s; every rank must call "
+                "load() or restore() the same number of times"
             )
 
-        return group.until(
+        return commit.until(
             look, late, timeout_s=self._ranks.timeout_s, clock=self._clock, wait=self._wait, watch=Watch()
         )
 
-    def _forget(self) -> None:
-        """Our own words stay until everybody has heard them: rank 0 removes those of the time before."""
+    def _delete_previous(self) -> None:
+        """Delete, as rank 0, the objects of the previous restore; those of this one may still be read."""
         if not self._ranks.is_leader:
             return
-        before = self._place.rpartition("-")
+        before = self._prefix.rpartition("-")
         try:
             previous = f"{before[0]}-{int(before[2]) - 1}"
             self._store.delete([listed.key for listed in self._store.walk(previous)])
         except StorageError as error:
-            log.warning("what ranks said when they last restored stays in %s: %s", self._store.url, error)
+            log.warning("could not delete the objects of the previous restore in %s: %s", self._store.url, error)

@@ -1,4 +1,4 @@
-"""Which of several processes this one is, and the names that all of them work out alike."""
+"""The rank of this process for checkpoints, and the ids of checkpoints, which all ranks compute alike."""
 
 from __future__ import annotations
 
@@ -19,34 +19,36 @@ _MAX_SESSION_LENGTH = 1_000
 
 
 class Ranks(msgspec.Struct, frozen=True, kw_only=True):
-    """Which of how many this process is."""
+    """The rank of this process among those that save together."""
 
     rank: int = 0
     size: int = 1
     session: str = ""
-    """What all ranks of one start have in common, and no other start ever had."""
+    """A name that all ranks of one start share, and that no other start has used."""
     timeout_s: float = 600.0
-    """How long rank 0 waits for the others once it has written its own part."""
+    """How long rank 0 waits for the other ranks once it has written its own part."""
 
     def __post_init__(self) -> None:
         """
         Raises:
-            ConfigError: There is no such rank, or no session for several.
+            ConfigError: The rank is out of range, or several ranks have no session.
         """
         if not 1 <= self.size <= MAX_RANKS:
-            raise ConfigError(f"size={self.size} ranks cannot save together; 1 to {MAX_RANKS} can", field="size")
+            raise ConfigError(f"size={self.size} is out of range; use 1 to {MAX_RANKS}", field="size")
         if not 0 <= self.rank < self.size:
             raise ConfigError(
-                f"rank={self.rank} is not one of {self.size}; they are 0 to {self.size - 1}", field="rank"
+                f"rank={self.rank} is out of range for size={self.size}; use 0 to {self.size - 1}", field="rank"
             )
         if self.size > 1 and not 0 < len(self.session) <= _MAX_SESSION_LENGTH:
             raise ConfigError(
-                f"{self.size} ranks need a session of 1 to {_MAX_SESSION_LENGTH} characters that all of them share and "
-                "every start has anew; Ranks.from_torch() makes one",
+                f"{self.size} ranks need a session name of 1 to {_MAX_SESSION_LENGTH} characters that they share and "
+                "that is new for every start; Ranks.from_torch() creates one",
                 field="session",
             )
         if not (math.isfinite(self.timeout_s) and self.timeout_s > 0):
-            raise ConfigError(f"timeout_s={self.timeout_s} must be a time above 0", field="timeout_s")
+            raise ConfigError(
+                f"timeout_s={self.timeout_s} is invalid; use a number of seconds above 0", field="timeout_s"
+            )
 
     @property
     def is_leader(self) -> bool:
@@ -54,34 +56,25 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str], *, timeout_s: float = 600.0) -> Ranks:
-        """As torchrun sets it: RANK, WORLD_SIZE, and a session from its run's id. STRATA_SESSION names one instead.
+        """Read RANK and WORLD_SIZE as torchrun sets them, and STRATA_SESSION or torchrun's run id for the session.
 
         Raises:
-            ConfigError: Something is missing, or would be the same for the next start.
+            ConfigError: A variable is missing, or the session would be the same for the next start.
         """
         rank, size = (_number(env, name) for name in ("RANK", "WORLD_SIZE"))
         session = env.get("STRATA_SESSION", "")
         if not session and size > 1:
-            run = env.get("TORCHELASTIC_RUN_ID", "")
-            if run in ("", "none"):  # what torchrun calls it when nobody gave it a name
-                raise ConfigError(
-                    f"TORCHELASTIC_RUN_ID is {run or 'not set'!r}, so the next start could not be told from this one; "
-                    "give torchrun an --rdzv-id of its own for every start, set STRATA_SESSION on all ranks, or use "
-                    "Ranks.from_torch()",
-                    field="session",
-                )
-            master = f"{env.get('MASTER_ADDR', '')}:{env.get('MASTER_PORT', '')}"
-            session = f"{run}/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}/{master}"
+            session = _session_from_torchrun(env)
         return cls(rank=rank, size=size, session=session, timeout_s=timeout_s)
 
     @classmethod
     def from_torch(cls, *, timeout_s: float = 600.0) -> Ranks:
-        """Of the process group that torch has; all ranks must call it, rank 0 makes the session.
+        """Read the ranks of torch's process group. All ranks must call it; rank 0 creates the session.
 
         Raises:
-            ConfigError: There is no process group.
+            ConfigError: torch has no process group.
         """
-        import torch  # noqa: PLC0415 - whoever calls this has torch
+        import torch  # noqa: PLC0415 - torch is optional
         from torch import distributed  # noqa: PLC0415
 
         if not distributed.is_available() or not distributed.is_initialized():
@@ -89,7 +82,7 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True):
                 "torch has no process group; call torch.distributed.init_process_group() first", field="ranks"
             )
         device = "cuda" if str(distributed.get_backend()) == "nccl" else "cpu"
-        session = torch.randint(0, 256, (16,), dtype=torch.uint8, generator=_fresh(torch)).to(device)
+        session = torch.randint(0, 256, (16,), dtype=torch.uint8, generator=_fresh_generator(torch)).to(device)
         distributed.broadcast(session, src=0)
         return cls(
             rank=distributed.get_rank(),
@@ -99,8 +92,20 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def _fresh(torch: Any) -> Any:
-    """Random numbers that no seed of the user's repeats, and that disturb none of theirs."""
+def _session_from_torchrun(env: Mapping[str, str]) -> str:
+    run = env.get("TORCHELASTIC_RUN_ID", "")
+    if run in ("", "none"):  # torchrun's default
+        raise ConfigError(
+            f"TORCHELASTIC_RUN_ID is {run or 'not set'!r}, so the next start would have the same session; pass "
+            "torchrun a new --rdzv-id for every start, set STRATA_SESSION on all ranks, or use Ranks.from_torch()",
+            field="session",
+        )
+    master = f"{env.get('MASTER_ADDR', '')}:{env.get('MASTER_PORT', '')}"
+    return f"{run}/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}/{master}"
+
+
+def _fresh_generator(torch: Any) -> Any:
+    """Return a generator that is independent of the user's seeds and does not disturb them."""
     generator = torch.Generator()
     generator.seed()
     return generator
@@ -112,15 +117,20 @@ def _number(env: Mapping[str, str], name: str) -> int:
         return int(text or "")
     except ValueError:
         raise ConfigError(
-            f"{name} is {'not set' if text is None else repr(text)}; start with torchrun, which sets it, or give "
-            "Ranks(rank=…, size=…, session=…)",
+            f"{name} is {'not set' if text is None else repr(text)}; start the script with torchrun, which sets it, or "
+            "pass Ranks(rank=…, size=…, session=…)",
             field=name.lower(),
         ) from None
 
 
+def new_id(step: int) -> str:
+    """Return a new id: the step, for people and for sorting, and a random part, so that no id is used twice."""
+    return f"step-{step:012d}-{secrets.token_hex(8)}"
+
+
 def checkpoint_id(ranks: Ranks, number: int, step: int) -> str:
-    """The same on all ranks without a word: `number` counts the saves of this start. Alone, nobody need find it."""
+    """Return the id of a save, the same on all ranks; `number` counts the saves of this step in this start."""
     if ranks.size == 1:
-        return f"step-{step:012d}-{secrets.token_hex(8)}"
+        return new_id(step)
     agreed = f"{ranks.session}\0{number}\0{step}"
     return f"step-{step:012d}-{xxh3_64_hexdigest(agreed.encode())}"

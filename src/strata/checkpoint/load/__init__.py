@@ -1,4 +1,5 @@
-"""From a checkpoint back to tensors: whole, in slices or memory-mapped, every byte verified before it is used.
+"""From a checkpoint back to tensors: whole, in slices or memory-mapped.
 
-Never writes.
+Every byte is verified before it is used, except those that are memory-mapped. May import `group` and `format`. Writes
+nothing but `statistics.json`.
 """

@@ -1,44 +1,50 @@
-"""Whether a checkpoint is what was written. Loading and verifying ask the same functions, so they cannot disagree.
+"""Check that a checkpoint is what was written. Loading and verifying use the same functions, so they agree.
 
-There are three judgements, each of one thing that is read:
+There are three checks:
 
-- `check_manifest`: its hash of all contents, and the structures that are to be rebuilt. Nothing is read for it.
-- `check_headers`: the headers of files. Loading needs none of what they say, but other programs believe them, and they
-  tell when a file lies in another one's place.
-- of every chunk its hash, and of every patch its indices: see `fetching.Source` and `patching.batches`.
+- `check_manifest`: the hash of all contents, and the structures to rebuild. Reads nothing.
+- `check_headers`: the headers of the files. Loading does not need them, but other programs trust them, and they reveal
+  files that were swapped.
+- The hash of every chunk, and the indices of every patch: see `fetch.Source` and `fetch.index_batches`.
 
-`verify` applies them to all that a checkpoint consists of; a load to what it reads.
+`verify` applies them to the whole checkpoint, a load to what it reads.
 """
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from xxhash import xxh3_128_hexdigest
 
 from strata.checkpoint.format import layout, tree
 from strata.checkpoint.format import manifest as m
 from strata.checkpoint.format.dtypes import BY_NAME
+from strata.checkpoint.load import fetch
+from strata.checkpoint.load.fetch import Cache, Source
 from strata.errors import CheckpointCorrupt, CheckpointInvalid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from strata.checkpoint.format.layout import Place
-    from strata.checkpoint.format.manifest import DataFile, Manifest, Slice, TensorEntry
+    from strata.checkpoint.format.manifest import DataFile, Manifest, Patch, Slice, TensorEntry
     from strata.checkpoint.format.tree import Kind, Node
-    from strata.checkpoint.load.fetch import Source
+    from strata.checkpoint.load.fetch import Window
+    from strata.storage import Store, Watch
 
-NUM_THREADS = 8
-"""Headers that are read at a time: each is small, and may be far away."""
+VERIFY_THREADS = 3
+HEADER_THREADS = 8
+"""Headers read at a time: each is small, and may be remote."""
+
+T = TypeVar("T")
 
 
-def check(source: Source, manifest: Manifest) -> None:
-    """All of a checkpoint but its contents.
+def check_manifest_and_headers(source: Source, manifest: Manifest) -> None:
+    """Check everything but the contents.
 
     Raises:
-        CheckpointInvalid: As `check_manifest` and `check_headers`.
+        CheckpointInvalid: See `check_manifest` and `check_headers`.
     """
     check_manifest(manifest, manifest.structures)
     check_headers(source, manifest, range(len(manifest.files)))
@@ -48,14 +54,16 @@ def check(source: Source, manifest: Manifest) -> None:
 
 
 def check_manifest(manifest: Manifest, structures: Iterable[Node]) -> None:
-    """Beyond what every manifest was checked for when it was decoded.
+    """Check what `manifest.decode` does not: the hash of the contents and these structures.
 
     Raises:
-        CheckpointInvalid: Its hash is of other contents; or one of the structures cannot be rebuilt from its tensors.
+        CheckpointInvalid: The hash does not match, or a structure cannot be rebuilt from the tensors.
     """
     expected = m.model_hash(manifest.tensors)
     if manifest.model_hash != expected:
-        raise CheckpointInvalid(f"checkpoint {manifest.id}: its model_hash is not that of its tensors, {expected}")
+        raise CheckpointInvalid(
+            f"checkpoint {manifest.id}: its model_hash is {manifest.model_hash[:40]!r}, its tensors have {expected}"
+        )
     entries = {tensor.name: tensor for tensor in manifest.tensors}
     for structure in structures:
         tree.unflatten(structure, lambda name, kind: _check_leaf(entries, name, kind))
@@ -64,17 +72,14 @@ def check_manifest(manifest: Manifest, structures: Iterable[Node]) -> None:
 def _check_leaf(entries: Mapping[str, TensorEntry], name: str, kind: Kind) -> None:
     entry = entries.get(name)
     if entry is None:
-        raise CheckpointInvalid(f"the structure refers to tensor {name[:200]!r}, which the checkpoint does not have")
+        raise CheckpointInvalid(f"the structure refers to tensor {name[:200]!r}, which is not in the checkpoint")
     if kind in ("torch", "bytes"):
         return
     if not BY_NAME[entry.dtype].numpy:
-        raise CheckpointInvalid(
-            f"tensor {name[:200]!r} is of type {entry.dtype} and said to be of {kind}, which has none"
-        )
+        raise CheckpointInvalid(f"tensor {name[:200]!r} has the dtype {entry.dtype}, which {kind} does not have")
     if len(entry.shape) > m.MAX_DIMENSIONS:
         raise CheckpointInvalid(
-            f"tensor {name[:200]!r} has {len(entry.shape)} dimensions and is said to be of {kind}, which has "
-            f"{m.MAX_DIMENSIONS} at most"
+            f"tensor {name[:200]!r} has {len(entry.shape)} dimensions, but {kind} supports at most {m.MAX_DIMENSIONS}"
         )
 
 
@@ -82,16 +87,17 @@ def _check_leaf(entries: Mapping[str, TensorEntry], name: str, kind: Kind) -> No
 
 
 def check_headers(source: Source, manifest: Manifest, files: Iterable[int]) -> None:
-    """
+    """Check the headers of these files.
+
     Raises:
-        CheckpointMissing: A file is not there.
+        CheckpointMissing: A file does not exist.
         CheckpointCorrupt: The hash of a header does not match.
-        CheckpointInvalid: A header says something else than the manifest.
+        CheckpointInvalid: A header contradicts the manifest.
     """
     numbers = sorted(set(files))
     source.require(numbers)
     if len(numbers) > 1:
-        with ThreadPoolExecutor(min(NUM_THREADS, len(numbers)), thread_name_prefix="strata-header") as pool:
+        with ThreadPoolExecutor(min(HEADER_THREADS, len(numbers)), thread_name_prefix="strata-header") as pool:
             found = list(pool.map(lambda number: _checked_header(source, manifest, number), numbers))
     else:
         found = [_checked_header(source, manifest, number) for number in numbers]
@@ -102,7 +108,7 @@ def check_headers(source: Source, manifest: Manifest, files: Iterable[int]) -> N
     }
     for tensor in manifest.tensors:
         for part in tensor.slices:
-            if part.file in own and part.hashes and not part.encoding:  # without a hash it has no bytes
+            if part.file in own and part.hashes and not part.encoding:  # a slice without a hash is empty
                 _check_place(manifest, tensor, part, own[part.file].get(part.offset))
 
 
@@ -113,13 +119,16 @@ def _checked_header(source: Source, manifest: Manifest, number: int) -> tuple[Pl
     found = xxh3_128_hexdigest(header)
     if found != data_file.header_hash:
         raise CheckpointCorrupt(
-            f"{what} has a header whose hash is {found}, expected {data_file.header_hash}"
-            + _other_owner(header, manifest, data_file)
+            f"{what}: the hash of the header is {found}, expected {data_file.header_hash}"
+            + _other_owner(header, manifest, data_file),
+            file=data_file.path,
+            expected=data_file.header_hash,
+            found=found,
         )
     metadata, places = layout.read_header(header, file=what, size_bytes=data_file.size_bytes)
     length = 8 + layout.header_length(header, file=what, size_bytes=data_file.size_bytes)
     if length != data_file.header_bytes:
-        raise CheckpointInvalid(f"{what} has a header of {length} bytes, expected {data_file.header_bytes}")
+        raise CheckpointInvalid(f"{what}: the header has {length} bytes, expected {data_file.header_bytes}")
     mismatch = _mismatch(metadata, manifest, data_file)
     if mismatch:
         raise CheckpointInvalid(f"{what} {mismatch}")
@@ -127,7 +136,7 @@ def _checked_header(source: Source, manifest: Manifest, number: int) -> tuple[Pl
 
 
 def _other_owner(header: bytes, manifest: Manifest, data_file: DataFile) -> str:
-    """Whose file it is instead, if that can be told."""
+    """Return which file this is instead, if its header tells."""
     try:
         metadata, _ = layout.read_header(header, file=data_file.path, size_bytes=data_file.size_bytes)
     except CheckpointInvalid:
@@ -144,27 +153,76 @@ def _mismatch(metadata: dict[str, str], manifest: Manifest, data_file: DataFile)
         return ""
     return (
         f"is the file of rank {found[1][:20]} of checkpoint {found[0][:200]!r}, expected that of rank {expected[1]} of "
-        f"{expected[0]}; were files swapped? put each into its own directory, under its own name"
+        f"{expected[0]}; if files were swapped, put each back under its own name"
     )
 
 
 def _check_place(manifest: Manifest, tensor: TensorEntry, part: Slice, place: Place | None) -> None:
-    """A slice that lies in its file as it is must be there under its name for other readers, too."""
+    """Check that other safetensors readers find an unencoded slice under its name."""
     dtype = BY_NAME[tensor.dtype]
     shape = dtype.shape_in_file(part.shape)
     path = manifest.files[part.file].path
     if place is None:
         raise CheckpointInvalid(
-            f"{path}: the manifest has tensor {tensor.name!r} at byte {part.offset}, its header has nothing there"
+            f"{path}: the manifest has tensor {tensor.name!r} at byte {part.offset}, the header has no tensor there"
         )
     same = place.dtype.name == dtype.in_file and place.shape == shape and _is_akin(place.name, tensor.name)
     if not same:
         raise CheckpointInvalid(
-            f"{path}: at byte {part.offset} its header has tensor {place.name[:200]!r}, {place.dtype.name} "
-            f"{place.shape}, but the manifest {tensor.name!r}, {dtype.in_file} {shape}; were files swapped?"
+            f"{path}: at byte {part.offset} the header has tensor {place.name[:200]!r}, {place.dtype.name} "
+            f"{place.shape}, but the manifest has {tensor.name!r}, {dtype.in_file} {shape}; check for swapped files"
         )
 
 
 def _is_akin(in_file: str, name: str) -> bool:
-    """The same name, or one with something behind it: a rank's own tensor, or one of several slices in a file."""
+    """Return whether the names match but for a suffix, as of a rank's own tensor or one of several slices."""
     return in_file.startswith(name) or name.startswith(in_file)
+
+
+# -- every byte ----------------------------------------------------------------------------------------------------
+
+
+def verify(store: Store, manifest: Manifest, *, watch: Watch) -> None:
+    """Read and check every byte of a checkpoint, including the files of its bases.
+
+    Raises:
+        CheckpointMissing: A file does not exist.
+        CheckpointCorrupt: A hash does not match.
+        CheckpointInvalid: Something else is not as it was written.
+    """
+    source = Source(store, manifest, watch)
+    check_manifest_and_headers(source, manifest)
+    _check_chunks(source, manifest)
+
+
+def _check_chunks(source: Source, manifest: Manifest) -> None:
+    patches = [(tensor, part, patch) for tensor in manifest.tensors for part in tensor.slices for patch in part.patches]
+    contents = [fetch.of_slice(manifest, tensor, part) for tensor in manifest.tensors for part in tensor.slices]
+    contents += [fetch.of_patch(manifest, tensor, patch)[1] for tensor, _, patch in patches]
+    found = fetch.windows((stored, number) for stored in contents for number in stored.chunks())
+    _in_threads(lambda window: _check_window(source, window), list(found))
+    indices = [fetch.of_patch(manifest, tensor, patch)[0] for tensor, _, patch in patches]
+    cache = Cache(source, indices)
+    _in_threads(lambda one: _check_indices(cache, manifest, *one), patches)
+
+
+def _check_window(source: Source, window: Window) -> None:
+    data = source.read(window.file, window.start, window.end)
+    for stored, number in window.chunks:
+        start, end = stored.in_file(number)
+        source.decoded(stored, number, data[start - window.start : end - window.start])
+
+
+def _check_indices(cache: Cache, manifest: Manifest, tensor: TensorEntry, part: Slice, patch: Patch) -> None:
+    slice_bytes = fetch.of_slice(manifest, tensor, part).num_bytes
+    for _ in fetch.index_batches(cache, manifest, tensor, patch, slice_bytes):
+        pass
+
+
+def _in_threads(work: Callable[[T], None], items: Sequence[T]) -> None:
+    pool = ThreadPoolExecutor(VERIFY_THREADS, thread_name_prefix="strata-verify")
+    try:
+        for done in [pool.submit(work, item) for item in items]:
+            done.result()
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -1,117 +1,120 @@
-"""From a store back to tensors: every byte that is used has been compared with its hash.
+"""Read tensors, whole or in part, from a store. Every byte is compared with its hash, unless it is memory-mapped.
 
-Most tensors lie in their file as they are wanted. Those that lie next to each other are read together, past the page
-cache, into memory of their own, and what comes back are views of it. All others (in several slices, encoded, wanted in
-part) are put together in memory of their own, a few chunks at a time. Patches come last. So a load takes as much memory
-as what it gives, and a constant.
+Most tensors lie in their file as they are wanted. Neighbours are read together, bypassing the page cache, into one
+piece of memory, and returned as views of it. Other tensors (in several slices, encoded, wanted in part) are assembled
+in memory of their own, a few chunks at a time. Patches are applied last. So a load takes as much memory as its result,
+plus a constant.
+
+`map_tensors` maps files instead. The mapping is private: writing to a tensor copies the page and leaves the file as it
+is. Opening takes milliseconds however large the checkpoint is, but **no data is compared with its hash**, only the size
+and the header of each file. The file must stay in place while its tensors are used: deleting it is harmless, but if it
+is truncated the kernel ends the process (SIGBUS). Strata never changes a file.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+import mmap
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from strata.checkpoint.format import boxes
-from strata.checkpoint.format.boxes import Rectangle
+from strata.checkpoint.format import shards
 from strata.checkpoint.format.dtypes import BY_NAME
 from strata.checkpoint.format.layout import ALIGNMENT
 from strata.checkpoint.format.manifest import MAX_DIMENSIONS
 from strata.checkpoint.load import fetch, integrity
-from strata.checkpoint.load import patch as patching
-from strata.checkpoint.load.fetch import Cache, Reader, Source, Stored, key_of
-from strata.checkpoint.load.verify import verify
-from strata.checkpoint.load.warm_memory import LARGE_BYTES, Warmer, fresh_memory
-from strata.errors import CheckpointInvalid
+from strata.checkpoint.load.fetch import LARGE_BYTES, Cache, Reader, Source, Stored, Warmer, fresh_memory, key_of
+from strata.errors import CheckpointInvalid, StorageError
+from strata.storage.base import check_key
+from strata.storage.local import LocalStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import Future
 
-    from strata.checkpoint.format.boxes import Cut
     from strata.checkpoint.format.buffers import Bytes
     from strata.checkpoint.format.manifest import Manifest, Slice, TensorEntry
+    from strata.checkpoint.format.shards import Box, Intersection
     from strata.storage import Store, Watch
 
-__all__ = ["Rectangle", "key_of", "read_contents", "read_slices", "read_tensors", "verify"]
-
 READ_BYTES = 32 << 20
-"""Read at a time; two of them are under way, while what came before is hashed."""
+"""The size of one read; two are in flight while earlier ones are hashed."""
 NUM_READS = 2
 HASH_THREADS = 2
 WARM_THREADS = 2
 ASSEMBLY_THREADS = 4
 _HASH_BYTES = 8 << 20
-"""Small chunks are hashed many at a time: handing one to a thread costs more than hashing it."""
+"""Small chunks are hashed in groups: submitting one to a thread costs more than hashing it."""
 _STRIDED_BYTES = 32 << 20
 _SLACK_BYTES = 64 << 20
 _SLACK_FRACTION = 8
-"""What may be read and kept without being wanted, to read in one go: a constant, and this part of what is wanted."""
+"""Unwanted bytes that may be read and kept to save requests: a constant plus this fraction of the wanted bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A rectangle of a tensor, and what it is made of."""
+    """A wanted box of a tensor, and the slices that cover it."""
 
     tensor: TensorEntry
-    rectangle: Rectangle
-    cuts: tuple[Cut, ...]
+    box: Box
+    intersections: tuple[Intersection, ...]
 
     @property
     def num_bytes(self) -> int:
-        return math.prod(self.rectangle.shape) * BY_NAME[self.tensor.dtype].itemsize
+        return math.prod(self.box.shape) * BY_NAME[self.tensor.dtype].itemsize
 
 
 def read_tensors(
     store: Store, manifest: Manifest, names: Iterable[str], *, watch: Watch, headers: Iterable[int] | None = None
 ) -> dict[str, Bytes]:
-    """The bytes of each tensor, whole, in the order of its elements.
+    """Return the bytes of each tensor, in row-major order.
 
     Args:
-        headers: Check those of the files that are read, and of these; None: of none, for whoever has done so before.
+        headers: Check the headers of the files that are read and of these; None: of none, if the caller has done it.
 
     Raises:
         CheckpointCorrupt: A hash does not match.
-        CheckpointMissing: A file is not there; of a base, the message names it.
-        CheckpointInvalid: A file is shorter than it was, or a patch cannot be true.
+        CheckpointMissing: A file does not exist; the message names the base, if it belongs to one.
+        CheckpointInvalid: A file has another size than it had, or a patch is malformed.
     """
     entries = {tensor.name: tensor for tensor in manifest.tensors}
-    wanted = {name: boxes.whole(_entry(entries, name)) for name in names}
+    wanted = {name: shards.whole_box(_entry(entries, name)) for name in names}
     return read_slices(store, manifest, wanted, watch=watch, headers=headers)
 
 
 def read_slices(
     store: Store,
     manifest: Manifest,
-    wanted: Mapping[str, Rectangle],
+    wanted: Mapping[str, Box],
     *,
     watch: Watch,
     headers: Iterable[int] | None = None,
 ) -> dict[str, Bytes]:
-    """The bytes of a rectangle of each tensor, in the order of its elements, however the tensor was cut when it was
-    saved. Of the slices that meet the rectangle only the chunks from its first to its last element are read.
+    """Return the bytes of a box of each tensor, in row-major order, however the tensor was sharded when it was saved.
+
+    Of each slice, only the chunks from the first to the last wanted element are read.
 
     Raises:
-        InvalidArgument: A rectangle is not within its tensor.
-        CheckpointInvalid: As `read_tensors`.
+        InvalidArgument: A box is not within its tensor.
+        CheckpointInvalid: See `read_tensors`.
     """
     entries = {tensor.name: tensor for tensor in manifest.tensors}
     parts = [
-        _Wanted(tensor, rectangle, tuple(boxes.cuts(tensor, rectangle)))
-        for tensor, rectangle in ((_entry(entries, name), rectangle) for name, rectangle in wanted.items())
+        _Wanted(tensor, box, tuple(shards.intersections(tensor, box)))
+        for tensor, box in ((_entry(entries, name), box) for name, box in wanted.items())
     ]
     source = Source(store, manifest, watch)
-    met = [cut.part for one in parts for cut in one.cuts]
+    met = [cut.part for one in parts for cut in one.intersections]
     files = {*(part.file for part in met), *(patch.file for part in met for patch in part.patches)}
     if headers is not None:
-        integrity.check_headers(Source(store, manifest, watch.unheard()), manifest, {*files, *headers})
+        integrity.check_headers(Source(store, manifest, watch.without_progress()), manifest, {*files, *headers})
     else:
         source.require(files)
-    direct = [one for one in parts if _lies_as_wanted(one, manifest.chunk_bytes)]
+    direct = [one for one in parts if _is_readable_in_place(one, manifest.chunk_bytes)]
     apart = {one.tensor.name for one in direct}
     assembled = [one for one in parts if one.tensor.name not in apart]
     found = _read_directly(source, manifest, direct)
@@ -125,15 +128,15 @@ def read_slices(
 def read_contents(
     store: Store, manifest: Manifest, tensor: TensorEntry, part: Slice, start: int, end: int, *, watch: Watch
 ) -> Bytes:
-    """Some of the bytes of one slice, decoded and patched.
+    """Return a range of the bytes of one slice, decoded and patched.
 
     Raises:
-        CheckpointInvalid: As `read_tensors`.
+        CheckpointInvalid: See `read_tensors`.
     """
     source = Source(store, manifest, watch)
     source.require([part.file, *(patch.file for patch in part.patches)])
     stored = fetch.of_slice(manifest, tensor, part)
-    cache = Cache(source, [stored, *patching.stored(manifest, tensor, part)])
+    cache = Cache(source, [stored, *fetch.stored_patches(manifest, tensor, part)])
     return _contents(cache, manifest, tensor, part, start, end)
 
 
@@ -143,19 +146,19 @@ def _contents(cache: Cache, manifest: Manifest, tensor: TensorEntry, part: Slice
     for at in range(start, end, fetch.WINDOW_BYTES):
         stop = min(at + fetch.WINDOW_BYTES, end)
         found[at - start : stop - start] = reader.read(at, stop)
-    patching.apply(cache, manifest, tensor, part, found, start)
+    fetch.apply_patches(cache, manifest, tensor, part, found, start)
     return found
 
 
 def _entry(entries: Mapping[str, TensorEntry], name: str) -> TensorEntry:
     if name not in entries:
-        raise CheckpointInvalid(f"the structure refers to tensor {name!r}, which the checkpoint does not have")
+        raise CheckpointInvalid(f"the structure refers to tensor {name!r}, which is not in the checkpoint")
     return entries[name]
 
 
 @contextlib.contextmanager
 def _pool(num_threads: int, name: str) -> Iterator[ThreadPoolExecutor]:
-    """When something fails, what has not begun is dropped, and what has is waited for."""
+    """Yield a pool; after a failure, cancel pending tasks and wait for running ones."""
     pool = ThreadPoolExecutor(num_threads, thread_name_prefix=f"strata-{name}")
     try:
         yield pool
@@ -163,26 +166,26 @@ def _pool(num_threads: int, name: str) -> Iterator[ThreadPoolExecutor]:
         pool.shutdown(cancel_futures=True)
 
 
-# -- as it lies ----------------------------------------------------------------------------------------------------
+# -- read in place -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _Direct:
-    """A rectangle that lies in one file as it is wanted: so much of the file, whole chunks of it."""
+    """A box that is contiguous in one file, and the whole chunks that hold it."""
 
     name: str
     stored: Stored
     chunks: range
     start: int
     end: int
-    """Of the chunks, in the file."""
+    """The range of the chunks in the file."""
     wanted_start: int
     wanted_end: int
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
-    """Neighbours in one file that are read together."""
+class _ReadRun:
+    """Neighbouring boxes of one file that are read together."""
 
     file: int
     begin: int
@@ -190,11 +193,11 @@ class _Run:
     parts: tuple[_Direct, ...]
 
 
-def _lies_as_wanted(one: _Wanted, chunk_bytes: int) -> bool:
-    """And little is read with it that is not wanted: that would stay in memory as long as the tensor does."""
-    if len(one.cuts) != 1 or one.cuts[0].target is None or one.cuts[0].part.encoding:
+def _is_readable_in_place(one: _Wanted, chunk_bytes: int) -> bool:
+    """Return whether a box is contiguous in its file, with few unwanted bytes, which stay in memory with the tensor."""
+    if len(one.intersections) != 1 or one.intersections[0].target is None or one.intersections[0].part.encoding:
         return False
-    (cut,) = one.cuts
+    (cut,) = one.intersections
     part_bytes = math.prod(cut.part.shape) * BY_NAME[one.tensor.dtype].itemsize
     start = cut.start - cut.start % chunk_bytes
     end = min(-(-cut.end // chunk_bytes) * chunk_bytes, part_bytes)
@@ -214,7 +217,7 @@ def _read_directly(source: Source, manifest: Manifest, wanted: Sequence[_Wanted]
 
 
 def _direct(manifest: Manifest, one: _Wanted) -> _Direct:
-    (cut,) = one.cuts
+    (cut,) = one.intersections
     stored = fetch.of_slice(manifest, one.tensor, cut.part)
     chunks = stored.chunks(cut.start, cut.end)
     start, end = stored.in_file(chunks[0])[0], stored.in_file(chunks[-1])[1]
@@ -222,8 +225,8 @@ def _direct(manifest: Manifest, one: _Wanted) -> _Direct:
     return _Direct(one.tensor.name, stored, chunks, start, end, at + cut.start, at + cut.end)
 
 
-def _runs(parts: Sequence[_Direct]) -> Iterator[_Run]:
-    """In the order of the files. Gaps are read along while there is some slack, and small ones always."""
+def _runs(parts: Sequence[_Direct]) -> Iterator[_ReadRun]:
+    """Group neighbours, in file order. Small gaps are always read too, larger ones while there is slack."""
     slack = _SLACK_BYTES + sum(part.end - part.start for part in parts) // _SLACK_FRACTION
     near: list[_Direct] = []
     end = 0
@@ -240,14 +243,14 @@ def _runs(parts: Sequence[_Direct]) -> Iterator[_Run]:
         yield _run(near, end)
 
 
-def _run(near: Sequence[_Direct], end: int) -> _Run:
-    start = near[0].start  # what is aligned in the file is aligned in memory
+def _run(near: Sequence[_Direct], end: int) -> _ReadRun:
+    start = near[0].start  # memory is aligned like the file
     begin = start - start % (ALIGNMENT if end - start >= LARGE_BYTES else 64)
-    return _Run(near[0].stored.file, begin, end, tuple(near))
+    return _ReadRun(near[0].stored.file, begin, end, tuple(near))
 
 
-def _fill_runs(source: Source, runs: Sequence[_Run], memory: Sequence[memoryview]) -> None:
-    """Reading, hashing what was read, and warming the memory of what is read next go on at the same time."""
+def _fill_runs(source: Source, runs: Sequence[_ReadRun], memory: Sequence[memoryview]) -> None:
+    """Warm memory, read into it and hash the result, all at the same time."""
     warmer = Warmer()
     with (
         _pool(WARM_THREADS, "warm") as warming,
@@ -280,8 +283,8 @@ def _fill_runs(source: Source, runs: Sequence[_Run], memory: Sequence[memoryview
             check.result()
 
 
-def _in_order(run: _Run) -> list[tuple[int, Stored, int]]:
-    """The chunks of a run with their ends in the file, the first one last."""
+def _in_order(run: _ReadRun) -> list[tuple[int, Stored, int]]:
+    """Return the chunks of a run with their ends in the file, in reverse order."""
     found = [(part.stored.in_file(number)[1], part.stored, number) for part in run.parts for number in part.chunks]
     return sorted(found, key=lambda chunk: chunk[0], reverse=True)
 
@@ -299,21 +302,21 @@ def _grouped(chunks: Sequence[tuple[int, Stored, int]]) -> Iterator[list[tuple[i
         yield group
 
 
-def _check(source: Source, run: _Run, view: memoryview, chunks: Sequence[tuple[int, Stored, int]]) -> None:
+def _check(source: Source, run: _ReadRun, view: memoryview, chunks: Sequence[tuple[int, Stored, int]]) -> None:
     for _, stored, number in chunks:
         start, end = stored.in_file(number)
         source.check(stored, number, view[start - run.begin : end - run.begin])
 
 
-# -- put together --------------------------------------------------------------------------------------------------
+# -- assembled -----------------------------------------------------------------------------------------------------
 
 
 def _assemble(source: Source, manifest: Manifest, wanted: Sequence[_Wanted], memory: Mapping[str, memoryview]) -> None:
-    """All but cuts that are patched before they can be taken apart."""
+    """Copy all intersections but those that must be patched before they are copied."""
     places = {}
     chunks = []
     for one in wanted:
-        for cut in one.cuts:
+        for cut in one.intersections:
             if cut.target is None and cut.part.patches:
                 continue
             stored = fetch.of_slice(manifest, one.tensor, cut.part)
@@ -338,7 +341,9 @@ def _assemble(source: Source, manifest: Manifest, wanted: Sequence[_Wanted], mem
             landed.result()
 
 
-def _land(source: Source, stored: Stored, number: int, raw: memoryview, one: _Wanted, cut: Cut, target: Bytes) -> None:
+def _land(
+    source: Source, stored: Stored, number: int, raw: memoryview, one: _Wanted, cut: Intersection, target: Bytes
+) -> None:
     start, end = stored.decoded(number)
     if stored.encoding and cut.target is not None and cut.start <= start and end <= cut.end:
         at = cut.target + start - cut.start
@@ -348,45 +353,93 @@ def _land(source: Source, stored: Stored, number: int, raw: memoryview, one: _Wa
     _put(one, cut, data, start, target)
 
 
-def _put(one: _Wanted, cut: Cut, data: Bytes, start: int, target: Bytes) -> None:
-    num_dimensions = len(one.rectangle.shape)
+def _put(one: _Wanted, cut: Intersection, data: Bytes, start: int, target: Bytes) -> None:
+    num_dimensions = len(one.box.shape)
     if num_dimensions >= MAX_DIMENSIONS:
         raise CheckpointInvalid(
-            f"tensor {one.tensor.name!r} has {num_dimensions} dimensions and lies in slices; only fewer than "
-            f"{MAX_DIMENSIONS} can be put together"
+            f"tensor {one.tensor.name!r} has slices and {num_dimensions} dimensions; sliced tensors must have fewer "
+            f"than {MAX_DIMENSIONS}"
         )
     item_bytes = BY_NAME[one.tensor.dtype].itemsize
-    boxes.put(cut, data, start, target, wanted_shape=one.rectangle.shape, item_bytes=item_bytes)
+    shards.copy_intersection(cut, data, start, target, wanted_shape=one.box.shape, item_bytes=item_bytes)
 
 
 # -- patched -------------------------------------------------------------------------------------------------------
 
 
 def _patch(source: Source, manifest: Manifest, wanted: Sequence[_Wanted], found: Mapping[str, Bytes]) -> None:
-    patched = [(one, cut) for one in wanted for cut in one.cuts if cut.part.patches]
+    patched = [(one, cut) for one in wanted for cut in one.intersections if cut.part.patches]
     if not patched:
         return
     patched.sort(key=lambda pair: (pair[1].part.patches[0].file, pair[1].part.patches[0].index_offset))
-    needed = [stored for one, cut in patched for stored in patching.stored(manifest, one.tensor, cut.part)]
+    needed = [stored for one, cut in patched for stored in fetch.stored_patches(manifest, one.tensor, cut.part)]
     needed += [fetch.of_slice(manifest, one.tensor, cut.part) for one, cut in patched if cut.target is None]
     cache = Cache(source, needed)
 
-    def patch(one: _Wanted, cut: Cut) -> None:
+    def patch(one: _Wanted, cut: Intersection) -> None:
         target = found[one.tensor.name]
         if cut.target is None:
             _put_patched(cache, manifest, one, cut, target)
             return
         there = target[cut.target : cut.target + cut.end - cut.start]
-        patching.apply(cache, manifest, one.tensor, cut.part, there, cut.start)
+        fetch.apply_patches(cache, manifest, one.tensor, cut.part, there, cut.start)
 
     with _pool(ASSEMBLY_THREADS, "patch") as pool:
         for done in [pool.submit(patch, one, cut) for one, cut in patched]:
             done.result()
 
 
-def _put_patched(cache: Cache, manifest: Manifest, one: _Wanted, cut: Cut, target: Bytes) -> None:
-    """Patches know the slice as it was stored: it is patched piece by piece, before the pieces are taken apart."""
+def _put_patched(cache: Cache, manifest: Manifest, one: _Wanted, cut: Intersection, target: Bytes) -> None:
+    """Patch a slice piece by piece and then copy the wanted part: patches refer to the slice as it was stored."""
     step = max(_STRIDED_BYTES // manifest.chunk_bytes, 1) * manifest.chunk_bytes
     for start in range(cut.start - cut.start % manifest.chunk_bytes, cut.end, step):
         end = min(start + step, fetch.of_slice(manifest, one.tensor, cut.part).num_bytes)
         _put(one, cut, _contents(cache, manifest, one.tensor, cut.part, start, end), start, target)
+
+
+# -- memory-mapped -------------------------------------------------------------------------------------------------
+
+
+def map_tensors(
+    store: Store, manifest: Manifest, names: Iterable[str], *, watch: Watch, headers: Iterable[int] = ()
+) -> dict[str, Bytes]:
+    """Map tensors in a local directory that lie in one file unencoded; read and verify all others.
+
+    Others are those in object stores, in several slices, encoded or patched.
+
+    Raises:
+        CheckpointInvalid: A file does not exist, or its size or header does not match.
+    """
+    wanted = list(dict.fromkeys(names))
+    entries = {tensor.name: tensor for tensor in manifest.tensors}
+    mappable = [entries[name] for name in wanted if name in entries and _can_be_mapped(store, entries[name])]
+    source = Source(store, manifest, watch.without_progress())
+    files = {tensor.slices[0].file for tensor in mappable}
+    integrity.check_headers(source, manifest, files)
+    mapped = {number: _mapped(store, manifest, number) for number in files}
+    found = {}
+    for tensor in mappable:
+        (part,) = tensor.slices
+        found[tensor.name] = mapped[part.file][part.offset : part.offset + tensor.num_bytes]
+    rest = [name for name in wanted if name not in found]
+    found |= read_tensors(store, manifest, rest, watch=watch, headers=set(headers) - files)
+    return {name: found[name] for name in wanted}
+
+
+def _can_be_mapped(store: Store, tensor: TensorEntry) -> bool:
+    if not isinstance(store, LocalStore) or len(tensor.slices) != 1 or not tensor.num_bytes:
+        return False
+    (part,) = tensor.slices
+    return not part.encoding and not part.patches
+
+
+def _mapped(store: Store, manifest: Manifest, number: int) -> Bytes:
+    assert isinstance(store, LocalStore)
+    data_file = manifest.files[number]
+    path = store.root / check_key(key_of(manifest, data_file))
+    try:
+        with path.open("rb") as file:
+            view = mmap.mmap(file.fileno(), data_file.size_bytes, access=mmap.ACCESS_COPY)
+    except (OSError, ValueError) as error:  # ValueError: truncated since its size was checked
+        raise StorageError(f"{path} cannot be mapped: {error}; load it without mmap=True") from error
+    return np.frombuffer(view, np.uint8)

@@ -1,4 +1,8 @@
-"""A state, or parts of one, from a checkpoint."""
+"""Rebuild a state, or parts of one, from a checkpoint, and load it into modules and optimizers.
+
+Values come back as the types that were saved: torch tensors, numpy or JAX arrays, bytes. A target that is spread over
+ranks (DTensor) loads only the slices that this rank holds.
+"""
 
 from __future__ import annotations
 
@@ -11,46 +15,51 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from strata.checkpoint.format import boxes, shards, tree
-from strata.checkpoint.format.boxes import Rectangle
+from strata.checkpoint.format import shards, tree
+from strata.checkpoint.format.buffers import array_over, tensor_over
 from strata.checkpoint.format.dtypes import BY_NAME
-from strata.checkpoint.load import integrity, mapped, reader
-from strata.checkpoint.load.rebuild import rebuild
-from strata.errors import InvalidArgument
+from strata.checkpoint.format.shards import Box
+from strata.checkpoint.load import integrity, reader
+from strata.errors import CheckpointInvalid, InvalidArgument, StrataError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from strata.checkpoint.format.buffers import Bytes
+    from strata.checkpoint.format.dtypes import DType
     from strata.checkpoint.format.manifest import Manifest, TensorEntry
     from strata.checkpoint.format.shards import Run
+    from strata.checkpoint.format.tree import Kind, Node
     from strata.storage import Store, Watch
 
 Slices = Mapping[str, tuple[Sequence[int], Sequence[int]]]
 """Tensor → (start, shape)."""
 _OF_A_RANK = re.compile(r"@\d+(#\d+)?$")
-"""What the manifest appends to a name under which the ranks hold different tensors; the first rank's has nothing."""
+"""The suffix of a name under which ranks hold different tensors; the name of the first rank has none."""
 
 
 def structure_for(manifest: Manifest, rank: int, only: Iterable[str] | None = None) -> Any:
-    """Of this rank's state, or of what is wanted of it. A rank that was not there gets the first one's.
+    """Return the structure of this rank's state, or of the tensors that match `only`. A new rank gets that of rank 0.
 
     Raises:
-        InvalidArgument: There is nothing of what is wanted.
-        CheckpointInvalid: It is no structure.
+        InvalidArgument: No tensor matches a pattern.
+        CheckpointInvalid: The structure is malformed.
     """
     structure = manifest.structures[manifest.structure_of_rank[rank if rank < manifest.num_ranks else 0]]
-    names = tree.names_in(structure)  # it is one, which `select` believes
+    names = tree.names_in(structure)  # checks the structure, which `select` trusts
     if only is None:
         return structure
     patterns = [only] if isinstance(only, str) else list(only)
-    called = _called(manifest, names)
+    known_as = _rank_names(manifest, names)
 
     def matches(name: str, pattern: str) -> bool:
-        return any(fnmatch.fnmatchcase(known_as, pattern) for known_as in {name, called[name]})
+        return any(fnmatch.fnmatchcase(one, pattern) for one in {name, known_as[name]})
 
-    vain = [pattern for pattern in patterns if not any(matches(name, pattern) for name in names)]
-    if vain or not patterns:
+    unmatched = [pattern for pattern in patterns if not any(matches(name, pattern) for name in names)]
+    if unmatched or not patterns:
         some = ", ".join(names[:5]) or "none"
         raise InvalidArgument(
-            f"checkpoint {manifest.id} has no tensor that matches {', '.join(map(repr, vain)) or 'nothing'}; "
+            f"checkpoint {manifest.id} has no tensor that matches {', '.join(map(repr, unmatched)) or 'nothing'}; "
             f"its tensors are {some}{', …' if names[5:] else ''}",
             field="only",
         )
@@ -58,14 +67,15 @@ def structure_for(manifest: Manifest, rank: int, only: Iterable[str] | None = No
 
 
 def own_files(manifest: Manifest, rank: int) -> list[int]:
-    """The numbers of the files that this rank has written, or the first one for a rank that was not there."""
+    """Return the indices of the files that this rank wrote; for a new rank, those of rank 0."""
     owner = rank if rank < manifest.num_ranks else 0
     return [number for number, data_file in enumerate(manifest.files) if data_file.rank == owner]
 
 
 def parts_for(manifest: Manifest, rank: int, keys: Iterable[str]) -> Any:
-    """Of this rank's state, a dict, only these entries, as far as there are such; by where they stand, for a tensor may
-    be stored under the name of another part that shares it.
+    """Return the structure of these entries of this rank's state, a dict; missing ones are left out.
+
+    Entries are selected by key, because a tied tensor may be stored under the name of another entry.
     """
     structure, wanted = structure_for(manifest, rank), set(keys)
     tag = "odict" if isinstance(structure, dict) and "odict" in structure else "dict"
@@ -73,18 +83,18 @@ def parts_for(manifest: Manifest, rank: int, keys: Iterable[str]) -> Any:
     return {tag: [[key, node] for key, node in pairs if isinstance(key, str) and key in wanted]}
 
 
-def _called(manifest: Manifest, names: Iterable[str]) -> dict[str, str]:
-    """Name in the manifest → what the rank called it: `rng@3` is rank 3's `rng`."""
+def _rank_names(manifest: Manifest, names: Iterable[str]) -> dict[str, str]:
+    """Map names in the manifest to the names that the rank used: `rng@3` is rank 3's `rng`."""
     own, known = set(names), {tensor.name for tensor in manifest.tensors}
-    called = {}
+    found = {}
     for name in own:
-        before = _OF_A_RANK.sub("", name)
-        called[name] = before if before in known and before not in own else name
-    return called
+        original = _OF_A_RANK.sub("", name)
+        found[name] = original if original in known and original not in own else name
+    return found
 
 
 def num_bytes_of(manifest: Manifest, structure: Any, slices: Slices | None = None) -> int:
-    """How much a load of these gives."""
+    """Return the size of what a load returns."""
     entries = {tensor.name: tensor for tensor in manifest.tensors}
     names = tree.names_in(structure)
     num_bytes = sum(entries[name].num_bytes for name in names if name in entries)
@@ -95,10 +105,10 @@ def num_bytes_of(manifest: Manifest, structure: Any, slices: Slices | None = Non
 
 
 def _renamed(manifest: Manifest, names: Iterable[str], slices: Slices | None) -> Slices:
-    """By the names of the manifest."""
+    """Return the slices under the names of the manifest."""
     if not slices:
         return {}
-    named = {called: name for name, called in _called(manifest, names).items()}
+    named = {rank_name: name for name, rank_name in _rank_names(manifest, names).items()}
     return {named.get(name, name): box for name, box in slices.items()}
 
 
@@ -113,55 +123,56 @@ def load(
     headers: Iterable[int] = (),
     watch: Watch,
 ) -> Any:
-    """
+    """Load the state of a structure.
+
     Args:
-        headers: Of these files they are checked, as are those of the files that are read.
+        headers: Check the headers of these files too, beside those of the files that are read.
 
     Raises:
-        CheckpointInvalid: It cannot be trusted.
-        InvalidArgument: A slice is not within its tensor, or of none.
+        CheckpointInvalid: The checkpoint cannot be trusted.
+        InvalidArgument: A slice is not within its tensor, or the tensor does not exist.
     """
     integrity.check_manifest(manifest, [structure])
     names = tree.names_in(structure)
     entries = {tensor.name: tensor for tensor in manifest.tensors}
     slices = _renamed(manifest, names, slices)
     if slices:
-        wanted = {name: boxes.whole(entries[name]) for name in names if name in entries}
-        wanted |= {name: _rectangle(name, *slices[name], wanted) for name in slices}
+        wanted = {name: shards.whole_box(entries[name]) for name in names if name in entries}
+        wanted |= {name: _box(name, *slices[name], wanted) for name in slices}
         tensors = reader.read_slices(store, manifest, wanted, watch=watch, headers=headers)
         entries |= {name: _resized(entries[name], wanted[name]) for name in slices}
     elif mmap:
-        tensors = mapped.map_tensors(store, manifest, names, watch=watch, headers=headers)
+        tensors = reader.map_tensors(store, manifest, names, watch=watch, headers=headers)
     else:
         tensors = reader.read_tensors(store, manifest, names, watch=watch, headers=headers)
     return rebuild(structure, entries.values(), tensors, map_location=map_location)
 
 
-def _rectangle(name: str, start: Sequence[int], shape: Sequence[int], wanted: Mapping[str, Rectangle]) -> Rectangle:
+def _box(name: str, start: Sequence[int], shape: Sequence[int], wanted: Mapping[str, Box]) -> Box:
     if name not in wanted:
-        raise InvalidArgument(f"slices={{{name!r}: …}}: there is no such tensor in what is loaded", field="slices")
-    return Rectangle(tuple(start), tuple(shape))
+        raise InvalidArgument(f"slices={{{name!r}: …}}: the load does not include this tensor", field="slices")
+    return Box(tuple(start), tuple(shape))
 
 
-def _resized(entry: TensorEntry, rectangle: Rectangle) -> TensorEntry:
-    return msgspec.structs.replace(entry, shape=rectangle.shape)
+def _resized(entry: TensorEntry, box: Box) -> TensorEntry:
+    return msgspec.structs.replace(entry, shape=box.shape)
 
 
-# -- into what is there --------------------------------------------------------------------------------------------
+# -- into modules and optimizers -----------------------------------------------------------------------------------
 
 
-class Places:
-    """Where the tensors of some targets lie over several ranks (DTensor): of each, a rank loads only what it holds.
+class DTensorTargets:
+    """The DTensors of some targets, of which each rank loads only its own slices.
 
-    An optimizer that has not made a step has no state yet to tell; there, what has the shape of a parameter is placed
-    as the parameter is.
+    An optimizer that has made no step has no state yet; a tensor of its state with the shape of a parameter is placed
+    like the parameter.
     """
 
     def __init__(self, targets: Mapping[str, Any]) -> None:
         self._known: dict[str, Any] = {}
-        """Path → DTensor that is there."""
+        """Path → existing DTensor."""
         self._parameters: dict[str, Any] = {}
-        """Path of an optimizer's state of a parameter → the parameter, a DTensor."""
+        """Path of the optimizer state of a parameter → the parameter, a DTensor."""
         if "torch.distributed.tensor" not in sys.modules:
             return
         for key, target in targets.items():
@@ -170,7 +181,7 @@ class Places:
             self._parameters |= _dtensors(_parameters(target), f"{key}.state")
 
     def within(self, manifest: Manifest) -> dict[str, Any]:
-        """Path → DTensor like which it is to be."""
+        """Return, by path, the DTensor whose placements a tensor of the checkpoint gets."""
         if not self._parameters:
             return self._known
         found = {}
@@ -183,7 +194,7 @@ class Places:
 
 
 def _parameters(target: Any) -> dict[int, Any]:
-    """Of an optimizer, numbered as its state dict numbers them."""
+    """Return the parameters of an optimizer, numbered as in its state dict."""
     torch = sys.modules["torch"]
     if not isinstance(target, torch.optim.Optimizer):
         return {}
@@ -191,7 +202,7 @@ def _parameters(target: Any) -> dict[int, Any]:
 
 
 def _dtensors(state: Any, path: str) -> dict[str, Any]:
-    from torch.distributed.tensor import DTensor  # noqa: PLC0415 - it is loaded
+    from torch.distributed.tensor import DTensor  # noqa: PLC0415 - already imported
 
     if isinstance(state, DTensor):
         return {path: state}
@@ -203,7 +214,7 @@ def _dtensors(state: Any, path: str) -> dict[str, Any]:
 
 
 def slices_held(manifest: Manifest, structure: Any, places: Mapping[str, Any]) -> Slices:
-    """What this rank has of each tensor, where that is a part in one piece."""
+    """Return the slice of each DTensor that this rank holds, where it is one box."""
     entries = {tensor.name: tensor for tensor in manifest.tensors}
     found = {}
     for name in tree.names_in(structure):
@@ -216,7 +227,7 @@ def slices_held(manifest: Manifest, structure: Any, places: Mapping[str, Any]) -
 
 
 def _runs(like: Any, path: str) -> list[list[Run]] | None:
-    """What of each dimension this rank has of a DTensor; None: it is not among those who hold it."""
+    """Return what this rank holds of each dimension of a DTensor; None if it is not in its mesh."""
     coordinate = like.device_mesh.get_coordinate()
     if coordinate is None:
         return None
@@ -224,7 +235,7 @@ def _runs(like: Any, path: str) -> list[list[Run]] | None:
     for place, num, placement in zip(coordinate, like.device_mesh.shape, like.placements, strict=True):
         if placement.is_partial():
             raise InvalidArgument(
-                f"{path} is to be loaded into a DTensor with the placement {placement}, a sum that has not been taken; "
+                f"the load target {path} is a DTensor with the placement {placement}, which is not reduced yet; "
                 "redistribute it with Shard or Replicate first",
                 field=path,
             )
@@ -235,10 +246,10 @@ def _runs(like: Any, path: str) -> list[list[Run]] | None:
 
 
 def load_into(target: Any, part: Any, *, path: str, strict: bool, places: Mapping[str, Any]) -> None:
-    """Only torch's modules know `strict`; optimizers, schedulers and loaders take all or nothing.
+    """Load a part of a state into a target. Only torch modules support `strict`.
 
     Raises:
-        InvalidArgument: A tensor has not the shape of the DTensor that it is to be loaded into.
+        InvalidArgument: A tensor does not have the shape of its target DTensor.
     """
     torch = sys.modules.get("torch")
     if places:
@@ -250,7 +261,7 @@ def load_into(target: Any, part: Any, *, path: str, strict: bool, places: Mappin
 
 
 def _distributed(part: Any, path: str, places: Mapping[str, Any]) -> Any:
-    """Tensors as DTensors, where the target has such."""
+    """Convert tensors to DTensors where the target has DTensors."""
     if path in places and hasattr(part, "untyped_storage"):
         return _as_dtensor(part, places[path], path)
     if isinstance(part, Mapping):
@@ -261,7 +272,7 @@ def _distributed(part: Any, path: str, places: Mapping[str, Any]) -> Any:
 
 
 def _as_dtensor(value: Any, like: Any, path: str) -> Any:
-    from torch.distributed.tensor import DTensor  # noqa: PLC0415 - it is loaded
+    from torch.distributed.tensor import DTensor  # noqa: PLC0415 - already imported
 
     local, runs = like.to_local(), _runs(like, path)
     if runs is None:
@@ -269,8 +280,8 @@ def _as_dtensor(value: Any, like: Any, path: str) -> Any:
     if value.shape != local.shape:
         if value.shape != like.shape:
             raise InvalidArgument(
-                f"{path} has the shape {tuple(value.shape)} in the checkpoint; the DTensor that it is to be loaded "
-                f"into has {tuple(like.shape)}",
+                f"{path} has the shape {tuple(value.shape)} in the checkpoint, but its target DTensor has the shape "
+                f"{tuple(like.shape)}",
                 field=path,
             )
         for dimension, along in enumerate(runs):
@@ -284,3 +295,65 @@ def _as_dtensor(value: Any, like: Any, path: str) -> Any:
         shape=like.shape,
         stride=like.stride(),
     )
+
+
+# -- from bytes to values ------------------------------------------------------------------------------------------
+
+
+def rebuild(
+    structure: Node, described: Iterable[TensorEntry], tensors: Mapping[str, Bytes], *, map_location: Any = None
+) -> Any:
+    """Build the state of a structure. Torch tensors go to `map_location`, see `device_of`, or stay on the CPU."""
+    entries = {tensor.name: tensor for tensor in described}
+
+    def build(name: str, kind: Kind) -> Any:
+        entry = entries[name]
+        try:
+            built = _as_it_was(tensors[name], BY_NAME[entry.dtype], entry.shape, kind)
+        except (ValueError, OverflowError, RuntimeError) as error:  # an empty tensor may claim any other dimension
+            if isinstance(error, StrataError):
+                raise
+            raise CheckpointInvalid(
+                f"tensor {name[:200]!r} of {entry.dtype} with shape {str(entry.shape)[:200]} cannot be built with "
+                f"{kind}: {error}"
+            ) from None
+        # Outside the try: a device without free memory is not the checkpoint's fault.
+        return built if map_location is None or kind != "torch" else built.to(map_location)
+
+    return tree.unflatten(structure, build)
+
+
+def device_of(map_location: Any) -> Any:
+    """Return the device of `map_location`: a device, its name, or a dict with an entry for `"cpu"`.
+
+    Raises:
+        InvalidArgument: This machine has no such device.
+    """
+    if isinstance(map_location, Mapping):
+        map_location = map_location.get("cpu")
+    torch = sys.modules.get("torch")
+    if map_location is None or torch is None:
+        return None
+    try:
+        return torch.empty(0, device=map_location).device
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise InvalidArgument(
+            f"map_location={map_location!r} is not a device of this machine ({str(error).splitlines()[0]}); use "
+            "'cpu' or 'cuda:0', for example",
+            field="map_location",
+        ) from None
+
+
+def _as_it_was(memory: Bytes, dtype: DType, shape: tuple[int, ...], kind: Kind) -> Any:
+    if kind == "bytes":
+        return memory.tobytes()
+    if kind == "torch":
+        return tensor_over(memory, dtype, shape)
+    array = array_over(memory, dtype, shape)
+    if kind == "scalar":
+        return array[()]
+    if kind == "jax":
+        import jax.numpy as jnp  # noqa: PLC0415 - JAX is optional
+
+        return jnp.asarray(array)
+    return array

@@ -1,12 +1,12 @@
-"""What the numbers of a tensor look like: least, greatest, mean, norm, and how many are none.
+"""Statistics of tensors: minimum, maximum, mean, norm, and the numbers of NaN and infinite elements.
 
-They are computed from raw bytes in pieces that fit into a processor's cache, so they need next to no memory and can be
-given up between any two pieces; sums are kept in float64. They stand in a file of their own beside the manifest,
+They are computed from raw bytes in pieces that fit into the CPU cache, so they need little memory and can stop between
+any two pieces. Sums are float64. They are stored in a file beside the manifest:
 
     {"strata_statistics": 1, "checkpoint": "<id>", "tensors": {"model.w": {"num_elements": 12, "min": …}, …}}
 
-which nobody needs in order to load: it is written after the commit, if there is time, and if it is missing or wrong,
-there are no statistics.
+Loading does not need this file. It is written after the commit, if there is time; if it is missing or invalid, the
+checkpoint has no statistics.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ log = logging.getLogger(__name__)
 VERSION = 1
 FILE_NAME = "statistics.json"
 MAX_BYTES = 256 << 20
-"""Of the file."""
+"""The maximum size of the file."""
 PIECE_ELEMENTS = 1 << 16
-"""As float64 half a MiB: what is read once stays in the cache for the rest."""
+"""Half a MiB as float64: a piece stays in the CPU cache while it is processed."""
 WINDOW_BYTES = 64 << 20
 """Read from a store at a time."""
 _HUGE, _TINY = 1e150, 1e-150
-"""Numbers beyond these have squares that float64 does not hold, or only roughly."""
+"""The squares of numbers beyond these overflow or lose precision in float64."""
 _SCALE = 2.0**-64
-"""Sums of numbers near the greatest there is are taken of these so much smaller."""
+"""Scales huge numbers down before they are summed."""
 
 Array = np.ndarray[Any, Any]
 
 
 class Statistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one tensor. What is not finite is counted, and left out of the rest. Complex numbers count by magnitude."""
+    """Statistics of the finite elements of one tensor. Complex numbers count by magnitude."""
 
     num_elements: int
     min: float | int | None
-    """None, as with `max` and `mean`: there is no finite element."""
+    """None, like `max` and `mean`, if no element is finite."""
     max: float | int | None
     mean: float | None
     norm: float | None
-    """The root of the sum of the squares; None if float64 does not reach that far."""
+    """The Euclidean norm; None if it overflows float64."""
     num_nan: int
     num_inf: int
 
@@ -69,13 +69,13 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def of_bytes(data: Bytes, dtype: DType, *, stop: Callable[[], bool] = lambda: False) -> Statistics | None:
-    """None: `stop` said so, which is asked between pieces."""
+    """Compute the statistics of a tensor; return None if `stop`, called between pieces, returns true."""
     tally = Tally(dtype)
     return tally.result() if tally.add(data, stop=stop) else None
 
 
 def merged(parts: Sequence[Statistics]) -> Statistics:
-    """Of a tensor whose slices were looked at apart."""
+    """Merge the statistics of the slices of a tensor."""
     num_finite = sum(part.num_finite for part in parts)
     norms = [part.norm for part in parts]
     return Statistics(
@@ -92,12 +92,12 @@ def merged(parts: Sequence[Statistics]) -> Statistics:
 
 
 def as_plain(one: Statistics | None) -> dict[str, Any] | None:
-    """For `json`."""
+    """Return the statistics as a dict for JSON."""
     return msgspec.structs.asdict(one) if one is not None else None
 
 
 class Tally:
-    """Statistics of a tensor whose bytes come in several parts, each of whole elements."""
+    """Computes the statistics of a tensor whose bytes arrive in several parts, each of whole elements."""
 
     def __init__(self, dtype: DType) -> None:
         self._dtype = dtype
@@ -107,15 +107,15 @@ class Tally:
         self._max: float | int | None = None
         self._sum = 0.0
         self._sum_of_huge = 0.0
-        """Of what would not fit into the sum, scaled."""
+        """The scaled sum of numbers that would overflow the sum."""
         self._squares = 0.0
         self._norms: list[float] = []
-        """Of pieces whose squares float64 does not hold."""
+        """Of pieces whose squares would overflow."""
         self._counts = np.zeros(256, np.int64) if dtype.itemsize == 1 else None
-        """One byte has 256 values: counting them tells all."""
+        """A byte has 256 values, so counting them suffices."""
 
     def add(self, data: Bytes, *, stop: Callable[[], bool] = lambda: False) -> bool:
-        """False: `stop` said so, and the rest was left out."""
+        """Add bytes; return False if `stop` returned true and the rest was skipped."""
         size = self._dtype.itemsize
         assert data.nbytes % size == 0, f"{data.nbytes} bytes are not whole elements of {size}"
         data = data.reshape(-1)
@@ -169,11 +169,11 @@ class Tally:
         if largest > _HUGE or 0 < largest < _TINY:
             self._norms.append(largest * math.sqrt(float(np.square(wide / largest).sum())))
         else:
-            self._squares += float(np.einsum("i,i->", wide, wide))  # not `dot`, which may take every processor
+            self._squares += float(np.einsum("i,i->", wide, wide))  # not `dot`, which may use all CPUs
 
 
 def _numbers(piece: Bytes, dtype: DType) -> Array:
-    """As real numbers that numpy computes in; of complex ones their magnitude."""
+    """Return real numbers that numpy can compute with; for complex numbers their magnitude."""
     if not piece.flags.aligned or piece.ctypes.data % min(dtype.itemsize, 8):
         piece = piece.copy()
     if dtype.name == "BF16":  # the upper half of a float32
@@ -192,12 +192,12 @@ def _numbers(piece: Bytes, dtype: DType) -> Array:
 # -- elements of one byte ------------------------------------------------------------------------------------------
 
 _EIGHT_BIT_FLOATS = {"F8_E4M3": (3, 7), "F8_E5M2": (2, 15), "F8_E4M3FNUZ": (3, 8), "F8_E5M2FNUZ": (2, 16)}
-"""Bits of the mantissa, and what is taken from the exponent."""
+"""The number of mantissa bits, and the bias of the exponent."""
 
 
 @functools.cache
 def _values(name: str) -> tuple[float | int, ...]:
-    """What each of the 256 bytes stands for."""
+    """Return the value of each of the 256 bytes."""
     if name == "BOOL":
         return (0, *[1] * 255)
     if name == "U8":
@@ -260,18 +260,19 @@ def encode(id: str, tensors: Mapping[str, Statistics]) -> bytes:
 
 
 def decode(data: bytes, manifest: Manifest) -> dict[str, Statistics]:
-    """
+    """Decode and check statistics.
+
     Raises:
-        CheckpointInvalid: They are none, or not of this checkpoint; the message says why.
+        CheckpointInvalid: They are malformed, or belong to another checkpoint.
     """
     try:
         found = _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CheckpointInvalid(f"{FILE_NAME} holds no statistics: {error}") from None
+        raise CheckpointInvalid(f"{FILE_NAME} is malformed: {error}") from None
     if found.strata_statistics != VERSION:
         raise CheckpointInvalid(f"{FILE_NAME} has format {found.strata_statistics}, this version reads {VERSION}")
     if found.checkpoint != manifest.id:
-        raise CheckpointInvalid(f"{FILE_NAME} is of checkpoint {found.checkpoint[:200]!r}, not of {manifest.id}")
+        raise CheckpointInvalid(f"{FILE_NAME} belongs to checkpoint {found.checkpoint[:200]!r}, expected {manifest.id}")
     shapes = {tensor.name: tensor.shape for tensor in manifest.tensors}
     for name, one in found.tensors.items():
         if problem := _problem(one, shapes.get(name)):
@@ -283,43 +284,43 @@ def _problem(one: Statistics, shape: tuple[int, ...] | None) -> str:
     if shape is None:
         return "is not in the checkpoint"
     if one.num_elements != math.prod(shape):
-        return f"is said to have {one.num_elements} elements, {math.prod(shape)} are expected"
+        return f"has {one.num_elements} elements, expected {math.prod(shape)}"
     if min(one.num_nan, one.num_inf, one.num_finite) < 0:
-        return f"is said to have {one.num_nan} NaN and {one.num_inf} infinite of {one.num_elements} elements"
+        return f"has {one.num_nan} NaN and {one.num_inf} infinite elements of {one.num_elements}"
     known = (one.min is None, one.max is None, one.mean is None)
     if known != (one.num_finite == 0,) * 3:
-        return f"has {one.num_finite} finite elements, and yet min={one.min}, max={one.max}, mean={one.mean}"
+        return f"has {one.num_finite} finite elements, but min={one.min}, max={one.max}, mean={one.mean}"
     if one.min is not None and one.max is not None and one.min > one.max:
-        return f"is said to lie between {one.min} and {one.max}"
+        return f"has min={one.min} above max={one.max}"
     return ""
 
 
 def write(store: Store, id: str, tensors: Mapping[str, Statistics]) -> None:
-    """Not for more tensors than the file may tell of: then there are none.
+    """Write the statistics file, unless it would be too large.
 
     Raises:
-        StorageError: The store refuses it; the checkpoint is none the worse for it.
+        StorageError: The store failed; the checkpoint is not affected.
     """
     data = encode(id, tensors)
     if len(data) > MAX_BYTES:
-        log.warning("checkpoint %s gets no statistics: %d bytes, at most %d are read", id, len(data), MAX_BYTES)
+        log.warning("checkpoint %s gets no statistics: %d bytes, more than the limit of %d", id, len(data), MAX_BYTES)
         return
     store.put(f"{id}/{FILE_NAME}", data)
 
 
 def read(store: Store, manifest: Manifest) -> dict[str, Statistics] | None:
-    """None: there are none, or none that can be true; the log says why."""
+    """Return the statistics of a checkpoint; None if they are missing or, with a warning, if they are invalid."""
     try:
         return decode(store.get(f"{manifest.id}/{FILE_NAME}", max_bytes=MAX_BYTES), manifest)
     except ObjectMissing:
         return None
     except CheckpointInvalid as error:
-        log.warning("the statistics of checkpoint %s are passed over: %s", manifest.id, error)
+        log.warning("ignoring the statistics of checkpoint %s: %s", manifest.id, error)
         return None
     except StorageError as error:
         if type(error) is not StorageError:
-            raise  # the store's fault
-        log.warning("the statistics of checkpoint %s are passed over: %s", manifest.id, error)
+            raise  # the store failed
+        log.warning("ignoring the statistics of checkpoint %s: %s", manifest.id, error)
         return None
 
 
@@ -327,10 +328,10 @@ def read(store: Store, manifest: Manifest) -> dict[str, Statistics] | None:
 
 
 def compute(store: Store, manifest: Manifest, *, watch: Watch) -> dict[str, Statistics]:
-    """Reads the whole checkpoint, a window at a time, verified on the way.
+    """Compute the statistics of a checkpoint: read and verify all of it, a window at a time.
 
     Raises:
-        CheckpointInvalid: Something is not as it was written.
+        CheckpointInvalid: The checkpoint cannot be trusted.
     """
     found = {}
     for group in _groups(manifest.tensors):
@@ -363,7 +364,7 @@ def _of_large(store: Store, manifest: Manifest, tensor: TensorEntry, watch: Watc
     tally = Tally(dtype)
     for part in tensor.slices:
         num_bytes = math.prod(part.shape) * dtype.itemsize
-        for start in range(0, num_bytes, WINDOW_BYTES):  # of whole elements: they have a power of two of bytes
+        for start in range(0, num_bytes, WINDOW_BYTES):  # whole elements: their sizes are powers of two
             end = min(start + WINDOW_BYTES, num_bytes)
             tally.add(reader.read_contents(store, manifest, tensor, part, start, end, watch=watch))
     return tally.result()

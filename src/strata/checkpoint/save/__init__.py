@@ -1,4 +1,4 @@
-"""From tensors in memory to bytes of a checkpoint: staging copies, deltas, compression, file writing.
+"""From tensors in memory to the files of a checkpoint: staging, deltas, compression, writing.
 
-Writes files but never publishes a checkpoint: the commit is in `saver/commit.py`.
+May import `group` and `format`. Writes files but never commits a checkpoint: that happens in `group/commit.py`.
 """

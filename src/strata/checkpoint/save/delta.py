@@ -1,25 +1,21 @@
-"""What has changed since an earlier snapshot, in units: rows of a table, or blocks of bytes.
+"""Find what changed since the previous snapshot, in units: rows of a table, or blocks of bytes.
 
-Comparing costs as much as copying, so it takes the copy's place: the staging memory still has the snapshot before, and
-only units that differ are written into it.
+Comparing costs as much as copying, so it replaces the copy: the staging memory still holds the previous snapshot, and
+only units that differ are written to it.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from strata.checkpoint.format.buffers import is_raw, pieces, raw_bytes, rows_from
-from strata.checkpoint.save.dirty_rows import RowTracker
-from strata.checkpoint.save.waiting import finish_all
-from strata.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Future
 
     from strata.checkpoint.format.buffers import Bytes
@@ -28,20 +24,20 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 4_096
 MIN_ROW_BYTES, MAX_ROW_BYTES = 64, 1 << 16
-"""Smaller rows cost more to number than to store; a larger one is seldom new as a whole."""
+"""The index of a smaller row would cost more than the row; a larger row seldom changes as a whole."""
 _WINDOW_BYTES = 1 << 20
-"""Compared at a time: the outcome stays in the cache."""
+"""Compared at a time, so that the result stays in the CPU cache."""
 _TASK_BYTES = 16 << 20
 _NUM_FETCHERS = 2
 _WORTH_A_THREAD = 4_096
 
 Bits = np.ndarray[Any, np.dtype[np.bool_]]
-"""One for each unit of a tensor: it has changed."""
+"""One per unit of a tensor: whether it changed."""
 Rows = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def unit_bytes(place: Place) -> int:
-    """A row, if rows are of a handy size; else a block."""
+    """Return the size of a row if it is within the limits, else that of a block."""
     row = row_bytes(place)
     return row if MIN_ROW_BYTES <= row <= MAX_ROW_BYTES else BLOCK_BYTES
 
@@ -62,11 +58,11 @@ def stage_changes(
     layout: Layout,
     leaves: Sequence[Leaf],
     memory: Bytes,
-    told: Mapping[str, Rows],
+    dirty: Mapping[str, Rows],
 ) -> dict[str, Bits]:
-    """Brings the snapshot in `memory` up to date, and says for each tensor which of its units were different.
+    """Update the snapshot in `memory`; return which units of each tensor changed.
 
-    Of the tensors in `told` only these rows are looked at, and believed to have changed.
+    For tensors in `dirty`, only these rows are copied, without a comparison.
     """
     by_name = {leaf.name: leaf for leaf in leaves}
     changed = {place.name: np.zeros(num_units(place), np.bool_) for place in layout.places if place.num_bytes}
@@ -77,22 +73,22 @@ def stage_changes(
                 continue
             leaf, bits = by_name[place.name], changed[place.name]
             target = memory[place.offset : place.end]
-            if place.name in told:
-                waiting.append(pool.submit(_copy_rows, leaf, place, told[place.name], target, bits))
+            if place.name in dirty:
+                waiting.append(pool.submit(_copy_rows, leaf, place, dirty[place.name], target, bits))
                 continue
             unit = unit_bytes(place)
             for start, piece in pieces(leaf, max(_TASK_BYTES // unit, 1) * unit, unit):
                 part = target[start : start + len(piece)]
                 waiting.append(pool.submit(_copy_changes, piece, part, unit, bits[start // unit :]))
                 if not is_raw(leaf):
-                    waiting[-1].result()  # a piece that had to be fetched takes memory
+                    waiting[-1].result()  # a fetched piece takes memory
     finally:
         finish_all(waiting)
     return changed
 
 
 def _copy_changes(new: Bytes, old: Bytes, unit: int, bits: Bits) -> None:
-    """All is compared before anything is copied: few long calls, so that threads do not wait for each other."""
+    """Compare everything before copying: few long calls, so that threads seldom wait for each other."""
     window = max(_WINDOW_BYTES // unit, 1) * unit
     scratch = np.empty(window // 8, np.bool_)
     for start in range(0, len(new), window):
@@ -104,7 +100,7 @@ def _copy_changes(new: Bytes, old: Bytes, unit: int, bits: Bits) -> None:
 
 
 def _compare(a: Bytes, b: Bytes, unit: int, bits: Bits, scratch: Bits) -> None:
-    """Sets a bit for each unit of two equally long pieces that they differ in; the last unit may be short."""
+    """Set the bit of each unit in which two pieces of equal length differ; the last unit may be short."""
     count, rest = divmod(len(a), unit)
     whole = count * unit
     if rest:
@@ -115,7 +111,7 @@ def _compare(a: Bytes, b: Bytes, unit: int, bits: Bits, scratch: Bits) -> None:
         wide = np.uint64 if unit % 8 == 0 and _is_aligned(a) and _is_aligned(b) else np.uint8
         bits[:count] = (a[:whole].view(wide) != b[:whole].view(wide)).reshape(count, -1).any(axis=1)
         return
-    # Eight bytes to a comparison, eight of its outcomes to a number: a row of 256 bytes is four numbers to look at.
+    # Compare eight bytes at a time and view eight results as one number: a row of 256 bytes becomes four numbers.
     each = np.not_equal(a[:whole].view(np.uint64), b[:whole].view(np.uint64), out=scratch[: whole // 8])
     differ = each.view(np.uint64).reshape(count, -1)
     if differ.shape[1] > 8:
@@ -132,7 +128,7 @@ def _is_aligned(data: Bytes) -> bool:
 
 
 def copy_units(source: Bytes, target: Bytes, unit: int, indices: np.ndarray[Any, Any]) -> None:
-    """Copies the numbered units from one piece to another of the same length."""
+    """Copy the units with these indices from one piece to another of the same length."""
     count = len(source) // unit
     whole = indices[indices < count]
     rows_of(target, unit)[whole] = rows_of(source, unit)[whole]
@@ -141,7 +137,7 @@ def copy_units(source: Bytes, target: Bytes, unit: int, indices: np.ndarray[Any,
 
 
 def rows_of(data: Bytes, unit: int) -> np.ndarray[Any, Any]:
-    """All whole units, one element each, so that numpy moves them with one copy and not byte by byte."""
+    """View all whole units as one element each, so that numpy copies units and not single bytes."""
     count = len(data) // unit
     return data[: count * unit].view(np.dtype((np.void, unit)))
 
@@ -150,8 +146,8 @@ def _copy_rows(leaf: Leaf, place: Place, rows: Rows, target: Bytes, bits: Bits) 
     row, unit = row_bytes(place), unit_bytes(place)
     if unit == row:
         bits[rows] = True
-        rows = np.flatnonzero(bits)  # each once and in order, without having to sort them
-    else:  # a row may lie in several blocks, and a block hold several rows
+        rows = np.flatnonzero(bits)  # sorted and unique, without a sort
+    else:  # a row may span several blocks, and a block may hold several rows
         first, last = rows * row // unit, ((rows + 1) * row - 1) // unit
         for offset in range(int((last - first).max(initial=0)) + 1):
             bits[np.minimum(first + offset, last)] = True
@@ -164,7 +160,7 @@ def _copy_rows(leaf: Leaf, place: Place, rows: Rows, target: Bytes, bits: Bits) 
 
 
 def in_threads(numbers: Rows, work: Callable[[Rows], None]) -> None:
-    """Units that lie far apart come from memory one by one, however many there are: two at once take half the time."""
+    """Run `work` on halves of the indices in two threads: random access to memory is bound by latency."""
     if len(numbers) < _WORTH_A_THREAD:
         work(numbers)
         return
@@ -177,92 +173,21 @@ def _fetchers() -> ThreadPoolExecutor:
 
 
 def _copy_fetched_rows(leaf: Leaf, rows: Rows, target: Bytes, row: int) -> None:
-    """From another device, or out of order: only the rows that are wanted."""
+    """Copy rows of a tensor that is on another device or strided."""
     for start in range(0, len(rows), max(_TASK_BYTES // row, 1)):
         some = rows[start : start + max(_TASK_BYTES // row, 1)]
         rows_of(target, row)[some] = rows_of(rows_from(leaf, some), row)
 
 
-# -- what the caller tells -----------------------------------------------------------------------------------------
+# -- threads -------------------------------------------------------------------------------------------------------
 
 
-def rows_told(
-    dirty: Mapping[str, Any] | RowTracker | None, leaves: Sequence[Leaf], *, by: object
-) -> Mapping[str, Any] | None:
-    """Name → rows, also from a tracker, which knows tensors and not their names.
-
-    Raises:
-        InvalidArgument: It is neither, or the tracker is another manager's.
-    """
-    if isinstance(dirty, RowTracker):
-        return dirty.take(leaves, by=by)
-    if dirty is not None and not isinstance(dirty, Mapping):
-        raise InvalidArgument(
-            f"dirty is a {type(dirty).__name__}; give a dict of tensor names and rows, or a RowTracker", field="dirty"
-        )
-    return dirty
-
-
-class Told:
-    """Rows that the caller says have changed since the last snapshot, until one is made: a save may be skipped."""
-
-    def __init__(self) -> None:
-        self._rows: dict[str, Rows] | None = None
-        """None: no save has asked since the last snapshot."""
-
-    def add(self, dirty: Mapping[str, Any] | None, leaves: Sequence[Leaf]) -> None:
-        """
-        Raises:
-            InvalidArgument: There is no such tensor, or it has no such row.
-        """
-        told: dict[str, Rows] = {}
-        for name, rows in (dirty or {}).items():
-            leaf = _named(name, leaves)
-            told[leaf.name] = _checked(rows, leaf)
-        if self._rows is None:
-            self._rows = told
-        else:  # of a tensor that one of the calls did not tell of, nothing is known
-            before = self._rows
-            self._rows = {name: np.concatenate((before[name], rows)) for name, rows in told.items() if name in before}
-
-    def take(self) -> dict[str, Rows]:
-        """All that was told; a row may be there several times."""
-        taken, self._rows = self._rows or {}, None
-        return taken
-
-
-def _named(name: str, leaves: Sequence[Leaf]) -> Leaf:
-    """By the whole name, or by the end of it if that is enough: `emb.weight` for `model.emb.weight`."""
-    exact = [leaf for leaf in leaves if leaf.name == name]
-    found = exact or [leaf for leaf in leaves if leaf.name.endswith(f".{name}")]
-    if len(found) == 1:
-        return found[0]
-    names = ", ".join(leaf.name for leaf in (found or leaves)[:5])
-    what = (
-        f"could be any of {names}"
-        if found
-        else f"is none of the state's tensors ({names}, …; one that is there twice goes by its first name)"
-    )
-    raise InvalidArgument(f"dirty={{{name!r}: …}}: it {what}; write the tensor's whole name", field="dirty")
-
-
-def _checked(rows: Any, leaf: Leaf) -> Rows:
-    if hasattr(rows, "detach"):
-        rows = rows.detach().cpu().numpy()
+def finish_all(futures: Sequence[Future[Any]]) -> None:
+    """Wait for all futures. Raise the first error, or an interrupt, only when none of them is running."""
     try:
-        found = np.asarray(rows if isinstance(rows, np.ndarray) else list(rows))
-    except TypeError:
-        raise InvalidArgument(f"dirty[{leaf.name!r}]={rows!r} is not a list of rows", field="dirty") from None
-    if found.dtype == np.bool_ and found.shape == leaf.shape[:1]:
-        found = np.flatnonzero(found)
-    if found.size and found.dtype.kind not in "iu":
-        raise InvalidArgument(f"dirty[{leaf.name!r}] holds {found.dtype}, not numbers of rows", field="dirty")
-    num_rows = leaf.shape[0] if leaf.shape else 0
-    found = found.astype(np.int64).reshape(-1)
-    if found.size and not 0 <= found.min() <= found.max() < num_rows:
-        raise InvalidArgument(
-            f"dirty[{leaf.name!r}] names row {found.max() if found.max() >= num_rows else found.min()}; the tensor has "
-            f"{num_rows}",
-            field="dirty",
-        )
-    return found
+        for future in futures:
+            future.result()
+    finally:
+        for future in futures:
+            future.cancel()
+        wait(futures)

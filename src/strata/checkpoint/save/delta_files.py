@@ -1,7 +1,7 @@
-"""What has changed since a checkpoint, into files of its own; the rest refers to that checkpoint's.
+"""Write the files of an incremental checkpoint: what changed since its parent. The rest refers to the parent's files.
 
-Of each slice of the checkpoint before: nothing has changed, and it is referred to; a few units have, and a patch with
-these is laid upon it; much has, and it is stored anew.
+A slice of the parent that did not change is referred to. If a few units changed, a patch with these units is added to
+it; if much changed, it is stored again.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from strata.checkpoint.format import layout as layouts
 from strata.checkpoint.format.buffers import aligned_memory
 from strata.checkpoint.format.dtypes import BY_NAME
 from strata.checkpoint.format.manifest import Patch
-from strata.checkpoint.save import delta, pieces
-from strata.checkpoint.save.snapshot import Cut, Stored, cuts, encoded_as, packer_for, part_of, plain_as
+from strata.checkpoint.save import delta, writer
+from strata.checkpoint.save.writer import Cut, StoredItem, cuts, encoded_as, packer_for, part_of, plain_as
 from strata.errors import CheckpointCorrupt
 
 if TYPE_CHECKING:
@@ -30,29 +30,29 @@ if TYPE_CHECKING:
     from strata.checkpoint.format.part import RankPart
     from strata.checkpoint.save.delta import Bits
     from strata.checkpoint.save.job import Job, JobTensor
-    from strata.checkpoint.save.memory import Memory
+    from strata.checkpoint.save.staging import Memory
     from strata.storage import Store, Watch
 
-    Numbers = np.ndarray[Any, np.dtype[np.int64]]
+    Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 SMALL_BYTES = 1 << 16
-"""A slice below this that has changed is stored whole."""
-MUCH = 0.5
-"""A slice of which more than this has changed is, too."""
+"""A changed slice up to this size is stored whole."""
+MAX_PATCHED_SHARE = 0.5
+"""A slice of which a larger share changed is stored whole too."""
 XOR_UNIT_BYTES = 1 << 16
 _HALF_TYPES = ("BF16", "F16")
 
 
 class _Piece(NamedTuple):
-    """A slice of the checkpoint before, and what has become of it."""
+    """A slice of the parent, and what changed in it."""
 
     tensor: JobTensor
     slice: Slice
     first_byte: int
-    """In the tensor."""
+    """Its offset in the tensor."""
     num_bytes: int
     changed: Bits
-    """Of its units."""
+    """One bit per unit."""
     num_changed: int
 
     @property
@@ -61,8 +61,8 @@ class _Piece(NamedTuple):
 
     @property
     def is_new(self) -> bool:
-        """Enough of it has changed to store it whole."""
-        return self.num_changed_bytes > MUCH * self.num_bytes or self.num_bytes <= SMALL_BYTES
+        """Whether enough changed to store it whole."""
+        return self.num_changed_bytes > MAX_PATCHED_SHARE * self.num_bytes or self.num_bytes <= SMALL_BYTES
 
     @property
     def cost_bytes(self) -> int:
@@ -72,18 +72,18 @@ class _Piece(NamedTuple):
 
 
 class _Change(NamedTuple):
-    """What is stored of a piece: rows anew (`cut`), or a patch upon it (`patch`, `numbers`)."""
+    """What is stored of a piece: new contents (`cut`), or a patch (`patch`, `indices`)."""
 
     piece: _Piece
-    stored: Stored
+    stored: StoredItem
     cut: Cut | None = None
     patch: dict[str, Any] | None = None
-    """The fields of `Patch` that are known before its file is."""
-    numbers: Stored | None = None
+    """The fields of `Patch` that are known before the file is written."""
+    indices: StoredItem | None = None
 
 
 class Delta:
-    """From what has changed since `parent` to the part of a checkpoint that refers to it."""
+    """Writes what changed since `parent` as a part that refers to the parent."""
 
     def __init__(
         self,
@@ -105,22 +105,24 @@ class Delta:
 
     @property
     def share(self) -> float:
-        """Of a full save, before compression."""
+        """The size of the delta as a share of a full save, before compression."""
         return sum(piece.cost_bytes for piece in self._pieces) / max(self._job.size_bytes, 1)
 
     @property
-    def pays(self) -> bool:
-        hoped = 0.0
-        if self._job.options.xor:  # of numbers that changed a little, about half of the bytes are the same
-            hoped = sum(piece.cost_bytes / 2 for piece in self._pieces if _may_xor(piece)) / max(
+    def is_worthwhile(self) -> bool:
+        """Whether the delta is small enough to be written instead of a full save."""
+        saved = 0.0
+        if self._job.options.xor:  # about half of the bytes of slightly changed numbers stay the same
+            saved = sum(piece.cost_bytes / 2 for piece in self._pieces if _may_xor(piece)) / max(
                 self._job.size_bytes, 1
             )
-        return self.share - hoped <= self._job.options.rebase_at
+        return self.share - saved <= self._job.options.rebase_at
 
     def write(self) -> RankPart:
-        """
+        """Write the delta.
+
         Raises:
-            CheckpointCorrupt: The base, which has to be read for an exclusive or, is not what was written.
+            CheckpointCorrupt: The base, which is read for an exclusive or, is corrupt.
         """
         changes: dict[int, list[_Change]] = {}
         for number, piece in enumerate(self._pieces):
@@ -128,7 +130,7 @@ class Delta:
                 self._watch.check()
                 changes[number] = list(self._changes(piece))
         self._packer.finish()
-        files = _Files(self._packer.files, self._parent)
+        files = _FileTable(self._packer.files, self._parent)
         slices: dict[str, list[Slice]] = {}
         for number, piece in enumerate(self._pieces):
             new = self._slices(piece, changes.get(number, []), files)
@@ -148,78 +150,78 @@ class Delta:
     def _contents(self, piece: _Piece) -> Bytes:
         return self._memory[piece.tensor.offset + piece.first_byte :][: piece.num_bytes]
 
-    def _slices(self, piece: _Piece, changes: list[_Change], files: _Files) -> list[Slice]:
-        """What the new manifest has in the place of one slice."""
-        anew = [(change.cut, change.stored) for change in changes if change.cut is not None]
-        if anew:
-            return [cut.slice(piece.slice.start, stored.fields(self._packer)) for cut, stored in anew]
+    def _slices(self, piece: _Piece, changes: list[_Change], files: _FileTable) -> list[Slice]:
+        """Return the slices that replace a slice of the parent."""
+        new = [(change.cut, change.stored) for change in changes if change.cut is not None]
+        if new:
+            return [cut.slice(piece.slice.start, stored.fields(self._packer)) for cut, stored in new]
         before = files.moved(piece.slice)
         patches = []
         for change in changes:
-            assert change.numbers is not None
+            assert change.indices is not None
             assert change.patch is not None
-            numbers = change.numbers.fields(self._packer)
+            indices = change.indices.fields(self._packer)
             fields = change.patch | change.stored.fields(self._packer)
-            patches.append(Patch(index_offset=numbers["offset"], index_hashes=numbers["hashes"], **fields))
+            patches.append(Patch(index_offset=indices["offset"], index_hashes=indices["hashes"], **fields))
         return [msgspec.structs.replace(before, patches=(*before.patches, *patches))]
 
     # -- patches ---------------------------------------------------------------------------------------------------
 
     def _patches(self, piece: _Piece) -> Iterator[_Change]:
-        """Several, if they would not fit into one file."""
+        """Add patches of the changed units: several if they do not fit into one file."""
         tensor, unit = piece.tensor, delta.unit_bytes(piece.tensor.place)
         is_rows = unit == delta.row_bytes(tensor.place)
         contents = self._contents(piece)
         changed = np.flatnonzero(piece.changed)
-        per_patch = max(pieces.PACK_BYTES // (unit + 8), 1)
+        per_patch = max(writer.PACK_BYTES // (unit + 8), 1)
         for start in range(0, len(changed), per_patch):
-            numbers = changed[start : start + per_patch]
-            num_bytes = _num_bytes(numbers, unit, piece.num_bytes)
-            item = pieces.Item(
+            indices = changed[start : start + per_patch]
+            num_bytes = _num_bytes(indices, unit, piece.num_bytes)
+            item = writer.Item(
                 tensor.name if is_rows else f"{tensor.name}#blocks",
                 BY_NAME[tensor.dtype if is_rows else "U8"],
-                (len(numbers), *tensor.shape[1:]) if is_rows else (num_bytes,),
+                (len(indices), *tensor.shape[1:]) if is_rows else (num_bytes,),
                 num_bytes,
-                _gatherer(contents, numbers, unit),
+                _gatherer(contents, indices, unit),
             )
-            yield self._patch(piece, unit, numbers, item)
+            yield self._patch(piece, unit, indices, item)
 
     def _patch(
-        self, piece: _Piece, unit: int, numbers: Numbers, item: pieces.Item, encoded: pieces.Encoded | None = None
+        self, piece: _Piece, unit: int, indices: Indices, item: writer.Item, encoded: writer.Encoded | None = None
     ) -> _Change:
-        kind, dtype = (np.dtype("<u4"), "U32") if numbers[-1] < 1 << 32 else (np.dtype("<u8"), "U64")
+        kind, dtype = (np.dtype("<u4"), "U32") if indices[-1] < 1 << 32 else (np.dtype("<u8"), "U64")
         what = "rows" if unit == delta.row_bytes(piece.tensor.place) else "numbers"
-        numbers_name, name = self._packer.add(
-            pieces.copy_of(
-                f"{piece.tensor.name}#{what}", BY_NAME[dtype], (len(numbers),), numbers.astype(kind).view(np.uint8)
+        indices_name, name = self._packer.add(
+            writer.plain_item(
+                f"{piece.tensor.name}#{what}", BY_NAME[dtype], (len(indices),), indices.astype(kind).view(np.uint8)
             ),
             item,
         )
         fields = {
             "unit_bytes": unit,
-            "num_units": len(numbers),
-            "num_bytes": _num_bytes(numbers, unit, piece.num_bytes),
+            "num_units": len(indices),
+            "num_bytes": _num_bytes(indices, unit, piece.num_bytes),
             "index_bytes": kind.itemsize,
             "encoding": "" if encoded is None else "xor-zstd",
         }
         stored = plain_as(name) if encoded is None else encoded_as(name, encoded)
-        return _Change(piece, stored, patch=fields, numbers=plain_as(numbers_name))
+        return _Change(piece, stored, patch=fields, indices=plain_as(indices_name))
 
     # -- exclusive or ----------------------------------------------------------------------------------------------
 
     def _exclusive_or(self, piece: _Piece) -> Iterator[_Change]:
-        """A few chunks at a time, so that what is encoded fits into a file."""
+        """Add compressed differences to the parent, a few chunks at a time, so that each patch fits into a file."""
         contents = self._contents(piece)
-        step = pieces.PACK_BYTES // layouts.CHUNK_BYTES * layouts.CHUNK_BYTES
+        step = writer.PACK_BYTES // layouts.CHUNK_BYTES * layouts.CHUNK_BYTES
         for start in range(0, piece.num_bytes, step):
             new = contents[start : start + step]
-            encoded = pieces.encode(self._differences(piece, start, new))
-            numbers = np.arange(start // XOR_UNIT_BYTES, -(-(start + len(new)) // XOR_UNIT_BYTES))
-            item = pieces.encoded_item(f"{piece.tensor.name}#xor", encoded)
-            yield self._patch(piece, XOR_UNIT_BYTES, numbers, item, encoded)
+            encoded = writer.encode(self._differences(piece, start, new))
+            indices = np.arange(start // XOR_UNIT_BYTES, -(-(start + len(new)) // XOR_UNIT_BYTES))
+            item = writer.encoded_item(f"{piece.tensor.name}#xor", encoded)
+            yield self._patch(piece, XOR_UNIT_BYTES, indices, item, encoded)
 
     def _differences(self, piece: _Piece, start: int, new: Bytes) -> Iterator[Bytes]:
-        """Chunk by chunk. The base's hashes are checked: an error in its bytes would become ours."""
+        """Yield the difference of each chunk. The base is verified: an error in it would become an error here."""
         data_file = self._parent.files[piece.slice.file]
         key = _path_from_outside(data_file, self._parent)
         memory = memoryview(aligned_memory(layouts.CHUNK_BYTES))
@@ -232,13 +234,17 @@ class Delta:
             if found != expected:
                 raise CheckpointCorrupt(
                     f"tensor {piece.tensor.name!r} in {key}, the base: the hash is {found}, expected {expected}; "
-                    "save a FULL checkpoint"
+                    "save a FULL checkpoint",
+                    file=key,
+                    tensor=piece.tensor.name,
+                    expected=expected,
+                    found=found,
                 )
             yield np.bitwise_xor(chunk, np.frombuffer(old, np.uint8))
 
 
 def _may_xor(piece: _Piece) -> bool:
-    """With a base that lies there as it is: what it takes to read it must stay simple."""
+    """Return whether an exclusive or is possible: only with a base that is neither encoded nor patched."""
     return (
         piece.is_new
         and piece.num_bytes > SMALL_BYTES
@@ -248,8 +254,8 @@ def _may_xor(piece: _Piece) -> bool:
     )
 
 
-class _Files:
-    """Our own, and those of the checkpoint before that are still needed, as the new part numbers them."""
+class _FileTable:
+    """The files of the new part: its own, and those of the parent that are still needed."""
 
     def __init__(self, own: list[DataFile], parent: RankPart) -> None:
         self.all = list(own)
@@ -257,7 +263,7 @@ class _Files:
         self._numbers: dict[int, int] = {}
 
     def moved(self, slice: Slice) -> Slice:
-        """The slice of the checkpoint before, with the numbers that its files have here."""
+        """Return the slice of the parent with the file indices of the new part."""
         patches = tuple(msgspec.structs.replace(patch, file=self._number(patch.file)) for patch in slice.patches)
         return msgspec.structs.replace(slice, file=self._number(slice.file), patches=patches)
 
@@ -290,33 +296,34 @@ def _pieces(job: Job, parent: RankPart, changed: Mapping[str, Bits]) -> Iterator
 
 
 def _slices_within(tensor: JobTensor, slices: tuple[Slice, ...]) -> Iterator[Slice]:
-    """A rank may hold several parts of one tensor: those slices that lie in this one."""
+    """Yield the slices within this part of a tensor: a rank may hold several parts."""
     for part in slices:
         sides = zip(part.start, part.shape, tensor.start, tensor.shape, strict=True)
         if all(first <= start and start + size <= first + length for start, size, first, length in sides):
             yield part
 
 
-def _num_bytes(numbers: Numbers, unit: int, of_bytes: int) -> int:
-    """Of these units: the last one may be short."""
-    return int((np.minimum((numbers + 1) * unit, of_bytes) - numbers * unit).sum())
+def _num_bytes(indices: Indices, unit: int, of_bytes: int) -> int:
+    """Return the size of these units, of which the last may be short."""
+    return int((np.minimum((indices + 1) * unit, of_bytes) - indices * unit).sum())
 
 
-def _gatherer(contents: Bytes, numbers: Numbers, unit: int) -> Callable[[Bytes], None]:
+def _gatherer(contents: Bytes, indices: Indices, unit: int) -> Callable[[Bytes], None]:
+    """Return a function that copies these units into the given memory."""
     count = len(contents) // unit
-    whole = numbers[numbers < count]
+    whole = indices[indices < count]
 
     def fill(out: Bytes) -> None:
         if len(whole):
             source, target = delta.rows_of(contents, unit), delta.rows_of(out, unit)
 
-            def gather(places: Numbers) -> None:
+            def gather(places: Indices) -> None:
                 first, last = places[0], places[-1] + 1
-                # "clip": else it takes a copy of `out`
+                # "clip" avoids a copy of `out`
                 np.take(source, whole[first:last], out=target[first:last], mode="clip")
 
             delta.in_threads(np.arange(len(whole)), gather)
-        if len(whole) < len(numbers):
+        if len(whole) < len(indices):
             out[len(whole) * unit :] = contents[count * unit :]
 
     return fill

@@ -1,4 +1,7 @@
-"""All that a saver has to know of a snapshot in its memory: plain data, so that it can be another process."""
+"""The job description: what a saver needs to know of a snapshot in the staging memory.
+
+It is plain data, so that the saver can be another process.
+"""
 
 from __future__ import annotations
 
@@ -9,40 +12,40 @@ import numpy as np
 
 from strata.checkpoint.format.dtypes import BY_NAME
 from strata.checkpoint.format.layout import Layout, Place
-from strata.checkpoint.format.merge import Head  # noqa: TC001 - likewise
-from strata.checkpoint.group.group import Ranks  # noqa: TC001 - msgspec looks it up
+from strata.checkpoint.format.merge import Head  # noqa: TC001 - msgspec resolves it at run time
+from strata.checkpoint.group.ranks import Ranks  # noqa: TC001 - msgspec resolves it at run time
 from strata.checkpoint.save.delta import Bits, num_units
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """How a manager wants its files."""
+    """The options of a manager that concern its files."""
 
     compression: str = ""
-    """`zstd`: tensors that shrink by it are stored so."""
+    """`zstd`: compressible tensors are compressed."""
     depth: int = 1
-    """How many patches may lie upon each other before a delta is taken from the base again."""
+    """The maximum length of a chain of deltas."""
     rebase_at: float = 0.5
-    """A delta that would be larger than this share of the whole is not one."""
+    """A delta that is larger than this share of the state becomes a full checkpoint."""
     xor: bool = False
-    """Half-precision tensors that changed all over are stored as what they differ in from the base, compressed."""
+    """Half-precision tensors that changed throughout are stored as their compressed difference from the base."""
     statistics: bool = True
 
 
 class JobTensor(msgspec.Struct, frozen=True, array_like=True):
-    """A tensor in the memory, and which part of which tensor it is."""
+    """A tensor in the staging memory, and which part of which tensor it is."""
 
     name: str
-    """In the data file."""
+    """The name in the data file."""
     dtype: str
     shape: tuple[int, ...]
     offset: int
     num_bytes: int
     tensor: str
-    """In the manifest."""
+    """The name in the manifest."""
     whole: tuple[int, ...]
     """The shape of the whole tensor."""
     start: tuple[int, ...]
-    """Where this part lies in it."""
+    """Where this part begins in the whole tensor."""
     sharded: bool
 
     @property
@@ -51,17 +54,19 @@ class JobTensor(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """One snapshot to write."""
+
     head: Head
     ranks: Ranks | None = None
-    """None: there is one only."""
+    """None: a single rank."""
     commits: bool = True
-    """Whether the saver commits, or only puts its part there for somebody else to."""
+    """Whether the saver commits; if not, it returns its part and the manager commits."""
     header: bytes
     size_bytes: int
     tensors: tuple[JobTensor, ...]
     structure: Any
     changed: dict[str, bytes] | None = None
-    """Bits of the units that differ from the snapshot before, of tensors that have any; None: it was not compared."""
+    """Packed bits of the units that changed since the previous snapshot; None: it was not compared."""
     options: Options = Options()
 
     @property
@@ -73,6 +78,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return Layout(self.header, tuple(tensor.place for tensor in self.tensors), self.size_bytes)
 
     def changed_units(self, tensor: JobTensor) -> Bits:
+        """Return which units of a tensor changed."""
         count = num_units(tensor.place)
         packed = (self.changed or {}).get(tensor.name)
         if packed is None:
@@ -81,15 +87,17 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def packed_bits(changed: dict[str, Bits]) -> dict[str, bytes]:
+    """Pack the bits of all tensors that changed."""
     return {name: np.packbits(bits).tobytes() for name, bits in changed.items() if bits.any()}
 
 
 def with_reason(head: Head, why: str) -> Head:
+    """Set why the checkpoint is not of the requested type."""
     return msgspec.structs.replace(head, why=why)
 
 
-def room_for(layout: Layout) -> int:
-    """What a job may take behind its snapshot: names and shapes, and a bit for each unit of the tensors."""
+def max_job_bytes(layout: Layout) -> int:
+    """Return the space that an encoded job may take behind its snapshot: names, shapes, and a bit per unit."""
     return (1 << 16) + len(layout.header) * 4 + layout.size_bytes // 400
 
 

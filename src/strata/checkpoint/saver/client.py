@@ -1,7 +1,7 @@
-"""Who writes a snapshot: a thread of the trainer, or a process of its own that outlives it.
+"""The trainer's side of the saver: a thread of the trainer, or a separate process that outlives it.
 
-Both have the staging memory, take one job at a time, and answer with a future. After a job its statistics are computed
-from the same memory for as long as nobody claims it.
+Both share the staging memory, take one job at a time and return a future. After a job they compute its statistics from
+the same memory until it is claimed for the next snapshot.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ import numpy as np
 from strata.checkpoint.format.dtypes import BY_NAME
 from strata.checkpoint.load import statistics
 from strata.checkpoint.save import job as jobs
-from strata.checkpoint.save.memory import Memory, PrivateMemory, SharedMemory
+from strata.checkpoint.save.staging import Memory, PrivateMemory, SharedMemory
 from strata.checkpoint.saver import protocol as messages
-from strata.checkpoint.saver.commit import Executor, is_committed
-from strata.errors import BY_KIND, CheckpointAborted, CheckpointBusy, StorageError, StrataError
+from strata.checkpoint.saver.executor import Executor, is_committed
+from strata.errors import CheckpointAborted, CheckpointBusy, StrataError
 from strata.lifecycle import Home, renewed
 
 if TYPE_CHECKING:
@@ -37,56 +37,58 @@ if TYPE_CHECKING:
 
     from strata.checkpoint.load.statistics import Statistics
     from strata.checkpoint.save.job import Job
-    from strata.checkpoint.saver.commit import Outcome
+    from strata.checkpoint.saver.executor import Outcome
     from strata.storage import Store, Watch
 
 log = logging.getLogger(__name__)
 MAX_TRIES = 2
-"""A second saver for a snapshot whose first one died; who kills that one, too, means it."""
+"""A second process retries a job whose first one died; a second death fails the job."""
 EXIT_WAIT_S = 1.0
 CLAIM_TIMEOUT_S = 60.0
-"""For statistics to be given up: it is done after the next tensor, or when the store has taken the last file."""
+"""For statistics to stop: after the current tensor, or after the store has written the statistics file."""
 CLOSE_TIMEOUT_S = 30.0
-"""Once its last job is done: two seconds for statistics, and some for a slow store."""
+"""After the last job: two seconds for statistics, and some for a slow store."""
 OUTLIVES = "STRATA_OUTLIVES_WORKER"
-"""Read by `strata.launch.processes.warm`, which ends everything else that a worker leaves behind."""
+"""Read by `strata.launch.processes.warm`, which kills all other processes that a worker leaves behind."""
 
 
 class Saver(Protocol):
+    """Writes one snapshot at a time."""
+
     memory: Memory
 
     def prepare(self) -> None:
-        """Makes it ready for the first job."""
+        """Get ready for the first job."""
         ...
 
     def claim(self) -> None:
-        """Returns when nobody reads the memory any more.
+        """Wait until the saver no longer reads the memory.
 
         Raises:
-            CheckpointBusy: Somebody does, and cannot be stopped.
+            CheckpointBusy: It does not stop reading.
         """
         ...
 
     def submit(self, job: Job, watch: Watch) -> Future[Outcome]:
-        """Hands over the snapshot in the memory. From now on it is the saver's, until the future has ended and the
-        memory has been claimed.
-        """
+        """Submit the snapshot in the memory, which belongs to the saver until it is claimed again."""
         ...
 
-    def give_up(self, reason: str) -> None:
-        """The job hangs: it is tried anew, or fails for this reason."""
+    def interrupt(self, reason: str) -> None:
+        """Retry a job that hangs, or fail it with this reason."""
         ...
 
     def close(self) -> None:
-        """Returns when all work is done."""
+        """Wait until all work is done."""
         ...
 
     def let_go(self) -> None:
-        """Nobody wants it any more: all work is done, later."""
+        """Finish all work without waiting for it."""
         ...
 
 
 class ThreadSaver:
+    """Writes in a thread of the trainer."""
+
     def __init__(self, store: Store) -> None:
         self.memory: Memory = PrivateMemory()
         self._store = store
@@ -101,11 +103,11 @@ class ThreadSaver:
     def claim(self) -> None:
         self._stop.set()
         try:
-            self._pool.submit(lambda: None).result(CLAIM_TIMEOUT_S)  # it has one thread
+            self._pool.submit(lambda: None).result(CLAIM_TIMEOUT_S)  # the pool has one thread
         except TimeoutError:
             raise CheckpointBusy(
-                f"the thread that writes checkpoints still reads the last snapshot after {CLAIM_TIMEOUT_S:g} s; does "
-                f"{self._store.url} answer?"
+                f"the saver thread still reads the last snapshot after {CLAIM_TIMEOUT_S:g} s; check whether "
+                f"{self._store.url} responds"
             ) from None
         self._stop.clear()
 
@@ -114,16 +116,16 @@ class ThreadSaver:
         self._pool.submit(self._run, job, watch, future)
         return future
 
-    def give_up(self, reason: str) -> None:
-        with contextlib.suppress(InvalidStateError):  # it has ended just now
+    def interrupt(self, reason: str) -> None:
+        with contextlib.suppress(InvalidStateError):  # the job has just ended
             self._future.set_exception(CheckpointAborted(reason))
 
     def _run(self, job: Job, watch: Watch, future: Future[Outcome]) -> None:
         try:
             with self.memory.view()[: job.size_bytes] as view:
                 outcome = self._executor.run(job, view, watch)
-        except BaseException as error:  # noqa: BLE001 - the edge of the thread: whoever waits hears it
-            with contextlib.suppress(InvalidStateError):  # it was given up
+        except BaseException as error:  # noqa: BLE001 - a thread boundary: the future carries it
+            with contextlib.suppress(InvalidStateError):  # interrupted
                 future.set_exception(error)
             return
         with contextlib.suppress(InvalidStateError):
@@ -140,7 +142,7 @@ class ThreadSaver:
 
 
 def write_statistics(store: Store, job: Job, memory: memoryview, stop: Callable[[], bool]) -> None:
-    """Beside a committed checkpoint; given up when somebody wants the memory, or the store does not take it."""
+    """Write statistics beside a committed checkpoint; skip them if `stop` returns true or the store fails."""
     if not job.options.statistics or (job.ranks is not None and job.ranks.size > 1):
         return
     data = np.frombuffer(memory, np.uint8)
@@ -153,31 +155,31 @@ def write_statistics(store: Store, job: Job, memory: memoryview, stop: Callable[
         found[tensor.name] = one
     try:
         statistics.write(store, job.head.id, found)
-        if not is_committed(store, job.head.id):  # removed meanwhile
+        if not is_committed(store, job.head.id):  # deleted meanwhile
             store.delete([f"{job.head.id}/{statistics.FILE_NAME}"])
     except StrataError as error:
         log.warning("checkpoint %s has no statistics: %s", job.head.id, error)
 
 
-# -- a process of its own ------------------------------------------------------------------------------------------
+# -- a separate process --------------------------------------------------------------------------------------------
 
 
 class ProcessSaver:
-    """The trainer's end. The process is started when the first job is near, and again should it die."""
+    """Writes in a separate process, which starts before the first job, and again if it dies."""
 
     def __init__(self, url: str, storage_options: Mapping[str, Any] | None) -> None:
         self._shared = SharedMemory()
         self.memory: Memory = self._shared
-        self._place = messages.Open(url=url, storage_options=dict(storage_options or {}))
+        self._open = messages.Open(url=url, storage_options=dict(storage_options or {}))
         self._sending = renewed(threading.Lock())
         self._handing_over = renewed(threading.RLock())
-        """Held by whoever starts a saver, or finds one dead."""
+        """Held while a saver is started or found dead."""
         self._process: subprocess.Popen[bytes] | None = None
         self._link: Connection | None = None
         self._pending: _Pending | None = None
         self._home = Home()
         self._free = threading.Event()
-        """Nobody reads the memory."""
+        """Set while the saver does not read the memory."""
         self._free.set()
 
     @property
@@ -191,22 +193,25 @@ class ProcessSaver:
 
     def claim(self) -> None:
         if not self._free.is_set():
-            with contextlib.suppress(CheckpointAborted):  # dead: the memory is free
+            with contextlib.suppress(CheckpointAborted):  # the process is dead, so the memory is free
                 self._send(messages.Release())
             if not self._free.wait(CLAIM_TIMEOUT_S):
-                is_killed = self._is_killed(f"it has not let go of the last snapshot within {CLAIM_TIMEOUT_S:g} s")
+                is_killed = self._kill(f"it still reads the last snapshot after {CLAIM_TIMEOUT_S:g} s")
                 if not is_killed or not self._free.wait(EXIT_WAIT_S):
-                    raise CheckpointBusy(f"the saver process {self.pid} holds the last snapshot and cannot be killed")
+                    raise CheckpointBusy(
+                        f"the saver process {self.pid} still reads the last snapshot and cannot be killed"
+                    )
 
     def submit(self, job: Job, watch: Watch) -> Future[Outcome]:
-        """The job goes through the memory, behind the snapshot: a message of any size would have to wait for a reader,
-        and what is handed over must be there, should this process end now.
+        """Submit a job through the memory, behind the snapshot.
+
+        A large message would block until it is read, but a submitted job must survive the death of this process.
         """
         data = jobs.encode(job)
         if self._shared.size_bytes < job.size_bytes + len(data):
             self._shared.grow(job.size_bytes + len(data))
         self._shared.view()[job.size_bytes : job.size_bytes + len(data)] = data
-        run = messages.Run(
+        run = messages.RunJob(
             id=job.head.id, memory_bytes=self._shared.size_bytes, job_offset=job.size_bytes, job_bytes=len(data)
         )
         is_alone = job.ranks is None or job.ranks.size == 1
@@ -218,11 +223,13 @@ class ProcessSaver:
         return pending.future
 
     def _hand_over(self, pending: _Pending) -> None:
-        """To a saver that lives. If it dies, the snapshot is still in the memory, and another one begins anew; with
-        several ranks, the others may have given up by then.
+        """Send a job to a live process.
+
+        If the process dies, the snapshot is still in the memory, and another process retries. With several ranks the
+        others may have aborted by then, so there is no retry.
         """
         with self._handing_over:
-            error = CheckpointAborted(f"the saver process has ended{self._how()}")
+            error = CheckpointAborted(f"the saver process has exited{self._exit_cause()}")
             while pending.num_tries > 0:
                 pending.num_tries -= 1
                 try:
@@ -230,32 +237,33 @@ class ProcessSaver:
                     self._send(pending.run)
                 except CheckpointAborted as failure:
                     error = failure
-                    self._link = None  # whatever is heard there is of a saver that we have given up
-                except Exception as failure:  # noqa: BLE001 - no descriptors left, no memory, no such program
+                    self._link = None  # ignore further messages of this process
+                except Exception as failure:  # noqa: BLE001 - no descriptors, no memory, no such program
                     error = CheckpointAborted(
-                        f"the saver process could not be started ({failure}); saver='thread' does without one"
+                        f"the saver process could not be started ({failure}); saver='thread' needs none"
                     )
                     self._link = None
                 else:
-                    pending.run = msgspec.structs.replace(pending.run, is_second_try=True)
+                    pending.run = msgspec.structs.replace(pending.run, is_retry=True)
                     return
             self._pending = None
             self._free.set()
         pending.future.set_exception(error)
 
-    def give_up(self, reason: str) -> None:
-        """Kills the process: another one begins anew, as after any other death of it."""
+    def interrupt(self, reason: str) -> None:
+        """Kill the process: another one retries, as after any other death."""
         pending = self._pending
-        if not self._is_killed(reason) and pending is not None and self._pending is pending:
+        if not self._kill(reason) and pending is not None and self._pending is pending:
             self._pending = self._link = None
-            with contextlib.suppress(InvalidStateError):  # it has ended just now
+            with contextlib.suppress(InvalidStateError):  # the job has just ended
                 pending.future.set_exception(CheckpointAborted(f"{reason}; its process {self.pid} cannot be killed"))
 
-    def _is_killed(self, why: str) -> bool:
+    def _kill(self, why: str) -> bool:
+        """Kill the process; return whether it has exited."""
         process = self._process
         if process is None:
             return True
-        log.warning("the saver process %d is killed: %s", process.pid, why)
+        log.warning("killing the saver process %d: %s", process.pid, why)
         process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(EXIT_WAIT_S)
@@ -263,18 +271,19 @@ class ProcessSaver:
 
     def close(self) -> None:
         if not self._home.is_here:
-            return  # a forked child: the process and the memory are its parent's
+            return  # a forked child: the process and the memory belong to its parent
         self.let_go()
         if self._process is not None:
             try:
                 self._process.wait(CLOSE_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 log.warning(
-                    "the saver process %d has written everything and does not end; it is left behind", self._process.pid
+                    "the saver process %d has written everything but does not exit; leaving it behind",
+                    self._process.pid,
                 )
 
     def let_go(self) -> None:
-        """Like `close`, without waiting: the process ends by itself."""
+        """Close without waiting: the process exits by itself."""
         if self._home.is_here:
             with contextlib.suppress(CheckpointAborted):
                 if self._link is not None:
@@ -291,8 +300,8 @@ class ProcessSaver:
             unless_started.callback(ours.close)
             source = str(Path(__file__).parents[2])
             paths = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
-            # Signals that end programs are for the trainer; what is staged is written nevertheless. The saver inherits
-            # that they are blocked, until it has begun to ignore them.
+            # Termination signals are for the trainer; the staged snapshot is written all the same. The saver inherits
+            # the blocked signals until it has begun to ignore them.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, messages.IGNORED_SIGNALS)
             try:
                 self._process = subprocess.Popen(
@@ -310,7 +319,7 @@ class ProcessSaver:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
             unless_started.pop_all()
         self._link = Connection(ours.detach())
-        self._send(self._place)
+        self._send(self._open)
         threading.Thread(
             target=self._listen, args=(self._link, self._process), name="strata-saver-link", daemon=True
         ).start()
@@ -323,7 +332,7 @@ class ProcessSaver:
             with self._sending:
                 link.send_bytes(messages.encode(message))
         except OSError:
-            raise CheckpointAborted(f"the saver process has ended{self._how(wait_s=EXIT_WAIT_S)}") from None
+            raise CheckpointAborted(f"the saver process has exited{self._exit_cause(wait_s=EXIT_WAIT_S)}") from None
 
     def _cancel(self, id: str) -> None:
         with contextlib.suppress(CheckpointAborted):
@@ -332,7 +341,7 @@ class ProcessSaver:
     def _listen(self, link: Connection, process: subprocess.Popen[bytes]) -> None:
         try:
             while True:
-                self._hear(messages.decode_from_saver(link.recv_bytes(messages.MAX_BYTES)))
+                self._receive(messages.decode_from_saver(link.recv_bytes(messages.MAX_BYTES)))
         except (EOFError, OSError):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(CLOSE_TIMEOUT_S)
@@ -346,27 +355,27 @@ class ProcessSaver:
                 self._free.set()
                 return
             if pending.num_tries > 0:
-                log.warning("the saver process has ended%s; another one writes %s", self._how(), pending.run.id)
+                log.warning("the saver process has exited%s; another one writes %s", self._exit_cause(), pending.run.id)
             self._hand_over(pending)
 
-    def _hear(self, message: messages.FromSaver) -> None:
+    def _receive(self, message: messages.FromSaver) -> None:
         pending = self._pending
         match message:
-            case messages.Progress() if pending is not None:
+            case messages.BytesWritten() if pending is not None:
                 pending.watch.advance(message.num_bytes)
             case messages.Done() if pending is not None:
                 self._pending = None
                 pending.future.set_result(message.outcome)
             case messages.Failed() if pending is not None:
                 self._pending = None
-                pending.future.set_exception(_error(message))
+                pending.future.set_exception(messages.decode_error(message))
             case messages.Free():
                 self._free.set()
             case _:
-                log.warning("the saver said %r, which nobody asked for", type(message).__name__)
+                log.warning("unexpected message %r from the saver process", type(message).__name__)
 
-    def _how(self, wait_s: float = 0) -> str:
-        """A process that is killed closes its link a moment before its exit code is there: `wait_s` is for that."""
+    def _exit_cause(self, wait_s: float = 0) -> str:
+        """Describe how the process exited. A killed process closes its link just before its exit code is available."""
         if self._process is None:
             return ""
         try:
@@ -378,17 +387,10 @@ class ProcessSaver:
 
 @dataclass(slots=True)
 class _Pending:
-    """A job that was handed over."""
+    """A submitted job."""
 
     watch: Watch
-    run: messages.Run
+    run: messages.RunJob
     num_tries: int
-    """That are left."""
+    """Remaining attempts."""
     future: Future[Outcome] = field(default_factory=Future)
-
-
-def _error(message: messages.Failed) -> Exception:
-    kind = BY_KIND.get(message.kind)
-    if kind is not None:
-        return kind(message.text, field=message.field, missing=message.missing)
-    return StorageError(f"{message.kind}: {message.text}")

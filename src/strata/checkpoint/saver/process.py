@@ -1,7 +1,7 @@
-"""The process that writes what a trainer has staged, and goes on when the trainer is killed.
+"""The saver process: it writes what a trainer has staged, even if the trainer is killed.
 
-Started by `savers.ProcessSaver` with two descriptors, a socket and the memory. It ends when the trainer closes the
-socket or dies, after the job that was handed over completely.
+`client.ProcessSaver` starts it with two descriptors, a socket and the memory. It exits when the trainer closes the
+socket or dies, after it has finished the job that it received completely.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from strata.checkpoint.save import job as jobs
 from strata.checkpoint.saver import client
 from strata.checkpoint.saver import protocol as messages
-from strata.checkpoint.saver.commit import Executor
+from strata.checkpoint.saver.executor import Executor
 from strata.errors import StrataError
 from strata.storage import Store, Watch, open_store
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("strata.checkpoint.saver.process")
 PROGRESS_EVERY_S = 0.05
-STATISTICS_AT_THE_END_S = 2.0
-"""So much longer may a manager take to close, so that its last checkpoint has statistics, too."""
+MAX_FINAL_STATISTICS_S = 2.0
+"""How much longer `close()` may take, so that the last checkpoint gets statistics too."""
 
 
 def main() -> None:
@@ -47,7 +47,7 @@ def main() -> None:
     try:
         store = open_store(place.url, place.storage_options)
     except StrataError as error:
-        link.send_bytes(messages.encode(messages.failed(error)))
+        link.send_bytes(messages.encode(messages.encode_error(error)))
         sys.exit(1)
     worker = _Worker(store, link, memory_fd)
     threading.Thread(target=_listen, args=(link, worker, trainer_pid), daemon=True).start()
@@ -56,23 +56,23 @@ def main() -> None:
 
 
 def _listen(link: Connection, worker: _Worker, trainer_pid: int) -> None:
-    """Until the trainer is gone. Its forked children may hold its end of the socket, so it is watched itself, too."""
-    trainer = _watch(trainer_pid)
+    """Receive messages until the trainer exits. Its forked children may hold the socket open, so its pid is watched."""
+    trainer = _open_pidfd(trainer_pid)
     try:
         while trainer is not None or trainer_pid == os.getppid():
             ready = wait([link, *([trainer] if trainer is not None else [])])
             if link not in ready:
                 break
-            worker.hear(messages.decode_to_saver(link.recv_bytes(messages.MAX_BYTES)))
-        while link.poll():  # what it said before it died
-            worker.hear(messages.decode_to_saver(link.recv_bytes(messages.MAX_BYTES)))
+            worker.receive(messages.decode_to_saver(link.recv_bytes(messages.MAX_BYTES)))
+        while link.poll():  # sent before the trainer died
+            worker.receive(messages.decode_to_saver(link.recv_bytes(messages.MAX_BYTES)))
     except (EOFError, OSError):
         pass
-    worker.hear(messages.Close())
+    worker.receive(messages.Close())
 
 
-def _watch(pid: int) -> int | None:
-    """A descriptor that is ready when the process has ended; None where there is no such thing."""
+def _open_pidfd(pid: int) -> int | None:
+    """Return a descriptor that is ready when the process exits; None where the system has no such descriptors."""
     if hasattr(os, "pidfd_open"):
         with contextlib.suppress(OSError):
             return os.pidfd_open(pid)
@@ -80,13 +80,15 @@ def _watch(pid: int) -> int | None:
 
 
 class _Worker:
+    """Runs jobs one after another; messages arrive in another thread."""
+
     def __init__(self, store: Store, link: Connection, memory_fd: int) -> None:
         self._store = store
         self._link = link
         self._memory_fd = memory_fd
         self._map: mmap.mmap | None = None
         self._executor = Executor(store)
-        self._queue: queue.SimpleQueue[messages.Run | messages.Map | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[messages.RunJob | messages.Map | None] = queue.SimpleQueue()
         self._watch = Watch()
         self._running = ""
         self._cancelled: set[str] = set()
@@ -94,9 +96,10 @@ class _Worker:
         self._ends_at_s = math.inf
         self._sending = threading.Lock()
 
-    def hear(self, message: messages.ToSaver) -> None:
+    def receive(self, message: messages.ToSaver) -> None:
+        """Handle a message; jobs are queued."""
         match message:
-            case messages.Run() | messages.Map():
+            case messages.RunJob() | messages.Map():
                 self._queue.put(message)
             case messages.Cancel():
                 self._cancelled.add(message.id)
@@ -105,18 +108,19 @@ class _Worker:
             case messages.Release():
                 self._stop.set()
             case messages.Close():
-                self._ends_at_s = time.monotonic() + STATISTICS_AT_THE_END_S
+                self._ends_at_s = time.monotonic() + MAX_FINAL_STATISTICS_S
                 self._queue.put(None)
 
     def work(self) -> None:
+        """Run queued jobs until `Close`."""
         while (message := self._queue.get()) is not None:
             if isinstance(message, messages.Map):
                 self._mapped(message.num_bytes)
             else:
                 self._run(message)
 
-    def _run(self, run: messages.Run) -> None:
-        progress = _Progress(self._say)
+    def _run(self, run: messages.RunJob) -> None:
+        progress = _ProgressReporter(self._send)
         self._watch, self._running = Watch(progress.advance), run.id
         if run.id in self._cancelled:
             self._watch.cancel()
@@ -124,57 +128,57 @@ class _Worker:
             memory = self._mapped(run.memory_bytes)
             job = jobs.decode(bytes(memory[run.job_offset : run.job_offset + run.job_bytes]))
             snapshot = memory[: job.size_bytes]
-            outcome = self._executor.run(job, snapshot, self._watch, is_second_try=run.is_second_try)
+            outcome = self._executor.run(job, snapshot, self._watch, is_retry=run.is_retry)
             progress.flush()
-            self._say(messages.Done(outcome))
+            self._send(messages.Done(outcome))
         except Exception as error:
             if not isinstance(error, StrataError):
-                log.exception("checkpoint %s was not saved", run.id)
-            self._say(messages.failed(error))
+                log.exception("checkpoint %s failed", run.id)
+            self._send(messages.encode_error(error))
         else:
-            client.write_statistics(self._store, job, snapshot, self._is_wanted_elsewhere)
+            client.write_statistics(self._store, job, snapshot, self._must_stop)
         finally:
             self._running = ""
             self._stop.clear()
-            self._say(messages.Free())
+            self._send(messages.Free())
 
-    def _is_wanted_elsewhere(self) -> bool:
-        """The memory by the next snapshot, or this process by whoever waits for its end."""
+    def _must_stop(self) -> bool:
+        """Return whether statistics must stop: the next snapshot needs the memory, or `close()` waits."""
         return self._stop.is_set() or time.monotonic() > self._ends_at_s
 
     def _mapped(self, num_bytes: int) -> memoryview:
         if self._map is None or len(self._map) < num_bytes:
-            flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)  # its pages are there: see them all at once
+            flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)  # map all existing pages at once
             self._map = mmap.mmap(self._memory_fd, num_bytes, flags=flags)
         return memoryview(self._map)
 
-    def _say(self, message: messages.FromSaver) -> None:
-        with self._sending, contextlib.suppress(OSError):  # nobody is there any more
+    def _send(self, message: messages.FromSaver) -> None:
+        with self._sending, contextlib.suppress(OSError):  # the trainer has exited
             self._link.send_bytes(messages.encode(message))
 
 
-class _Progress:
-    """Tells of bytes now and then, not of every piece."""
+class _ProgressReporter:
+    """Sends progress at most every `PROGRESS_EVERY_S`."""
 
-    def __init__(self, say: Callable[[messages.FromSaver], None]) -> None:
-        self._say = say
+    def __init__(self, send: Callable[[messages.FromSaver], None]) -> None:
+        self._send = send
         self._lock = threading.Lock()
-        self._waiting = 0
-        self._told_at_s = time.monotonic()
+        self._unsent = 0
+        self._sent_at_s = time.monotonic()
 
     def advance(self, num_bytes: int) -> None:
         with self._lock:
-            self._waiting += num_bytes
-            if time.monotonic() - self._told_at_s < PROGRESS_EVERY_S:
+            self._unsent += num_bytes
+            if time.monotonic() - self._sent_at_s < PROGRESS_EVERY_S:
                 return
         self.flush()
 
     def flush(self) -> None:
         with self._lock:
-            num_bytes, self._waiting = self._waiting, 0
-            self._told_at_s = time.monotonic()
+            num_bytes, self._unsent = self._unsent, 0
+            self._sent_at_s = time.monotonic()
         if num_bytes:
-            self._say(messages.Progress(num_bytes))
+            self._send(messages.BytesWritten(num_bytes))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What trainer and saver process say to each other, over a socket pair that nobody else has."""
+"""The messages between a trainer and its saver process, over a private socket pair."""
 
 from __future__ import annotations
 
@@ -7,79 +7,98 @@ from typing import Any
 
 import msgspec
 
-from strata.checkpoint.saver.commit import Outcome  # noqa: TC001 - msgspec looks it up
-from strata.errors import StrataError
+from strata.checkpoint.saver.executor import Outcome  # noqa: TC001 - msgspec resolves it at run time
+from strata.errors import BY_KIND, CheckpointCorrupt, StorageError, StrataError
 
 IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""By a saver: they are sent to everybody, and the trainer wants to save then. It ends when its trainer has."""
+"""Ignored by the saver: terminals and schedulers send them to all processes, and the trainer may want to save then."""
 MAX_BYTES = 64 << 20
 
 
 class Open(msgspec.Struct, frozen=True, tag=True):
-    """Where checkpoints go. Credentials among the options are not to be seen in a list of processes."""
+    """The store. Sent as a message, because a list of processes would show credentials in arguments."""
 
     url: str
     storage_options: dict[str, Any]
 
 
 class Map(msgspec.Struct, frozen=True, tag=True):
-    """The memory has this size now: look at its pages before they are needed."""
+    """The memory has this size now: map its pages before they are needed."""
 
     num_bytes: int
 
 
-class Run(msgspec.Struct, frozen=True, tag=True):
-    """A snapshot is complete in the memory, and behind it the job."""
+class RunJob(msgspec.Struct, frozen=True, tag=True):
+    """A snapshot is complete in the memory, followed by its job."""
 
     id: str
     memory_bytes: int
     job_offset: int
     job_bytes: int
-    is_second_try: bool = False
-    """Another saver has begun with it, and died."""
+    is_retry: bool = False
+    """Another saver began this job and died."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
+    """Cancel a job."""
+
     id: str
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
-    """Stop the statistics: the memory is wanted."""
+    """Stop computing statistics: the memory is needed."""
 
 
 class Close(msgspec.Struct, frozen=True, tag=True):
-    """No more jobs."""
+    """No more jobs will follow."""
 
 
-class Progress(msgspec.Struct, frozen=True, tag=True):
+class BytesWritten(msgspec.Struct, frozen=True, tag=True):
+    """Progress since the last message."""
+
     num_bytes: int
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
+    """The job succeeded."""
+
     outcome: Outcome
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """What an error consists of."""
+    """The job failed with this error."""
 
     kind: str
     text: str
     field: str = ""
     missing: dict[str, str] = {}
+    details: dict[str, str] = {}
+    """The fields that only errors of this kind have."""
 
 
-def failed(error: BaseException) -> Failed:
+def encode_error(error: BaseException) -> Failed:
+    """Return the message for an error."""
     if isinstance(error, StrataError):
-        return Failed(type(error).__name__, error.message, error.field, error.missing)
+        details = error.details() if isinstance(error, CheckpointCorrupt) else {}
+        return Failed(type(error).__name__, error.message, error.field, error.missing, details)
     return Failed(type(error).__name__, str(error))
 
 
+def decode_error(message: Failed) -> Exception:
+    """Return the error of a message; an unknown one becomes a `StorageError`."""
+    kind = BY_KIND.get(message.kind)
+    if kind is not None:
+        details: dict[str, Any] = dict(message.details)
+        return kind(message.text, field=message.field, missing=message.missing, **details)
+    return StorageError(f"{message.kind}: {message.text}")
+
+
 class Free(msgspec.Struct, frozen=True, tag=True):
-    """Nobody reads the memory any more."""
+    """The saver no longer reads the memory."""
 
 
-ToSaver = Open | Map | Run | Cancel | Release | Close
-FromSaver = Progress | Done | Failed | Free
+ToSaver = Open | Map | RunJob | Cancel | Release | Close
+FromSaver = BytesWritten | Done | Failed | Free
 
 _encoder = msgspec.msgpack.Encoder()
 _to_saver = msgspec.msgpack.Decoder(ToSaver)

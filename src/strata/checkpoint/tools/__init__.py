@@ -1,1 +1,4 @@
-"""What `strata checkpoints` needs: inspect, diff, export, compact, and progress bars."""
+"""What `strata checkpoints` needs: inspection, deletion, diff, export, compaction, and progress bars.
+
+May import every other folder of `checkpoint` but `adapters`. Nothing here commits: compaction uses `group/commit.py`.
+"""

@@ -1,4 +1,4 @@
-"""An incremental checkpoint, made independent of its bases."""
+"""Compaction: rewrite an incremental checkpoint in full, independent of its bases."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from strata.checkpoint import arguments
 from strata.checkpoint.format import layout as layouts
 from strata.checkpoint.format import manifest as m
-from strata.checkpoint.format.boxes import Rectangle
 from strata.checkpoint.format.dtypes import BY_NAME
 from strata.checkpoint.format.manifest import CheckpointType, Slice
-from strata.checkpoint.group.group import Ranks
+from strata.checkpoint.format.shards import Box
+from strata.checkpoint.group.commit import publish
+from strata.checkpoint.group.ranks import Ranks, new_id
 from strata.checkpoint.load import integrity, reader
 from strata.checkpoint.load.fetch import Source
-from strata.checkpoint.save import delta
-from strata.checkpoint.save import pieces as packing
-from strata.checkpoint.save.pieces import Packer
-from strata.checkpoint.saver.commit import give_up
+from strata.checkpoint.save import delta, writer
+from strata.checkpoint.save.writer import Packer
+from strata.checkpoint.saver.executor import clean_up
 
 if TYPE_CHECKING:
     from strata.checkpoint.format.manifest import Manifest
@@ -26,45 +25,45 @@ if TYPE_CHECKING:
 
 
 def compact(store: Store, manifest: Manifest, *, watch: Watch) -> Manifest:
-    """Writes the state that a checkpoint stands for into files of its own, as a new checkpoint of the same step.
+    """Write the full state of a checkpoint as a new checkpoint of the same step.
 
-    A part of a tensor at a time, verified as it is read: it takes little memory, and a checkpoint that cannot be
-    trusted does not become one that can.
+    Tensors are read and verified a part at a time, so it takes little memory, and a corrupt checkpoint does not become
+    a valid one.
 
     Raises:
-        CheckpointInvalid: It cannot be trusted.
+        CheckpointInvalid: The checkpoint cannot be trusted.
     """
-    integrity.check(Source(store, manifest, watch.unheard()), manifest)
-    id = arguments.new_id(manifest.step)
+    integrity.check_manifest_and_headers(Source(store, manifest, watch.without_progress()), manifest)
+    id = new_id(manifest.step)
     try:
         new = _rewritten(store, manifest, id, watch)
-        store.put(f"{id}/{m.FILE_NAME}", m.encode(new), if_absent=True)
+        publish(store, new)
     except BaseException:
-        give_up(store, Ranks(), id)
+        clean_up(store, Ranks(), id)
         raise
     return new
 
 
 def _rewritten(store: Store, manifest: Manifest, id: str, watch: Watch) -> Manifest:
     packer = Packer(store, id, rank=0, metadata={"strata": str(m.VERSION), "id": id, "rank": "0"}, watch=watch)
-    pieces: list[tuple[str, Rectangle, str]] = []
+    packed: list[tuple[str, Box, str]] = []
     for tensor in manifest.tensors:
         dtype = BY_NAME[tensor.dtype]
-        for box in packing.boxes_of(tensor.shape, dtype.itemsize, block_bytes=delta.BLOCK_BYTES):
-            rectangle = Rectangle(box.start, box.shape)
-            data = reader.read_slices(store, manifest, {tensor.name: rectangle}, watch=watch)[tensor.name]
-            [name] = packer.add(packing.copy_of(tensor.name, dtype, box.shape, data))
-            pieces.append((tensor.name, rectangle, name))
+        for box in writer.contiguous_boxes(tensor.shape, dtype.itemsize, block_bytes=delta.BLOCK_BYTES):
+            part = Box(box.start, box.shape)
+            data = reader.read_slices(store, manifest, {tensor.name: part}, watch=watch)[tensor.name]
+            [name] = packer.add(writer.plain_item(tensor.name, dtype, box.shape, data))
+            packed.append((tensor.name, part, name))
     packer.finish()
     slices: dict[str, list[Slice]] = {}
-    for tensor_name, rectangle, name in pieces:
+    for tensor_name, part, name in packed:
         place = packer.places[name]
         slices.setdefault(tensor_name, []).append(
             Slice(
                 file=place.file,
                 offset=place.offset,
-                start=rectangle.start,
-                shape=rectangle.shape,
+                start=part.start,
+                shape=part.shape,
                 hashes=place.hashes,
             )
         )

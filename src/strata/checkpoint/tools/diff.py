@@ -1,7 +1,7 @@
-"""What differs between two checkpoints.
+"""Compare two checkpoints.
 
-The manifests tell which tensors do: the hashes of their chunks and patches are compared, no data is read. By how much,
-the data must tell: of a tensor that differs only the chunks with different hashes are read, a few at a time.
+Which tensors differ follows from the manifests: the hashes of chunks and patches are compared, and no data is read. How
+much they differ follows from the data: only chunks with different hashes are read, a few at a time.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strata.checkpoint.format import dtypes, encoding
+from strata.checkpoint.format import buffers, dtypes
 from strata.checkpoint.format.dtypes import BY_NAME
+from strata.checkpoint.format.shards import Box
 from strata.checkpoint.load import reader
-from strata.checkpoint.load.reader import Rectangle
 from strata.errors import InvalidArgument
 from strata.storage import Watch
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from strata.storage import Store
 
 _BLOCK_ELEMENTS = 1 << 20
-"""Compared at a time: the arithmetic is done in wider types."""
+"""Compared at a time, because the arithmetic uses wider types."""
 _SMALL_BYTES = 1 << 20
 _GROUP_BYTES = 32 << 20
 _WINDOW_BYTES = 64 << 20
-"""Of a large tensor, read at a time from either side."""
+"""Read at a time from each side of a large tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,26 +41,29 @@ class Comparison:
     added: tuple[str, ...]
     removed: tuple[str, ...]
     reshaped: tuple[str, ...]
-    """Of another shape or element type."""
+    """Tensors with another shape or dtype."""
     changed: tuple[str, ...]
-    """Of other contents."""
+    """Tensors with other contents."""
     num_same: int
     same_structure: bool
-    """Also the plain values beside the tensors are the same."""
+    """Whether keys and plain values are equal too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
+    """How much a tensor changed."""
+
     num_elements: int
     num_different: int
-    """Bit for bit: 0.0 and -0.0 differ, the same NaN twice does not."""
+    """Compared bit by bit: 0.0 and -0.0 differ, equal NaNs do not."""
     max_abs: float | int | None
-    """The largest finite difference; None where there is none, or numpy has no such type."""
+    """The largest finite difference; None if there is none, or numpy has no such dtype."""
     num_not_finite: int
-    """Differences that no number tells, since one side is infinite or not a number."""
+    """Differences without a value, because one side is infinite or NaN."""
 
 
 def compare(old: Manifest, new: Manifest) -> Comparison:
+    """Compare two manifests."""
     before, after = ({tensor.name: tensor for tensor in manifest.tensors} for manifest in (old, new))
     both = [name for name in after if name in before]
     reshaped = [n for n in both if (before[n].dtype, before[n].shape) != (after[n].dtype, after[n].shape)]
@@ -77,18 +80,18 @@ def compare(old: Manifest, new: Manifest) -> Comparison:
 
 
 def _hashes(manifest: Manifest, tensor: TensorEntry) -> tuple[Any, ...]:
-    """Tensors that were cut or patched differently seem to differ; `measure` finds that they do not."""
+    """Return the hashes of a tensor. Different slices or patches look like a change; `measure` then finds none."""
     slices = sorted((part.start, part.shape, part.hashes, _patch_hashes(part)) for part in tensor.slices)
     return manifest.chunk_bytes, slices
 
 
 def _patch_hashes(part: Slice) -> list[tuple[Any, ...]]:
-    return [(p.unit_bytes, p.index_hashes, p.hashes, p.encoding == encoding.XOR) for p in part.patches]
+    return [(p.unit_bytes, p.index_hashes, p.hashes, p.encoding == buffers.XOR) for p in part.patches]
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two, and where its files are."""
+    """A checkpoint and its store."""
 
     store: Store
     manifest: Manifest
@@ -99,10 +102,10 @@ class Side:
 
 
 def measure(old: Side, new: Side, names: Iterable[str]) -> dict[str, Difference]:
-    """How much tensors have changed that have the same shape and element type in both.
+    """Measure how much tensors changed; their shapes and dtypes must be equal in both checkpoints.
 
     Raises:
-        CheckpointInvalid: What is read is not what was written.
+        CheckpointInvalid: A checkpoint cannot be trusted.
     """
     before, after = old.tensors, new.tensors
     found = {}
@@ -120,7 +123,7 @@ def measure(old: Side, new: Side, names: Iterable[str]) -> dict[str, Difference]
 def _groups(
     names: Iterable[str], before: Mapping[str, TensorEntry], after: Mapping[str, TensorEntry]
 ) -> Iterator[list[str]]:
-    """Small tensors that lie close together on both sides are read together; all others alone."""
+    """Group small tensors that are neighbours on both sides; all others are read alone."""
     group: list[str] = []
     for name in names:
         near = group and all(
@@ -150,15 +153,15 @@ def _difference(before: TensorEntry, pairs: Iterable[tuple[Bytes, Bytes]]) -> Di
             numbers = [_numbers(side.reshape(-1, dtype.itemsize)[differs].reshape(-1), dtype) for side in (a, b)]
             if numbers[0] is None or numbers[1] is None or not numbers[0].size:
                 continue
-            largest, num_strange = _distance(numbers[0], numbers[1])
-            num_not_finite += num_strange
+            largest, num_undefined = _distance(numbers[0], numbers[1])
+            num_not_finite += num_undefined
             if largest is not None:
                 max_abs = largest if max_abs is None else max(max_abs, largest)
     return Difference(math.prod(before.shape), num_different, max_abs, num_not_finite)
 
 
 def _pairs(old: Side, new: Side, before: TensorEntry, after: TensorEntry) -> Iterator[tuple[Bytes, Bytes]]:
-    """The bytes that may differ, from both sides. Chunk by chunk where both were cut alike, else row by row."""
+    """Yield the bytes that may differ: by chunks if both sides have the same slices, else by rows."""
     size = BY_NAME[before.dtype].itemsize
     chunk_bytes = old.manifest.chunk_bytes
     cut_alike = len(before.slices) == len(after.slices) == 1 and chunk_bytes == new.manifest.chunk_bytes
@@ -174,7 +177,7 @@ def _pairs(old: Side, new: Side, before: TensorEntry, after: TensorEntry) -> Ite
 
 
 def _suspects(chunk_bytes: int, num_bytes: int, one: Slice, other: Slice) -> Iterator[tuple[int, int]]:
-    """Chunks with different hashes, neighbours together; all of them, if the patches differ."""
+    """Yield ranges of chunks with different hashes, or of all chunks if the patches differ."""
     patched_alike = _patch_hashes(one) == _patch_hashes(other)
     start = end = 0
     for number, (a, b) in enumerate(zip(one.hashes, other.hashes, strict=True)):
@@ -197,7 +200,7 @@ def _pairs_of_rows(old: Side, new: Side, before: TensorEntry, after: TensorEntry
     for first in range(0, num_rows, step):
         rows = (min(step, num_rows - first), *before.shape[1:]) if before.shape else ()
         start = (first, *(0 for _ in before.shape[1:])) if before.shape else ()
-        wanted = {before.name: Rectangle(start, rows)}
+        wanted = {before.name: Box(start, rows)}
         yield (
             reader.read_slices(old.store, old.manifest, wanted, watch=Watch())[before.name],
             reader.read_slices(new.store, new.manifest, wanted, watch=Watch())[after.name],
@@ -205,7 +208,7 @@ def _pairs_of_rows(old: Side, new: Side, before: TensorEntry, after: TensorEntry
 
 
 def _numbers(data: Bytes, dtype: dtypes.DType) -> np.ndarray[Any, Any] | None:
-    """In a type that numpy computes in; None: it has none for these."""
+    """Convert to a dtype in which numpy computes; None if numpy has no such dtype."""
     data = np.ascontiguousarray(data)
     if dtype.name == "BF16":  # the upper half of a float32
         return (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
@@ -222,7 +225,7 @@ def _numbers(data: Bytes, dtype: dtypes.DType) -> np.ndarray[Any, Any] | None:
 
 
 def _distance(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> tuple[float | int | None, int]:
-    """The largest finite difference, and how many are not."""
+    """Return the largest finite difference, and the number of differences that are not finite."""
     if a.dtype.kind in "ui":  # the difference of two int64 always fits into uint64, and wraps to it
         return int((np.maximum(a, b).view(np.uint64) - np.minimum(a, b).view(np.uint64)).max()), 0
     with np.errstate(all="ignore"):

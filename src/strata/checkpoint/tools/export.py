@@ -1,6 +1,6 @@
-"""A checkpoint as one file for others: safetensors, or what `torch.load` reads.
+"""Export a checkpoint as one file for other tools: safetensors, or a file for `torch.load`.
 
-The file has its name only when it is whole.
+The file gets its name when it is complete.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from strata.checkpoint.format.dtypes import BY_NAME
 from strata.checkpoint.format.tree import Leaf
 from strata.checkpoint.load import fetch, integrity, reader
 from strata.checkpoint.load.fetch import Source
-from strata.checkpoint.load.rebuild import rebuild
+from strata.checkpoint.load.state import rebuild
 from strata.errors import ConfigError, InvalidArgument, StorageError
 from strata.storage import Watch
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".safetensors", ".pt", ".pth")
 _READ_BYTES = 64 << 20
-"""Small tensors are read together, up to so many bytes."""
+"""Small tensors are read together up to this size."""
 
 
 def export(
@@ -46,24 +46,24 @@ def export(
     force: bool = False,
     watch: Watch | None = None,
 ) -> int:
-    """Writes the tensors whose names match one of the patterns (all, without patterns); gives their number.
+    """Write the tensors whose names match one of the patterns, or all tensors; return their number.
 
-    As safetensors it takes the memory of the largest tensor; as a torch file that of all.
+    A safetensors file takes the memory of the largest tensor, a torch file that of all tensors.
 
     Args:
-        strip_prefix: Leaves out all tensors whose names do not begin with it, and takes it from the others' names. A
-            torch file is then a flat dict of tensors by name, as `Module.load_state_dict` wants it.
+        strip_prefix: Skip tensors whose names do not begin with it, and remove it from the names of the others. A torch
+            file is then a flat dict of tensors by name, as `Module.load_state_dict` expects.
 
     Raises:
-        InvalidArgument: Nothing matches, the file is there already, or its name does not tell what it is to be.
-        ConfigError: A torch file without torch.
-        CheckpointInvalid: What was read is not what was written.
+        InvalidArgument: No tensor matches, the file exists, or its suffix is unknown.
+        ConfigError: A torch file needs torch, which is not installed.
+        CheckpointInvalid: The checkpoint cannot be trusted.
         StorageError: The file cannot be written.
     """
     if output.suffix not in SUFFIXES:
-        raise InvalidArgument(f"{output.name!r} should end in {', '.join(SUFFIXES)}", field="output")
+        raise InvalidArgument(f"{output.name!r} has an unknown suffix; use {', '.join(SUFFIXES)}", field="output")
     if output.exists() and not force:
-        raise InvalidArgument(f"{str(output)!r} is there already; choose another name, or --force", field="output")
+        raise InvalidArgument(f"{str(output)!r} already exists; choose another name, or use --force", field="output")
     patterns = list(only)
     integrity.check_manifest(manifest, manifest.structures)
     structure = manifest.structures[manifest.structure_of_rank[0]]
@@ -76,7 +76,7 @@ def export(
         if not stripped or not all(stripped.values()):
             some = ", ".join(list(names)[:5])
             raise InvalidArgument(
-                f"no tensor's name begins with {strip_prefix!r} and goes on; there are: {some}", field="strip_prefix"
+                f"no tensor has a name below the prefix {strip_prefix!r}; the names are {some}", field="strip_prefix"
             )
         names = stripped
     elif patterns:
@@ -84,20 +84,20 @@ def export(
     chosen = set(names)
     files = fetch.files_of(tensor for tensor in manifest.tensors if tensor.name in chosen)
     watch = watch or Watch()
-    integrity.check_headers(Source(store, manifest, watch.unheard()), manifest, files)
+    integrity.check_headers(Source(store, manifest, watch.without_progress()), manifest, files)
     if output.suffix == ".safetensors":
-        with _whole(output) as file:
+        with _complete_file(output) as file:
             _write_safetensors(store, manifest, names, file, watch)
     else:
         if importlib.util.find_spec("torch") is None:
             raise ConfigError("a .pt file needs torch; pip install 'strata-runtime[torch]', or write .safetensors")
-        with _whole(output) as file:
+        with _complete_file(output) as file:
             _write_torch(store, manifest, structure, file, watch)
     return len(names)
 
 
 def _flat(structure: Node, names: Container[str], prefix: str) -> Node:
-    """The tensors below a prefix, by their paths: one that occurs twice (tied weights) has a name in each place."""
+    """Return the tensors below a prefix by their paths; a tied tensor appears under each of its paths."""
     pairs = [(".".join(path), node) for path, node in tree.leaves_in(structure)]
     return {
         "dict": [
@@ -115,7 +115,7 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
 def _write_safetensors(
     store: Store, manifest: Manifest, names: Mapping[str, str], file: BinaryIO, watch: Watch
 ) -> None:
-    """`names`: in the checkpoint → in the file."""
+    """Write tensors; `names` maps names in the checkpoint to names in the file."""
     originals = {name: original for original, name in names.items()}
     leaves = [
         Leaf(
@@ -144,14 +144,14 @@ def _groups(places: Iterable[Place]) -> Iterator[list[Place]]:
 
 
 def _write_torch(store: Store, manifest: Manifest, structure: Node, file: BinaryIO, watch: Watch) -> None:
-    import torch  # noqa: PLC0415 - only a torch file needs torch
+    import torch  # noqa: PLC0415 - torch is optional
 
     tensors = reader.read_tensors(store, manifest, tree.names_in(structure), watch=watch)
     torch.save(rebuild(structure, manifest.tensors, tensors), file)
 
 
 @contextlib.contextmanager
-def _whole(output: Path) -> Iterator[BinaryIO]:
+def _complete_file(output: Path) -> Iterator[BinaryIO]:
     temporary = output.with_name(f".tmp-{uuid.uuid4().hex}")
     try:
         try:
@@ -163,6 +163,6 @@ def _whole(output: Path) -> Iterator[BinaryIO]:
         finally:
             temporary.unlink(missing_ok=True)
     except StorageError:
-        raise  # of the store, not of the file
+        raise  # an error of the store, not of the file
     except OSError as error:
         raise StorageError(f"{str(output)!r} cannot be written: {error.strerror or error}") from error

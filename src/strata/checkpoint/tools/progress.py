@@ -1,8 +1,8 @@
-"""How far a long save or load is: a bar on a terminal, a callback elsewhere.
+"""Progress of long saves and loads: a bar on a terminal, or a callback.
 
-The bar is drawn on stderr and only where that is a terminal, so no log and no pipe ever holds pieces of one; and only
-once the work has lasted a second, so short work shows nothing at all. The bytes are counted by whichever threads move
-them; whoever listens hears of it at most ten times a second, one call at a time, and never twice of the same.
+The bar is drawn on stderr, only if it is a terminal, so that logs and pipes stay clean, and only after a second, so
+that short work shows nothing. Any thread may count bytes; a callback is called at most ten times a second, one call at
+a time, and never twice with the same value.
 """
 
 from __future__ import annotations
@@ -33,18 +33,20 @@ SHOWN_AFTER_S = 1.0
 """Shorter work shows no bar."""
 EVERY_S = 0.1
 _NUM_SAMPLES = 30
-"""The speed is that of the last few seconds."""
+"""The throughput is that of the last few seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
+    """The state of a transfer, passed to `on_progress`."""
+
     words: str
-    """What is being done."""
+    """What is being done, such as "saving step-…"."""
     done_bytes: int
     total_bytes: int | None
-    """None: nobody knows."""
+    """None: unknown."""
     bytes_per_s: float
-    """Of the last few seconds."""
+    """Throughput of the last few seconds."""
 
     @property
     def fraction(self) -> float | None:
@@ -60,16 +62,16 @@ def watching(
     show: bool | None = None,
     clock: Clock | None = None,
 ) -> Iterator[Watch]:
-    """A `Watch` for a transfer of `num_bytes`; what it is told is shown, or handed on.
+    """Yield a `Watch` for a transfer of `num_bytes` that shows a bar or calls `on_progress`.
 
-    `show`: a bar on a terminal (True), none (False), or one only where nobody listens (None).
+    `show`: a bar on a terminal (True), none (False), or one unless `on_progress` is given (None).
 
-    `on_progress` is called in the threads that do the work. One that raises is logged and not called again: nobody's
-    save fails because it could not be shown.
+    `on_progress` is called in the threads that do the work. If it raises, the error is logged and it is not called
+    again: a save does not fail because of its progress display.
     """
     wanted = show if show is not None else on_progress is None
     bar = _new_bar(sys.stderr) if wanted and _is_terminal(sys.stderr) else None
-    counter = Counter(words, num_bytes, on_progress, bar, clock)
+    counter = ProgressCounter(words, num_bytes, on_progress, bar, clock)
     timer = threading.Timer(SHOWN_AFTER_S, counter.show)
     timer.name, timer.daemon = "strata-progress", True
     if bar is not None:
@@ -84,8 +86,8 @@ def watching(
             bar.stop()
 
 
-class Counter:
-    """Counts bytes from any thread, and tells of them now and then."""
+class ProgressCounter:
+    """Counts bytes from any thread and reports them now and then."""
 
     def __init__(
         self,
@@ -100,9 +102,9 @@ class Counter:
         self._on_progress = on_progress
         self._bar = bar
         self._clock = clock or SystemClock()
-        self._lock = renewed(threading.RLock())  # whoever listens may move bytes itself
+        self._lock = renewed(threading.RLock())  # the callback may transfer bytes itself
         self._done = 0
-        self._num_told = -1
+        self._num_reported = -1
         self._samples = deque([(self._clock.monotonic_s(), 0)], maxlen=_NUM_SAMPLES)
         self._task = bar.add_task(words, total=num_bytes, speed="") if bar is not None else None
 
@@ -111,7 +113,7 @@ class Counter:
             self._done += num_bytes
             now_s = self._clock.monotonic_s()
             if now_s - self._samples[-1][0] >= EVERY_S:
-                self._tell(now_s)
+                self._report(now_s)
 
     def show(self) -> None:
         assert self._bar is not None
@@ -119,13 +121,13 @@ class Counter:
 
     def finish(self) -> None:
         with self._lock:
-            if self._done != self._num_told:
-                self._tell(self._clock.monotonic_s())
+            if self._done != self._num_reported:
+                self._report(self._clock.monotonic_s())
 
-    def _tell(self, now_s: float) -> None:
+    def _report(self, now_s: float) -> None:
         since_s, before = self._samples[0]
         self._samples.append((now_s, self._done))
-        self._num_told = self._done
+        self._num_reported = self._done
         speed = (self._done - before) / (now_s - since_s) if now_s > since_s else 0.0
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=self._done, speed=f"{speed / (1 << 20):,.0f} MiB/s")
@@ -135,21 +137,21 @@ class Counter:
         try:
             self._on_progress(event)
         except Exception:
-            log.exception("on_progress failed while %s; it is not called again", self._words)
+            log.exception("on_progress failed while %s; it will not be called again", self._words)
             self._on_progress = None
 
 
 def _is_terminal(stream: TextIO) -> bool:
-    """Rich may be told to take a pipe for one, so it is not asked."""
+    """Return whether the stream is a terminal. Rich may be configured to treat a pipe as one."""
     try:
         return stream.isatty()
-    except (AttributeError, ValueError):  # there is none, or it is closed
+    except (AttributeError, ValueError):  # no stream, or a closed one
         return False
 
 
 def _new_bar(stream: TextIO) -> Bar | None:
-    """None where a terminal cannot go back in its line."""
-    from rich.console import Console  # noqa: PLC0415 - only a terminal needs it
+    """Return a bar, or None if the terminal cannot move the cursor."""
+    from rich.console import Console  # noqa: PLC0415 - only a terminal needs rich
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
 
     console = Console(file=stream)

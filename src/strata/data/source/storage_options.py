@@ -21,8 +21,7 @@ import platformdirs
 
 from strata.data.source.source import TIMEOUT_S
 from strata.errors import ConfigError
-from strata.storage.aws_profile import read_profile
-from strata.storage.object_options import AZURE, GCS, S3
+from strata.storage.object_options import AZURE, GCS, S3, read_profile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,4 +1,8 @@
-"""A snapshot in memory becomes a checkpoint: files, part, commit. The same in a thread and in a process of its own."""
+"""Run one job: write the files and the part of a staged snapshot, and commit it.
+
+The same code runs in the saver thread and in the saver process. It decides between a full and an incremental
+checkpoint, because it knows which earlier checkpoints were committed.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +12,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from strata.checkpoint.catalog import CheckpointMetadata, of_manifest
 from strata.checkpoint.format import manifest as m
 from strata.checkpoint.format.manifest import CheckpointType
-from strata.checkpoint.format.merge import Head  # noqa: TC001 - msgspec looks it up
-from strata.checkpoint.format.part import RankPart  # noqa: TC001 - likewise
-from strata.checkpoint.group import group
-from strata.checkpoint.group.group import BaseIsGone, Ranks
-from strata.checkpoint.metadata import CheckpointMetadata, of_manifest
-from strata.checkpoint.save import snapshot as snapshots
+from strata.checkpoint.format.merge import Head  # noqa: TC001 - msgspec resolves it at run time
+from strata.checkpoint.format.part import RankPart  # noqa: TC001 - msgspec resolves it at run time
+from strata.checkpoint.group import commit
+from strata.checkpoint.group.commit import BaseIsGone
+from strata.checkpoint.group.ranks import Ranks
+from strata.checkpoint.save import writer
 from strata.checkpoint.save.delta_files import Delta
-from strata.checkpoint.save.memory import PrivateMemory
-from strata.checkpoint.save.pausing import paused_collector
+from strata.checkpoint.save.staging import PrivateMemory, paused_collector
 from strata.errors import ObjectMissing, StrataError
 
 if TYPE_CHECKING:
@@ -31,25 +35,26 @@ log = logging.getLogger(__name__)
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How a job has ended well."""
+    """The result of a successful job."""
 
     head: Head
-    """Of the manifest: as it was asked for, with what has become of it."""
+    """As requested, with the actual type and its reason."""
     metadata: CheckpointMetadata | None = None
     """Of the checkpoint, if it is committed."""
     part: RankPart | None = None
-    """What this rank has written, if somebody else commits it."""
+    """What this rank wrote, if the manager commits it."""
 
 
 @dataclass(slots=True)
 class _Snapshot:
-    """A checkpoint of which the memory has a later state."""
+    """An earlier checkpoint that a delta may refer to."""
 
     part: RankPart
     changed: dict[str, Bits] = field(default_factory=dict)
-    """Units that have differed from it at any time since."""
+    """Units that changed at any time since."""
 
     def note(self, job: Job) -> None:
+        """Add the changes of a job."""
         for tensor in job.tensors:
             if tensor.name in (job.changed or {}):
                 bits = job.changed_units(tensor)
@@ -58,60 +63,61 @@ class _Snapshot:
 
     @property
     def depth(self) -> int:
-        """How many checkpoints it refers to."""
+        """The number of checkpoints it refers to."""
         return len(_bases_of(self.part))
 
 
 class Executor:
-    """Remembers what it has written, as far as the memory still tells what has changed since."""
+    """Runs jobs, and remembers the checkpoints that the next delta may refer to."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._scratch = PrivateMemory()
         self._base: _Snapshot | None = None
-        """The last full one."""
+        """The last full checkpoint."""
         self._last: _Snapshot | None = None
         self._written: RankPart | None = None
-        """The newest: whether it was committed is looked up when the next one comes."""
+        """The newest part; the next job looks up whether it was committed."""
         self._has_written = False
 
-    def run(self, job: Job, memory: memoryview, watch: Watch, *, is_second_try: bool = False) -> Outcome:
-        """Writes what the job says, and commits it if the job says so.
+    def run(self, job: Job, memory: memoryview, watch: Watch, *, is_retry: bool = False) -> Outcome:
+        """Write a snapshot, and commit it if the job asks for it.
 
         Raises:
-            CheckpointError, StorageError: It was not committed; what was written is removed, or will be.
+            CheckpointError, StorageError: Nothing was committed; the files are removed now or by a later save.
         """
         ranks, id = job.ranks or Ranks(), job.head.id
-        if is_second_try and is_committed(self._store, id):
+        if is_retry and is_committed(self._store, id):
             return Outcome(head=job.head, metadata=of_manifest(self._manifest_of(id), self._store.url))
         try:
             self._prepare(job, ranks)
-            with group.telling(self._store, ranks, id), paused_collector():
+            with commit.reporting_failure(self._store, ranks, id), paused_collector():
                 part, why = self._write(job, memory, watch)
             head = self._head(job, part, why)
             if not job.commits:
                 self._written, self._has_written = part, True
                 return Outcome(head=head, part=part)
             try:
-                manifest = group.finish(self._store, ranks, part, head, watch=watch)
+                manifest = commit.finish(self._store, ranks, part, head, watch=watch)
             except BaseIsGone as error:
                 if ranks.size > 1:
                     raise
-                part = self._write_all(job, memory, watch)
+                with commit.translating_cancel(id):
+                    part = self._write_all(job, memory, watch)
                 head = self._head(job, part, str(error))
-                manifest = group.finish(self._store, ranks, part, head, watch=watch)
+                manifest = commit.finish(self._store, ranks, part, head, watch=watch)
             self._written, self._has_written = part, True
         except BaseException:
-            give_up(self._store, ranks, id)
+            clean_up(self._store, ranks, id)
             raise
         return Outcome(head=head, metadata=of_manifest(manifest, self._store.url))
 
     def _prepare(self, job: Job, ranks: Ranks) -> None:
-        """If it fails, nobody knows any more what has changed since when."""
+        """Claim the id and take in the changes. After a failure it is unknown what changed since when."""
         try:
             if ranks.size > 1:
-                group.claim(self._store, ranks, job.head.id)
-            with group.telling(self._store, ranks, job.head.id):
+                commit.claim(self._store, ranks, job.head.id)
+            with commit.reporting_failure(self._store, ranks, job.head.id):
                 self._settle(job)
         except BaseException:
             self._base = self._last = self._written = None
@@ -124,58 +130,59 @@ class Executor:
         key = f"{id}/{m.FILE_NAME}"
         return m.decode(self._store.get(key, max_bytes=m.MAX_MANIFEST_BYTES), file=key)
 
-    # -- what is known of earlier ones -----------------------------------------------------------------------------
+    # -- earlier checkpoints ---------------------------------------------------------------------------------------
 
     def _settle(self, job: Job) -> None:
-        """Takes in how the last one ended, and what has changed since."""
+        """Look up whether the last checkpoint was committed, and add the changes of this job."""
         written, self._written = self._written, None
         if written is not None and is_committed(self._store, written.checkpoint):
             snapshot = _Snapshot(written)
             self._last = snapshot
             if not any("/" in file.path for file in written.files):
                 self._base = snapshot
-        if job.changed is None:  # the memory has been overwritten, nobody knows with what
+        if job.changed is None:  # the snapshot was not compared, so the changes are unknown
             self._base = self._last = None
             return
         for known in {id(s): s for s in (self._base, self._last) if s is not None}.values():
             known.note(job)
 
     def _parent(self, job: Job) -> tuple[_Snapshot | None, str]:
-        """What a delta is taken from, or why there is nothing."""
+        """Return the checkpoint that a delta refers to, or why there is none."""
         if job.changed is None:
             return None, job.head.why
         parent = self._last if self._last is not None and self._last.depth < job.options.depth else self._base
         if parent is None:
             if not self._has_written:
-                return None, "who wrote the checkpoint before has ended, so nobody knows what to refer to"
-            return None, "the checkpoint before is not there: it was not committed, or it was removed"
+                return None, "the saver was restarted, so the changes since the previous checkpoint are unknown"
+            return None, "the previous checkpoint was not committed or was deleted"
         needed = {parent.part.checkpoint, *_bases_of(parent.part)}
         gone = [id for id in sorted(needed) if not is_committed(self._store, id)]
         if gone:
-            return None, f"its base {gone[0]} is not there any more"
+            return None, f"its base {gone[0]} no longer exists"
         return parent, ""
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def _write(self, job: Job, memory: memoryview, watch: Watch) -> tuple[RankPart, str]:
-        """What was written, and why it is not what was asked for."""
+        """Write the files; return the part, and why it is not of the requested type."""
         why = ""
         if job.head.type is CheckpointType.INCREMENTAL:
             parent, why = self._parent(job)
             if parent is not None:
                 delta = Delta(self._store, job, memory, parent.part, parent.changed, self._scratch, watch)
-                if delta.pays:
+                if delta.is_worthwhile:
                     return delta.write(), ""
-                why = f"{delta.share:.0%} of it differ from {parent.part.checkpoint}, so all of it was saved"
+                why = f"{delta.share:.0%} of the state changed since {parent.part.checkpoint}, so it was saved in full"
         return self._write_all(job, memory, watch), why
 
     def _write_all(self, job: Job, memory: memoryview, watch: Watch) -> RankPart:
         if job.options.compression:
-            return snapshots.write_compressed(self._store, job, memory, self._scratch, watch)
-        return snapshots.write_whole(self._store, job, memory, watch)
+            return writer.write_compressed(self._store, job, memory, self._scratch, watch)
+        return writer.write_whole(self._store, job, memory, watch)
 
 
 def is_committed(store: Store, id: str) -> bool:
+    """Return whether a checkpoint exists."""
     try:
         store.size(f"{id}/{m.FILE_NAME}")
     except ObjectMissing:
@@ -183,16 +190,16 @@ def is_committed(store: Store, id: str) -> bool:
     return True
 
 
-def give_up(store: Store, ranks: Ranks, id: str) -> None:
-    """Removes what a failed save has written, as far as nobody else may still commit it."""
+def clean_up(store: Store, ranks: Ranks, id: str) -> None:
+    """Delete the files of a failed save, unless another rank may still commit it."""
     if ranks.size > 1:
-        group.discard(store, ranks, id)
+        commit.discard(store, ranks, id)
         return
     try:
-        store.delete([f"{id}/{m.FILE_NAME}"])  # first: if it is there after all, nobody may find it without its files
+        store.delete([f"{id}/{m.FILE_NAME}"])  # first: a reader must not find it without its files
         store.delete([listed.key for listed in store.walk(id)])
     except StrataError as error:
-        log.warning("the leftovers of %s stay for now: %s", id, error)
+        log.warning("could not delete the leftovers of %s; a later save will: %s", id, error)
 
 
 def _bases_of(part: RankPart) -> set[str]:

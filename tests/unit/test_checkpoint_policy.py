@@ -104,7 +104,7 @@ def test_manual_never_saves_and_any_of_saves_when_one_wants_to() -> None:
     assert saves_until(*pace(Manual()), 100) == []
     assert saves_until(*pace(AnyOf(EverySteps(50), EverySeconds(30))), 100) == [31, 50, 80, 100]
     decision = pace(AnyOf(EverySteps(50), Manual()))[0].should_save(1)
-    assert decision.reason == "the next multiple of 50 is step 50; saved only when told to"
+    assert decision.reason == "the next multiple of 50 is step 50; the script calls save() itself"
 
 
 @given(
@@ -127,12 +127,12 @@ def test_a_step_that_need_not_be_asked_about_is_one_at_which_nobody_wants_to_sav
 
 def test_settings_that_make_no_sense_are_refused_with_the_cure() -> None:
     for make, words in (
-        (lambda: EverySteps(0), "1 is the least"),
+        (lambda: EverySteps(0), "use 1 or more steps"),
         (lambda: EverySeconds(0), "above 0"),
         (lambda: EverySeconds(math.nan), "above 0"),
         (lambda: Adaptive(max_overhead=0), "0.01 is one percent"),
         (lambda: Adaptive(max_overhead=5), "0.01 is one percent"),
-        (lambda: Adaptive(min_s=10, max_s=5), "at least that"),
+        (lambda: Adaptive(min_s=10, max_s=5), "raise max_s or lower min_s"),
         (AnyOf, "at least one"),
     ):
         with pytest.raises(ConfigError, match=words):
@@ -144,12 +144,12 @@ def test_settings_that_make_no_sense_are_refused_with_the_cure() -> None:
 
 def test_an_adaptive_strategy_begins_modestly_and_then_follows_what_it_measured() -> None:
     pacer, clock = pace(Adaptive(max_overhead=0.01, min_s=10))
-    assert pacer.should_save(0).reason == f"the next save is in {FIRST_S:.1f} s: nothing was measured yet"
+    assert pacer.should_save(0).reason == f"the next save is in {FIRST_S:.1f} s: no save was measured yet"
     clock.advance(FIRST_S)
     assert pacer.should_save(1)
     pacer.saved(1, stall_s=0.5, write_s=0)
     decision = pacer.should_save(2)
-    assert decision.reason == "the next save is in 49.5 s: a stall takes 0.5 s, 0.01 of it are allowed"
+    assert decision.reason == "the next save is in 49.5 s: a stall takes 0.5 s, max_overhead is 0.01"
     clock.advance(49.5)
     assert pacer.should_save(3)
 
@@ -184,7 +184,7 @@ def test_max_s_comes_before_the_overhead_and_the_reason_says_so() -> None:
     decision = pacer.should_save(2)
 
     assert decision.save
-    assert "max_s=100; 5000.0 s would keep to max_overhead" in decision.reason
+    assert "max_s=100; max_overhead would allow one every 5000.0 s" in decision.reason
 
 
 def test_one_slow_save_lengthens_each_of_the_next_intervals_by_a_share_only() -> None:

@@ -20,14 +20,14 @@ import pytest
 from servers import DEADLINE_S, EAGER_CLIENT, Nursery, free_port, until
 from xxhash import xxh3_128_hexdigest
 
+from strata.checkpoint.catalog import CheckpointMetadata, of_manifest
 from strata.checkpoint.format import layout, tree
 from strata.checkpoint.format import manifest as m
 from strata.checkpoint.format.merge import Head
 from strata.checkpoint.format.part import RankPart, part_name
 from strata.checkpoint.format.shards import Shard
-from strata.checkpoint.group import group
-from strata.checkpoint.group.group import Ranks
-from strata.checkpoint.metadata import CheckpointMetadata, of_manifest
+from strata.checkpoint.group import commit
+from strata.checkpoint.group.ranks import Ranks, checkpoint_id
 from strata.clock import ManualClock
 from strata.coordinator.client import CoordinatorClient, Worker
 from strata.coordinator.config import CoordinatorConfig, LeaseConfig
@@ -58,7 +58,7 @@ def ranks_of(size: int, *, session: str = "first start", timeout_s: float = 60.0
 
 
 def head_of(ranks: Ranks, step: int = 5, number: int = 0) -> Head:
-    return Head(id=group.checkpoint_id(ranks, number, step), step=step, created_at_s=1.5, metadata={"loss": 0.5})
+    return Head(id=checkpoint_id(ranks, number, step), step=step, created_at_s=1.5, metadata={"loss": 0.5})
 
 
 def write(store: Store, ranks: Ranks, head: Head) -> RankPart:
@@ -176,24 +176,24 @@ def passing() -> Time:
 
 
 def test_all_ranks_find_the_same_id_and_another_start_another() -> None:
-    ids = {group.checkpoint_id(ranks, 3, 500) for ranks in ranks_of(4)}
+    ids = {checkpoint_id(ranks, 3, 500) for ranks in ranks_of(4)}
     assert len(ids) == 1
     assert next(iter(ids)).startswith("step-000000000500-")
     assert m.is_safe_name(next(iter(ids)))
     others = [(0, 500, "first start"), (3, 501, "first start"), (3, 500, "second start")]
     for number, step, session in others:
-        assert group.checkpoint_id(Ranks(size=4, session=session), number, step) not in ids
+        assert checkpoint_id(Ranks(size=4, session=session), number, step) not in ids
 
 
 def test_one_rank_alone_never_uses_a_name_twice_whatever_its_session() -> None:
     alone = Ranks(session="always the same")
-    assert group.checkpoint_id(alone, 0, 5) != group.checkpoint_id(alone, 0, 5)
+    assert checkpoint_id(alone, 0, 5) != checkpoint_id(alone, 0, 5)
 
 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"rank": 4, "size": 4, "session": "s"}, "rank=4 is not one of 4; they are 0 to 3"),
+        ({"rank": 4, "size": 4, "session": "s"}, "rank=4 is out of range for size=4; use 0 to 3"),
         ({"rank": -1, "size": 4, "session": "s"}, "rank=-1"),
         ({"size": 0}, "size=0"),
         ({"size": 1_000_000, "session": "s"}, "1 to 100000"),
@@ -232,10 +232,10 @@ def test_what_torchrun_sets_is_enough() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"RANK": None}, "RANK is not set; start with torchrun"),
+        ({"RANK": None}, "RANK is not set; start the script with torchrun"),
         ({"WORLD_SIZE": "four"}, "WORLD_SIZE is 'four'"),
         ({"TORCHELASTIC_RUN_ID": None}, "'not set'.* --rdzv-id .*STRATA_SESSION"),
-        ({"TORCHELASTIC_RUN_ID": "none"}, "'none', so the next start could not be told from this one"),
+        ({"TORCHELASTIC_RUN_ID": "none"}, "'none', so the next start would have the same session"),
     ],
     ids=str,
 )
@@ -248,7 +248,7 @@ def test_an_environment_that_does_not_tell_is_refused_with_the_cure(change: dict
 TORCH_CHILD = """
 import json, sys, torch
 from torch import distributed
-from strata.checkpoint.group.group import Ranks
+from strata.checkpoint.group.ranks import Ranks
 rank, port = int(sys.argv[1]), sys.argv[2]
 torch.manual_seed(7)
 distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
@@ -284,10 +284,10 @@ def test_ranks_in_threads_commit_one_checkpoint(store: MemoryStore, size: int) -
     def save(ranks: Ranks) -> m.Manifest:
         head = head_of(ranks)
         if ranks.size > 1:
-            group.claim(store, ranks, head.id)
-        with group.telling(store, ranks, head.id):
+            commit.claim(store, ranks, head.id)
+        with commit.reporting_failure(store, ranks, head.id):
             part = write(store, ranks, head)
-        return group.finish(store, ranks, part, head)
+        return commit.finish(store, ranks, part, head)
 
     with ThreadPoolExecutor(size) as pool:
         manifests = list(pool.map(save, everybody))
@@ -301,8 +301,8 @@ def test_ranks_in_threads_commit_one_checkpoint(store: MemoryStore, size: int) -
 def test_rank_0_waits_for_the_last_part_and_looks_ever_less_often(store: MemoryStore, passing: Time) -> None:
     leader, other = ranks_of(2, timeout_s=600.0)
     head = head_of(leader)
-    passing.at(400.0, lambda: group.put_part(store, write(store, other, head)))
-    manifest = group.finish(store, leader, write(store, leader, head), head, clock=passing.clock, wait=passing.wait)
+    passing.at(400.0, lambda: commit.put_part(store, write(store, other, head)))
+    manifest = commit.finish(store, leader, write(store, leader, head), head, clock=passing.clock, wait=passing.wait)
     assert_is_whole(store, manifest, 2)
     assert 400.0 <= passing.passed_s <= 401.0
     assert passing.num_waits < 550
@@ -312,10 +312,10 @@ def test_the_others_hear_of_a_commit_that_comes_late(store: MemoryStore, passing
     leader, other = ranks_of(2)
     head = head_of(leader)
     parts = [write(store, ranks, head) for ranks in (leader, other)]
-    group.put_part(store, parts[1])
-    passing.at(50.0, lambda: group.put_part(store, parts[0]))
-    passing.at(109.0, lambda: group.conclude(store, leader, head))  # a minute after its part, not after ours
-    found = group.await_verdict(store, other, head.id, clock=passing.clock, wait=passing.wait, watch=Watch())
+    commit.put_part(store, parts[1])
+    passing.at(50.0, lambda: commit.put_part(store, parts[0]))
+    passing.at(109.0, lambda: commit.conclude(store, leader, head))  # a minute after its part, not after ours
+    found = commit.await_verdict(store, other, head.id, clock=passing.clock, wait=passing.wait, watch=Watch())
     assert_is_whole(store, found, 2)
     assert passing.passed_s < 111
 
@@ -324,9 +324,9 @@ def test_the_part_may_be_put_by_one_process_and_the_rest_done_by_another(store: 
     leader, other = ranks_of(2)
     head = head_of(leader)
     for ranks in (leader, other):
-        group.put_part(store, write(store, ranks, head))
-    manifest = group.conclude(store, leader, head)
-    assert group.conclude(store, other, head) == manifest
+        commit.put_part(store, write(store, ranks, head))
+    manifest = commit.conclude(store, leader, head)
+    assert commit.conclude(store, other, head) == manifest
 
 
 # -- somebody does not come ----------------------------------------------------------------------------------------
@@ -334,36 +334,36 @@ def test_the_part_may_be_put_by_one_process_and_the_rest_done_by_another(store: 
 
 def verdict_of(store: Store, ranks: Ranks, checkpoint: str, passing: Time | None = None) -> m.Manifest:
     passing = passing or Time()
-    return group.await_verdict(store, ranks, checkpoint, clock=passing.clock, wait=passing.wait, watch=Watch())
+    return commit.await_verdict(store, ranks, checkpoint, clock=passing.clock, wait=passing.wait, watch=Watch())
 
 
 def test_a_rank_that_stays_away_is_named_and_nothing_is_committed(store: MemoryStore, passing: Time) -> None:
     everybody = ranks_of(4)
     head = head_of(everybody[0])
     for ranks in (everybody[1], everybody[3]):
-        group.put_part(store, write(store, ranks, head))
+        commit.put_part(store, write(store, ranks, head))
     part = write(store, everybody[0], head)
     with pytest.raises(CheckpointAborted, match=r"rank 2 wrote no part within 60 s") as caught:
-        group.finish(store, everybody[0], part, head, clock=passing.clock, wait=passing.wait)
+        commit.finish(store, everybody[0], part, head, clock=passing.clock, wait=passing.wait)
     assert caught.value.missing == {"2": "wrote no part"}
     assert 60.0 <= passing.passed_s < 61.0
     for ranks in everybody[1:]:
-        with pytest.raises(CheckpointAborted, match=r"was given up: rank 0 failed: .*rank 2 wrote no part"):
+        with pytest.raises(CheckpointAborted, match=r"was aborted: rank 0 failed: .*rank 2 wrote no part"):
             verdict_of(store, ranks, head.id)
-    group.put_part(store, write(store, everybody[2], head))  # it comes after all
-    with pytest.raises(CheckpointAborted, match="was given up"):
-        group.conclude(store, everybody[0], head)
+    commit.put_part(store, write(store, everybody[2], head))  # it comes after all
+    with pytest.raises(CheckpointAborted, match="was aborted"):
+        commit.conclude(store, everybody[0], head)
     assert "manifest.json" not in names(store, head.id)
 
 
 def test_a_rank_that_fails_says_so_and_nobody_waits(store: MemoryStore, passing: Time) -> None:
     leader, other = ranks_of(2)
     head = head_of(leader)
-    with pytest.raises(StorageFull), group.telling(store, other, head.id):
+    with pytest.raises(StorageFull), commit.reporting_failure(store, other, head.id):
         raise StorageFull("no space is left on /data")
     part = write(store, leader, head)
     with pytest.raises(CheckpointAborted, match="rank 1 failed: StorageFull: no space is left on /data") as caught:
-        group.finish(store, leader, part, head, clock=passing.clock, wait=passing.wait)
+        commit.finish(store, leader, part, head, clock=passing.clock, wait=passing.wait)
     assert caught.value.missing == {"1": "StorageFull: no space is left on /data"}
     assert passing.num_waits == 0
     with pytest.raises(CheckpointAborted, match="rank 1 failed"):
@@ -374,9 +374,9 @@ def test_a_rank_that_fails_says_so_and_nobody_waits(store: MemoryStore, passing:
 def test_rank_0_that_fails_before_its_part_gives_up_for_all(store: MemoryStore, passing: Time) -> None:
     leader, other = ranks_of(2)
     head = head_of(leader)
-    with pytest.raises(ZeroDivisionError), group.telling(store, leader, head.id):
+    with pytest.raises(ZeroDivisionError), commit.reporting_failure(store, leader, head.id):
         raise ZeroDivisionError("by nothing")
-    group.put_part(store, write(store, other, head))
+    commit.put_part(store, write(store, other, head))
     with pytest.raises(CheckpointAborted, match="rank 0 failed: ZeroDivisionError: by nothing"):
         verdict_of(store, other, head.id, passing)
     assert passing.num_waits == 0
@@ -389,15 +389,15 @@ def test_the_others_give_up_when_rank_0_is_dead(
     leader, other = ranks_of(2)
     head = head_of(leader)
     if has_part:
-        group.put_part(store, write(store, leader, head))
+        commit.put_part(store, write(store, leader, head))
     part = write(store, other, head)
     with pytest.raises(CheckpointAborted, match="rank 0 did not commit within"):
-        group.finish(store, other, part, head, clock=passing.clock, wait=passing.wait)
+        commit.finish(store, other, part, head, clock=passing.clock, wait=passing.wait)
     assert patience_s <= passing.passed_s < patience_s + 1
     assert "failed-00001.json" in names(store, head.id)
     if has_part:  # a leader that only slept finds that it is too late
         with pytest.raises(CheckpointAborted, match=r"rank 1 failed: CheckpointAborted: .* rank 0 did not commit"):
-            group.conclude(store, leader, head)
+            commit.conclude(store, leader, head)
     assert "manifest.json" not in names(store, head.id)
 
 
@@ -405,10 +405,10 @@ def test_parts_that_do_not_fit_together_are_given_up_for_all(store: MemoryStore)
     leader, other = ranks_of(2)
     head = head_of(leader)
     part = write(store, other, head)
-    group.put_part(store, msgspec.structs.replace(part, tensors=part.tensors[:-1], sharded=()))
+    commit.put_part(store, msgspec.structs.replace(part, tensors=part.tensors[:-1], sharded=()))
     own = write(store, leader, head)
     with pytest.raises(CheckpointInvalid):
-        group.finish(store, leader, own, head)
+        commit.finish(store, leader, own, head)
     with pytest.raises(CheckpointAborted, match="rank 0 failed: CheckpointInvalid"):
         verdict_of(store, other, head.id)
 
@@ -420,17 +420,17 @@ def test_a_part_that_is_none_names_its_file(store: MemoryStore, data: bytes) -> 
     store.put(f"{head.id}/{part_name(1)}", data)
     own = write(store, leader, head)
     with pytest.raises(CheckpointInvalid, match=f"{head.id}/part-00001.json"):
-        group.finish(store, leader, own, head)
+        commit.finish(store, leader, own, head)
 
 
 def test_a_part_under_anothers_name_is_refused(store: MemoryStore) -> None:
     everybody = ranks_of(3)
     head = head_of(everybody[0])
-    group.put_part(store, write(store, everybody[1], head))
+    commit.put_part(store, write(store, everybody[1], head))
     store.put(f"{head.id}/{part_name(2)}", store.get(f"{head.id}/{part_name(1)}", max_bytes=1 << 20))
     own = write(store, everybody[0], head)
-    with pytest.raises(CheckpointInvalid, match=r"part-00002\.json is the part of rank 1"):
-        group.finish(store, everybody[0], own, head)
+    with pytest.raises(CheckpointInvalid, match=r"part-00002\.json belongs to rank 1"):
+        commit.finish(store, everybody[0], own, head)
 
 
 def test_a_reason_that_cannot_be_read_is_no_reason_to_go_on(store: MemoryStore) -> None:
@@ -438,8 +438,8 @@ def test_a_reason_that_cannot_be_read_is_no_reason_to_go_on(store: MemoryStore) 
     head = head_of(leader)
     store.put(f"{head.id}/failed-00001.json", b"\xff{")
     own = write(store, leader, head)
-    with pytest.raises(CheckpointAborted, match="rank 1 failed: for a reason that cannot be read"):
-        group.finish(store, leader, own, head)
+    with pytest.raises(CheckpointAborted, match="rank 1 failed: the reason cannot be read"):
+        commit.finish(store, leader, own, head)
 
 
 def test_cancelling_ends_the_wait_and_tells_the_others(store: MemoryStore, passing: Time) -> None:
@@ -450,7 +450,7 @@ def test_cancelling_ends_the_wait_and_tells_the_others(store: MemoryStore, passi
         head = head_of(leader, number=ranks.rank)
         part = write(store, ranks, head)
         with pytest.raises(CheckpointAborted, match="cancelled"):
-            group.finish(store, ranks, part, head, clock=passing.clock, wait=passing.wait, watch=watch)
+            commit.finish(store, ranks, part, head, clock=passing.clock, wait=passing.wait, watch=watch)
         assert said in names(store, head.id)
     assert passing.passed_s < 4.0
 
@@ -459,12 +459,12 @@ def test_files_are_only_thrown_away_once_rank_0_has_given_up(store: MemoryStore)
     leader, other = ranks_of(2)
     head = head_of(leader)
     write(store, leader, head)
-    group.put_part(store, write(store, other, head))
+    commit.put_part(store, write(store, other, head))
     before = names(store, head.id)
-    group.discard(store, other, head.id)
+    commit.discard(store, other, head.id)
     assert names(store, head.id) == before
-    group.abort(store, head.id, "enough")
-    group.discard(store, other, head.id)
+    commit.abort(store, head.id, "enough")
+    commit.discard(store, other, head.id)
     assert names(store, head.id) == ["aborted.json", "part-00001.json", "rank-00000.safetensors"]
 
 
@@ -477,9 +477,9 @@ def test_two_starts_at_one_step_do_not_touch_each_other(store: MemoryStore) -> N
         everybody = ranks_of(2, session=session)
         head = head_of(everybody[0])
         for ranks in reversed(everybody):
-            group.claim(store, ranks, head.id)
-            group.put_part(store, write(store, ranks, head))
-        manifest = group.conclude(store, everybody[0], head)
+            commit.claim(store, ranks, head.id)
+            commit.put_part(store, write(store, ranks, head))
+        manifest = commit.conclude(store, everybody[0], head)
         assert_is_whole(store, manifest, 2)
         ids.append(manifest.id)
     assert len(set(ids)) == 2
@@ -488,19 +488,22 @@ def test_two_starts_at_one_step_do_not_touch_each_other(store: MemoryStore) -> N
 def test_a_session_that_was_used_before_is_refused_before_anything_is_written(store: MemoryStore) -> None:
     leader, other = ranks_of(2)
     head = head_of(leader)
-    group.claim(store, other, head.id)
-    with pytest.raises(InvalidArgument, match="session's name was used before; every start needs its own"):
-        group.claim(store, other, head.id)
+    commit.claim(store, other, head.id)
+    with pytest.raises(InvalidArgument, match="session name was used before; use a new session for every start"):
+        commit.claim(store, other, head.id)
     for ranks in (other, leader):
-        group.put_part(store, write(store, ranks, head))
-    with pytest.raises(InvalidArgument, match=r"rank 1 .* used before"), group.telling(store, other, head.id):
-        group.put_part(store, write(store, other, head))
+        commit.put_part(store, write(store, ranks, head))
+    with (
+        pytest.raises(InvalidArgument, match=r"rank 1: .* used before"),
+        commit.reporting_failure(store, other, head.id),
+    ):
+        commit.put_part(store, write(store, other, head))
     assert not [name for name in names(store, head.id) if name.startswith("failed")]  # it is another's checkpoint
-    group.conclude(store, leader, head)
+    commit.conclude(store, leader, head)
     after = names(store, head.id)
     for ranks in (leader, other):
         with pytest.raises(InvalidArgument, match="used before"):
-            group.claim(store, ranks, head.id)
+            commit.claim(store, ranks, head.id)
     assert names(store, head.id) == after
 
 
@@ -545,11 +548,11 @@ def test_a_store_that_does_not_answer_for_a_while_is_asked_again(passing: Time) 
     leader, other = ranks_of(2)
     head = head_of(leader)
     parts = [write(store, ranks, head) for ranks in (leader, other)]
-    group.put_part(store, parts[1])
-    group.put_part(store, parts[0])
+    commit.put_part(store, parts[1])
+    commit.put_part(store, parts[0])
     store.refuse = refusing("walk", "size")
     passing.at(20.0, lambda: setattr(store, "refuse", lambda _call, _key: None))
-    manifest = group.conclude(store, leader, head, clock=passing.clock, wait=passing.wait)
+    manifest = commit.conclude(store, leader, head, clock=passing.clock, wait=passing.wait)
     store.refuse = refusing("walk", "size")
     passing.at(40.0, lambda: setattr(store, "refuse", lambda _call, _key: None))
     assert verdict_of(store, other, head.id, passing) == manifest
@@ -570,26 +573,26 @@ def test_a_manifest_of_which_the_answer_was_lost_is_committed_exactly_if_it_is_t
     leader, other = ranks_of(2)
     head = head_of(leader)
     for ranks in (leader, other):
-        group.put_part(store, write(store, ranks, head))
+        commit.put_part(store, write(store, ranks, head))
     store.keeps = keeps
     store.refuse = lambda call, key: (
         StorageUnavailable("no answer") if key.endswith("manifest.json") and call == "put" else None
     )
     if keeps:
-        manifest = group.conclude(store, leader, head)
+        manifest = commit.conclude(store, leader, head)
         assert verdict_of(store, other, head.id) == manifest
     else:
         with pytest.raises(StorageUnavailable):
-            group.conclude(store, leader, head)
+            commit.conclude(store, leader, head)
         assert "aborted.json" not in names(store, head.id)  # the put may still arrive: nobody may remove his files
 
 
 def test_a_store_that_takes_nothing_more_does_not_hide_why_a_rank_failed(caplog: pytest.LogCaptureFixture) -> None:
     store = Moody()
     store.refuse = refusing("put")
-    with pytest.raises(ZeroDivisionError), group.telling(store, ranks_of(2)[1], "x"):
+    with pytest.raises(ZeroDivisionError), commit.reporting_failure(store, ranks_of(2)[1], "x"):
         raise ZeroDivisionError
-    assert "failed-00001.json could not be put" in caplog.text
+    assert "could not put x/failed-00001.json" in caplog.text
 
 
 # -- with a coordinator's help -------------------------------------------------------------------------------------
@@ -621,7 +624,7 @@ def two_parts(store: Store) -> tuple[Ranks, Ranks, Head]:
     leader, other = ranks_of(2)
     head = head_of(leader)
     for ranks in (leader, other):
-        group.put_part(store, write(store, ranks, head))
+        commit.put_part(store, write(store, ranks, head))
     return leader, other, head
 
 
@@ -629,7 +632,7 @@ def test_a_commit_is_asked_once_by_every_rank_and_told_afterwards(store: MemoryS
     leader, other, head = two_parts(store)
     for ranks in (leader, other):
         helper = Helper()
-        manifest = group.conclude(store, ranks, head, commit=helper)
+        manifest = commit.conclude(store, ranks, head, commit=helper)
         assert helper.asked == [(head.id, 5, ranks.rank, 2, 60.0)]
         assert helper.told == [of_manifest(manifest, store.url)]
 
@@ -639,7 +642,7 @@ def test_a_death_that_the_coordinator_knows_of_aborts_at_once_though_all_parts_a
     for ranks in (other, leader):
         helper = Helper(CheckpointAborted("w1 died"))
         with pytest.raises(CheckpointAborted, match="w1 died"):
-            group.conclude(store, ranks, head, commit=helper)
+            commit.conclude(store, ranks, head, commit=helper)
         assert helper.told == []
     assert "manifest.json" not in names(store, head.id)
 
@@ -648,7 +651,7 @@ def test_rank_0_commits_only_when_the_coordinator_has_heard_of_all(store: Memory
     leader, _, head = two_parts(store)
     gate = threading.Event()
     with ThreadPoolExecutor(1) as pool:
-        committing = pool.submit(group.conclude, store, leader, head, commit=Helper(gate))
+        committing = pool.submit(commit.conclude, store, leader, head, commit=Helper(gate))
         with pytest.raises(TimeoutError):
             committing.result(0.05)
         assert "manifest.json" not in names(store, head.id)
@@ -659,11 +662,11 @@ def test_rank_0_commits_only_when_the_coordinator_has_heard_of_all(store: Memory
 def test_a_rank_that_says_that_it_failed_is_heard_while_the_barrier_stands(store: MemoryStore) -> None:
     leader, other = ranks_of(2)
     head = head_of(leader)
-    group.put_part(store, write(store, leader, head))
-    group.fail(store, head.id, other.rank, "disk full")
+    commit.put_part(store, write(store, leader, head))
+    commit.fail(store, head.id, other.rank, "disk full")
     gate = threading.Event()
     with pytest.raises(CheckpointAborted, match="rank 1 failed: disk full"):
-        group.conclude(store, leader, head, commit=Helper(gate))
+        commit.conclude(store, leader, head, commit=Helper(gate))
     gate.set()
 
 
@@ -674,9 +677,9 @@ def test_without_an_answer_from_the_coordinator_the_store_decides(
     for ranks in (leader, other):
         helper = Helper(CoordinatorUnavailable("nobody answers"))
         helper.deaf = CoordinatorUnavailable("still nobody")
-        assert_is_whole(store, group.conclude(store, ranks, head, commit=helper), 2)
-    assert "its parts alone decide: nobody answers" in caplog.text
-    assert "could not be told: still nobody" in caplog.text
+        assert_is_whole(store, commit.conclude(store, ranks, head, commit=helper), 2)
+    assert "the store decides alone: nobody answers" in caplog.text
+    assert "could not be notified: still nobody" in caplog.text
 
 
 QUIET = CoordinatorConfig(state="memory", lease=LeaseConfig(lease_s=120.0, heartbeat_s=60.0, suspicion_s=60.0))
@@ -690,9 +693,9 @@ def join(clients: list[CoordinatorClient]) -> list[Worker]:
     return workers
 
 
-def save_with(store: Store, ranks: Ranks, commit: group.Commit) -> m.Manifest:
+def save_with(store: Store, ranks: Ranks, coordinator: commit.Commit) -> m.Manifest:
     head = head_of(ranks)
-    return group.finish(store, ranks, write(store, ranks, head), head, commit=commit)
+    return commit.finish(store, ranks, write(store, ranks, head), head, commit=coordinator)
 
 
 def test_the_coordinator_knows_a_checkpoint_that_all_its_workers_have_saved(store: MemoryStore) -> None:
@@ -769,14 +772,14 @@ def a_rank(lifeline: Lifeline, *, directory: str, ranks: dict[str, Any]) -> None
     """In a process of its own: writes its files, says so, and goes on when it is told to."""
     mine = Ranks(**ranks)
     store, head = LocalStore(directory), head_of(mine)
-    group.claim(store, mine, head.id)
+    commit.claim(store, mine, head.id)
     part = write(store, mine, head)
     lifeline.say(written=True)
     assert lifeline.hear() is not None
     try:
-        manifest = group.finish(store, mine, part, head)
+        manifest = commit.finish(store, mine, part, head)
     except CheckpointAborted as error:
-        group.discard(store, mine, head.id)
+        commit.discard(store, mine, head.id)
         lifeline.say(id="", error=str(error))
     else:
         lifeline.say(id=manifest.id, error="")
@@ -785,7 +788,7 @@ def a_rank(lifeline: Lifeline, *, directory: str, ranks: dict[str, Any]) -> None
 
 def start(nursery: Nursery, directory: Path, *, session: str, timeout_s: float) -> list[Any]:
     children = [
-        nursery.fork("test_checkpoint_groups:a_rank", directory=str(directory), ranks=msgspec.to_builtins(ranks))
+        nursery.fork("test_checkpoint_commit:a_rank", directory=str(directory), ranks=msgspec.to_builtins(ranks))
         for ranks in ranks_of(3, session=session, timeout_s=timeout_s)
     ]
     for child in children:

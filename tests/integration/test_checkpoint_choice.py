@@ -104,7 +104,7 @@ def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
     def load(rank: int) -> None:
         if rank == 2:
             return
-        heard = pytest.raises(CheckpointAborted, match="rank 2 has not said")
+        heard = pytest.raises(CheckpointAborted, match="rank 2 reported no result")
         with manager_of(rank, tmp_path, "second start", timeout_s=0.5) as manager, heard:
             load_own(manager, rank)
 

@@ -1,14 +1,14 @@
-"""Several ranks save one checkpoint, and either all of it is committed or nothing.
+"""Commit a checkpoint: all ranks of it, or none.
 
-They meet in the store, under an id that all of them work out for themselves. There each rank puts, and only if absent:
+The ranks communicate through the store, under an id that each computes on its own. Each rank puts these objects, only
+if absent:
 
-    claim-00003.json     this name is mine: nobody has used it before
-    part-00003.json      my files are durable, and this is in them
-    failed-00003.json    I will not finish; do not wait for me
+    claim-00003.json     rank 3 uses this id, which is new
+    part-00003.json      the files of rank 3 are durable, and this is their content
+    failed-00003.json    rank 3 will not finish
 
-and rank 0, alone, either `manifest.json` or `aborted.json`, never both. So a rank that dies without a word costs a
-timeout. Whoever has a coordinator hands in a `Commit`: then a death is known at once. What is in the store decides in
-either case.
+Rank 0 alone puts either `manifest.json` or `aborted.json`, never both. A rank that dies silently costs a timeout; with
+a coordinator (`Commit`), its death is known at once. In either case the store decides.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import msgspec
 
+from strata.checkpoint.catalog import of_manifest
 from strata.checkpoint.format import manifest as m
 from strata.checkpoint.format import merge
 from strata.checkpoint.format import part as parts
 from strata.checkpoint.format.part import RankPart, part_name
-from strata.checkpoint.group.ranks import Ranks, checkpoint_id
-from strata.checkpoint.metadata import of_manifest
 from strata.clock import SystemClock
 from strata.errors import (
     CheckpointAborted,
@@ -37,37 +36,19 @@ from strata.errors import (
     StorageError,
     StorageUnavailable,
     StrataError,
+    TransferCancelled,
 )
 from strata.storage import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from strata.checkpoint.catalog import CheckpointMetadata
     from strata.checkpoint.format.manifest import Manifest
     from strata.checkpoint.format.merge import Head
-    from strata.checkpoint.metadata import CheckpointMetadata
+    from strata.checkpoint.group.ranks import Ranks
     from strata.clock import Clock
     from strata.storage import Store
-
-__all__ = [
-    "Commit",
-    "Ranks",
-    "abort",
-    "await_verdict",
-    "beginning",
-    "checkpoint_id",
-    "claim",
-    "conclude",
-    "discard",
-    "fail",
-    "finish",
-    "gather",
-    "lost_saver",
-    "put_manifest",
-    "put_part",
-    "tell",
-    "telling",
-]
 
 log = logging.getLogger(__name__)
 
@@ -76,57 +57,58 @@ ABORTED = "aborted.json"
 MIN_PAUSE_S = 0.005
 MAX_PAUSE_S = 1.0
 PAUSE_PER_WAITED = 0.1
-"""Each pause is a tenth of what was waited so far: looking is cheap for who waits long, and late by little."""
+"""Each pause is a tenth of the time waited so far: long waits poll seldom and still notice a change early."""
 GRACE = 0.25
-"""By this much of the timeout the others are more patient than rank 0, which merges and commits in that time."""
+"""Other ranks wait this share of the timeout longer than rank 0, which merges and commits in that time."""
 NUM_AT_ONCE = 8
 _MAX_REASON_BYTES = 1 << 16
 _MAX_NAMED = 8
 
 
 class BaseIsGone(CheckpointAborted):
-    """What an incremental checkpoint refers to was removed while it was written; nothing was committed."""
+    """The base of an incremental checkpoint was deleted while it was written; nothing was committed."""
 
 
 class Commit(Protocol):
-    """What a coordinator adds. Called from the thread or process that saves."""
+    """What a coordinator adds to a commit. Called in the thread or process that saves."""
 
     def all_written(self, id: str, *, step: int, rank: int, size: int, timeout_s: float) -> None:
-        """Returns when every rank's part is durable.
+        """Wait until the part of every rank is durable.
 
         Raises:
-            CheckpointAborted: It never will be; the message names the missing. All ranks hear the same.
-            CoordinatorError: The coordinator cannot be asked; the store decides alone.
+            CheckpointAborted: A rank will not finish; the message names it. All ranks get the same error.
+            CoordinatorError: The coordinator cannot be reached; the store decides alone.
         """
         ...
 
     def committed(self, metadata: CheckpointMetadata) -> None:
-        """Hears, on every rank, of a checkpoint that exists."""
+        """Receive, on every rank, a checkpoint that is committed."""
         ...
 
 
-# -- what ranks tell each other ------------------------------------------------------------------------------------
+# -- objects of the ranks ------------------------------------------------------------------------------------------
 
 
 def claim(store: Store, ranks: Ranks, id: str) -> None:
-    """Before anything is written under an id: nobody has used it.
+    """Claim an id for this rank, before it writes anything.
 
     Raises:
-        InvalidArgument: Somebody has: the session is not new.
+        InvalidArgument: The id is in use: the session is not new.
     """
     try:
         store.put(f"{id}/{_claim_name(ranks.rank)}", b"{}\n", if_absent=True)
     except ObjectExists:
         raise _used_before(id, ranks.rank) from None
-    if _is_there(store, f"{id}/{m.FILE_NAME}"):
+    if _exists(store, f"{id}/{m.FILE_NAME}"):
         store.delete([f"{id}/{_claim_name(ranks.rank)}"])
         raise _used_before(id, ranks.rank)
 
 
 def put_part(store: Store, part: RankPart) -> None:
-    """
+    """Put the part of this rank.
+
     Raises:
-        InvalidArgument: There is one already: the session is not new.
+        InvalidArgument: The part exists: the session is not new.
     """
     try:
         store.put(f"{part.checkpoint}/{part_name(part.rank)}", parts.encode(part), if_absent=True)
@@ -135,31 +117,42 @@ def put_part(store: Store, part: RankPart) -> None:
 
 
 def fail(store: Store, id: str, rank: int, reason: object) -> None:
-    """Spares rank 0 the wait, if the store still takes anything."""
-    _say(store, f"{id}/{_failed_name(rank)}", rank, reason)
+    """Report that a rank failed, if the store still works, so that rank 0 does not wait for it."""
+    _put_reason(store, f"{id}/{_failed_name(rank)}", rank, reason)
 
 
 def abort(store: Store, id: str, reason: object) -> None:
-    """Rank 0 gives up, for all, if the store still takes anything. Never after it has begun to put the manifest."""
-    _say(store, f"{id}/{ABORTED}", 0, reason)
+    """Abort as rank 0, if the store still works. Never called once the manifest may have been put."""
+    _put_reason(store, f"{id}/{ABORTED}", 0, reason)
 
 
 @contextlib.contextmanager
-def telling(store: Store, ranks: Ranks, id: str) -> Iterator[None]:
-    """Whatever fails in here is told to the other ranks; but a used name is another's, who must hear nothing."""
+def reporting_failure(store: Store, ranks: Ranks, id: str) -> Iterator[None]:
+    """Report any failure to the other ranks, except an id in use, which belongs to another start."""
     try:
-        yield
+        with translating_cancel(id):
+            yield
     except InvalidArgument:
         raise
     except BaseException as error:
-        _tell_of(store, ranks, id, error)
+        _report(store, ranks, id, error)
         raise
 
 
 @contextlib.contextmanager
-def beginning(store: Store, ranks: Ranks, id: str) -> Iterator[None]:
-    """The same before the id is claimed, where whatever fails is told: a state that cannot be stored, too. Who cannot
-    claim it has a used name, or has handed the state over to a saver, which tells by itself.
+def translating_cancel(id: str) -> Iterator[None]:
+    """Raise `CheckpointAborted` for a cancelled transfer: storage raises storage errors only."""
+    try:
+        yield
+    except TransferCancelled as error:
+        raise CheckpointAborted(f"checkpoint {id} was cancelled") from error
+
+
+@contextlib.contextmanager
+def reporting_early_failure(store: Store, ranks: Ranks, id: str) -> Iterator[None]:
+    """Report any failure before the id is claimed, such as a state that cannot be stored.
+
+    If the id cannot be claimed, it is in use, or the saver has claimed it and reports failures itself.
     """
     try:
         yield
@@ -167,20 +160,21 @@ def beginning(store: Store, ranks: Ranks, id: str) -> Iterator[None]:
         if ranks.size > 1:
             with contextlib.suppress(InvalidArgument, StorageError):
                 claim(store, ranks, id)
-                _tell_of(store, ranks, id, error)
+                _report(store, ranks, id, error)
         raise
 
 
-def lost_saver(store: Store, ranks: Ranks, id: str, error: BaseException) -> None:
-    """For a trainer whose saver has died: the others need not wait for it. But rank 0's may have put the manifest, once
-    its part is there, and it may be on its way: then nothing is said.
+def report_lost_saver(store: Store, ranks: Ranks, id: str, error: BaseException) -> None:
+    """Report that the saver of this rank died, so that the others do not wait for it.
+
+    Once the part of rank 0 exists, its saver may have put the manifest, so nothing is reported.
     """
-    with contextlib.suppress(StorageError):  # then they wait for their timeout, and `error` is what matters here
-        if not (ranks.is_leader and _is_there(store, f"{id}/{part_name(0)}")):
-            _tell_of(store, ranks, id, error)
+    with contextlib.suppress(StorageError):  # the others run into their timeout, and the caller raises `error`
+        if not (ranks.is_leader and _exists(store, f"{id}/{part_name(0)}")):
+            _report(store, ranks, id, error)
 
 
-def _tell_of(store: Store, ranks: Ranks, id: str, error: BaseException) -> None:
+def _report(store: Store, ranks: Ranks, id: str, error: BaseException) -> None:
     reason = f"{type(error).__name__}: {error}"
     if ranks.size == 1:
         return
@@ -191,38 +185,39 @@ def _tell_of(store: Store, ranks: Ranks, id: str, error: BaseException) -> None:
 
 
 def discard(store: Store, ranks: Ranks, id: str) -> None:
-    """Removes this rank's files of an attempt that rank 0 has aborted; of any other they stay, for it may be committed
-    yet. What everybody has said stays too, until leftovers are collected: somebody may still be on his way.
+    """Delete the files of this rank if rank 0 has aborted; otherwise the checkpoint may still be committed.
+
+    The objects of the ranks stay until leftovers are collected: a slow rank may still read them.
     """
     try:
-        if _is_there(store, f"{id}/{ABORTED}"):
+        if _exists(store, f"{id}/{ABORTED}"):
             own = f"{id}/rank-{ranks.rank:05d}"
             store.delete([listed.key for listed in store.walk(id) if listed.key.startswith(own)])
     except StorageError as error:
-        log.warning("the leftovers of %s stay for now: %s", id, error)
+        log.warning("could not delete the leftovers of %s; a later save will: %s", id, error)
 
 
-def _say(store: Store, key: str, rank: int, reason: object) -> None:
+def _put_reason(store: Store, key: str, rank: int, reason: object) -> None:
     data = msgspec.json.encode({"rank": rank, "reason": str(reason)[:4_000]})
     try:
         store.put(key, data, if_absent=True)
     except ObjectExists:
         pass
     except StorageError as error:
-        log.warning("%s could not be put, so the other ranks wait for their timeout: %s", key, error)
+        log.warning("could not put %s, so the other ranks wait for their timeout: %s", key, error)
 
 
 def _reason(store: Store, key: str) -> str:
     try:
         return str(msgspec.json.decode(store.get(key, max_bytes=_MAX_REASON_BYTES), type=dict[str, Any])["reason"])
     except (StorageError, msgspec.DecodeError, KeyError, UnicodeDecodeError) as error:
-        return f"for a reason that cannot be read ({error})"
+        return f"the reason cannot be read ({error})"
 
 
 def _used_before(id: str, rank: int) -> InvalidArgument:
     return InvalidArgument(
-        f"rank {rank} finds its files of checkpoint {id} there already: the session's name was used before; "
-        "every start needs its own",
+        f"checkpoint {id} already has files of rank {rank}: the session name was used before; "
+        "use a new session for every start",
         field="session",
     )
 
@@ -235,7 +230,7 @@ def _failed_name(rank: int) -> str:
     return f"failed-{rank:05d}.json"
 
 
-# -- the agreement -------------------------------------------------------------------------------------------------
+# -- the commit ----------------------------------------------------------------------------------------------------
 
 
 def finish(
@@ -249,12 +244,12 @@ def finish(
     wait: Callable[[float], object] | None = None,
     watch: Watch | None = None,
 ) -> Manifest:
-    """This rank's files are durable: tells so, and gives the manifest when the checkpoint is committed.
+    """Put the part of this rank, whose files are durable; return the manifest once the checkpoint is committed.
 
-    Alone there is nobody to tell, and only the manifest is put. Raises what `conclude` does.
+    A single rank puts only the manifest. Raises what `conclude` raises.
     """
     if ranks.size > 1:
-        with telling(store, ranks, head.id):
+        with reporting_failure(store, ranks, head.id):
             put_part(store, part)
     return conclude(store, ranks, head, own=part, commit=commit, clock=clock, wait=wait, watch=watch)
 
@@ -270,42 +265,41 @@ def conclude(
     wait: Callable[[float], object] | None = None,
     watch: Watch | None = None,
 ) -> Manifest:
-    """This rank has put its part: gives the manifest when the checkpoint is committed. Rank 0 sees to that.
+    """Return the manifest once the checkpoint is committed; rank 0 commits it. The part of this rank is put.
 
-    `own` is that part, if it is at hand. `wait` pauses for so many seconds, or less.
+    `own` is this part, if the caller has it. `wait` sleeps for up to the given number of seconds.
 
     Raises:
-        CheckpointAborted: Nothing was committed; the message says which rank is to blame.
-        CheckpointInvalid: The ranks' parts do not fit together; nothing was committed.
-        StorageError: On rank 0, while the manifest was put: it is not known whether it was.
+        CheckpointAborted: Nothing was committed; the message names the rank that failed.
+        CheckpointInvalid: The parts of the ranks contradict each other; nothing was committed.
+        StorageError: On rank 0, while the manifest was put: it is unknown whether it exists.
     """
     clock, watch = clock or SystemClock(), watch or Watch()
-    with telling(store, ranks, head.id):
+    with reporting_failure(store, ranks, head.id):
         agreement = _Agreement(commit, head, ranks, wait) if commit is not None and ranks.size > 1 else None
         if agreement is not None:
             wait = agreement.pause
-        is_agreed = agreement.is_over if agreement is not None else _nobody_else
+        is_agreed = agreement.is_over if agreement is not None else _always
         if ranks.is_leader:
             found = gather(store, ranks, head.id, own=own, clock=clock, wait=wait, watch=watch, is_agreed=is_agreed)
             manifest = merge.merge(found, head=head)
             data = m.encode(manifest)
-            if ranks.size > 1:  # merging takes its time
-                _look_for_failures(store, head.id, _names(store, head.id))
+            if ranks.size > 1:  # merging takes a while
+                _check_failures(store, head.id, _names(store, head.id))
             watch.check()
         else:
             manifest = await_verdict(store, ranks, head.id, clock=clock, wait=wait, watch=watch, is_agreed=is_agreed)
-    if ranks.is_leader:  # from here on it may be committed, whatever is heard of it: no abort
-        put_manifest(store, head.id, data)
-        _require_files(store, manifest)
+    if ranks.is_leader:  # from here on it may be committed, so it is never aborted
+        publish(store, manifest, data)
         if ranks.size > 1:
-            _clear_messages(store, ranks, head.id)
+            _delete_rank_objects(store, ranks, head.id)
     if commit is not None:
-        tell(commit, of_manifest(manifest, store.url))
+        notify(commit, of_manifest(manifest, store.url))
     return manifest
 
 
-def _nobody_else() -> bool:
-    """Without a coordinator the parts suffice."""
+def _always() -> bool:
+    """Agree at once: without a coordinator, the parts suffice."""
     return True
 
 
@@ -318,13 +312,14 @@ def gather(
     clock: Clock,
     wait: Callable[[float], object] | None = None,
     watch: Watch,
-    is_agreed: Callable[[], bool] = _nobody_else,
+    is_agreed: Callable[[], bool] = _always,
 ) -> list[RankPart]:
-    """For rank 0: every rank's part, in order. `is_agreed` must be true as well, and may raise.
+    """Wait, as rank 0, for the parts of all ranks and for `is_agreed`, which may raise; return them in order.
 
     Raises:
-        CheckpointAborted: A rank has failed, or did not come in time, or this save was cancelled.
-        CheckpointInvalid: A part is none.
+        CheckpointAborted: A rank failed or was too late.
+        CheckpointInvalid: A part is malformed.
+        TransferCancelled: `watch` was cancelled.
     """
     found = {own.rank: own} if own is not None else {}
     if len(found) == ranks.size:
@@ -332,7 +327,7 @@ def gather(
 
     def look() -> list[RankPart] | None:
         names = _names(store, id)
-        _look_for_failures(store, id, names)
+        _check_failures(store, id, names)
         new = [rank for rank in range(ranks.size) if rank not in found and part_name(rank) in names]
         found.update(zip(new, _read_parts(store, id, new), strict=True))
         return [found[rank] for rank in range(ranks.size)] if is_agreed() and len(found) == ranks.size else None
@@ -341,12 +336,12 @@ def gather(
         missing = [rank for rank in range(ranks.size) if rank not in found]
         if not missing:
             return CheckpointAborted(
-                f"checkpoint {id}: the coordinator did not hear of every rank within {waited_s:g} s, though all have "
-                "written; do all ranks hand in a Commit?"
+                f"checkpoint {id}: all ranks have written, but not all reached the coordinator within {waited_s:g} s; "
+                "pass commit= on every rank"
             )
         return CheckpointAborted(
-            f"checkpoint {id}: {_named(missing)} wrote no part within {waited_s:g} s; dead, slower than timeout_s, or "
-            f"writing elsewhere than to {store.url}?",
+            f"checkpoint {id}: {_named(missing)} wrote no part within {waited_s:g} s; check that each is alive, faster "
+            f"than timeout_s, and writes to {store.url}",
             missing={str(rank): "wrote no part" for rank in missing},
         )
 
@@ -361,32 +356,33 @@ def await_verdict(
     clock: Clock,
     wait: Callable[[float], object] | None = None,
     watch: Watch,
-    is_agreed: Callable[[], bool] = _nobody_else,
+    is_agreed: Callable[[], bool] = _always,
 ) -> Manifest:
-    """For the other ranks: the manifest, when rank 0 has committed it. `is_agreed` is asked because it may raise.
+    """Wait, as another rank than 0, for the manifest; `is_agreed` is called because it may raise.
 
-    Rank 0's time begins when its part is there; until then it is as late as any rank may be.
+    The timeout for the commit begins when the part of rank 0 exists; until then rank 0 may be as late as any rank.
 
     Raises:
-        CheckpointAborted: Rank 0 says so, or says nothing in time, or this save was cancelled.
+        CheckpointAborted: Rank 0 aborted, or did not commit in time.
+        TransferCancelled: `watch` was cancelled.
     """
 
     def verdict() -> Manifest | None:
         key = f"{id}/{m.FILE_NAME}"
-        if _is_there(store, key):
+        if _exists(store, key):
             return m.decode(store.get(key, max_bytes=m.MAX_MANIFEST_BYTES), file=key)
-        if _is_there(store, f"{id}/{ABORTED}"):
-            raise CheckpointAborted(f"checkpoint {id} was given up: {_reason(store, f'{id}/{ABORTED}')}")
+        if _exists(store, f"{id}/{ABORTED}"):
+            raise CheckpointAborted(f"checkpoint {id} was aborted: {_reason(store, f'{id}/{ABORTED}')}")
         is_agreed()
         return None
 
     def verdict_or_part() -> Manifest | Literal[True] | None:
-        return verdict() or _is_there(store, f"{id}/{part_name(0)}") or None
+        return verdict() or _exists(store, f"{id}/{part_name(0)}") or None
 
     def late(waited_s: float) -> CheckpointAborted:
         return CheckpointAborted(
-            f"checkpoint {id}: rank 0 did not commit within {waited_s:g} s; it is dead, hangs, or writes elsewhere "
-            f"than to {store.url}. If it goes on after all, the checkpoint may still appear",
+            f"checkpoint {id}: rank 0 did not commit within {waited_s:g} s; check that it is alive and writes to "
+            f"{store.url}. If it resumes, the checkpoint may still appear",
             missing={"0": "did not commit"},
         )
 
@@ -395,8 +391,8 @@ def await_verdict(
     )
     if found is not True:
         return found
-    patience_s = ranks.timeout_s * (1 + GRACE)
-    return until(verdict, late, timeout_s=patience_s, clock=clock, wait=wait, watch=watch)
+    timeout_s = ranks.timeout_s * (1 + GRACE)
+    return until(verdict, late, timeout_s=timeout_s, clock=clock, wait=wait, watch=watch)
 
 
 def until(
@@ -408,7 +404,7 @@ def until(
     wait: Callable[[float], object] | None,
     watch: Watch,
 ) -> T:
-    """Looks again and again, ever less often. A store that does not answer is asked again until the time is up."""
+    """Poll `look`, ever less often, until it returns a value; retry while the store is unavailable."""
     wait = wait or threading.Event().wait
     began_s = clock.monotonic_s()
     while True:
@@ -426,16 +422,17 @@ def until(
         wait(min(max(waited_s * PAUSE_PER_WAITED, MIN_PAUSE_S), MAX_PAUSE_S, timeout_s - waited_s))
 
 
-def _look_for_failures(store: Store, id: str, names: Iterable[str]) -> None:
+def _check_failures(store: Store, id: str, names: Iterable[str]) -> None:
+    """Raise if a rank failed or rank 0 aborted."""
     failed = sorted(name for name in names if name.startswith("failed-"))
     if ABORTED in names:
-        raise CheckpointAborted(f"checkpoint {id} was given up: {_reason(store, f'{id}/{ABORTED}')}")
+        raise CheckpointAborted(f"checkpoint {id} was aborted: {_reason(store, f'{id}/{ABORTED}')}")
     if failed:
         reasons = {name[len("failed-") : -len(".json")]: _reason(store, f"{id}/{name}") for name in failed[:_MAX_NAMED]}
         missing = {rank.lstrip("0") or "0": reason for rank, reason in reasons.items()}
-        told = "; ".join(f"rank {rank} failed: {reason}" for rank, reason in missing.items())
+        reports = "; ".join(f"rank {rank} failed: {reason}" for rank, reason in missing.items())
         more = f"; and {len(failed) - _MAX_NAMED} more" if len(failed) > _MAX_NAMED else ""
-        raise CheckpointAborted(f"checkpoint {id}: {told}{more}", missing=missing)
+        raise CheckpointAborted(f"checkpoint {id}: {reports}{more}", missing=missing)
 
 
 def _read_parts(store: Store, id: str, ranks: Sequence[int]) -> list[RankPart]:
@@ -443,7 +440,7 @@ def _read_parts(store: Store, id: str, ranks: Sequence[int]) -> list[RankPart]:
         key = f"{id}/{part_name(rank)}"
         part = parts.decode(store.get(key, max_bytes=parts.MAX_PART_BYTES), file=key)
         if (part.checkpoint, part.rank) != (id, rank):
-            raise CheckpointInvalid(f"{key} is the part of rank {part.rank} of {part.checkpoint[:80]}")
+            raise CheckpointInvalid(f"{key} belongs to rank {part.rank} of checkpoint {part.checkpoint[:80]}")
         return part
 
     if len(ranks) < 2:
@@ -452,8 +449,21 @@ def _read_parts(store: Store, id: str, ranks: Sequence[int]) -> list[RankPart]:
         return list(pool.map(read, ranks))
 
 
-def put_manifest(store: Store, id: str, data: bytes) -> None:
-    """What the store has decides, not what it answered."""
+def publish(store: Store, manifest: Manifest, data: bytes | None = None) -> None:
+    """Commit a checkpoint whose files are durable. Nothing else puts a manifest.
+
+    `data` is the encoded manifest, if the caller has it.
+
+    Raises:
+        CheckpointAborted: Some of its files are gone; the manifest was removed again.
+        StorageError: It is not known whether the manifest was put.
+    """
+    _put_manifest(store, manifest.id, m.encode(manifest) if data is None else data)
+    _require_files(store, manifest)
+
+
+def _put_manifest(store: Store, id: str, data: bytes) -> None:
+    """Put the manifest. After an error, what the store holds decides."""
     key = f"{id}/{m.FILE_NAME}"
     try:
         store.put(key, data, if_absent=True)
@@ -470,55 +480,55 @@ def put_manifest(store: Store, id: str, data: bytes) -> None:
 
 
 def _require_files(store: Store, manifest: Manifest) -> None:
-    """Who takes more than an hour may have been taken for dead, and its files for leftovers: then it is not committed.
+    """Withdraw a manifest whose files were collected as leftovers because the save took more than an hour.
 
-    A collector puts `aborted.json` before it looks for a manifest, and removes it last; we put the manifest before we
-    look for that. So one of us sees the other.
+    A collector puts `aborted.json` before it looks for a manifest, and deletes it last; the manifest is put before we
+    look for `aborted.json`. So one of the two notices the other.
 
-    It may also be gone again as a checkpoint: others have saved later steps meanwhile, and their retention keeps none
-    as old as this. They remove the manifest first, a collector never does. That is no failure to save.
+    The checkpoint may also be deleted again already: other managers have saved later steps, and their retention does
+    not keep it. They delete the manifest first, which a collector never does. That is not a failed save.
 
     Raises:
-        CheckpointAborted: Some of the files are gone; so is the manifest.
-        BaseIsGone: Somebody's retention has removed what it refers to; so is the manifest.
+        CheckpointAborted: Files are gone; the manifest was deleted.
+        BaseIsGone: Retention of another manager deleted the base; the manifest was deleted.
     """
     try:
         sizes = {listed.key: listed.size_bytes for listed in store.walk(manifest.id)}
     except StorageError as error:
-        log.warning("checkpoint %s is committed; its files could not be listed again: %s", manifest.id, error)
+        log.warning("checkpoint %s is committed, but its files could not be checked: %s", manifest.id, error)
         return
     own = {f"{manifest.id}/{file.path}": file.size_bytes for file in manifest.files if "/" not in file.path}
     gone = [key for key, size in own.items() if sizes.get(key) != size]
-    base = next((base for base in manifest.bases if not _is_there(store, f"{base}/{m.FILE_NAME}")), None)
+    base = next((base for base in manifest.bases if not _exists(store, f"{base}/{m.FILE_NAME}")), None)
     if not gone and base is None and f"{manifest.id}/{ABORTED}" not in sizes:
         return
     key = f"{manifest.id}/{m.FILE_NAME}"
-    if not _is_there(store, key):
-        log.info("checkpoint %s was committed, and removed by somebody who has saved later ones", manifest.id)
+    if not _exists(store, key):
+        log.info("checkpoint %s was committed, and deleted by a manager that has saved later ones", manifest.id)
         return
     store.delete([key])
     if base is not None:
-        raise BaseIsGone(f"its base {base} was removed while it was written")
+        raise BaseIsGone(f"its base {base} was deleted while it was written")
     raise CheckpointAborted(
-        f"checkpoint {manifest.id} took so long that somebody has removed its files as leftovers "
-        f"({', '.join(gone[:3]) or 'is about to'}); nothing is committed"
+        f"checkpoint {manifest.id} took so long that another manager deleted its files as leftovers "
+        f"({', '.join(gone[:3]) or 'deletion has begun'}); nothing was committed"
     )
 
 
-def _clear_messages(store: Store, ranks: Ranks, id: str) -> None:
-    """All that they said is in the manifest now."""
+def _delete_rank_objects(store: Store, ranks: Ranks, id: str) -> None:
+    """Delete the parts and claims, whose content is in the manifest now."""
     every = range(ranks.size)
     try:
         store.delete(f"{id}/{name(rank)}" for rank in every for name in (part_name, _claim_name))
     except StorageError as error:
-        log.warning("the ranks' parts of %s stay beside its manifest, which does no harm: %s", id, error)
+        log.warning("could not delete the parts of %s, which does no harm: %s", id, error)
 
 
 def _names(store: Store, id: str) -> set[str]:
     return {listed.key.rpartition("/")[2] for listed in store.walk(id)}
 
 
-def _is_there(store: Store, key: str) -> bool:
+def _exists(store: Store, key: str) -> bool:
     try:
         store.size(key)
     except ObjectMissing:
@@ -536,9 +546,9 @@ def _named(ranks: Sequence[int]) -> str:
 
 
 class _Agreement:
-    """Stands at the coordinator's barrier in a thread, while the store is looked at: either may tell of a failure.
+    """Waits for the coordinator in a thread while the store is polled: either may report a failure.
 
-    Without an answer from the coordinator the store decides alone.
+    Without an answer from the coordinator, the store decides alone.
     """
 
     def __init__(self, commit: Commit, head: Head, ranks: Ranks, wait: Callable[[float], object] | None) -> None:
@@ -548,26 +558,27 @@ class _Agreement:
         self._wait = wait or threading.Event().wait
         self._over = threading.Event()
         self._error: CheckpointAborted | None = None
-        # A daemon: when the store has decided, nobody waits for the barrier any more, and it has a deadline.
-        threading.Thread(target=self._stand, name="strata-commit", daemon=True).start()
+        # A daemon: once the store has decided, nothing waits for the coordinator, whose call has a deadline.
+        threading.Thread(target=self._await_ranks, name="strata-commit", daemon=True).start()
 
     def is_over(self) -> bool:
-        """
+        """Return whether the coordinator has answered.
+
         Raises:
-            CheckpointAborted: A rank will never come.
+            CheckpointAborted: A rank will not finish.
         """
         if self._over.is_set() and self._error is not None:
             raise self._error
         return self._over.is_set()
 
     def pause(self, seconds: float) -> None:
-        """Ends early when the coordinator has answered."""
+        """Sleep, but wake up when the coordinator answers."""
         if self._over.is_set():
             self._wait(seconds)
         else:
             self._over.wait(seconds)
 
-    def _stand(self) -> None:
+    def _await_ranks(self) -> None:
         id, ranks = self._head.id, self._ranks
         try:
             self._commit.all_written(
@@ -575,15 +586,15 @@ class _Agreement:
             )
         except CheckpointAborted as error:
             self._error = error
-        except Exception as error:  # noqa: BLE001 - the edge of the thread; the store still decides
-            log.warning("the coordinator does not help with checkpoint %s, its parts alone decide: %s", id, error)
+        except Exception as error:  # noqa: BLE001 - a thread boundary; the store decides
+            log.warning("the coordinator failed for checkpoint %s; the store decides alone: %s", id, error)
         finally:
             self._over.set()
 
 
-def tell(commit: Commit, metadata: CheckpointMetadata) -> None:
-    """Of a checkpoint that exists, whether or not the coordinator hears it."""
+def notify(commit: Commit, metadata: CheckpointMetadata) -> None:
+    """Notify the coordinator of a committed checkpoint; a failure is only logged."""
     try:
         commit.committed(metadata)
     except StrataError as error:
-        log.warning("checkpoint %s is committed, but the coordinator could not be told: %s", metadata.id, error)
+        log.warning("checkpoint %s is committed, but the coordinator could not be notified: %s", metadata.id, error)

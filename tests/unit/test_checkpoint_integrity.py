@@ -194,7 +194,7 @@ def test_a_manifest_with_a_key_twice_is_refused(old: bytes, new: bytes) -> None:
     body["metadata"] = {"b": 1}
     text = msgspec.json.encode(body).replace(old, new, 1)
     data = b'{"strata_checkpoint":1,"hash":"%s","manifest":%s}\n' % (xxh3_128_hexdigest(text).encode(), text)
-    with pytest.raises(CheckpointInvalid, match=r"manifest.json: the key '(step|a|int)' is there twice"):
+    with pytest.raises(CheckpointInvalid, match=r"manifest.json: an object has the key '(step|a|int)' twice"):
         m.decode(data, file=m.FILE_NAME)
     assert judged({**objects, f"{newest}/{m.FILE_NAME}": data}, newest) == (REFUSED, REFUSED)
 
@@ -202,7 +202,7 @@ def test_a_manifest_with_a_key_twice_is_refused(old: bytes, new: bytes) -> None:
 def test_a_manifest_twice_in_its_envelope_is_refused() -> None:
     objects, newest = saved("incremental")
     data = objects[f"{newest}/{m.FILE_NAME}"].replace(b'{"strata_checkpoint"', b'{"manifest":{},"strata_checkpoint"', 1)
-    with pytest.raises(CheckpointInvalid, match="the key 'manifest' is there twice"):
+    with pytest.raises(CheckpointInvalid, match="has the key 'manifest' twice"):
         m.decode(data, file=m.FILE_NAME)
 
 
@@ -219,5 +219,5 @@ def test_a_header_with_a_tensor_twice_is_refused() -> None:
     entry = b'"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}'
     text = b"{%s,%s}" % (entry, entry)
     header = len(text).to_bytes(8, "little") + text
-    with pytest.raises(CheckpointInvalid, match="the key 'w' is there twice"):
+    with pytest.raises(CheckpointInvalid, match="has the key 'w' twice"):
         layout.read_header(header, file="x.safetensors", size_bytes=len(header) + 1)
