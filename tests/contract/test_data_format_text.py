@@ -244,11 +244,11 @@ def small_sample(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("form", "contents", "told"),
     [
-        (CsvFormat(), b"id,v\n" + b"1000,1\n" * 9 + b"2,1.5\n", r"the type of column 'v' was guessed as int64.*1\.5.*null_values"),
+        (CsvFormat(), b"id,v\n" + b"1000,1\n" * 9 + b"2,1.5\n", r"column 'v' was guessed as int64.*1\.5.*null_values"),
         (CsvFormat(), b"id,v\n" + b"1000,1\n" * 9 + b"2,x\n", r"column 'v' .*\('v', …\)"),
-        (JsonlFormat(), b'{"id": 1, "v": 1}\n' * 9 + b'{"id": 2, "v": 1.5}\n', r"the type of column 'v' was guessed as int64"),
+        (JsonlFormat(), b'{"id": 1, "v": 1}\n' * 9 + b'{"id": 2, "v": 1.5}\n', r"column 'v' was guessed as int64"),
         (JsonFormat(), b'{"id": 1, "v": 1}\n' * 9 + b'{"id": 2, "v": "x"}\n', r"column 'v' .*write them in one type"),
-        (JsonlFormat(), b'{"id": 1, "v": null}\n' * 9 + b'{"id": 2, "v": "x"}\n', r"the type of column 'v' was guessed as null"),
+        (JsonlFormat(), b'{"id": 1, "v": null}\n' * 9 + b'{"id": 2, "v": "x"}\n', r"column 'v' was guessed as null"),
         (JsonlFormat(), b'{"id": 1, "v": 1}\n' * 9 + b'{"id": 2, "w": 1}\n', r"the key 'w' .*\('w', …\).*columns="),
         (JsonFormat(), b'{"id": 1, "o": {"a": 1}}\n' * 9 + b'{"o": {"b": 1}}\n', r"the key 'o\.b' .*\('o', …\)"),
         (JsonFormat(), b'{"id": 1, "o": [{"a": 1}]}\n' * 9 + b'{"o": [{"b": 1}]}\n', r"the key 'o\.b'"),
