@@ -198,9 +198,7 @@ def test_orc_and_parquet_files_without_ids_are_read_with_the_name_mapping(wareho
 def test_files_without_ids_and_without_a_mapping_are_refused_with_the_cure(warehouse: Warehouse) -> None:
     table = warehouse.create("unmapped", SCHEMA)
     warehouse.add_parquet(table, rows(0, 10), ids=None, row_group_size=10)
-    with pytest.raises(
-        SchemaMismatch, match=r"files-000\.parquet carries no field ids .* schema\.name-mapping\.default"
-    ):
+    with pytest.raises(SchemaMismatch, match=r"files-000\.parquet has no field ids .* schema\.name-mapping\.default"):
         plan_table(table)
 
 
@@ -421,11 +419,11 @@ def test_partitions_and_bounds_of_columns_leave_files_out(warehouse: Warehouse) 
 @pytest.mark.parametrize(
     ("scan_filter", "error", "message"),
     [
-        ("id >", InvalidArgument, "cannot be read"),
+        ("id >", InvalidArgument, "cannot be parsed"),
         ("nme = 'a'", SchemaMismatch, "its columns are: id, name, score"),
-        ("id = 'a'", SchemaMismatch, "cannot be asked of this table"),
+        ("id = 'a'", SchemaMismatch, "does not fit this table"),
         (7, InvalidArgument, "scan_filter is a int"),
-        ("id > 1000", NoData, r"no row passes the filter id > 1000 \(1 files were left out"),
+        ("id > 1000", NoData, r"no row passes the filter id > 1000 \(1 files were pruned"),
     ],
 )
 def test_filters_that_make_no_sense_are_refused(
@@ -482,7 +480,7 @@ def test_a_damaged_delete_file_is_never_passed_over(warehouse: Warehouse) -> Non
     data = bytearray(Path(path).read_bytes())
     data[25] ^= 1
     Path(path).write_bytes(data)
-    with pytest.raises(DataFileInvalid, match=r"deletes\.puffin: its deletion vectors cannot be read"):
+    with pytest.raises(DataFileInvalid, match=r"deletes\.puffin: its deletion vectors are damaged"):
         plan_table(table, on_error="skip")
 
 
@@ -571,12 +569,12 @@ def test_a_state_that_was_asked_for_once_is_read_by_all_whatever_is_written_mean
 
 def test_a_snapshot_that_is_not_there_is_refused_with_those_that_are(warehouse: Warehouse) -> None:
     empty = warehouse.create("empty", SCHEMA)
-    with pytest.raises(NoData, match="nothing was ever written"):
+    with pytest.raises(NoData, match="has no snapshot"):
         plan_table(empty)
     table, _ = groups_of_ten(warehouse, (0, 20))
     current = table.current_snapshot()
     assert current is not None
-    with pytest.raises(InvalidArgument, match=rf"no snapshot 17; .* latest of its 1: {current.snapshot_id} \(20"):
+    with pytest.raises(InvalidArgument, match=rf"no snapshot 17; .* its 1 snapshots: {current.snapshot_id} \(20"):
         plan_table(table, snapshot_id=17)
     with pytest.raises(InvalidArgument, match="no snapshot as old as 2001"):
         plan_table(table, as_of="2001-01-01T00:00:00+00:00")
@@ -714,7 +712,7 @@ def test_avro_data_files_are_refused_with_the_cure(warehouse: Warehouse) -> None
     path = warehouse.path(".avro")
     Path(path).write_bytes(b"Obj\x01")
     warehouse.add_file(table, path, FileFormat.AVRO, 10)
-    with pytest.raises(DataError, match=r"is avro; Iceberg tables are read from orc and parquet files"):
+    with pytest.raises(DataError, match=r"is avro; only orc and parquet files of Iceberg tables are supported"):
         plan_table(table)
 
 
@@ -728,9 +726,9 @@ def test_columns_are_checked_against_the_table(warehouse: Warehouse) -> None:
 
 def test_tables_and_catalogs_that_are_not_there_are_refused_without_telling_passwords(warehouse: Warehouse) -> None:
     warehouse.create("clicks", SCHEMA)
-    with pytest.raises(InvalidArgument, match=r"no table 'db\.click' in the catalog; did you mean 'db\.clicks'\?"):
+    with pytest.raises(InvalidArgument, match=r"no table 'db\.click'; did you mean 'db\.clicks'\?"):
         plan_table("db.click", warehouse.config)
-    with pytest.raises(InvalidArgument, match="no table's metadata at"):
+    with pytest.raises(InvalidArgument, match="is not the metadata of a table"):
         plan_table(f"{warehouse.directory}/nothing.metadata.json")
     with pytest.raises(InvalidArgument, match=r"no catalog can be opened with these settings \(type\)"):
         plan_table("db.clicks", {"type": "sqlite"})
@@ -743,7 +741,7 @@ def test_tables_and_catalogs_that_are_not_there_are_refused_without_telling_pass
 
 
 def test_an_empty_catalog_is_taken_for_a_wrong_address(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match="no tables at all; check uri and name"):
+    with pytest.raises(InvalidArgument, match="it is empty: check uri and name"):
         plan_table("db.clicks", {"type": "sql", "uri": f"sqlite:///{tmp_path}/other.db"})
 
 

@@ -84,7 +84,8 @@ MUTATE = """
 import random, sys
 from pathlib import Path
 import pyarrow as pa, pyarrow.fs as pafs
-from strata.data import expressions, filters
+from strata.data.filter import expression as expressions
+from strata.data.filter import filter as filters
 from strata.data.source.source import DataFile
 from strata.data.formats.parquet.format import ParquetFormat
 from strata.data.source.source import Source

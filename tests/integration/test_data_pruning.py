@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import inspect
 import itertools
 import math
 import operator
@@ -48,6 +49,9 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 }
 EDGES = [0, 1, -1, 2**24, 2**24 + 1, 2**53, 2**53 + 1, 2**63 - 1, -(2**63), 2**63, 2**63 + 1, 2**64 - 1]
 FRACTIONS = [0.1, 0.5, -0.5, 1e300, -1e300, math.inf, -math.inf, math.nan, 0.0, -0.0, 2.0**24, 2.0**53, 2.0**63]
+
+HAS_PAGE_ROWS = "max_rows_per_page" in inspect.signature(pq.write_table).parameters
+TWO_ROWS_PER_PAGE = {"max_rows_per_page": 2} if HAS_PAGE_ROWS else {"write_batch_size": 2, "data_page_size": 1}
 
 
 def floats(width: int) -> st.SearchStrategy[float]:
@@ -216,7 +220,7 @@ def parquet(path: Path, tables: list[pa.Table]) -> None:
 
 def parquet_with_pages(path: Path, tables: list[pa.Table]) -> None:
     pq.write_table(
-        pa.concat_tables(tables), path / "a.parquet", write_page_index=True, max_rows_per_page=2, use_dictionary=False
+        pa.concat_tables(tables), path / "a.parquet", write_page_index=True, use_dictionary=False, **TWO_ROWS_PER_PAGE
     )
 
 

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     import pyarrow.parquet as pq
 
-VERIFIED_MAJORS = range(20, 27)
+VERIFIED_MAJORS = range(21, 27)
 """Major versions of pyarrow with which the test suite has run."""
 MAX_NODES = 100_000
 MAX_DEPTH = 200
