@@ -342,7 +342,7 @@ def test_counted_steps_reach_the_coordinator(contexts: Any) -> None:
         context.maybe_checkpoint({"part": Part()})
     membership = context._membership
     membership.worker.heartbeat()
-    (worker,) = membership._client.list_workers(job_id=context.place.run).workers
+    (worker,) = membership._client.list_workers(job_id=context.identity.run).workers
     assert (worker.step, worker.state) == (3, "TRAINING")
 
 

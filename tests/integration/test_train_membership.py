@@ -17,7 +17,8 @@ from strata.coordinator.config import CoordinatorConfig, LeaseConfig
 from strata.coordinator.embedded import EmbeddedCoordinator
 from strata.coordinator.state.views import MembershipInfo
 from strata.errors import CoordinatorUnavailable, UnknownJob
-from strata.launch.environment import METRICS, Place
+from strata.identity import Identity
+from strata.launch.environment import METRICS, WorkerSpec
 from strata.train.agreement import Agreement
 from strata.train.membership import MAX_METRICS, JoinedMembership
 
@@ -33,24 +34,26 @@ def address() -> Iterator[str]:
         yield coordinator.address
 
 
-def place_of(rank: int, world_size: int, attempt: int, address: str) -> Place:
-    return Place(
-        run="job",
-        attempt=attempt,
-        rank=rank,
-        world_size=world_size,
-        local_rank=rank,
-        local_world_size=world_size,
-        master_port=1,
+def place_of(rank: int, world_size: int, attempt: int, address: str) -> WorkerSpec:
+    return WorkerSpec(
+        identity=Identity(
+            run="job",
+            attempt=attempt,
+            rank=rank,
+            world_size=world_size,
+            local_rank=rank,
+            local_world_size=world_size,
+            master_port=1,
+        ),
         coordinator=address,
         checkpoints="",
     )
 
 
-def join(place: Place) -> JoinedMembership:
+def join(place: WorkerSpec) -> JoinedMembership:
     client = CoordinatorClient(place.coordinator)
     client.connect()
-    return JoinedMembership(client, place, Agreement())
+    return JoinedMembership(client, place.identity, Agreement())
 
 
 def old_ones(address: str, number: int) -> CoordinatorClient:

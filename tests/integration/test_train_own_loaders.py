@@ -19,7 +19,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import strata
 from strata.checkpoint import CheckpointManager
 from strata.errors import ConfigError, InvalidArgument, PlanChanged
-from strata.launch.environment import NEEDED_WORLD_SIZE, Place
+from strata.identity import Identity
+from strata.launch.environment import NEEDED_WORLD_SIZE, WorkerSpec
 from strata.train import Context
 from strata.train.membership import NoMembership
 
@@ -203,20 +204,22 @@ def test_persistent_workers_and_a_generator_of_the_users_are_exact_too() -> None
 
 def context_of(world_size: int, rank: int = 0, *, session: str = "one") -> Context:
     """One of several ranks as torchrun has them, without a coordinator."""
-    place = Place(
-        run="job",
-        attempt=0,
-        rank=rank,
-        world_size=world_size,
-        local_rank=rank,
-        local_world_size=world_size,
-        master_port=0,
+    place = WorkerSpec(
+        identity=Identity(
+            run="job",
+            attempt=0,
+            rank=rank,
+            world_size=world_size,
+            local_rank=rank,
+            local_world_size=world_size,
+            master_port=0,
+        ),
         coordinator="",
         checkpoints="ckpt",
     )
     ranks = strata.checkpoint.Ranks(rank=rank, size=world_size, session=session, timeout_s=20)
     manager = CheckpointManager("ckpt", ranks=ranks, saver="thread")
-    return Context(place, NoMembership(), manager)
+    return Context(place.identity, NoMembership(), manager)
 
 
 def saved_by_two(make: Make) -> list[list[int]]:

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strata.data.order.map_rows import MapRows, permuted
-from strata.data.ranks import Ranks
 from strata.errors import InvalidArgument, PlanChanged
 
 TAILS = ("uneven", "pad", "drop")
@@ -19,7 +18,7 @@ TAILS = ("uneven", "pad", "drop")
 
 def rows_of(num_rows: int, *, rank: int = 0, num_ranks: int = 1, **arguments: Any) -> MapRows:
     settings: dict[str, Any] = {"batch_size": 3, "shuffle": True, "seed": 5, **arguments}
-    return MapRows(num_rows, ranks=Ranks(rank, num_ranks), **settings)
+    return MapRows(num_rows, rank=rank, world_size=num_ranks, **settings)
 
 
 def delivered(ranks: list[MapRows], num_batches: int) -> list[int]:

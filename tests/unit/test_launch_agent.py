@@ -15,7 +15,7 @@ import pytest
 from strata.errors import ConfigError
 from strata.launch import agent as agents
 from strata.launch.agent import Agent
-from strata.launch.environment import METRICS, NEEDED_WORLD_SIZE, STOPPED, Place
+from strata.launch.environment import METRICS, NEEDED_WORLD_SIZE, STOPPED, WorkerSpec
 from strata.launch.nodes.base import Nodes
 from strata.launch.processes.base import WorkerExit
 from strata.launch.record.directory import RunDirectory
@@ -63,8 +63,8 @@ class FakeNode:
     async def free_port(self) -> int:
         return 1
 
-    async def launch(self, places: Sequence[Place]) -> None:
-        self.launched += [(place.attempt, place.rank) for place in places]
+    async def launch(self, workers: Sequence[WorkerSpec]) -> None:
+        self.launched += [(place.identity.attempt, place.identity.rank) for place in workers]
 
     async def next_exit(self) -> WorkerExit:
         return await self.exits.get()

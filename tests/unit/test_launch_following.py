@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 
 import pytest
 
-from strata.launch.environment import Place
+from strata.identity import Identity
+from strata.launch.environment import WorkerSpec
 from strata.launch.follower import Follower
 from strata.launch.nodes.rendezvous import AnyMessage, Ended, Heard, Kill, Launch, Member, Over, SendSignal
 from strata.launch.processes.base import WorkerExit
@@ -17,14 +18,8 @@ from strata.launch.supervisor import Finish
 
 LEADER, ME = Member("a.1.x@10.0.0.1", 2), Member("b.1.x@10.0.0.2", 2)
 KILLED = -signal.SIGKILL
-PLACE = Place(
-    run="job",
-    attempt=3,
-    rank=0,
-    world_size=4,
-    local_rank=0,
-    local_world_size=2,
-    master_port=1,
+PLACE = WorkerSpec(
+    identity=Identity(run="job", attempt=3, rank=0, world_size=4, local_rank=0, local_world_size=2, master_port=1),
     coordinator="leader:1",
     checkpoints="/k",
 )
@@ -58,12 +53,12 @@ class FakeNode:
     """As real ones: who is not there yet cannot be killed."""
 
     def __init__(self) -> None:
-        self.running: dict[int, Place] = {}
+        self.running: dict[int, WorkerSpec] = {}
         self.heard: list[object] = []
         self._exits: asyncio.Queue[WorkerExit] = asyncio.Queue()
 
-    async def launch(self, places: Sequence[Place]) -> None:
-        self.running |= {place.rank: place for place in places}
+    async def launch(self, workers: Sequence[WorkerSpec]) -> None:
+        self.running |= {place.identity.rank: place for place in workers}
 
     async def next_exit(self) -> WorkerExit:
         return await self._exits.get()

@@ -12,18 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.launch.environment import Place
+from strata.identity import Identity
+from strata.launch.environment import WorkerSpec
 from strata.launch.nodes.base import LOST, Event, NodeLost, Nodes, RoomChanged, lay_out
 from strata.launch.processes.base import WorkerExit
 
-PLACE = Place(
-    run="job",
-    attempt=0,
-    rank=0,
-    world_size=0,
-    local_rank=0,
-    local_world_size=0,
-    master_port=0,
+PLACE = WorkerSpec(
+    identity=Identity(run="job", attempt=0, rank=0, world_size=0, local_rank=0, local_world_size=0, master_port=0),
     coordinator="unix:/c",
     checkpoints="/k",
 )
@@ -73,7 +68,7 @@ class FakeNode:
         self.host = host or name
         self.address = f"at-{name}"
         self.slots = slots
-        self.running: dict[int, Place] = {}
+        self.running: dict[int, WorkerSpec] = {}
         self.heard: list[object] = []
         self.exits: asyncio.Queue[WorkerExit | Exception] = asyncio.Queue()
         self.on_launch: Callable[[], Awaitable[None]] | None = None
@@ -83,8 +78,8 @@ class FakeNode:
         self.on_port()
         return 4321
 
-    async def launch(self, places: Sequence[Place]) -> None:
-        self.running |= {place.rank: place for place in places}
+    async def launch(self, workers: Sequence[WorkerSpec]) -> None:
+        self.running |= {place.identity.rank: place for place in workers}
         if self.on_launch is not None:
             await self.on_launch()
 
@@ -116,8 +111,10 @@ class FakeNode:
         self.exits.put_nowait(NodeLost("its power is off"))
 
 
-def launched(world_size: int, attempt: int = 0) -> Place:
-    return dataclasses.replace(PLACE, world_size=world_size, attempt=attempt)
+def launched(world_size: int, attempt: int = 0) -> WorkerSpec:
+    return dataclasses.replace(
+        PLACE, identity=dataclasses.replace(PLACE.identity, world_size=world_size, attempt=attempt)
+    )
 
 
 async def told(nodes: Nodes) -> list[Event]:
@@ -320,12 +317,14 @@ def test_a_kill_that_came_too_late_for_its_attempt_does_not_meet_the_next() -> N
 
 def test_nodes_of_one_host_are_neighbours_whenever_they_came() -> None:
     async def scene() -> None:
-        places = [FakeNode("a", host="x"), FakeNode("b", host="y"), FakeNode("c", host="x")]
-        nodes = Nodes(*places)
+        fakes = [FakeNode("a", host="x"), FakeNode("b", host="y"), FakeNode("c", host="x")]
+        nodes = Nodes(*fakes)
         await nodes.launch(launched(3))
-        made = sorted((place for node in places for place in node.running.values()), key=lambda place: place.rank)
+        made = sorted(
+            (place for node in fakes for place in node.running.values()), key=lambda place: place.identity.rank
+        )
         await nodes.close()
-        assert {place.num_nodes for place in made} == {2}
-        assert [place.node_rank for place in made] == [0, 0, 1]
+        assert {place.identity.num_nodes for place in made} == {2}
+        assert [place.identity.node_rank for place in made] == [0, 0, 1]
 
     asyncio.run(scene())

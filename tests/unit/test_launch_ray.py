@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from ray import exceptions
 
 from strata.errors import ConfigError
-from strata.launch.environment import Place
+from strata.identity import Identity
+from strata.launch.environment import WorkerSpec
 from strata.launch.nodes import ray_actor, ray_cluster
 from strata.launch.nodes.base import NodeLost
 from strata.launch.nodes.ray import RayNode
@@ -34,15 +35,11 @@ def spec(**changed: Any) -> RunSpec:
     return RunSpec(**{**given, **changed})
 
 
-def place(rank: int, attempt: int = 0) -> Place:
-    return Place(
-        run="job",
-        attempt=attempt,
-        rank=rank,
-        world_size=2,
-        local_rank=0,
-        local_world_size=1,
-        master_port=1,
+def place(rank: int, attempt: int = 0) -> WorkerSpec:
+    return WorkerSpec(
+        identity=Identity(
+            run="job", attempt=attempt, rank=rank, world_size=2, local_rank=0, local_world_size=1, master_port=1
+        ),
         coordinator="c:1",
         checkpoints="/k",
     )
@@ -291,7 +288,7 @@ def test_a_kill_during_the_launch_is_said_again_after_it() -> None:
         kills = [decode(arguments[0], Kill) for method, arguments in actor.calls if method == "kill"]
         assert kills == [Kill(attempt=4, ranks=[0])] * 2
         launch = next(decode(arguments[0], Launch) for method, arguments in actor.calls if method == "launch")
-        assert launch == Launch(places=[place(0, attempt=4)], variables={"CUDA_VISIBLE_DEVICES": "3,1"})
+        assert launch == Launch(workers=[place(0, attempt=4)], variables={"CUDA_VISIBLE_DEVICES": "3,1"})
 
     asyncio.run(scene())
 
@@ -321,8 +318,8 @@ class FakeLocalNode:
         self.devices: dict[str, str] = {}
         self.refusal: ConfigError | None = None
 
-    async def launch(self, places: Sequence[Place]) -> None:
-        self.heard.append([place.rank for place in places])
+    async def launch(self, workers: Sequence[WorkerSpec]) -> None:
+        self.heard.append([place.identity.rank for place in workers])
         if self.refusal is not None:
             raise self.refusal
 
@@ -341,7 +338,7 @@ def test_an_order_that_comes_twice_starts_nobody_twice_and_a_late_kill_meets_nob
         local = FakeLocalNode()
         actor = actor_with(local, RunDirectory(tmp_path, spec()))
         for _ in range(2):
-            await actor.launch(encode(Launch(places=[place(1, attempt=1)])))
+            await actor.launch(encode(Launch(workers=[place(1, attempt=1)])))
         await actor.kill(encode(Kill(attempt=0, ranks=[1])))
         await actor.kill(encode(Kill(attempt=1, ranks=[1])))
         assert local.heard == [[1], [], ("kill", []), ("kill", [1])]
@@ -354,7 +351,7 @@ def test_a_worker_that_cannot_be_started_ends_and_says_why(tmp_path: Path) -> No
         local = FakeLocalNode()
         local.refusal = ConfigError("the disk is full")
         actor = actor_with(local, RunDirectory(tmp_path, spec()))
-        await actor.launch(encode(Launch(places=[place(1)])))
+        await actor.launch(encode(Launch(workers=[place(1)])))
         assert decode(await actor.news(0), News).exit == Exit(1, NOT_STARTED, "the disk is full")
 
     asyncio.run(scene())
@@ -398,7 +395,7 @@ def test_news_are_the_same_when_asked_for_again_and_hold_the_end_of_a_log(
     async def scene() -> None:
         directory = RunDirectory(tmp_path, spec())
         actor = actor_with(FakeLocalNode(), directory, is_away=True)
-        await actor.launch(encode(Launch(places=[place(0)])))
+        await actor.launch(encode(Launch(workers=[place(0)])))
         directory.log_path(0, 0).write_bytes(b"first\n")
         first = await actor.news(0)
         assert decode(first, News) == News(logs=[LogPart(0, 0, b"first\n")])

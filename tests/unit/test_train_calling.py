@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from strata.errors import ConfigError, InvalidArgument, LimitExceeded, RunFailed
-from strata.launch.environment import Place, environment
+from strata.identity import Identity
+from strata.launch.environment import WorkerSpec, worker_environment
 from strata.train import function as calling
 from strata.train.function import Call, read_call, read_error, read_result, write_call
 
@@ -31,11 +32,14 @@ def work(call_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable
 
     def run(function: Callable[..., Any]) -> Path:
         write_call(call_path, Call(function, (), {}))
-        place = Place(
-            run="r", attempt=3, rank=1, world_size=2, local_rank=1, local_world_size=2, master_port=1, coordinator="",
+        place = WorkerSpec(
+            identity=Identity(
+                run="r", attempt=3, rank=1, world_size=2, local_rank=1, local_world_size=2, master_port=1
+            ),
+            coordinator="",
             checkpoints="",
-        )  # fmt: skip
-        for name, value in environment(place).items():
+        )
+        for name, value in worker_environment(place).items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(sys, "argv", ["calling", str(call_path)])
         calling.main()

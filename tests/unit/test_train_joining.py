@@ -10,9 +10,10 @@ import pytest
 
 from strata.checkpoint import Adaptive, AnyOf, EverySeconds, EverySteps, Manual
 from strata.errors import ConfigError
-from strata.launch.environment import JOINED, Place, environment
+from strata.identity import Identity
+from strata.launch.environment import JOINED, WorkerSpec, worker_environment
 from strata.train.context import decides_by_steps
-from strata.train.startup import _check_is_the_rank, _place_without_agent, _stop_when_asked, init, strategy_of
+from strata.train.startup import _check_is_the_rank, _spec_without_agent, _stop_when_asked, init, strategy_of
 
 
 @pytest.mark.parametrize(
@@ -62,20 +63,25 @@ def test_a_misspelt_argument_is_refused_with_the_one_that_was_meant(name: str, c
 
 def test_a_process_that_nobody_started_is_a_world_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/somewhere/train.py", "--lr", "1"])
-    place = _place_without_agent({"HOME": "/root"})
-    assert (place.rank, place.world_size, place.run, place.coordinator) == (0, 1, "train", "")
+    place = _spec_without_agent({"HOME": "/root"})
+    assert (place.identity.rank, place.identity.world_size, place.identity.run, place.coordinator) == (
+        0,
+        1,
+        "train",
+        "",
+    )
     assert place.checkpoints == "checkpoints/train"
 
 
 @pytest.mark.parametrize(("program", "name"), [("-c", "c"), ("", "run"), ("my job (1).py", "my-job--1-"), ("…", "run")])
 def test_any_program_has_a_name_that_a_job_can_have(monkeypatch: pytest.MonkeyPatch, program: str, name: str) -> None:
     monkeypatch.setattr(sys, "argv", [program])
-    assert _place_without_agent({}).run == name
+    assert _spec_without_agent({}).identity.run == name
 
 
 def test_under_torchrun_it_is_one_of_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["train.py"])
-    place = _place_without_agent(
+    place = _spec_without_agent(
         {
             "RANK": "3",
             "WORLD_SIZE": "4",
@@ -87,29 +93,28 @@ def test_under_torchrun_it_is_one_of_its_ranks(monkeypatch: pytest.MonkeyPatch) 
             "MASTER_PORT": "29500",
         }
     )
-    assert (place.rank, place.world_size, place.local_rank, place.local_world_size) == (3, 4, 1, 2)
-    assert place.session == "night/2/10.0.0.1:29500"
+    assert (
+        place.identity.rank,
+        place.identity.world_size,
+        place.identity.local_rank,
+        place.identity.local_world_size,
+    ) == (3, 4, 1, 2)
+    assert place.identity.session == "night/2/10.0.0.1:29500"
 
 
-PLACE = Place(
-    run="job",
-    attempt=0,
-    rank=1,
-    world_size=2,
-    local_rank=1,
-    local_world_size=2,
-    master_port=1,
+PLACE = WorkerSpec(
+    identity=Identity(run="job", attempt=0, rank=1, world_size=2, local_rank=1, local_world_size=2, master_port=1),
     coordinator="unix:/nowhere",
     checkpoints="ckpt",
 )
 
 
 def test_a_process_joins_once_and_what_it_starts_does_not() -> None:
-    variables = environment(PLACE)
+    variables = worker_environment(PLACE)
     _check_is_the_rank(variables)
     with pytest.raises(ConfigError, match="was called before in this process"):
         _check_is_the_rank({**variables, JOINED: str(os.getpid())})
-    with pytest.raises(ConfigError, match="process 1 is rank 1 of run 'job' already"):
+    with pytest.raises(ConfigError, match="process 1 is already rank 1 of run 'job'"):
         _check_is_the_rank({**variables, JOINED: "1"})
 
 

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from strata.data.batch.vocabulary import Vocabulary
     from strata.data.config import Delivery
     from strata.data.plan.plan import Plan
-    from strata.data.ranks import Ranks
     from strata.data.runtime.decoder import Decoder
     from strata.data.runtime.metrics import LoaderMetrics
+    from strata.identity import Identity
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class Dataset:
         recipe: Recipe,
         deliverer: Deliverer,
         delivery: Delivery,
-        ranks: Ranks,
+        ranks: Identity,
         *,
         name: str,
         plan_s: float = 0.0,
@@ -275,7 +275,7 @@ class Dataset:
         lanes = delivery.lanes
         if lanes is None:
             lanes = choose_lanes(
-                num_ranks=self.ranks.num_ranks,
+                num_ranks=self.ranks.world_size,
                 batch_size=delivery.batch_size,
                 num_units=plan.num_units,
                 shuffle=delivery.shuffle,
@@ -284,7 +284,7 @@ class Dataset:
                 ),
             )
         # With lanes that are fixed the order must not depend on batches and ranks, so the window does not either.
-        batch_rows = delivery.batch_size * self.ranks.num_ranks if delivery.lanes is None else lanes
+        batch_rows = delivery.batch_size * self.ranks.world_size if delivery.lanes is None else lanes
         window = choose_window(num_lanes=lanes, batch_rows=batch_rows, buffer_rows=delivery.shuffle_buffer_size)
         return Cursor(
             fingerprint=plan.fingerprint,
@@ -303,7 +303,7 @@ class Dataset:
             num_rows=self.plan.num_rows,
             first=first,
             batch_size=self.delivery.batch_size,
-            num_ranks=self.ranks.num_ranks,
+            num_ranks=self.ranks.world_size,
             tail=self.delivery.tail,
         )
 
@@ -349,7 +349,7 @@ class Dataset:
             num_units=self.plan.num_units,
             num_splits=self.plan.num_splits,
             is_local=self._recipe.source.is_local,
-            num_ranks=self.ranks.num_ranks,
+            num_ranks=self.ranks.world_size,
             unit_name=self._recipe.formats[min(formats)].unit_name if formats else "row group",
             worker_type=self.delivery.worker_type,
             num_cpus=len(os.sched_getaffinity(0)),

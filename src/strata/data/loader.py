@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from strata.data.dataset import Dataset
     from strata.data.order.assignment import Strategy
     from strata.data.order.steps import Tail
-    from strata.data.ranks import Ranks
     from strata.data.runtime.decoder import Recipe
+    from strata.identity import Identity
 
 MAX_DEFAULT_WORKERS = 8
 
@@ -96,7 +96,7 @@ class Options:
         )
 
 
-def create(kind: type[Any], plan: Callable[[Ranks], Recipe], options: Options) -> tuple[Any, Any]:
+def create(kind: type[Any], plan: Callable[[Identity], Recipe], options: Options) -> tuple[Any, Any]:
     """A loader, and the dataset behind it, of this class.
 
     Where torch is installed, the loader is a DataLoader, and the dataset an IterableDataset as well.

@@ -11,10 +11,10 @@ import logging
 import operator
 import os
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from strata.errors import BY_KIND, ConfigError, DataError, InvalidArgument, LimitExceeded, StrataError
+from strata.identity import Identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -29,24 +29,7 @@ MAX_HEADER_BYTES = 1 << 16
 _MAX_MESSAGE_LENGTH = 8_000
 """Even if every character needs six bytes of JSON, the header holds it."""
 _HOROVOD = ("horovod.torch", "horovod.tensorflow", "horovod.keras", "horovod.tensorflow.keras")
-_PAIRS = (
-    ("RANK", "WORLD_SIZE"),  # torchrun, accelerate launch, deepspeed
-    ("SLURM_PROCID", "SLURM_NTASKS"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("PMI_RANK", "PMI_SIZE"),
-)
-_NEEDS_BOTH = "SLURM_PROCID"
-"""Slurm sets one without the other in shells in which it does not start ranks; elsewhere half a pair is a mistake."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ranks:
-    rank: int = 0
-    num_ranks: int = 1
-    found_in: str = "nothing: one process alone"
-    """Who said so, for people to read."""
-    device: Any = None
-    """Where the accelerator wants its tensors; None: nobody said."""
+_CURE = "correct them, or give rank= and num_ranks="
 
 
 def find_ranks(
@@ -55,7 +38,7 @@ def find_ranks(
     num_ranks: int | None = None,
     accelerator: Any = None,
     environment: Mapping[str, str] = os.environ,
-) -> Ranks:
+) -> Identity:
     """What the caller says, else the accelerator, torch.distributed, DeepSpeed, Horovod, the environment, else alone.
 
     When two of these disagree, the first counts and a warning names both. What the caller says is compared with
@@ -70,23 +53,23 @@ def find_ranks(
         return _explicit(rank, num_ranks, device)
     found = list(_initialised(accelerator))
     if not found:
-        return _from_environment(environment) or Ranks()
-    others: list[Ranks | None] = [*found[1:]]
+        return Identity.from_environment(environment, cure=_CURE) or Identity()
+    others: list[Identity | None] = [*found[1:]]
     try:
-        others.append(_from_environment(environment))
+        others.append(Identity.from_environment(environment, cure=_CURE))
     except ConfigError as error:
         log.warning("ranks are taken from %s; the environment is not used: %s", found[0].found_in, error)
     for other in others:
-        if other is not None and (other.rank, other.num_ranks) != (found[0].rank, found[0].num_ranks):
+        if other is not None and (other.rank, other.world_size) != (found[0].rank, found[0].world_size):
             log.warning("%s, but %s; the first counts", _said(found[0]), _said(other))
     return found[0]
 
 
-def _said(ranks: Ranks) -> str:
-    return f"{ranks.found_in} says rank {ranks.rank} of {ranks.num_ranks}"
+def _said(ranks: Identity) -> str:
+    return f"{ranks.found_in} says rank {ranks.rank} of {ranks.world_size}"
 
 
-def _explicit(rank: int | None, num_ranks: int | None, device: Any) -> Ranks:
+def _explicit(rank: int | None, num_ranks: int | None, device: Any) -> Identity:
     if rank is None or num_ranks is None:
         missing, given = ("rank", "num_ranks") if rank is None else ("num_ranks", "rank")
         raise InvalidArgument(
@@ -95,18 +78,18 @@ def _explicit(rank: int | None, num_ranks: int | None, device: Any) -> Ranks:
     return _checked(rank, num_ranks, "rank= and num_ranks=", device)
 
 
-def _initialised(accelerator: Any) -> Iterator[Ranks]:
+def _initialised(accelerator: Any) -> Iterator[Identity]:
     """From objects and modules that know it; the most telling first."""
     if accelerator is not None:
         try:
-            rank, num_ranks = accelerator.process_index, accelerator.num_processes
+            rank, world_size = accelerator.process_index, accelerator.num_processes
         except AttributeError as error:
             raise InvalidArgument(
                 f"accelerator is a {type(accelerator).__name__} that does not tell process_index and num_processes "
                 f"({error}); give an accelerate.Accelerator, or rank= and num_ranks=",
                 field="accelerator",
             ) from error
-        yield _checked(rank, num_ranks, "the accelerator", getattr(accelerator, "device", None))
+        yield _checked(rank, world_size, "the accelerator", getattr(accelerator, "device", None))
     if (torch := _process_group()) is not None:
         yield _checked(torch.get_rank(), torch.get_world_size(), "torch.distributed")
     deepspeed = sys.modules.get("deepspeed.comm")
@@ -125,60 +108,27 @@ def _process_group() -> Any:
     return module if module is not None and module.is_available() and module.is_initialized() else None
 
 
-def _from_environment(environment: Mapping[str, str]) -> Ranks | None:
-    """The first pair of variables counts: torchrun under Slurm has more ranks than Slurm has tasks."""
-    for names in _PAIRS:
-        present = [name for name in names if name in environment]
-        if not present or (len(present) == 1 and _NEEDS_BOTH in names):
-            continue
-        for name in names:
-            if name not in environment:
-                raise ConfigError(
-                    f"the environment has {present[0]}, but not {name}; set both, or give rank= and num_ranks=",
-                    field=name,
-                )
-        rank, num_ranks = (_number(environment, name) for name in names)
-        if not 0 <= rank < num_ranks:
-            raise ConfigError(
-                f"{names[0]}={rank} and {names[1]}={num_ranks} in the environment do not fit: ranks are from 0 to "
-                f"{names[1]} - 1; correct them, or give rank= and num_ranks=",
-                field=names[0],
-            )
-        return Ranks(rank, num_ranks, f"the environment ({' and '.join(names)})")
-    return None
-
-
-def _number(environment: Mapping[str, str], name: str) -> int:
-    text = environment[name]
-    if not (text.isascii() and text.strip().isdigit()):
-        raise ConfigError(
-            f"{name}={text!r} in the environment is not a number; correct or unset it, or give rank= and num_ranks=",
-            field=name,
-        )
-    return int(text)
-
-
-def _checked(rank: Any, num_ranks: Any, found_in: str, device: Any = None) -> Ranks:
+def _checked(rank: Any, world_size: Any, found_in: str, device: Any = None) -> Identity:
     """
     Raises:
         InvalidArgument: There is no such rank.
     """
     try:
-        rank, num_ranks = operator.index(rank), operator.index(num_ranks)
+        rank, world_size = operator.index(rank), operator.index(world_size)
     except TypeError:
         raise InvalidArgument(
-            f"{found_in}: rank {rank!r} of {num_ranks!r} are not both whole numbers", field="rank"
+            f"{found_in}: rank {rank!r} of {world_size!r} are not both whole numbers", field="rank"
         ) from None
-    if num_ranks < 1:
-        raise InvalidArgument(f"{found_in}: there cannot be {num_ranks} ranks; there is 1 at least", field="num_ranks")
-    if not 0 <= rank < num_ranks:
+    if world_size < 1:
+        raise InvalidArgument(f"{found_in}: there cannot be {world_size} ranks; there is 1 at least", field="num_ranks")
+    if not 0 <= rank < world_size:
         raise InvalidArgument(
-            f"{found_in}: rank {rank} is not one of {num_ranks}; they are 0 to {num_ranks - 1}", field="rank"
+            f"{found_in}: rank {rank} is not one of {world_size}; they are 0 to {world_size - 1}", field="rank"
         )
-    return Ranks(rank, num_ranks, found_in, device)
+    return Identity(rank=rank, world_size=world_size, found_in=found_in, device=device)
 
 
-def share(ranks: Ranks, produce: Callable[[], bytes]) -> bytes:
+def share(ranks: Identity, produce: Callable[[], bytes]) -> bytes:
     """What `produce` makes on rank 0, on all ranks of torch's process group; an error there is an error everywhere.
 
     All ranks must call it. Without a process group of as many ranks, everybody produces: the same, one must hope, so
@@ -190,7 +140,7 @@ def share(ranks: Ranks, produce: Callable[[], bytes]) -> bytes:
         DataError: Rank 0 failed in another way, or the process group did.
     """
     torch = _process_group()
-    if torch is None or ranks.num_ranks == 1 or torch.get_world_size() != ranks.num_ranks:
+    if torch is None or ranks.world_size == 1 or torch.get_world_size() != ranks.world_size:
         return produce()
     channel = _Channel(torch, _device(torch, ranks))
     if torch.get_rank() == 0:
@@ -225,7 +175,7 @@ def _bounded(data: bytes) -> bytes:
     return data
 
 
-def _device(torch: Any, ranks: Ranks) -> Any:
+def _device(torch: Any, ranks: Identity) -> Any:
     """Where the group can send from: host memory if it has a backend for that (gloo), else its device (nccl)."""
     kinds = [pair.partition(":")[0] for pair in str(torch.get_backend_config()).split(",")]
     if "cpu" in kinds:

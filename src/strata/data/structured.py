@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from strata.data.order.assignment import Strategy
     from strata.data.order.steps import Tail
     from strata.data.plain_loader import PlainLoader
-    from strata.data.ranks import Ranks
     from strata.data.torch import Loader
+    from strata.identity import Identity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class Where:
                 )
 
 
-def plan_files(where: Where, ranks: Ranks) -> Recipe:
+def plan_files(where: Where, ranks: Identity) -> Recipe:
     """Looks at the files, on rank 0 if ranks can talk, and plans from what was found."""
     condition = None if where.filters is None else parse(where.filters)
     split_bytes = parse_bytes(where.split_bytes)

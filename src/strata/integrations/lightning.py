@@ -67,7 +67,7 @@ class StrataCallback(Checkpoint):  # Lightning runs callbacks of this base last
         if trainer.world_size != self.ctx.world_size:
             raise InvalidArgument(
                 f"the trainer has {trainer.world_size} ranks and the run {self.ctx.world_size}; give it "
-                'devices=ctx.place.local_world_size, num_nodes=ctx.place.num_nodes and strategy="ddp"',
+                'devices=ctx.identity.local_world_size, num_nodes=ctx.identity.num_nodes and strategy="ddp"',
                 field="devices",
             )
 

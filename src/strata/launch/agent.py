@@ -16,7 +16,8 @@ import msgspec
 
 from strata.clock import Clock, SystemClock
 from strata.errors import StrataError
-from strata.launch.environment import METRICS, NEEDED_WORLD_SIZE, NOT_SAVING, Place
+from strata.identity import Identity
+from strata.launch.environment import METRICS, NEEDED_WORLD_SIZE, NOT_SAVING, WorkerSpec
 from strata.launch.nodes.base import RoomChanged
 from strata.launch.record.directory import RunStatus
 from strata.launch.record.timeline import RunEvent
@@ -262,14 +263,10 @@ class Agent:
         self._seen = _Seen(StepWatch(self._spec.step_timeout_s, self._spec.is_start_watched))
         await self._see_off(world_size)
         await self._nodes.launch(
-            Place(
-                run=self._spec.name,
-                attempt=attempt,
-                rank=0,
-                world_size=world_size,
-                local_rank=0,
-                local_world_size=world_size,
-                master_port=0,
+            WorkerSpec(
+                identity=Identity(
+                    run=self._spec.name, attempt=attempt, world_size=world_size, local_world_size=world_size
+                ),
                 coordinator=self._coordinator,
                 checkpoints=self._spec.checkpoints,
                 max_restarts=self._spec.max_restarts,

@@ -107,11 +107,14 @@ class Follower:
 
     async def _obey(self, message: AnyMessage) -> None:
         match message:
-            case Launch(place, ranks):
-                self.last_attempt = place.attempt
+            case Launch(worker, ranks):
+                identity = worker.identity
+                self.last_attempt = identity.attempt
                 self._running = {rank for rank, _ in ranks}
                 self._early = {}
-                self._note("started", f"attempt {place.attempt} with {len(ranks)} of {place.world_size} workers here")
+                self._note(
+                    "started", f"attempt {identity.attempt} with {len(ranks)} of {identity.world_size} workers here"
+                )
                 task = asyncio.create_task(self._launch(message))
                 self._launches.add(task)
                 task.add_done_callback(self._launches.discard)
@@ -138,15 +141,19 @@ class Follower:
         early = [WorkerExit(rank, self._early[rank]) for rank, _ in order.ranks if rank in self._early]
         if early:
             self._tell(early)
-        places = [
-            replace(order.place, rank=rank, local_rank=local_rank, coordinator=self._coordinator)
+        workers = [
+            replace(
+                order.worker,
+                identity=replace(order.worker.identity, rank=rank, local_rank=local_rank),
+                coordinator=self._coordinator,
+            )
             for rank, local_rank in order.ranks
             if rank not in self._early
         ]
         try:
-            await self._node.launch(places)
+            await self._node.launch(workers)
         except StrataError as error:
-            self._tell([WorkerExit(place.rank, NOT_STARTED, str(error)) for place in places])
+            self._tell([WorkerExit(worker.identity.rank, NOT_STARTED, str(error)) for worker in workers])
 
     # -- what is told ----------------------------------------------------------------------------------------------
 

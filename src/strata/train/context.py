@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from strata.checkpoint import AnyOf, CheckpointManager, EverySteps, Manual
 from strata.checkpoint.policy import not_before
-from strata.data.ranks import Ranks
 from strata.errors import ConfigError, InvalidArgument, NoCheckpoint, StrataError
+from strata.identity import Identity
 from strata.launch.environment import NEEDED_WORLD_SIZE, STOPPED
 from strata.lifecycle import Home, at_exit, renewed
 from strata.train import pytrees
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from strata.checkpoint import CheckpointMetadata, Save
     from strata.checkpoint.policy import Strategy
     from strata.data.order.steps import Tail
-    from strata.launch.environment import Place
     from strata.train.membership import Membership
 
 log = logging.getLogger(__name__)
@@ -82,14 +81,14 @@ class Context:
 
     def __init__(
         self,
-        place: Place,
+        identity: Identity,
         membership: Membership,
         manager: CheckpointManager,
         *,
         strategy: Strategy | None = None,
         agreement: Agreement | None = None,
     ) -> None:
-        self.place = place
+        self.identity = identity
         self.checkpoints = manager
         self.step = 0
         """The last one that was reported, counted or restored."""
@@ -102,7 +101,7 @@ class Context:
         self._asked_s = -ASK_AGAIN_S
         self._not_before = 0
         """The step until which nobody need be asked whether it is time."""
-        self._loaders = Loaders(place.world_size)
+        self._loaders = Loaders(identity.world_size)
         self._restored: tuple[int, Mapping[str, Any]] | None = None
         """The step that was restored, and what is ours of it."""
         self._has_saved = False
@@ -127,21 +126,26 @@ class Context:
     # -- who this is -----------------------------------------------------------------------------------------------
 
     @property
+    def place(self) -> Identity:
+        """The same as `identity`; an older name."""
+        return self.identity
+
+    @property
     def rank(self) -> int:
-        return self.place.rank
+        return self.identity.rank
 
     @property
     def world_size(self) -> int:
-        return self.place.world_size
+        return self.identity.world_size
 
     @property
     def local_rank(self) -> int:
-        return self.place.local_rank
+        return self.identity.local_rank
 
     @property
     def attempt(self) -> int:
         """How often the run's workers were started before."""
-        return self.place.attempt
+        return self.identity.attempt
 
     @property
     def generation(self) -> int:
@@ -200,7 +204,7 @@ class Context:
         return loader
 
     def _map_loader(self, dataset: Any, name: str, *, rank: int, num_ranks: int, **options: Any) -> Any:
-        loader = _torch_side().map_loader(dataset, ranks=Ranks(rank, num_ranks), **options)
+        loader = _torch_side().map_loader(dataset, ranks=Identity(rank=rank, world_size=num_ranks), **options)
         return self.attach(loader, name=name)
 
     def sampler(
@@ -219,7 +223,10 @@ class Context:
 
         Until it is attached it raises when it is iterated over: a sampler alone does not know what was delivered.
         """
-        ranks = Ranks(self.rank if rank is None else rank, self.world_size if num_ranks is None else num_ranks)
+        ranks = Identity(
+            rank=self.rank if rank is None else rank,
+            world_size=self.world_size if num_ranks is None else num_ranks,
+        )
         return _torch_side().RowSampler(dataset, ranks=ranks, shuffle=shuffle, seed=shuffle_seed, tail=tail)
 
     def attach(self, loader: Any, *, name: str = "", per_rank: bool | None = None) -> Any:

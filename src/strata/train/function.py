@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from strata.errors import ConfigError, InvalidArgument, LimitExceeded, RunFailed
-from strata.launch.environment import place_in
+from strata.launch.environment import read_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -119,10 +119,10 @@ def main() -> None:
     would change nothing.
     """
     path = Path(sys.argv[1])
-    place = place_in(os.environ)
-    if place is None:
+    spec = read_environment(os.environ)
+    if spec is None:
         raise ConfigError("this module is for the workers of TrainingOrchestrator.run(); call that")
-    result, error = _places(path.parent, place.attempt, place.rank)
+    result, error = _places(path.parent, spec.identity.attempt, spec.identity.rank)
     try:
         call = read_call(path)
         value = call.function(*call.args, **call.kwargs)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from strata.coordinator.client import CoordinatorClient, Worker
     from strata.coordinator.state.events import CommandRecord
     from strata.coordinator.state.membership import WorkerStateName
-    from strata.launch.environment import Place
+    from strata.identity import Identity
     from strata.train.agreement import Wish
 
 log = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ class JoinedMembership:
     def __init__(
         self,
         client: CoordinatorClient,
-        place: Place,
+        identity: Identity,
         agreement: Agreement,
         *,
         on_left: Callable[[], None] | None = None,
@@ -134,19 +134,21 @@ class JoinedMembership:
         self._client = client
         self._on_left = on_left
         self._on_lost = on_lost
-        self._place = place
+        self._identity = identity
         self._agreement = agreement
         # The agent watches over steps, with the run's own limit, and writes down where a hung worker stands.
-        self._worker: Worker = client.register_worker(place.worker_id, job_id=place.run, takeover=True, is_watched=True)
+        self._worker: Worker = client.register_worker(
+            identity.worker_id, job_id=identity.run, takeover=True, is_watched=True
+        )
         self._has_stepped = False
         self._step = 0
         self._metrics = _Metrics()
         self._look: Callable[[], Mapping[str, float]] = dict
-        self._ours = {METRICS.attempt: float(place.attempt), METRICS.rank: float(place.rank)}
+        self._ours = {METRICS.attempt: float(identity.attempt), METRICS.rank: float(identity.rank)}
         """Said again and again: a coordinator that was lost and came back knows no metrics."""
         self._tell()
         self._worker.heartbeat()  # who wants this attempt to stop finds its workers from their first step on
-        _meet(self._worker, place, deadline_s=time.monotonic() + JOIN_TIMEOUT_S)
+        _meet(self._worker, identity, deadline_s=time.monotonic() + JOIN_TIMEOUT_S)
         self._num_ends = 0
         """How often the ranks have met to save the last step."""
         self._is_leaving = threading.Event()
@@ -203,7 +205,7 @@ class JoinedMembership:
         self._wanted["STOP"] = reason
 
     def ends_together(self, step: int) -> bool:
-        if self._place.world_size == 1:
+        if self._identity.world_size == 1:
             return True
         told_as = METRICS.last_steps[self._num_ends % 2]
         self._ours[told_as] = float(step)
@@ -211,14 +213,14 @@ class JoinedMembership:
         try:
             self._tell()
             self._worker.heartbeat()
-            self._worker.barrier(f"last/{self._num_ends}", step=self._place.attempt, timeout_s=END_TIMEOUT_S)
-            told = [each.metrics for each in self._client.list_workers(job_id=self._place.run).workers]
+            self._worker.barrier(f"last/{self._num_ends}", step=self._identity.attempt, timeout_s=END_TIMEOUT_S)
+            told = [each.metrics for each in self._client.list_workers(job_id=self._identity.run).workers]
         except StrataError as error:
             log.warning("the last step is not saved, since not all ranks come to an end: %s", error)
             return False
         steps = [int(each[told_as]) for each in told if told_as in each]
         # Who has left by now has found that they differ: else it would wait for this one's part of the checkpoint.
-        if steps == [step] * self._place.world_size:
+        if steps == [step] * self._identity.world_size:
             return True
         log.warning("the last step, %d on this rank, is not saved: all ranks must make the same number of steps", step)
         return False
@@ -230,8 +232,8 @@ class JoinedMembership:
         if self._has_stepped:
             note_last_step(os.environ, self._step)
         try:
-            if together and self._place.world_size > 1:
-                self._worker.barrier("end", step=self._place.attempt, timeout_s=LEAVE_TIMEOUT_S)
+            if together and self._identity.world_size > 1:
+                self._worker.barrier("end", step=self._identity.attempt, timeout_s=LEAVE_TIMEOUT_S)
         except StrataError as error:  # somebody has died, or does not come: then there is nothing to wait for
             log.info("leaving before the others: %s", error)
         try:
@@ -250,7 +252,7 @@ class JoinedMembership:
                 self._worker.wait_changed(POLL_S)
                 self._tell()
                 for name, reason in list(self._wanted.items()):
-                    self._client.send_command(name, job_id=self._place.run, reason=reason)
+                    self._client.send_command(name, job_id=self._identity.run, reason=reason)
                     del self._wanted[name]  # only now: what could not be said is said again
                 self._commands.extend(self._worker.take_commands())
                 while self._commands:
@@ -275,7 +277,7 @@ class JoinedMembership:
         self._worker.note(None, None, None, {**self._ours, **seen})
 
     def _follow(self, command: CommandRecord) -> None:
-        is_ours = command.args.get("attempt", str(self._place.attempt)) == str(self._place.attempt)
+        is_ours = command.args.get("attempt", str(self._identity.attempt)) == str(self._identity.attempt)
         if command.name in _WISHES and is_ours:
             self._agree(command, _WISHES[command.name])
 
@@ -316,18 +318,18 @@ class JoinedMembership:
                     left_s = max(deadline_s - time.monotonic(), 0.1)
                     self._worker.barrier("agree", step=command_id, timeout_s=left_s)
                     has_met = True
-                told = [worker.metrics for worker in self._client.list_workers(job_id=self._place.run).workers]
+                told = [worker.metrics for worker in self._client.list_workers(job_id=self._identity.run).workers]
                 limits_told = [limit for each in told if (limit := limit_about(each, command_id)) is not None]
-                if len(limits_told) >= self._place.world_size:
+                if len(limits_told) >= self._identity.world_size:
                     return int(max(limits_told))
-                missing = f"{self._place.world_size - len(limits_told)} ranks have not said how far they are"
+                missing = f"{self._identity.world_size - len(limits_told)} ranks have not said how far they are"
             except CoordinatorUnavailable as error:
                 missing = str(error)
             if time.monotonic() >= deadline_s or self._is_leaving.wait(AGREE_AGAIN_S):
                 raise CoordinatorUnavailable(missing)
 
 
-def _meet(worker: Worker, place: Place, *, deadline_s: float) -> None:
+def _meet(worker: Worker, identity: Identity, *, deadline_s: float) -> None:
     """Until all ranks of this attempt are there, and nobody else.
 
     Members of the attempt before are replaced or go as they are missed; they never arrive at this barrier. So a
@@ -338,12 +340,12 @@ def _meet(worker: Worker, place: Place, *, deadline_s: float) -> None:
     """
     while True:
         left_s = max(deadline_s - time.monotonic(), 0.1)
-        worker.wait_for_workers(place.world_size, timeout_s=left_s)
-        if worker.world_size > place.world_size:
+        worker.wait_for_workers(identity.world_size, timeout_s=left_s)
+        if worker.world_size > identity.world_size:
             worker.wait_changed(min(left_s, POLL_S))
         else:
             try:
-                worker.barrier("start", step=place.attempt, timeout_s=left_s)
+                worker.barrier("start", step=identity.attempt, timeout_s=left_s)
             except (BarrierBroken, StaleGeneration):
                 if time.monotonic() >= deadline_s:
                     raise
@@ -351,7 +353,7 @@ def _meet(worker: Worker, place: Place, *, deadline_s: float) -> None:
                 return
         if time.monotonic() >= deadline_s:
             raise CoordinatorUnavailable(
-                f"{worker.world_size} workers are in job {place.run!r}, {place.world_size} should be; "
+                f"{worker.world_size} workers are in job {identity.run!r}, {identity.world_size} should be; "
                 "is another run of the same name under way?"
             )
 

@@ -23,8 +23,9 @@ from strata.checkpoint import Adaptive, CheckpointManager, EverySeconds, EverySt
 from strata.coordinator.client import ClientConfig, CoordinatorClient
 from strata.coordinator.embedded import EmbeddedCoordinator
 from strata.errors import ConfigError, StrataError
+from strata.identity import RUN, TORCHRUN, Identity
 from strata.launch.commit import CoordinatorCommit
-from strata.launch.environment import JOINED, NOTE, STACKS_SIGNAL, Place, place_in, storage_options_in
+from strata.launch.environment import JOINED, NOTE, STACKS_SIGNAL, WorkerSpec, read_environment, storage_options_in
 from strata.lifecycle import Home
 from strata.train.agreement import Agreement
 from strata.train.context import Context
@@ -64,9 +65,9 @@ def init(
     variables = os.environ
     _check_options(checkpoint_options)
     _check_is_the_rank(variables)
-    place = place_in(variables) or _place_without_agent(variables)
+    spec = read_environment(variables) or _spec_without_agent(variables)
     if checkpoints is not None:
-        place = replace(place, checkpoints=os.fspath(checkpoints))
+        spec = replace(spec, checkpoints=os.fspath(checkpoints))
     elif of_run := storage_options_in(variables):
         given = checkpoint_options.get("storage_options") or {}
         checkpoint_options = {**checkpoint_options, "storage_options": {**of_run, **given}}
@@ -74,30 +75,30 @@ def init(
     agreement = Agreement()
     membership: JoinedMembership | NoMembership = NoMembership()
     commit = None
-    if place.coordinator:
-        membership = _joined(place, agreement, on_left=_no_longer_joined, on_lost=_end_process)
+    if spec.coordinator:
+        membership = _joined(spec, agreement, on_left=_no_longer_joined, on_lost=_end_process)
         variables[JOINED] = str(os.getpid())
         commit = CoordinatorCommit(membership.worker)
         _dump_stacks_when_asked()
         _stop_when_asked(membership)
-    elif place.world_size == 1 and forks.may_use_grpc():
-        membership = _embedded(place, agreement)
+    elif spec.identity.world_size == 1 and forks.may_use_grpc():
+        membership = _embedded(spec, agreement)
         commit = CoordinatorCommit(membership.worker)
     try:
         manager = CheckpointManager(
-            place.checkpoints,
+            spec.checkpoints,
             strategy=strategy,
-            ranks=Ranks(rank=place.rank, size=place.world_size, session=place.session),
+            ranks=Ranks.of(spec.identity),
             commit=commit,
             **{"keep_count": 3, **checkpoint_options},
         )
     except BaseException:
         membership.leave(together=False)  # or its thread's complaints would be the last words, not this error
         raise
-    if place.rank == 0:
+    if spec.identity.rank == 0:
         where = manager.place.rstrip("/")
         print(f"{NOTE}checkpoints in {where}, {manager.schedule}", file=sys.stderr, flush=True)
-    return Context(place, membership, manager, strategy=strategy, agreement=agreement)
+    return Context(spec.identity, membership, manager, strategy=strategy, agreement=agreement)
 
 
 def strategy_of(every: int | str | Strategy | None) -> Strategy:
@@ -133,8 +134,8 @@ def _check_options(options: Iterable[str]) -> None:
 
 
 def _check_is_the_rank(variables: Mapping[str, str]) -> None:
-    joined, place = variables.get(JOINED), place_in(variables)
-    if not joined or place is None:
+    joined, spec = variables.get(JOINED), read_environment(variables)
+    if not joined or spec is None:
         return
     if joined == str(os.getpid()):
         raise ConfigError(
@@ -143,52 +144,44 @@ def _check_is_the_rank(variables: Mapping[str, str]) -> None:
             field=JOINED,
         )
     raise ConfigError(
-        f"process {joined} is rank {place.rank} of run {place.run!r} already, and has started this one; call "
-        f"strata.init() only there, or start this one without {JOINED} and STRATA_RUN in its environment: then it "
-        "is a run of its own",
+        f"process {joined} is already rank {spec.identity.rank} of run {spec.identity.run!r}, and this process is its "
+        f"child; call strata.init() only in the parent, or remove {JOINED} and {RUN} from this process's environment "
+        "to make it a run of its own",
         field=JOINED,
     )
 
 
 def _joined(
-    place: Place,
+    spec: WorkerSpec,
     agreement: Agreement,
     *,
     on_left: Callable[[], None] | None = None,
     on_lost: Callable[[StrataError], None] | None = None,
 ) -> JoinedMembership:
-    client = CoordinatorClient(place.coordinator, config=ClientConfig(connect_timeout_s=JOIN_TIMEOUT_S))
+    client = CoordinatorClient(spec.coordinator, config=ClientConfig(connect_timeout_s=JOIN_TIMEOUT_S))
     client.connect()
     try:
-        return JoinedMembership(client, place, agreement, on_left=on_left, on_lost=on_lost)
+        return JoinedMembership(client, spec.identity, agreement, on_left=on_left, on_lost=on_lost)
     except BaseException:
         client.close()
         raise
 
 
-def _embedded(place: Place, agreement: Agreement) -> JoinedMembership:
+def _embedded(spec: WorkerSpec, agreement: Agreement) -> JoinedMembership:
     coordinator = EmbeddedCoordinator().start()
     try:
-        return _joined(replace(place, coordinator=coordinator.address), agreement, on_left=coordinator.stop)
+        return _joined(replace(spec, coordinator=coordinator.address), agreement, on_left=coordinator.stop)
     except BaseException:
         coordinator.stop()
         raise
 
 
-def _place_without_agent(variables: Mapping[str, str]) -> Place:
+def _spec_without_agent(variables: Mapping[str, str]) -> WorkerSpec:
     """Torchrun's rank; or a world of one."""
     script = _NOT_IN_NAMES.sub("-", Path(sys.argv[0]).stem).lstrip("-._")[:_MAX_NAME] or "run"
-    rank, world_size = int(variables.get("RANK", "0")), int(variables.get("WORLD_SIZE", "1"))
-    run = variables.get("TORCHELASTIC_RUN_ID", "none")  # what torchrun calls a run without a name
-    return Place(
-        run=script if run in ("", "none") else run,
-        attempt=int(variables.get("TORCHELASTIC_RESTART_COUNT", "0")),
-        rank=rank,
-        world_size=world_size,
-        local_rank=int(variables.get("LOCAL_RANK", "0")),
-        local_world_size=int(variables.get("LOCAL_WORLD_SIZE", str(world_size))),
-        master_addr=variables.get("MASTER_ADDR", "127.0.0.1"),
-        master_port=int(variables.get("MASTER_PORT", "0")),
+    identity = Identity.from_environment(variables, launchers=(TORCHRUN,)) or Identity()
+    return WorkerSpec(
+        identity=identity if identity.run else replace(identity, run=script),
         coordinator="",
         checkpoints=str(Path("checkpoints") / script),
     )

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from strata.data.order.steps import Tail
-    from strata.data.ranks import Ranks
 
     Ints = npt.NDArray[np.int64]
 
@@ -138,7 +137,15 @@ class MapRows:
     """
 
     def __init__(
-        self, num_rows: int, *, ranks: Ranks, batch_size: int, shuffle: bool, seed: int, tail: Tail = "uneven"
+        self,
+        num_rows: int,
+        *,
+        rank: int,
+        world_size: int,
+        batch_size: int,
+        shuffle: bool,
+        seed: int,
+        tail: Tail = "uneven",
     ) -> None:
         """
         Raises:
@@ -147,7 +154,8 @@ class MapRows:
         if not 0 <= operator.index(seed) <= MAX_SEED:
             raise InvalidArgument(f"shuffle_seed={seed} must be from 0 to {MAX_SEED}", field="shuffle_seed")
         self.num_rows = num_rows
-        self.ranks = ranks
+        self._rank = rank
+        self._world_size = world_size
         self._batch_size = operator.index(batch_size)
         self._shuffle = bool(shuffle)
         self._seed = seed
@@ -187,7 +195,7 @@ class MapRows:
             num_rows=self.num_rows,
             first=first,
             batch_size=self._batch_size,
-            num_ranks=self.ranks.num_ranks,
+            num_ranks=self._world_size,
             tail=self._tail,
         )
 
@@ -203,7 +211,7 @@ class MapRows:
 
     def shares(self) -> Iterator[Share]:
         """This rank's part of every batch of the pass that has begun. Safe to run ahead of what is delivered."""
-        return _shares(self._steps, self._cursor, self.ranks.rank)
+        return _shares(self._steps, self._cursor, self._rank)
 
     @property
     def num_batches(self) -> int:

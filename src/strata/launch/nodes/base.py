@@ -22,7 +22,7 @@ from strata.printing import counted
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from strata.launch.environment import Place
+    from strata.launch.environment import WorkerSpec
 
 log = logging.getLogger(__name__)
 LOST = -signal.SIGKILL
@@ -63,8 +63,8 @@ class Node(Protocol):
         """
         ...
 
-    async def launch(self, places: Sequence[Place]) -> None:
-        """Starts a worker in each place. Each of them ends exactly once, also one that cannot be started."""
+    async def launch(self, workers: Sequence[WorkerSpec]) -> None:
+        """Starts these workers. Each of them ends exactly once, also one that cannot be started."""
         ...
 
     async def next_exit(self) -> WorkerExit:
@@ -235,29 +235,29 @@ class Nodes:
 
     # -- workers ---------------------------------------------------------------------------------------------------
 
-    async def launch(self, place: Place) -> None:
-        """Starts all ranks of an attempt; `place` says what they have in common. Returns when all of them run, or have
+    async def launch(self, spec: WorkerSpec) -> None:
+        """Starts all ranks of an attempt; `spec` says what they have in common. Returns when all of them run, or have
         ended.
         """
-        self._attempt = place.attempt
-        self._killed = {each for each in self._killed if each[0] >= place.attempt}
+        self._attempt = spec.identity.attempt
+        self._killed = {each for each in self._killed if each[0] >= spec.identity.attempt}
         nodes = self._open()
         hosts = list(dict.fromkeys(node.host for node in nodes))
         nodes.sort(key=lambda node: hosts.index(node.host))  # neighbours, whenever they have come
-        seats = lay_out(place.world_size, [(node.host, node.slots) for node in nodes])
-        for rank in range(len(seats), place.world_size):  # a node was lost a moment ago
+        seats = lay_out(spec.identity.world_size, [(node.host, node.slots) for node in nodes])
+        for rank in range(len(seats), spec.identity.world_size):  # a node was lost a moment ago
             self._events.put_nowait(WorkerExit(rank, LOST, "no node has room for it"))
         if not seats:
             return
         first = nodes[seats[0].node]
         self._at |= {rank: nodes[seat.node] for rank, seat in enumerate(seats)}
         common = replace(
-            place,
+            spec.identity,
             master_addr=first.address,
             master_port=await first.free_port(),
             num_nodes=seats[-1].host_rank + 1,
         )
-        places = [
+        identities = [
             replace(
                 common,
                 rank=rank,
@@ -267,19 +267,22 @@ class Nodes:
             )
             for rank, seat in enumerate(seats)
         ]
+        workers = [replace(spec, identity=identity) for identity in identities]
         launches = [
-            self._launch_at(node, [place for place in places if seats[place.rank].node == index])
+            self._launch_at(node, [worker for worker in workers if seats[worker.identity.rank].node == index])
             for index, node in enumerate(nodes)
             if any(seat.node == index for seat in seats)
         ]
         await asyncio.gather(*launches)
 
-    async def _launch_at(self, node: Node, places: Sequence[Place]) -> None:
+    async def _launch_at(self, node: Node, workers: Sequence[WorkerSpec]) -> None:
         """Who was killed, or lost, up to this moment is not started. From here on the node has them, and hears it."""
-        for place in places:
-            if (place.attempt, place.rank) in self._killed and self._at.get(place.rank) is node:
-                self._ended(WorkerExit(place.rank, KILLED))
-        await node.launch([place for place in places if self._at.get(place.rank) is node])
+        for worker in workers:
+            if (worker.identity.attempt, worker.identity.rank) in self._killed and self._at.get(
+                worker.identity.rank
+            ) is node:
+                self._ended(WorkerExit(worker.identity.rank, KILLED))
+        await node.launch([worker for worker in workers if self._at.get(worker.identity.rank) is node])
 
     def kill(self, attempt: int, ranks: Iterable[int]) -> None:
         """Also before the attempt is launched: these ranks end without having begun."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from strata.launch.environment import LAST_STEP, STOPPED, environment, take_last_step
+from strata.launch.environment import LAST_STEP, STOPPED, take_last_step, worker_environment
 from strata.launch.processes import stacks
 from strata.launch.processes.base import WorkerExit, WorkerOrder
 from strata.launch.processes.imports import preloads
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from strata.launch.environment import Place
+    from strata.launch.environment import WorkerSpec
     from strata.launch.processes.base import Workers
     from strata.launch.record.directory import RunDirectory
 
@@ -71,9 +71,9 @@ class LocalNode:
             probe.bind(("", 0) if self.address != "127.0.0.1" else (self.address, 0))
             return int(probe.getsockname()[1])
 
-    async def launch(self, places: Sequence[Place]) -> None:
-        self._attempts |= {place.rank: place.attempt for place in places}
-        await self._workers.start([self._order(place) for place in places])
+    async def launch(self, workers: Sequence[WorkerSpec]) -> None:
+        self._attempts |= {worker.identity.rank: worker.identity.attempt for worker in workers}
+        await self._workers.start([self._order(worker) for worker in workers])
 
     async def next_exit(self) -> WorkerExit:
         gone = await self._workers.next_exit()
@@ -99,25 +99,26 @@ class LocalNode:
     async def close(self) -> None:
         await self._workers.close()
 
-    def _order(self, place: Place) -> WorkerOrder:
+    def _order(self, worker: WorkerSpec) -> WorkerOrder:
         spec = self._directory.spec
-        log = self._directory.log_path(place.attempt, place.rank)
+        identity = worker.identity
+        log = self._directory.log_path(identity.attempt, identity.rank)
         return WorkerOrder(
-            rank=place.rank,
+            rank=identity.rank,
             script=spec.script,
             arguments=spec.arguments,
             is_module=spec.is_module,
             directory=spec.directory,
             variables={
-                **_shared_cores(place.local_world_size),
-                **(_interface_of(self.address) if place.num_nodes > 1 else {}),
+                **_shared_cores(identity.local_world_size),
+                **(_interface_of(self.address) if identity.num_nodes > 1 else {}),
                 **self._variables,
-                **environment(place),
+                **worker_environment(worker),
                 LAST_STEP: str(_step_file(log)),
             },
             log=log,
             log_bytes=spec.log_bytes,
-            title=f"strata: {place.run} rank {place.rank} of {place.world_size}: {printable(spec.command)}",
+            title=f"strata: {identity.run} rank {identity.rank} of {identity.world_size}: {printable(spec.command)}",
         )
 
 

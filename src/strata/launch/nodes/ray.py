@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import signal
     from collections.abc import Callable, Coroutine, Iterable, Sequence
 
-    from strata.launch.environment import Place
+    from strata.launch.environment import WorkerSpec
     from strata.launch.nodes.ray_actor import Here
     from strata.launch.record.directory import RunDirectory
 
@@ -64,14 +64,14 @@ class RayNode:
         found = await self._order("free_port")
         return found if isinstance(found, int) else 0  # nobody will ask for it
 
-    async def launch(self, places: Sequence[Place]) -> None:
-        if not places:
+    async def launch(self, workers: Sequence[WorkerSpec]) -> None:
+        if not workers:
             return
         self._killed.clear()
-        self._attempts = {place.rank: place.attempt for place in places}
+        self._attempts = {worker.identity.rank: worker.identity.attempt for worker in workers}
         devices = self._devices(self.host)
         variables = {DEVICES_VARIABLE: ",".join(devices)} if devices else {}
-        await self._order("launch", encode(ray_actor.Launch(places=list(places), variables=variables)))
+        await self._order("launch", encode(ray_actor.Launch(workers=list(workers), variables=variables)))
         if self._killed:  # it may have come before the launch, and found nobody
             self._kill(sorted(self._killed))
 

@@ -24,7 +24,7 @@ import msgspec
 
 from strata._version import __version__
 from strata.errors import ConfigError, StrataError
-from strata.launch.environment import Place  # noqa: TC001 - msgspec reads the types of messages
+from strata.launch.environment import WorkerSpec  # noqa: TC001 - msgspec reads the types of messages
 from strata.launch.nodes.base import NodeLost
 from strata.launch.nodes.local import LocalNode
 from strata.launch.processes.base import NOT_STARTED, WorkerExit
@@ -86,7 +86,7 @@ class Here(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    places: list[Place]
+    workers: list[WorkerSpec]
     variables: dict[str, str] = {}
 
 
@@ -191,19 +191,23 @@ class NodeActor:
         assert self._node is not None
         assert self._directory is not None
         launch = decode(message, Launch)
-        new = [place for place in launch.places if self._attempts.get(place.rank) != place.attempt]
-        self._attempts |= {place.rank: place.attempt for place in new}
+        new = [
+            worker for worker in launch.workers if self._attempts.get(worker.identity.rank) != worker.identity.attempt
+        ]
+        self._attempts |= {worker.identity.rank: worker.identity.attempt for worker in new}
         if self._is_away:
             self._logs |= {
-                (place.attempt, place.rank): LogReader(self._directory.log_path(place.attempt, place.rank))
-                for place in new
+                (worker.identity.attempt, worker.identity.rank): LogReader(
+                    self._directory.log_path(worker.identity.attempt, worker.identity.rank)
+                )
+                for worker in new
             }
         self._node.devices = launch.variables
         try:
             await self._node.launch(new)
         except StrataError as error:
-            for place in new:
-                self._told.put_nowait(WorkerExit(place.rank, NOT_STARTED, error.message))
+            for worker in new:
+                self._told.put_nowait(WorkerExit(worker.identity.rank, NOT_STARTED, error.message))
 
     async def kill(self, message: bytes) -> None:
         kill = decode(message, Kill)
@@ -276,8 +280,8 @@ class _Node(LocalNode):
 
     devices: Mapping[str, str] = {}
 
-    def _order(self, place: Place) -> WorkerOrder:
-        order = super()._order(place)
+    def _order(self, worker: WorkerSpec) -> WorkerOrder:
+        order = super()._order(worker)
         return replace(order, variables={**order.variables, **self.devices})
 
 

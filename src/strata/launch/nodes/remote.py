@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import signal
     from collections.abc import Iterable, Sequence
 
-    from strata.launch.environment import Place
+    from strata.launch.environment import WorkerSpec
     from strata.launch.nodes.rendezvous import AnyMessage, Ended, Meeting, Member
     from strata.launch.processes.base import WorkerExit
 
@@ -46,11 +46,12 @@ class RemoteNode:
     async def free_port(self) -> int:
         return secrets.choice(PORTS)  # if it is taken, the next attempt has another
 
-    async def launch(self, places: Sequence[Place]) -> None:
-        if places:
-            self._attempt = places[0].attempt
-            self._running = {place.rank for place in places}
-            self._say(Launch(places[0], tuple((place.rank, place.local_rank) for place in places)))
+    async def launch(self, workers: Sequence[WorkerSpec]) -> None:
+        if workers:
+            identities = [worker.identity for worker in workers]
+            self._attempt = identities[0].attempt
+            self._running = {each.rank for each in identities}
+            self._say(Launch(workers[0], tuple((each.rank, each.local_rank) for each in identities)))
 
     async def next_exit(self) -> WorkerExit:
         return await self._exits.get()

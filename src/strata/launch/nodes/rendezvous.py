@@ -20,7 +20,7 @@ import msgspec
 import tenacity
 
 from strata.errors import ConfigError, CoordinatorError, PermissionRefused, StrataError, UnknownWorker
-from strata.launch.environment import Place  # noqa: TC001 - msgspec looks at it
+from strata.launch.environment import WorkerSpec  # noqa: TC001 - msgspec looks at it
 from strata.launch.processes.base import WorkerExit  # noqa: TC001
 from strata.transport.addresses import Address, parse_addresses
 
@@ -54,7 +54,7 @@ class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
 class Launch(Message, frozen=True):
     """From the leader: start these workers."""
 
-    place: Place
+    worker: WorkerSpec
     """What they have in common."""
     ranks: tuple[tuple[int, int], ...]
     """Rank and local rank of each."""
