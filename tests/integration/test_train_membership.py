@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,15 +13,18 @@ from typing import Any
 import pytest
 from servers import DEADLINE_S, free_port, until
 
-from strata.coordinator.client import CoordinatorClient
+from strata.coordinator.client import AsyncCoordinatorClient, CoordinatorClient
 from strata.coordinator.config import CoordinatorConfig, LeaseConfig
 from strata.coordinator.embedded import EmbeddedCoordinator
+from strata.coordinator.relay.relay import RelayConfig, RelayServer
+from strata.coordinator.state.membership import WorkerEvent
 from strata.coordinator.state.views import MembershipInfo
 from strata.errors import CoordinatorUnavailable, UnknownJob
 from strata.identity import Identity
 from strata.launch.environment import METRICS, WorkerSpec
 from strata.train.agreement import Agreement
 from strata.train.membership import MAX_METRICS, JoinedMembership
+from strata.transport.credentials import ClientSecurity
 
 QUICK = CoordinatorConfig(
     state="memory", lease=LeaseConfig(lease_s=20.0, heartbeat_s=0.2, suspicion_s=0.2, tick_s=0.02)
@@ -164,8 +168,8 @@ def test_metrics_may_have_any_name(address: str) -> None:
     membership.leave(together=False)
 
 
-def test_a_coordinator_that_was_lost_is_told_again_who_everybody_is(tmp_path: Path) -> None:
-    """Metrics are not in its journal; without them the agent would not know its workers."""
+def test_a_coordinator_that_restarts_knows_ranks_and_attempts_and_hears_the_metrics_again(tmp_path: Path) -> None:
+    """The journal has who a worker is. It has no metrics."""
     config = replace(QUICK, state=f"sqlite:///{tmp_path}/journal.db", lease=replace(QUICK.lease, suspicion_s=5.0))
     listen = f"127.0.0.1:{free_port()}"
     with EmbeddedCoordinator(config, listen=listen):
@@ -173,6 +177,8 @@ def test_a_coordinator_that_was_lost_is_told_again_who_everybody_is(tmp_path: Pa
         membership.watch(lambda: {"rows_per_s": 5.0, "loss": 1.0})
         membership.report("TRAINING", 3, 0, {"loss": 0.5})
     with EmbeddedCoordinator(config, listen=listen), CoordinatorClient(listen) as watching:
+        (worker,) = watching.list_workers(job_id="job").workers
+        assert (worker.launch_rank, worker.attempt) == (0, 7)
 
         def told() -> dict[str, float]:
             (worker,) = watching.list_workers(job_id="job").workers
@@ -180,7 +186,7 @@ def test_a_coordinator_that_was_lost_is_told_again_who_everybody_is(tmp_path: Pa
 
         until(lambda: "rows_per_s" in told(), "it is told what can be seen")
         found = told()
-        assert (found[METRICS.attempt], found[METRICS.rank], found["rows_per_s"]) == (7.0, 0.0, 5.0)
+        assert found["rows_per_s"] == 5.0
         assert found.get("loss", 0.5) == 0.5, "what the script reports by itself is not overruled"
         membership.leave(together=False)
 
@@ -192,7 +198,7 @@ def two_ranks(address: str) -> Iterator[tuple[JoinedMembership, Agreement]]:
     def join_as(rank: int) -> JoinedMembership:
         client = CoordinatorClient(address)
         client.connect()
-        return JoinedMembership(client, place_of(rank, 2, 0, address), agreements[rank])
+        return JoinedMembership(client, place_of(rank, 2, 0, address).identity, agreements[rank])
 
     with ThreadPoolExecutor(2) as pool:
         yield from zip(pool.map(join_as, range(2)), agreements, strict=True)
@@ -270,7 +276,7 @@ def test_a_wish_that_could_not_be_said_is_said_later(address: str, monkeypatch: 
     client = CoordinatorClient(address)
     client.connect()
     agreement = Agreement()
-    membership = JoinedMembership(client, place_of(0, 1, 0, address), agreement)
+    membership = JoinedMembership(client, place_of(0, 1, 0, address).identity, agreement)
     send, num_tries = client.send_command, iter(range(1_000))
 
     def send_command(*arguments: Any, **named: Any) -> int:
@@ -283,3 +289,41 @@ def test_a_wish_that_could_not_be_said_is_said_later(address: str, monkeypatch: 
     steps_until_due(agreement, 0)
     assert next(num_tries) == 3
     membership.leave(together=False)
+
+
+@pytest.mark.parametrize("has_relay", [False, True], ids=["direct", "relay"])
+def test_a_client_that_watches_a_job_is_notified_of_members_events_and_checkpoints(has_relay: bool) -> None:
+    async def scene(address: str) -> None:
+        async with AsyncCoordinatorClient(address) as watching, AsyncCoordinatorClient(address) as training:
+            worker = await training.register_worker("rank-3", job_id="job", launch_rank=3, attempt=2)
+            found = await watching.list_workers(job_id="job", watch=True)
+            assert found.is_watching
+            assert not (await training.list_workers(job_id="job")).is_watching
+            while await watching.wait_notice("job", 0.2):
+                pass  # the worker may have joined a moment ago
+
+            worker.report_event("RESTORED", at_s=12.5, step=4)
+            await worker.heartbeat()
+            assert await watching.wait_notice("job", 10.0)
+            (seen,) = (await watching.list_workers(job_id="job", watch=True)).workers
+            assert (seen.launch_rank, seen.attempt, seen.rank) == (3, 2, 0)
+            assert seen.events == {"RESTORED": WorkerEvent("RESTORED", 12.5, 4)}
+
+            await worker.refresh()
+            await worker.notify_checkpoint("c1", step=5, epoch=0, path="/c1")
+            assert await watching.wait_notice("job", 10.0)
+
+            await training.register_worker("rank-1", job_id="job")
+            assert await watching.wait_notice("job", 10.0)
+            assert not await watching.wait_notice("another", 0.01)
+
+    async def behind_relay(upstream: str) -> None:
+        relay = RelayServer(RelayConfig(upstream=upstream, listen="127.0.0.1:0"), security=ClientSecurity())
+        addresses = await relay.start()
+        try:
+            await scene(addresses.grpc)
+        finally:
+            await relay.stop()
+
+    with EmbeddedCoordinator(QUICK) as coordinator:
+        asyncio.run(behind_relay(coordinator.address) if has_relay else scene(coordinator.address))

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from strata.coordinator.state.membership import WorkerEvent
 from strata.errors import ConfigError
 from strata.launch import agent as agents
 from strata.launch.agent import Agent
@@ -32,17 +33,36 @@ class FakeCoordinator:
         self.checkpoint: Any = None
         self.is_there = asyncio.Event()
         self.is_there.set()
+        self.sends_notices = False
+        self.notices: asyncio.Queue[None] = asyncio.Queue()
+        self.num_looks = 0
 
     def join(self, rank: int, attempt: int = 0) -> None:
-        metrics = {METRICS.rank: float(rank), METRICS.attempt: float(attempt)}
         worker = SimpleNamespace(
-            worker_id=f"rank-{rank}", rank=rank, metrics=metrics, state="TRAINING", step=1, epoch=0, silent_s=0.0
+            worker_id=f"rank-{rank}",
+            rank=7 - rank,  # the coordinator counts in the order in which they join
+            launch_rank=rank,
+            attempt=attempt,
+            metrics={},
+            events={},
+            state="TRAINING",
+            step=1,
+            epoch=0,
+            silent_s=0.0,
         )
         self.workers.append(worker)
 
-    async def list_workers(self, *, job_id: str) -> Any:
+    async def list_workers(self, *, job_id: str, watch: bool = False) -> Any:
         await self.is_there.wait()
-        return SimpleNamespace(workers=list(self.workers))
+        self.num_looks += watch
+        return SimpleNamespace(workers=list(self.workers), is_watching=self.sends_notices)
+
+    async def wait_notice(self, job_id: str, timeout_s: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self.notices.get()
+                return True
+        return False
 
     async def latest_checkpoint(self, *, job_id: str) -> Any:
         return self.checkpoint
@@ -86,6 +106,7 @@ class FakeNode:
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agents, "TICK_S", 0.001)
     monkeypatch.setattr(agents, "LOOK_S", 0.001)
+    monkeypatch.setattr(agents, "LEAST_LOOK_S", 0.001)
 
 
 @contextlib.asynccontextmanager
@@ -237,3 +258,46 @@ async def until(is_so: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
         while not is_so():  # noqa: ASYNC110 - what is awaited has no event
             await asyncio.sleep(0.001)
+
+
+def test_the_agent_looks_when_a_notice_comes_and_hardly_ever_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents, "LOOK_WATCHING_S", 600.0)
+
+    async def scene() -> None:
+        coordinator, node = FakeCoordinator(), FakeNode("a")
+        coordinator.sends_notices = True
+        async with running(tmp_path, coordinator, Nodes(node)) as (agent, _):
+            await until(lambda: coordinator.num_looks == 1)
+            coordinator.join(0)
+            coordinator.workers[0].step = 5
+            await asyncio.sleep(0.05)
+            assert (coordinator.num_looks, agent.supervisor.step) == (1, 0)
+            coordinator.notices.put_nowait(None)
+            await until(lambda: agent.supervisor.step == 5)
+            assert coordinator.num_looks == 2
+
+    asyncio.run(scene())
+
+
+def test_what_happened_to_rank_0_is_in_the_timeline_once_by_its_own_clock(tmp_path: Path) -> None:
+    async def scene() -> None:
+        coordinator, node = FakeCoordinator(), FakeNode("a")
+        async with running(tmp_path, coordinator, Nodes(node)):
+            coordinator.join(0)
+            coordinator.join(1)
+            coordinator.workers[0].events = {
+                "FIRST_STEP": WorkerEvent("FIRST_STEP", 1_002.5, 8),
+                "RESTORED": WorkerEvent("RESTORED", 1_001.5, 7),
+            }
+            looks = coordinator.num_looks
+            await until(lambda: coordinator.num_looks > looks + 3)
+        spec = RunSpec(name="job", script="/train.py", directory="/", checkpoints="/k", workers=Size.parse("2"))
+        events = [event for event in RunDirectory(tmp_path, spec).events() if event.what in ("restored", "first_step")]
+        assert [(event.what, event.at_s, event.step, event.text) for event in events] == [
+            ("restored", 1_001.5, 7, "the last checkpoint is loaded"),
+            ("first_step", 1_002.5, 8, "training goes on"),
+        ]
+
+    asyncio.run(scene())

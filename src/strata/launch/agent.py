@@ -49,8 +49,14 @@ if TYPE_CHECKING:
     from strata.launch.supervisor import Order
 
 TICK_S = 0.05
+SHOW_S = 0.25
+"""Interval between two updates of the display."""
 LOOK_S = 0.25
-"""How often the coordinator is asked how far the workers are."""
+"""Interval between two looks at the workers where the coordinator sends no notices about them."""
+LOOK_WATCHING_S = 1.0
+"""The same where it does: steps and metrics change only with a worker's heartbeat."""
+LEAST_LOOK_S = 0.05
+"""Shortest interval between two looks, however many notices come."""
 MAX_DIGITS = 6
 """Of a number of workers, as a checkpoint's metadata has it."""
 LEARN_TIMEOUT_S = 2.0
@@ -72,8 +78,8 @@ class _Seen:
 
     watch: StepWatch
     workers: dict[int, WorkerInfo] = field(default_factory=dict)
-    told: set[str] = field(default_factory=set)
-    """Moments of the attempt that are in the timeline."""
+    noted: set[str] = field(default_factory=set)
+    """Kinds of worker events that are in the timeline."""
 
 
 class Agent:
@@ -122,7 +128,9 @@ class Agent:
 
     async def run(self) -> Finish:
         """Until the supervisor says that it is over. Nobody of the workers is left then."""
-        tasks = [asyncio.create_task(each) for each in (self._hear(), self._tick(), self._look())]
+        tasks = [
+            asyncio.create_task(each) for each in (self._hear(), self._tick(), self._look(), self._refresh_display())
+        ]
         try:
             await self._learn_checkpoint()
             await self._obey(self.supervisor.begin(now_s=self._now_s()))
@@ -176,13 +184,24 @@ class Agent:
             await self._obey(self.supervisor.tick(now_s=self._now_s()))
 
     async def _look(self) -> None:
-        """Asks the coordinator how far the workers are; a coordinator that is away changes nothing."""
+        """Look at the workers and the last checkpoint whenever the coordinator sends a notice about the job, and from
+        time to time. A coordinator that cannot be reached changes nothing.
+        """
+        interval_s = LOOK_S
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(LEAST_LOOK_S)
+            await self._client.wait_notice(self._spec.name, interval_s - LEAST_LOOK_S)
+            interval_s = LOOK_S
             with contextlib.suppress(StrataError):
-                found = await self._client.list_workers(job_id=self._spec.name)
+                found = await self._client.list_workers(job_id=self._spec.name, watch=True)
+                interval_s = LOOK_WATCHING_S if found.is_watching else LOOK_S
                 await self._see([each for each in found.workers if self._is_of_this_attempt(each)])
             await self._learn_checkpoint()
+            self._write_status()
+
+    async def _refresh_display(self) -> None:
+        while True:
+            await asyncio.sleep(SHOW_S)
             self._show()
 
     async def _learn_checkpoint(self) -> None:
@@ -203,7 +222,7 @@ class Agent:
             self.supervisor.only = self.supervisor.world_size
 
     def _is_of_this_attempt(self, worker: WorkerInfo) -> bool:
-        return worker.metrics.get(METRICS.attempt) == self.supervisor.attempt
+        return worker.attempt == self.supervisor.attempt
 
     async def _see(self, workers: Sequence[WorkerInfo]) -> None:
         by_rank = {_rank_of(worker): worker for worker in workers}
@@ -224,15 +243,13 @@ class Agent:
         rank_0 = self._seen.workers.get(0)
         if rank_0 is None:
             return
-        goes_on = "training goes on" if METRICS.restored_at_s in rank_0.metrics else "training begins"
-        for what, metric, text in (
-            ("restored", METRICS.restored_at_s, "the last checkpoint is loaded"),
-            ("first_step", METRICS.first_step_at_s, goes_on),
-        ):
-            at_s = rank_0.metrics.get(metric)
-            if at_s is not None and what not in self._seen.told:
-                self._seen.told.add(what)
-                self._note(what, text, rank=0, step=rank_0.step, at_s=at_s)
+        for event in sorted(rank_0.events.values(), key=lambda event: event.at_s):
+            if event.kind not in self._seen.noted:
+                self._seen.noted.add(event.kind)
+                text = "the last checkpoint is loaded"
+                if event.kind == "FIRST_STEP":
+                    text = "training goes on" if "RESTORED" in rank_0.events else "training begins"
+                self._note(event.kind.lower(), text, rank=0, step=event.step, at_s=event.at_s)
 
     # -- what is ordered -------------------------------------------------------------------------------------------
 
@@ -399,7 +416,7 @@ class Agent:
 
 
 def _rank_of(worker: WorkerInfo) -> int:
-    return int(worker.metrics.get(METRICS.rank, worker.rank))
+    return worker.rank if worker.launch_rank is None else worker.launch_rank
 
 
 def _view_of(rank: int, worker: WorkerInfo) -> WorkerView:

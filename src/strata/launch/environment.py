@@ -50,10 +50,6 @@ _TEXTS = ("MASTER_ADDR", _COORDINATOR, _CHECKPOINTS)
 class METRICS:
     """Names of our own heartbeat metrics. The slash keeps them apart from the names of keyword arguments."""
 
-    attempt = "strata/attempt"
-    rank = "strata/rank"
-    restored_at_s = "strata/restored_at_s"
-    first_step_at_s = "strata/first_step_at_s"
     agree_command = "strata/agree_command"
     """Id of the command that the ranks are agreeing on."""
     agree_limit = "strata/agree_limit"

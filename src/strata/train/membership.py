@@ -138,13 +138,18 @@ class JoinedMembership:
         self._agreement = agreement
         # The agent watches over steps, with the run's own limit, and writes down where a hung worker stands.
         self._worker: Worker = client.register_worker(
-            identity.worker_id, job_id=identity.run, takeover=True, is_watched=True
+            identity.worker_id,
+            job_id=identity.run,
+            takeover=True,
+            is_watched=True,
+            launch_rank=identity.rank,
+            attempt=identity.attempt,
         )
         self._has_stepped = False
         self._step = 0
         self._metrics = _Metrics()
         self._look: Callable[[], Mapping[str, float]] = dict
-        self._ours = {METRICS.attempt: float(identity.attempt), METRICS.rank: float(identity.rank)}
+        self._ours: dict[str, float] = {}
         """Said again and again: a coordinator that was lost and came back knows no metrics."""
         self._tell()
         self._worker.heartbeat()  # who wants this attempt to stop finds its workers from their first step on
@@ -178,7 +183,7 @@ class JoinedMembership:
         numbers: dict[str, Any] = self._metrics.numbers(metrics) if metrics else {}
         if state == "TRAINING" and not self._has_stepped:
             self._has_stepped = True
-            numbers[METRICS.first_step_at_s] = time.time()
+            self._worker.report_event("FIRST_STEP", at_s=time.time(), step=step or 0)
         self._step = self._step if step is None else step
         self._worker.note(state, step, epoch, numbers)
 
@@ -187,8 +192,7 @@ class JoinedMembership:
 
     def restored(self, found: CheckpointMetadata) -> None:
         """Compares with what the coordinator knows to be the last."""
-        now: dict[str, Any] = {METRICS.restored_at_s: time.time()}
-        self._worker.report(**now)
+        self._worker.report_event("RESTORED", at_s=time.time(), step=found.step)
         try:
             told = self._worker.recover().checkpoint
         except CoordinatorError as error:
