@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from workers_contract import DEADLINE_S, SLEEPS, Make, Stage, Watched, WorkersContract
 
-from strata.launch.processes.base import NOT_STARTED, WorkerExit, Workers
+from strata.launch.processes.base import Workers
 from strata.launch.processes.local import LocalWorkers
+from strata.launch.protocol import NOT_STARTED, WorkerExit
 
 LOOKS = "import json, os, sys; print(json.dumps([os.getppid(), 'preloaded_one' in sys.modules]))"
 

@@ -19,7 +19,8 @@ from typing import TypeVar
 import pytest
 
 from strata.errors import ConfigError, InvalidArgument
-from strata.launch.processes.base import WorkerExit, WorkerOrder, Workers
+from strata.launch.processes.base import ProcessSpec, Workers
+from strata.launch.protocol import WorkerExit
 
 DEADLINE_S = 30.0
 T = TypeVar("T")
@@ -73,8 +74,8 @@ class Stage:
 
     def order(
         self, text: str = "", *, rank: int = 0, script: str | None = None, variables: Mapping[str, str] | None = None
-    ) -> WorkerOrder:
-        return WorkerOrder(
+    ) -> ProcessSpec:
+        return ProcessSpec(
             rank=rank,
             script=script or str(self.write(text, f"script-{rank}.py")),
             directory=str(self.place),
@@ -82,7 +83,7 @@ class Stage:
             log=self.place / f"{rank}.log",
         )
 
-    def run(self, *orders: WorkerOrder) -> dict[int, int]:
+    def run(self, *orders: ProcessSpec) -> dict[int, int]:
         """Exit codes by rank."""
 
         async def act(workers: Workers) -> dict[int, int]:
@@ -136,7 +137,7 @@ class Watched:
         os.close(self._fd)
 
 
-def pythons_own(order: WorkerOrder) -> subprocess.CompletedProcess[str]:
+def pythons_own(order: ProcessSpec) -> subprocess.CompletedProcess[str]:
     """What Python makes of the same."""
     how = ["-m", order.script] if order.is_module else [order.script]
     return subprocess.run(
@@ -209,7 +210,7 @@ class WorkersContract:
         stage.write(FACTS, "real/there/package/__main__.py")
         stage.write("", "real/there/package/__init__.py")
         (stage.place / "link.py").symlink_to("real/there/facts.py")
-        order = WorkerOrder(
+        order = ProcessSpec(
             rank=0,
             script={
                 "file": "there/facts.py",
@@ -231,7 +232,7 @@ class WorkersContract:
 
     def test_a_traceback_of_a_module_begins_in_the_module(self, stage: Stage) -> None:
         path = stage.write("1 / 0", "wrong.py")
-        order = WorkerOrder(
+        order = ProcessSpec(
             rank=0, script="wrong", is_module=True, directory=str(stage.place), variables={}, log=stage.place / "0.log"
         )
 
@@ -285,7 +286,7 @@ class WorkersContract:
 
     def test_a_directory_that_is_not_there_is_named(self, stage: Stage) -> None:
         order = stage.order("print('never')")
-        order = WorkerOrder(
+        order = ProcessSpec(
             rank=0, script=order.script, directory=str(stage.place / "gone"), variables={}, log=order.log
         )
 
@@ -347,7 +348,7 @@ class WorkersContract:
 
     def test_a_log_that_cannot_be_written_is_refused_and_nobody_starts(self, stage: Stage) -> None:
         good, bad = stage.order("print('here')"), stage.order("", rank=1)
-        bad = WorkerOrder(
+        bad = ProcessSpec(
             rank=1, script=bad.script, directory=bad.directory, variables={}, log=stage.place / "none" / "1.log"
         )
 

@@ -214,7 +214,7 @@ def test_a_worker_that_fails_on_its_own_input_stops_the_run_with_the_reason_firs
     lines = said.splitlines()
     first = next(line for line in lines if "failed" in line)
     assert "rank 1: exit code 1: ValueError: row" in first
-    assert "3 times in a row at the same place" in said
+    assert "3 times in a row at the same step" in said
     assert "is bad" in said
     assert [event["what"] for event in run.events()].count("failed") == 3
 

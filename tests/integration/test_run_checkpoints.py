@@ -12,7 +12,7 @@ import pytest
 from s3 import ADMIN, S3Server, s3
 
 from strata import cli
-from strata.launch.record.failure import cause
+from strata.launch.record.log import cause
 
 __all__ = ["s3"]  # a fixture
 

@@ -200,7 +200,7 @@ def test_a_function_that_raises_fails_the_run_with_its_traceback() -> None:
         TrainingOrchestrator().run(train, workers=2, name="bad", max_restarts=0)
     lines = str(failed.value).splitlines()
 
-    assert lines[0] == "run bad failed: rank 1: exit code 1: ValueError: row 7 is bad (no restarts are allowed)"
+    assert lines[0] == "run bad failed: rank 1: exit code 1: ValueError: row 7 is bad (no restarts allowed)"
     assert lines[1:3] == ["rank 1 said:", "Traceback (most recent call last):"]
     assert "in train" in lines[3]
     assert lines[-2] == "ValueError: row 7 is bad"

@@ -18,7 +18,7 @@ from strata.launch import agent as agents
 from strata.launch.agent import Agent
 from strata.launch.environment import METRICS, NEEDED_WORLD_SIZE, STOPPED, WorkerSpec
 from strata.launch.nodes.base import Nodes
-from strata.launch.processes.base import WorkerExit
+from strata.launch.protocol import WorkerExit
 from strata.launch.record.directory import RunDirectory
 from strata.launch.spec import RunSpec, Size
 from strata.launch.supervisor import Finish
@@ -114,9 +114,9 @@ async def running(
     path: Path, coordinator: FakeCoordinator, nodes: Nodes, *, workers: str = "2"
 ) -> AsyncIterator[tuple[Agent, asyncio.Task[Finish]]]:
     spec = RunSpec(name="job", script="/train.py", directory="/", checkpoints="/k", workers=Size.parse(workers))
-    shower: Any = SimpleNamespace(say=lambda _: None, show=lambda _: None)
+    display: Any = SimpleNamespace(print_event=lambda _: None, show=lambda _: None)
     client: Any = coordinator
-    agent = Agent(spec, RunDirectory(path, spec), nodes, client, shower, coordinator="c:1")
+    agent = Agent(spec, RunDirectory(path, spec), nodes, client, display, coordinator="c:1")
     run = asyncio.create_task(agent.run())
     await everybody_has_had_their_turn()
     try:

@@ -32,7 +32,7 @@ def with_agent(path: Path, ask: Callable[[], None]) -> Agent:
     agent = Agent()
 
     async def serve() -> None:
-        async with control.served(agent, path):
+        async with control.serve(agent, path):
             await asyncio.to_thread(ask)
 
     asyncio.run(serve())

@@ -16,11 +16,9 @@ from hypothesis import strategies as st
 from strata.clock import ManualClock
 from strata.errors import ConfigError
 from strata.launch.record.directory import RunDirectory, RunStatus, create
-from strata.launch.record.failure import last_lines
-from strata.launch.record.log import SKIPPED, LogReader, append, previous
-from strata.launch.record.stream import Streaming, which_of
+from strata.launch.record.log import SKIPPED, LogReader, LogStream, append, last_lines, parse_which, previous
 from strata.launch.record.timeline import RunEvent
-from strata.launch.record.view import MAX_UNSAID, PlainShower
+from strata.launch.record.view import MAX_UNSAID, PlainDisplay
 from strata.launch.spec import RunSpec, Size
 
 
@@ -95,9 +93,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     return create(RunSpec(name="job", script="/t.py", directory="/", checkpoints="/c", workers=Size(2, 2)))
 
 
-def streaming(run: RunDirectory, which: Any) -> tuple[Streaming, io.StringIO, io.StringIO]:
+def streaming(run: RunDirectory, which: Any) -> tuple[LogStream, io.StringIO, io.StringIO]:
     events, output = io.StringIO(), io.StringIO()
-    return Streaming(run, PlainShower(events, ManualClock(), output), which), events, output
+    return LogStream(run, PlainDisplay(events, ManualClock(), output), which), events, output
 
 
 @pytest.mark.parametrize(
@@ -108,17 +106,17 @@ def test_the_chosen_ranks_are_shown_with_their_numbers(run: RunDirectory, which:
     shown, _, output = streaming(run, which)
     add(run.log_path(0, 0), "a\n")
     add(run.log_path(0, 1), "b\n")
-    shown.look()
+    shown.update()
     shown.close()
     assert output.getvalue() == expected
 
 
 def test_an_event_comes_after_what_was_written_before_it(run: RunDirectory) -> None:
     out = io.StringIO()
-    shown = Streaming(run, PlainShower(out, ManualClock(), out), "auto")
+    shown = LogStream(run, PlainDisplay(out, ManualClock(), out), "auto")
     add(run.log_path(0, 0), "\x1b[31mred\x1b[0m\x1b]0;title\x07\nlast words")
     add(run.log_path(1, 0), "the next attempt\nhas no end")
-    shown.say(RunEvent(at_s=ManualClock().wall_s(), monotonic_s=0.0, what="failed", text="rank 0"))
+    shown.print_event(RunEvent(at_s=ManualClock().wall_s(), monotonic_s=0.0, what="failed", text="rank 0"))
     shown.close()
     assert [line.strip() for line in out.getvalue().splitlines()] == [
         "[0] red",
@@ -141,19 +139,19 @@ def test_a_resumed_run_does_not_show_its_past_again(run: RunDirectory) -> None:
 def test_who_reads_too_slowly_is_told_how_much_was_left_out() -> None:
     reading, writing = os.pipe()
     with os.fdopen(writing, "w", encoding="utf-8") as output:
-        shower = PlainShower(io.StringIO(), ManualClock(), output)
+        display = PlainDisplay(io.StringIO(), ManualClock(), output)
         for number in range(30):
-            shower.write(0, [f"line {number} {'x' * 50} {n}" for n in range(1_000)])
+            display.write(0, [f"line {number} {'x' * 50} {n}" for n in range(1_000)])
         got = b""
         for _ in range(200):
-            shower.write(0, [])
+            display.write(0, [])
             os.set_blocking(reading, False)
             try:
                 while block := os.read(reading, 1 << 20):
                     got += block
             except BlockingIOError:
                 pass
-        shower.close()
+        display.close()
     lines = got.decode().splitlines()
     os.close(reading)
     left_out = [line for line in lines if line.startswith("[strata: ")]
@@ -165,5 +163,5 @@ def test_who_reads_too_slowly_is_told_how_much_was_left_out() -> None:
 
 
 def test_another_choice_is_refused() -> None:
-    with pytest.raises(ConfigError, match="none of auto, all, rank0, none"):
-        which_of("rank1")
+    with pytest.raises(ConfigError, match="not one of auto, all, rank0, none"):
+        parse_which("rank1")

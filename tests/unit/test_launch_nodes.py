@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from strata.identity import Identity
 from strata.launch.environment import WorkerSpec
 from strata.launch.nodes.base import LOST, Event, NodeLost, Nodes, RoomChanged, lay_out
-from strata.launch.processes.base import WorkerExit
+from strata.launch.protocol import WorkerExit
 
 PLACE = WorkerSpec(
     identity=Identity(run="job", attempt=0, rank=0, world_size=0, local_rank=0, local_world_size=0, master_port=0),
@@ -135,7 +135,7 @@ def test_ranks_hear_who_they_are_and_where_rank_0_is() -> None:
         await nodes.launch(launched(3))
         assert sorted(first.running) == [0, 1]
         assert sorted(second.running) == [2]
-        last = second.running[2]
+        last = second.running[2].identity
         assert (last.master_addr, last.master_port) == ("at-a", 4321)
         assert (last.local_rank, last.local_world_size, last.node_rank, last.num_nodes) == (0, 1, 1, 2)
         nodes.send_signal(2, signal.SIGTERM)
@@ -157,7 +157,10 @@ def test_a_lost_node_ends_exactly_its_own_ranks_and_each_once() -> None:
         second.end(3, 1)  # a moment before
         second.die()
         *exits, room = await told(nodes)
-        assert [(each.rank, each.code) for each in exits if isinstance(each, WorkerExit)] == [(3, 1), (2, LOST)]
+        assert [(each.rank, each.code) for each in exits if isinstance(each, WorkerExit)] == [
+            (3, 1),
+            (2, LOST),
+        ]
         assert room == RoomChanged(2, "node b is lost: its power is off")
         nodes.lose("b", "again")
         nodes.kill(0, [2, 3])
@@ -200,8 +203,8 @@ def test_a_node_that_drains_keeps_its_workers_and_gets_no_new_ones() -> None:
         second.end(1, 0)
         assert len(await told(nodes)) == 2
         await nodes.launch(launched(1, attempt=1))
-        assert first.running[0].attempt == 1
-        assert second.running[1].attempt == 0
+        assert first.running[0].identity.attempt == 1
+        assert second.running[1].identity.attempt == 0
         nodes.join(FakeNode("c"))
         assert await told(nodes) == [RoomChanged(2, "node c has joined")]
         await nodes.close()
@@ -265,7 +268,7 @@ def test_ranks_that_nobody_has_room_for_end_at_once() -> None:
         nodes = Nodes(only)
         await nodes.launch(launched(3))
         assert sorted(only.running) == [0]
-        assert await told(nodes) == [WorkerExit(rank, LOST, "no node has room for it") for rank in (1, 2)]
+        assert await told(nodes) == [WorkerExit(rank, LOST, "no node has a free slot for it") for rank in (1, 2)]
         await nodes.close()
 
     asyncio.run(scene())
@@ -273,10 +276,10 @@ def test_ranks_that_nobody_has_room_for_end_at_once() -> None:
 
 def test_there_is_no_room_before_all_have_come_who_are_awaited() -> None:
     async def scene() -> None:
-        nodes = Nodes(FakeNode("a"), awaited=3)
+        nodes = Nodes(FakeNode("a"), num_awaited=3)
         assert nodes.room == 0
         nodes.join(FakeNode("b"))
-        nodes.open_up()
+        nodes.stop_awaiting()
         found = await told(nodes)
         assert [each.room for each in found if isinstance(each, RoomChanged)] == [0, 2]
         await nodes.close()
@@ -308,7 +311,7 @@ def test_a_kill_that_came_too_late_for_its_attempt_does_not_meet_the_next() -> N
         nodes.kill(0, [0])
         await nodes.launch(launched(1, attempt=1))
         nodes.kill(0, [0])
-        assert node.running[0].attempt == 1
+        assert node.running[0].identity.attempt == 1
         assert node.heard == []
         await nodes.close()
 

@@ -23,9 +23,9 @@ from strata.launch.environment import WorkerSpec
 from strata.launch.nodes import ray_actor, ray_cluster
 from strata.launch.nodes.base import NodeLost
 from strata.launch.nodes.ray import RayNode
-from strata.launch.nodes.ray_actor import Exit, Here, Kill, Launch, LogPart, News, NodeActor, at_home, decode, encode
+from strata.launch.nodes.ray_actor import ActorReady, LogPart, News, NodeActor, at_home
 from strata.launch.nodes.ray_cluster import Machine, is_here_only, num_that_fit, reserved, visible_devices
-from strata.launch.processes.base import NOT_STARTED, WorkerExit
+from strata.launch.protocol import NOT_STARTED, KillWorkers, StartWorkers, WorkerExit, WorkerOrder, decode, encode
 from strata.launch.record.directory import RunDirectory
 from strata.launch.spec import RunSpec, Size
 
@@ -120,7 +120,7 @@ def test_the_script_is_found_in_a_copy_of_the_working_directory() -> None:
     assert (moved.directory, moved.script) == ("/copy", "/copy/jobs/train.py")
     module = at_home(spec(script="jobs.train", is_module=True), Path("/copy"))
     assert (module.directory, module.script) == ("/copy", "jobs.train")
-    with pytest.raises(ConfigError, match="call `strata run` in a directory that holds the script"):
+    with pytest.raises(ConfigError, match="call `strata run` in a directory that contains the script"):
         at_home(spec(script="/elsewhere/train.py"), Path("/copy"))
 
 
@@ -213,13 +213,18 @@ def unavailable() -> Exception:
 
 
 def node(actor: FakeActor, *, logs: RunDirectory | None = None, devices: Sequence[str] = ()) -> RayNode:
-    here = Here(host="h", address="10.0.0.1", version="1")
+    here = ActorReady(host="h", address="10.0.0.1", version="1")
     return RayNode(actor, here, name="ray-1", logs=logs, devices=lambda _: devices)
 
 
 def test_news_that_were_lost_on_the_way_are_asked_for_again_under_the_same_number() -> None:
     said = iter(
-        [encode(News()), unavailable(), encode(News(exit=Exit(1, 3, "bad"))), encode(News(exit=Exit(2, 0, "")))]
+        [
+            encode(News()),
+            unavailable(),
+            encode(News(exit=WorkerExit(1, 3, "bad"))),
+            encode(News(exit=WorkerExit(2, 0, ""))),
+        ]
     )
 
     async def scene() -> None:
@@ -254,7 +259,7 @@ def test_an_actor_that_is_dead_or_stays_silent_is_a_lost_node(error: Callable[[]
 
 def test_a_launch_that_nobody_answers_ends_when_the_node_is_lost() -> None:
     async def scene() -> None:
-        found = node(FakeActor(launch=lambda _: NEVER))
+        found = node(FakeActor(obey=lambda _: NEVER))
         launching = asyncio.create_task(found.launch([place(0)]))
         await asyncio.sleep(0)
         assert not launching.done()
@@ -285,10 +290,9 @@ def test_a_kill_during_the_launch_is_said_again_after_it() -> None:
         await launching
         for _ in range(20):
             await asyncio.sleep(0)
-        kills = [decode(arguments[0], Kill) for method, arguments in actor.calls if method == "kill"]
-        assert kills == [Kill(attempt=4, ranks=[0])] * 2
-        launch = next(decode(arguments[0], Launch) for method, arguments in actor.calls if method == "launch")
-        assert launch == Launch(workers=[place(0, attempt=4)], variables={"CUDA_VISIBLE_DEVICES": "3,1"})
+        orders = [msgspec.msgpack.decode(arguments[0], type=WorkerOrder) for _, arguments in actor.calls]
+        start = StartWorkers.of([place(0, attempt=4)], {"CUDA_VISIBLE_DEVICES": "3,1"})
+        assert orders == [start, KillWorkers(4, (0,)), KillWorkers(4, (0,))]
 
     asyncio.run(scene())
 
@@ -297,7 +301,7 @@ def test_what_workers_write_far_away_is_in_the_directory_of_the_run(tmp_path: Pa
     said = iter(
         [
             encode(News(logs=[LogPart(0, 1, b"one\n")])),
-            encode(News(exit=Exit(1, 1, ""), logs=[LogPart(0, 1, b"two\n")])),
+            encode(News(exit=WorkerExit(1, 1, ""), logs=[LogPart(0, 1, b"two\n")])),
         ]
     )
 
@@ -338,9 +342,9 @@ def test_an_order_that_comes_twice_starts_nobody_twice_and_a_late_kill_meets_nob
         local = FakeLocalNode()
         actor = actor_with(local, RunDirectory(tmp_path, spec()))
         for _ in range(2):
-            await actor.launch(encode(Launch(workers=[place(1, attempt=1)])))
-        await actor.kill(encode(Kill(attempt=0, ranks=[1])))
-        await actor.kill(encode(Kill(attempt=1, ranks=[1])))
+            await actor.obey(encode(StartWorkers.of([place(1, attempt=1)])))
+        await actor.obey(encode(KillWorkers(0, (1,))))
+        await actor.obey(encode(KillWorkers(1, (1,))))
         assert local.heard == [[1], [], ("kill", []), ("kill", [1])]
 
     asyncio.run(scene())
@@ -351,8 +355,8 @@ def test_a_worker_that_cannot_be_started_ends_and_says_why(tmp_path: Path) -> No
         local = FakeLocalNode()
         local.refusal = ConfigError("the disk is full")
         actor = actor_with(local, RunDirectory(tmp_path, spec()))
-        await actor.launch(encode(Launch(workers=[place(1)])))
-        assert decode(await actor.news(0), News).exit == Exit(1, NOT_STARTED, "the disk is full")
+        await actor.obey(encode(StartWorkers.of([place(1)])))
+        assert decode(await actor.news(0), News).exit == WorkerExit(1, NOT_STARTED, "the disk is full")
 
     asyncio.run(scene())
 
@@ -368,7 +372,7 @@ def test_an_actor_that_hears_of_no_exits_any_more_says_so_each_time_that_it_is_a
     async def scene() -> None:
         local = Broken()
         actor = actor_with(local, RunDirectory(tmp_path, spec()))
-        await actor._hear(local)  # type: ignore[arg-type]
+        await actor._collect(local)  # type: ignore[arg-type]
         for _ in range(2):
             with pytest.raises(NodeLost, match=f"{error.__name__}: stale file handle"):
                 await actor.news(0)
@@ -389,23 +393,23 @@ def test_news_that_nobody_understands_are_those_of_a_lost_node() -> None:
 def test_news_are_the_same_when_asked_for_again_and_hold_the_end_of_a_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_actor, "LOOK_S", 0.001)
+    monkeypatch.setattr(ray_actor, "LOG_INTERVAL_S", 0.001)
     monkeypatch.setattr(ray_actor, "MAX_NEWS_BYTES", 8)
 
     async def scene() -> None:
         directory = RunDirectory(tmp_path, spec())
         actor = actor_with(FakeLocalNode(), directory, is_away=True)
-        await actor.launch(encode(Launch(workers=[place(0)])))
+        await actor.obey(encode(StartWorkers.of([place(0)])))
         directory.log_path(0, 0).write_bytes(b"first\n")
         first = await actor.news(0)
         assert decode(first, News) == News(logs=[LogPart(0, 0, b"first\n")])
         assert await actor.news(0) == first
         with directory.log_path(0, 0).open("ab") as file:
             file.write(b"x" * 10 + b"the end\n")
-        actor._told.put_nowait(WorkerExit(0, -signal.SIGKILL))
+        actor._exits.put_nowait(WorkerExit(0, -signal.SIGKILL))
         last = decode(await actor.news(1), News)
-        assert last.exit == Exit(0, -signal.SIGKILL, "")
-        assert last.logs == [LogPart(0, 0, b"\n[10 bytes are left out here]\nthe end\n")]
+        assert last.exit == WorkerExit(0, -signal.SIGKILL, "")
+        assert last.logs == [LogPart(0, 0, b"\n[10 bytes omitted]\nthe end\n")]
 
     asyncio.run(scene())
 
@@ -414,15 +418,15 @@ def test_what_a_killed_actor_has_left_is_removed_by_the_next_and_a_living_ones_i
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    living = ray_actor._Own()
-    begin = ray_actor.Begin(spec=spec(), path="/r", is_away=True, is_shipped=True, ca=b"pem", token="secret")
+    living = ray_actor._Scratch()
+    begin = ray_actor.BeginActor(spec=spec(), path="/r", is_away=True, is_shipped=True, ca=b"pem", token="secret")
     variables = living.credentials(begin)
     assert Path(variables["STRATA_TOKEN_FILE"]).read_text() == "secret"
     assert Path(variables["STRATA_TOKEN_FILE"]).stat().st_mode & 0o077 == 0
     left = tmp_path / "strata-ray-left"
     left.mkdir()
     (left / "lock").touch()
-    other = ray_actor._Own()
+    other = ray_actor._Scratch()
     assert sorted(tmp_path.iterdir()) == sorted([living.path, other.path])
     living.remove()
     other.remove()

@@ -48,7 +48,7 @@ SHARED = {
     "checkpoint": {"arguments", "catalog", "metadata"},
     "coordinator": {"config", "timeouts", "wire"},
     "data": {"config", "memory"},
-    "launch": {"environment", "spec"},
+    "launch": {"environment", "protocol", "spec"},
 }
 PURE_FOLDERS = ("strata.coordinator.state", "strata.checkpoint.format", "strata.data.order")
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from strata.coordinator.state.shards import Shard
     from strata.coordinator.state.views import Progress
     from strata.launch.record.directory import RunDirectory
-    from strata.launch.record.stream import Which
+    from strata.launch.record.log import Which
     from strata.launch.supervisor import Finish
 
 CALLED = "strata.train.function"
@@ -318,9 +318,9 @@ class TrainingOrchestrator:
             InvalidArgument: The function or an argument cannot be handed to workers.
             RunFailed: The function raised, or a worker died too often; the message shows its traceback.
         """
-        from strata.launch.record.stream import which_of  # noqa: PLC0415
+        from strata.launch.record.log import parse_which  # noqa: PLC0415
 
-        which = which_of(logs)
+        which = parse_which(logs)
         directory = _prepared(
             calling.Call(train_fn, args, kwargs),
             workers=workers,
@@ -419,17 +419,17 @@ def _imports_of(function: Callable[..., Any]) -> tuple[str, ...]:
 
 def _carried_out(directory: RunDirectory, logs: Which) -> Finish:
     """Where there is an event loop already, as in a notebook, in another thread: there can be one in each."""
-    from strata.launch.record.view import shower_for  # noqa: PLC0415
+    from strata.launch.record.view import display_for  # noqa: PLC0415
     from strata.launch.run import run  # noqa: PLC0415 - heavy, and only for this
 
     is_watched = sys.stderr is not None and sys.stderr.isatty()
 
     def work() -> Finish:
-        shower = shower_for(sys.stderr, SystemClock(), quiet=not is_watched)
+        display = display_for(sys.stderr, SystemClock(), quiet=not is_watched)
         try:
-            return run(directory, shower, logs=logs)
+            return run(directory, display, logs=logs)
         finally:
-            shower.close()
+            display.close()
 
     if not _is_in_loop():
         return work()
@@ -493,7 +493,7 @@ def _is_asked_to_stop(directory: RunDirectory, *, is_now: bool) -> bool:
 
 def _failure(directory: RunDirectory, finish: Finish) -> BaseException:
     """The cause first, then the worker's own words, then where to look."""
-    from strata.launch.record.failure import NUM_LAST_LINES, last_lines  # noqa: PLC0415
+    from strata.launch.record.log import NUM_LAST_LINES, last_lines  # noqa: PLC0415
 
     if finish.outcome == "stopped" and finish.reason.startswith("Ctrl-C"):
         return KeyboardInterrupt(f"run {directory.name}: {finish.reason}")

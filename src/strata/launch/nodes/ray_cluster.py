@@ -30,7 +30,8 @@ from strata.errors import ConfigError
 from strata.launch.nodes import ray_actor
 from strata.launch.nodes.base import Nodes
 from strata.launch.nodes.ray import RayNode, answer
-from strata.launch.nodes.ray_actor import Here, NodeActor, decode, encode
+from strata.launch.nodes.ray_actor import ActorReady, NodeActor
+from strata.launch.protocol import decode, encode
 from strata.printing import printable
 
 if TYPE_CHECKING:
@@ -416,7 +417,7 @@ class _Places:
         from ray.exceptions import RayError  # noqa: PLC0415
 
         reached = self._cluster.credentials
-        begin = ray_actor.Begin(
+        begin = ray_actor.BeginActor(
             spec=self._spec,
             path=str(self._directory.path),
             is_away=not self._cluster.is_here,
@@ -430,7 +431,7 @@ class _Places:
         except RayError as error:
             raise _cannot_run(error) from None
         assert isinstance(data, bytes)
-        here = decode(data, Here)
+        here = decode(data, ActorReady)
         if here.version != __version__:
             raise ConfigError(
                 f"strata is {here.version} at {here.address} and {__version__} here; install the same on all nodes",

@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING
 
 from strata.errors import ConfigError, InvalidArgument
 from strata.launch.processes import warm
-from strata.launch.processes.base import NOT_STARTED, WorkerExit
+from strata.launch.protocol import NOT_STARTED, WorkerExit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
-    from strata.launch.processes.base import WorkerOrder
+    from strata.launch.processes.base import ProcessSpec
 
 log = logging.getLogger(__name__)
 READY_TIMEOUT_S = 300.0
@@ -72,7 +72,7 @@ class LocalWorkers:
         if self._is_warm:
             self._warm_up()
 
-    async def start(self, orders: Sequence[WorkerOrder]) -> None:
+    async def start(self, orders: Sequence[ProcessSpec]) -> None:
         data = self._checked(orders)
         with contextlib.ExitStack() as logs:
             workers = [_Worker(order.rank, logs.enter_context(_open_log(order.log))) for order in orders]
@@ -128,7 +128,7 @@ class LocalWorkers:
 
     # -- starting --------------------------------------------------------------------------------------------------
 
-    def _checked(self, orders: Sequence[WorkerOrder]) -> list[bytes]:
+    def _checked(self, orders: Sequence[ProcessSpec]) -> list[bytes]:
         ranks = set(self._roster.by_rank)
         for order in orders:
             if order.rank in ranks:
@@ -166,7 +166,7 @@ class LocalWorkers:
                 killed.cancel()
         return coming.result()
 
-    async def _hosts_for(self, orders: Sequence[WorkerOrder], workers: Sequence[_Worker]) -> Sequence[_Host | None]:
+    async def _hosts_for(self, orders: Sequence[ProcessSpec], workers: Sequence[_Worker]) -> Sequence[_Host | None]:
         """None for a worker that could not be started."""
         if self._is_warm:
             host = await self._warm_host()
@@ -212,7 +212,7 @@ class LocalWorkers:
         self._is_warm = self._num_failed_warmings < MAX_FAILED_WARMINGS
         log.warning("workers start cold: there is no warm process: %s", reason)
 
-    def _cold_host(self, order: WorkerOrder, worker: _Worker) -> _Host | None:
+    def _cold_host(self, order: ProcessSpec, worker: _Worker) -> _Host | None:
         try:
             return self._spawn((), order.variables, worker.log, is_for_one=True)
         except OSError as error:
@@ -452,7 +452,7 @@ class _Host:
         self._when_over(self)
 
 
-def _encode(order: WorkerOrder) -> bytes:
+def _encode(order: ProcessSpec) -> bytes:
     return warm.encode_order(
         warm.Order(
             rank=order.rank,

@@ -1,6 +1,6 @@
 """What people see of a run while it runs: a live view on a terminal, plain lines anywhere else.
 
-`render` makes the picture out of a `RunView` and knows no clock; a `Shower` decides when it is drawn. None of them may
+`render` makes the picture out of a `RunView` and knows no clock; a `Display` decides when it is drawn. None of them may
 end the run or hold it up: a terminal that was closed is shown nothing from then on, and one that is stopped is shown it
 later.
 
@@ -253,12 +253,12 @@ def _footer(view: RunView, width: int) -> list[Text]:
 # -- showers -----------------------------------------------------------------------------------------------------------
 
 
-class Shower(Protocol):
+class Display(Protocol):
     def show(self, view: RunView) -> None:
         """How it stands; may be called as often as one likes."""
         ...
 
-    def say(self, event: RunEvent) -> None:
+    def print_event(self, event: RunEvent) -> None:
         """Something has happened."""
         ...
 
@@ -271,19 +271,19 @@ class Shower(Protocol):
         ...
 
 
-def shower_for(stream: TextIO, clock: Clock, quiet: bool = False, output: TextIO | None = None) -> Shower:
+def display_for(stream: TextIO, clock: Clock, quiet: bool = False, output: TextIO | None = None) -> Display:
     """Who can show a run there. What workers write goes to `output`, or to stdout."""
     if output is None:
         output = sys.stdout if sys.stdout is not None else Path(os.devnull).open("w")  # noqa: SIM115
     if quiet:
-        return SilentShower(output)
+        return SilentDisplay(output)
     # Not rich's own opinion: FORCE_COLOR makes it take a log file for a terminal.
     if stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown"):
-        return LiveShower(stream, clock, output)
-    return PlainShower(stream, clock, output)
+        return LiveDisplay(stream, clock, output)
+    return PlainDisplay(stream, clock, output)
 
 
-class SilentShower:
+class SilentDisplay:
     """Shows nothing but what workers write, and that only if somebody hands it over."""
 
     def __init__(self, output: TextIO) -> None:
@@ -292,7 +292,7 @@ class SilentShower:
     def show(self, view: RunView) -> None:
         pass
 
-    def say(self, event: RunEvent) -> None:
+    def print_event(self, event: RunEvent) -> None:
         pass
 
     def write(self, rank: int | None, lines: list[str]) -> None:
@@ -302,7 +302,7 @@ class SilentShower:
         self._output.close()
 
 
-class LiveShower:
+class LiveDisplay:
     """The view at the bottom of the terminal, drawn over at most four times a second, and above it what happened.
 
     It draws when it is called, by no thread of its own, so that who calls it may fork.
@@ -330,7 +330,7 @@ class LiveShower:
         if self._clock.monotonic_s() - self._drawn_s >= REFRESH_S:
             self._draw()
 
-    def say(self, event: RunEvent) -> None:
+    def print_event(self, event: RunEvent) -> None:
         if event.what == "checkpoint":  # of which there are many; the view shows the last
             return
         self._unsaid.append(Text(in_words(event, self._since_s), style=_EVENT_COLOURS.get(event.what, "")))
@@ -377,7 +377,7 @@ class LiveShower:
             self._outlet.close()
 
 
-class PlainShower:
+class PlainDisplay:
     """A line for each event, and every ten seconds one that says how far the run is."""
 
     def __init__(self, stream: TextIO, clock: Clock, output: TextIO) -> None:
@@ -395,7 +395,7 @@ class PlainShower:
         self._lines.put([f"{hours(view.elapsed_s):>10}  {progress(view)}"] if is_due else [])
         self._output.flush()
 
-    def say(self, event: RunEvent) -> None:
+    def print_event(self, event: RunEvent) -> None:
         self._lines.put([in_words(event, self._since_s)])
 
     def write(self, rank: int | None, lines: list[str]) -> None:
@@ -406,7 +406,7 @@ class PlainShower:
         self._lines.close()
 
 
-def checkpoint_in_words(last: tuple[int, float] | None, saving: Sequence[tuple[int, float]]) -> str:
+def describe_checkpoint(last: tuple[int, float] | None, saving: Sequence[tuple[int, float]]) -> str:
     """Of the last one its step and its age in seconds; and, for every rank, the step that it is saving (below 0: none)
     and how much of that is done. The slowest rank says how far a checkpoint is.
     """

@@ -11,9 +11,17 @@ import pytest
 
 from strata.identity import Identity
 from strata.launch.environment import WorkerSpec
-from strata.launch.follower import Follower
-from strata.launch.nodes.rendezvous import AnyMessage, Ended, Heard, Kill, Launch, Member, Over, SendSignal
-from strata.launch.processes.base import WorkerExit
+from strata.launch.multi_node import Follower
+from strata.launch.nodes.rendezvous import Member, Received
+from strata.launch.protocol import (
+    AnyMessage,
+    KillWorkers,
+    RunOver,
+    SignalWorker,
+    StartWorkers,
+    WorkerExit,
+    WorkersExited,
+)
 from strata.launch.supervisor import Finish
 
 LEADER, ME = Member("a.1.x@10.0.0.1", 2), Member("b.1.x@10.0.0.2", 2)
@@ -34,18 +42,18 @@ class FakeMeeting:
         self.is_out = False
         self.sent: list[AnyMessage] = []
         self.ended: asyncio.Queue[WorkerExit] = asyncio.Queue()
-        self._coming: asyncio.Queue[list[Heard]] = asyncio.Queue()
+        self._coming: asyncio.Queue[list[Received]] = asyncio.Queue()
 
     def say(self, *messages: AnyMessage) -> None:
-        self._coming.put_nowait([Heard(LEADER.id, each) for each in messages])
+        self._coming.put_nowait([Received(LEADER.id, each) for each in messages])
 
-    async def hear(self) -> list[Heard]:
+    async def receive(self) -> list[Received]:
         return await self._coming.get()
 
     async def send(self, to: Sequence[str], message: AnyMessage) -> None:
         assert to == [LEADER.id]
         self.sent.append(message)
-        for gone in message.exits if isinstance(message, Ended) else ():
+        for gone in message.exits if isinstance(message, WorkersExited) else ():
             self.ended.put_nowait(gone)
 
 
@@ -81,7 +89,7 @@ async def following(here: FakeMeeting, node: FakeNode) -> AsyncIterator[Follower
     follower = Follower(here, LEADER, node, lambda what, text: None, coordinator="own:1")  # type: ignore[arg-type]
     running = asyncio.create_task(follower.run())
     yield follower
-    here.say(Over("done", "2 workers are done"))
+    here.say(RunOver("done", "2 workers are done"))
     assert await running == Finish("done", "2 workers are done")
 
 
@@ -94,10 +102,10 @@ def test_a_kill_that_comes_in_the_same_breath_as_the_launch_meets_its_workers() 
     async def scene() -> None:
         here, node = FakeMeeting(), FakeNode()
         async with following(here, node):
-            here.say(Launch(PLACE, ((2, 0), (3, 1))), Kill(3, (2,)))
+            here.say(StartWorkers(PLACE, ((2, 0), (3, 1))), KillWorkers(3, (2,)))
             assert await here.ended.get() == WorkerExit(2, KILLED)
             assert sorted(node.running) == [3]
-            here.say(Kill(3, (2, 3)))
+            here.say(KillWorkers(3, (2, 3)))
             assert await here.ended.get() == WorkerExit(3, KILLED)
 
     asyncio.run(scene())
@@ -107,7 +115,7 @@ def test_workers_find_the_coordinator_as_their_own_machine_does() -> None:
     async def scene() -> None:
         here, node = FakeMeeting(), FakeNode()
         async with following(here, node):
-            here.say(Launch(PLACE, ((2, 0), (3, 1))))
+            here.say(StartWorkers(PLACE, ((2, 0), (3, 1))))
             await everybody_has_had_their_turn()
             assert PLACE.coordinator == "leader:1"
             assert {place.coordinator for place in node.running.values()} == {"own:1"}
@@ -119,9 +127,9 @@ def test_a_signal_that_comes_in_the_same_breath_as_the_launch_ends_who_has_not_b
     async def scene() -> None:
         here, node = FakeMeeting(), FakeNode()
         async with following(here, node):
-            here.say(Launch(PLACE, ((2, 0), (3, 1))), SendSignal(3, 2, signal.SIGTERM))
+            here.say(StartWorkers(PLACE, ((2, 0), (3, 1))), SignalWorker(3, 2, signal.SIGTERM))
             assert await here.ended.get() == WorkerExit(2, -signal.SIGTERM)
-            here.say(SendSignal(3, 3, signal.SIGTERM))
+            here.say(SignalWorker(3, 3, signal.SIGTERM))
             await everybody_has_had_their_turn()
             assert node.heard == [(signal.SIGTERM, 3)]
 
@@ -133,7 +141,7 @@ def test_a_kill_of_another_attempt_meets_nobody(attempt: int) -> None:
     async def scene() -> None:
         here, node = FakeMeeting(), FakeNode()
         async with following(here, node):
-            here.say(Launch(PLACE, ((2, 0),)), Kill(attempt, (2,)))
+            here.say(StartWorkers(PLACE, ((2, 0),)), KillWorkers(attempt, (2,)))
             await everybody_has_had_their_turn()
             assert (sorted(node.running), here.sent) == ([2], [])
 
@@ -144,7 +152,7 @@ def test_a_run_that_is_over_as_soon_as_its_workers_are_launched_starts_nobody() 
     async def scene() -> None:
         here, node = FakeMeeting(), FakeNode()
         async with following(here, node):
-            here.say(Launch(PLACE, ((2, 0),)), Over("done", "2 workers are done"))
+            here.say(StartWorkers(PLACE, ((2, 0),)), RunOver("done", "2 workers are done"))
         assert node.running == {}
         assert node.heard == ["close"]
 
@@ -155,7 +163,7 @@ def test_of_those_that_fail_together_the_first_say_how_their_logs_end() -> None:
     async def scene() -> None:
         here, node = FakeMeeting(), FakeNode()
         async with following(here, node):
-            here.say(Launch(PLACE, ((1, 0), (2, 1), (3, 2))))
+            here.say(StartWorkers(PLACE, ((1, 0), (2, 1), (3, 2))))
             await everybody_has_had_their_turn()
             for rank in (1, 2, 3):
                 node._exits.put_nowait(WorkerExit(rank, 1, "ValueError: bad", ("Traceback", "ValueError: bad")))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.launch.record.failure import MAX_BYTES, MAX_CHARS, cause, last_lines, last_words, tail_start
+from strata.launch.record.log import MAX_END_BYTES, MAX_CAUSE_CHARS, cause, last_lines, last_words, tail_start
 from strata.printing import log_line
 
 TRACEBACK = """\
@@ -103,7 +103,7 @@ def test_a_traceback_that_was_cut_leaves_its_last_line() -> None:
 
 
 def test_a_cause_has_an_end(tmp_path: Path) -> None:
-    assert len(last_words(log_of(tmp_path, "x" * 10_000))) == MAX_CHARS
+    assert len(last_words(log_of(tmp_path, "x" * 10_000))) == MAX_CAUSE_CHARS
     assert last_words(log_of(tmp_path, "ValueError: " + "y" * 10_000)).endswith("y…")
 
 
@@ -158,7 +158,7 @@ def test_the_last_lines_come_from_the_end_and_not_more_is_read(tmp_path: Path) -
     assert last_lines(path, 3) == ["line 99997", "line 99998", "line 99999"]
     all_of_it = last_lines(path)
     assert all_of_it[-1] == "line 99999"
-    assert sum(len(line) + 1 for line in all_of_it) <= MAX_BYTES
+    assert sum(len(line) + 1 for line in all_of_it) <= MAX_END_BYTES
     assert all(line.startswith("line ") for line in all_of_it), "the first is a whole one"
     assert last_lines(path, 2, max_bytes=15) == ["line 99999"]
     assert last_lines(path, 0) == []
