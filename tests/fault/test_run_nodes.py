@@ -123,7 +123,7 @@ def test_a_worker_elsewhere_dies_then_the_coordinator_then_its_machine_leaves_an
     b.agent.send_signal(signal.SIGTERM)
     code, said = b.wait()
     assert code == 128 + signal.SIGTERM, said
-    assert "the run goes on without this node" in said
+    assert "the run continues without this node" in said
     stopped_at = b.last_step(1, 1)
     assert int(a.wait_for(2, 0, r"restored (\d+)")[1]) >= stopped_at, "nothing was done twice"
     b.resume()
@@ -144,7 +144,7 @@ def test_a_machine_that_is_cut_off_comes_back_and_takes_over_when_the_one_that_l
         cluster.network.mend("b", other)
     restored = int(a.wait_for(2, 0, r"restored (\d+)")[1])
     assert "is lost: its agent is gone" in texts(a)
-    assert "given up by the coordinator" in texts(b)
+    assert "the coordinator has removed this node" in texts(b)
     b.wait_for_step(2, restored + 6, rank=1)
     started = [event["text"] for event in a.events() if event["what"] == "started"]
     assert [text.partition(" with ")[2].split()[0] for text in started] == ["2", "1", "2"]
@@ -163,7 +163,7 @@ def test_below_the_least_a_run_waits_can_be_stopped_and_goes_on_when_all_are_the
     b.wait_for_step(0, 12, rank=1)
     b.agent.kill()
     b.agent.communicate()
-    until(lambda: "room for 1 of at least 2 workers; waiting up to 300 s" in texts(a), "it says so")
+    until(lambda: "only 1 of at least 2 workers can be placed; waiting up to 300 s" in texts(a), "it says so")
     a.agent.send_signal(signal.SIGINT)
     code, said = a.wait()
     assert code == 130, said

@@ -90,7 +90,7 @@ def test_a_loader_that_cannot_be_divided_refuses_another_number_of_workers_and_t
     run.wait_for_step(0, 6)
     refused = run.command("scale", run.name, "2")
     assert refused.returncode != 0
-    assert "2 workers cannot go on from where 3 stand" in refused.stderr
+    assert "2 workers cannot resume from a checkpoint of 3 workers" in refused.stderr
     assert "ctx.dataloader(dataset" in refused.stderr
     with pytest.raises(ConfigError, match="cannot be divided"):
         run.ask(Scale(1))
@@ -99,7 +99,7 @@ def test_a_loader_that_cannot_be_divided_refuses_another_number_of_workers_and_t
     assert run.wait()[0] == 130
     refused = run.command("resume", run.name, "--workers", "2")
     assert refused.returncode != 0
-    assert "2 workers cannot go on from where 3 stand" in refused.stderr
+    assert "2 workers cannot resume from a checkpoint of 3 workers" in refused.stderr
     (tmp_path / "hurry").touch()
     run.resume("--workers", "1:3")
     code, said = run.wait()

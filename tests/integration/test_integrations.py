@@ -193,7 +193,7 @@ def test_a_fit_that_has_ended_is_not_trained_any_further(ending: dict[str, int])
 
 @pytest.mark.usefixtures("place")
 def test_lightning_may_not_train_on_a_loader_without_a_state() -> None:
-    with pytest.raises(InvalidArgument, match=r"a DataLoader keeps no state.*train on a loader of ctx.dataloader"):
+    with pytest.raises(InvalidArgument, match=r"a DataLoader has no state.*train on a loader of ctx.dataloader"):
         fit("refused", lambda _: DataLoader(Rows(), batch_size=BATCH_SIZE))
 
 

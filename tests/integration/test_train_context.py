@@ -287,11 +287,11 @@ def test_what_cannot_be_kept_is_refused_with_the_cure(contexts: Any) -> None:
     with pytest.raises(InvalidArgument, match=r"list has no state_dict.*StatefulDataLoader"):
         context.attach([1, 2, 3])
     context.attach(Part(), name="mine")
-    with pytest.raises(InvalidArgument, match=r"a loader 'mine' already"):
+    with pytest.raises(InvalidArgument, match=r"a loader 'mine' is already attached"):
         context.attach(Part(), name="mine")
-    with pytest.raises(InvalidArgument, match=r"'strata' is taken"):
+    with pytest.raises(InvalidArgument, match=r"'strata' is reserved"):
         context.restore({"strata": Part()})
-    with pytest.raises(InvalidArgument, match=r"'strata' is taken"):
+    with pytest.raises(InvalidArgument, match=r"'strata' is reserved"):
         context.checkpoint({"strata": Part()}, step=1)
 
 

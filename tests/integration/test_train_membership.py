@@ -23,7 +23,8 @@ from strata.errors import CoordinatorUnavailable, UnknownJob
 from strata.identity import Identity
 from strata.launch.environment import METRICS, WorkerSpec
 from strata.train.agreement import Agreement
-from strata.train.membership import MAX_METRICS, JoinedMembership
+from strata.train.membership import JoinedMembership
+from strata.train.metrics import MAX_METRICS
 from strata.transport.credentials import ClientSecurity
 
 QUICK = CoordinatorConfig(

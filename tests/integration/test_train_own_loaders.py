@@ -304,7 +304,7 @@ def context() -> Iterator[Context]:
         ({"generator": torch.Generator()}, r"generator= cannot be given.*shuffle_seed"),
         ({"batch_size": None}, r"batch_size=None.*batch_size=1 and collate_fn"),
         ({"batch_size": 2, "in_order": False}, r"in_order=False"),
-        ({"format": "csv"}, r"format='csv' is for files, not for a Rows"),
+        ({"format": "csv"}, r"format='csv' applies to files, not to a Rows"),
         ({"tail": "pad", "drop_last": True}, r"drop_last=True and tail='pad'"),
     ],
 )

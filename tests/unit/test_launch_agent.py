@@ -216,7 +216,7 @@ def test_workers_whose_loaders_cannot_be_divided_are_not_scaled(tmp_path: Path) 
             coordinator.join(1)
             coordinator.workers[1].metrics[METRICS.per_rank] = 1.0
             await until(lambda: agent.supervisor.only == 2)
-            with pytest.raises(ConfigError, match="1 workers cannot go on from where 2 stand"):
+            with pytest.raises(ConfigError, match="1 workers cannot resume from a checkpoint of 2 workers"):
                 agent.scale(1)
             assert coordinator.sent == []
             status = RunDirectory(tmp_path, agent._spec).status

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.launch.record.log import MAX_END_BYTES, MAX_CAUSE_CHARS, cause, last_lines, last_words, tail_start
+from strata.launch.record.log import MAX_CAUSE_CHARS, MAX_END_BYTES, cause, last_lines, last_words, tail_start
 from strata.printing import log_line
 
 TRACEBACK = """\

@@ -521,7 +521,7 @@ def test_another_number_of_workers_is_refused_while_a_loader_cannot_be_divided()
     run.wanted = 2
     run.begin(now_s=0.0)
     run.only = 2
-    with pytest.raises(ConfigError, match=r"3 workers cannot go on from where 2 stand.*ctx\.dataloader\(dataset"):
+    with pytest.raises(ConfigError, match=r"3 workers cannot resume from a checkpoint of 2 workers.*ctx\.dataloader\(dataset"):
         run.scale(3, now_s=1.0)
     assert (run.phase, run.wanted) == (Phase.RUNNING, 2)
     assert run.scale(2, now_s=1.0) == []
@@ -569,7 +569,7 @@ def test_a_resume_with_a_number_that_cannot_go_on_fails_before_it_starts() -> No
     (finish,) = run.begin(now_s=0.0)
     assert isinstance(finish, Finish)
     assert finish.outcome == "failed"
-    assert "3 workers cannot go on from where 2 stand" in finish.reason
+    assert "3 workers cannot resume from a checkpoint of 2 workers" in finish.reason
     run = supervisor(1, 4)
     run.only = 2
     assert orders_of(run.begin(now_s=0.0)) == [StartAttempt(0, 2)]

@@ -65,7 +65,7 @@ def test_a_function_of_this_very_test_arrives_with_its_arguments_and_search_path
 def test_on_a_machine_without_the_directory_of_runs_the_worker_says_so(call_path: Path, work: Any) -> None:
     work(int)
     shutil.rmtree(call_path.parent)
-    with pytest.raises(ConfigError, match=r"is not on this machine; .* share the directory of runs"):
+    with pytest.raises(ConfigError, match=r"is not on this machine; .* set STRATA_RUNS_DIR"):
         calling.main()
 
 
@@ -85,7 +85,7 @@ def test_what_others_may_have_written_or_read_is_not_loaded(call_path: Path, mod
     write_call(call_path, Call(print, (), {}))
     call_path.chmod(mode)
 
-    with pytest.raises(ConfigError, match=r"not this user's alone.*STRATA_RUNS_DIR"):
+    with pytest.raises(ConfigError, match=r"does not belong to this user alone.*STRATA_RUNS_DIR"):
         read_call(call_path)
 
 
@@ -105,7 +105,7 @@ def test_what_cannot_be_handed_over_is_named_and_nothing_is_left(call_path: Path
         (Call(max, (1,), {"key": lock}), "argument 'key' of max, a lock,"),
         (Call(lambda: lock, (), {}), "the function test_what_cannot.*, with what it uses of its script,"),
     ):
-        with pytest.raises(InvalidArgument, match=f"{named} cannot be handed to workers.*inside the function"):
+        with pytest.raises(InvalidArgument, match=f"{named} cannot be pickled for the workers.*inside the function"):
             write_call(call_path, call)
     assert list(call_path.parent.iterdir()) == []
 
@@ -115,7 +115,7 @@ def test_what_is_too_large_to_hand_over_is_refused_with_the_cure(
 ) -> None:
     monkeypatch.setattr(calling, "MAX_CALL_BYTES", 1 << 20)
 
-    with pytest.raises(LimitExceeded, match="more than 1 MiB; put what is large into a file"):
+    with pytest.raises(LimitExceeded, match="exceed 1 MiB; write large objects to a file"):
         write_call(call_path, Call(len, (bytes(1 << 20),), {}))
     assert list(call_path.parent.iterdir()) == []
 
@@ -132,13 +132,13 @@ def test_a_result_is_that_of_its_rank_and_attempt(work: Any) -> None:
 
     assert read_result(directory, 3, 1) == {"loss": 0.5}
     for attempt, rank in ((2, 1), (3, 0)):
-        with pytest.raises(RunFailed, match=f"rank {rank} ended without a result; the function must return"):
+        with pytest.raises(RunFailed, match=f"rank {rank} exited without a result; let the function return"):
             read_result(directory, attempt, rank)
 
 
 def test_a_result_that_cannot_be_kept_does_not_fail_the_worker(work: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = work(threading.Lock)
-    with pytest.raises(RunFailed, match=r"a lock, cannot be pickled.*return where it is"):
+    with pytest.raises(RunFailed, match=r"a lock, cannot be pickled.*return its path"):
         read_result(directory, 3, 1)
 
     monkeypatch.setattr(calling, "MAX_RESULT_BYTES", 1 << 20)
@@ -171,7 +171,7 @@ def test_what_a_worker_cannot_import_is_said_by_its_name(call_path: Path, tmp_pa
     del sys.modules["only_here_for_a_moment"]
     module.unlink()
 
-    with pytest.raises(ConfigError, match=r"cannot be loaded in a worker \(ModuleNotFoundError.*only_here"):
+    with pytest.raises(ConfigError, match=r"cannot load the function in a worker \(ModuleNotFoundError.*only_here"):
         read_call(call_path)
 
 
@@ -180,5 +180,5 @@ def test_a_result_that_cannot_be_read_here_is_no_crash(work: Any) -> None:
     result = directory / "attempt-003-rank-1.result"
     result.write_bytes(b"no pickle")
 
-    with pytest.raises(RunFailed, match="what rank 1 gave back cannot be read here"):
+    with pytest.raises(RunFailed, match="cannot read the result of rank 1"):
         read_result(directory, 3, 1)

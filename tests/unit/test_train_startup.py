@@ -112,7 +112,7 @@ PLACE = WorkerSpec(
 def test_a_process_joins_once_and_what_it_starts_does_not() -> None:
     variables = worker_environment(PLACE)
     _check_is_the_rank(variables)
-    with pytest.raises(ConfigError, match="was called before in this process"):
+    with pytest.raises(ConfigError, match="was already called in this process"):
         _check_is_the_rank({**variables, JOINED: str(os.getpid())})
     with pytest.raises(ConfigError, match="process 1 is already rank 1 of run 'job'"):
         _check_is_the_rank({**variables, JOINED: "1"})

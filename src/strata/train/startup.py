@@ -1,8 +1,8 @@
-"""`strata.init()`: who this process is, and the context that follows from it.
+"""`strata.init()`: find out which process this is, and create its context.
 
-Under `strata run` the environment says so. Alone (plain `python train.py`) it is a world of one with a coordinator of
-its own inside; in a forked child of a process that is connected to one, which cannot have another, without. Under
-torchrun it is one of its ranks, without a coordinator.
+Under `strata run`, the environment tells. Alone (plain `python train.py`), the process is a world of one with its own
+coordinator inside; a forked child of a connected process cannot have one and does without. Under torchrun, it is one of
+torchrun's ranks, without a coordinator.
 """
 
 from __future__ import annotations
@@ -50,16 +50,17 @@ def init(
     every: int | str | Strategy | None = None,
     **checkpoint_options: Any,
 ) -> Context:
-    """Joins the run that this process belongs to, or begins one of its own.
+    """Join the run that this process belongs to, or start a new one.
 
     Args:
-        checkpoints: A directory or URL, instead of the run's.
-        every: When `maybe_checkpoint` saves: a number of steps, a time ("90s", "10m", "1h"), a strategy; left out, as
-            often as costs one percent of the time, first after a minute. The last step is saved in any case.
-        checkpoint_options: For `CheckpointManager`: `keep_count` (3 unless given), `compression`, `storage_options`, …
+        checkpoints: Directory or URL of checkpoints, instead of the run's.
+        every: When `maybe_checkpoint` saves: a number of steps, a time ("90s", "10m", "1h") or a strategy. Default:
+            first after a minute, then as often as costs one percent of the time. The last step is always saved.
+        checkpoint_options: Arguments for `CheckpointManager`: `keep_count` (default 3), `compression`,
+            `storage_options`, …
 
     Raises:
-        ConfigError: The environment or an argument makes no sense.
+        ConfigError: The environment or an argument is invalid.
         CoordinatorUnavailable: The run's coordinator does not answer.
     """
     variables = os.environ
@@ -93,7 +94,7 @@ def init(
             **{"keep_count": 3, **checkpoint_options},
         )
     except BaseException:
-        membership.leave(together=False)  # or its thread's complaints would be the last words, not this error
+        membership.leave(together=False)  # otherwise its thread logs after this error
         raise
     if spec.identity.rank == 0:
         where = manager.place.rstrip("/")
@@ -102,10 +103,10 @@ def init(
 
 
 def strategy_of(every: int | str | Strategy | None) -> Strategy:
-    """What a user said about when to save.
+    """Return the strategy for a number of steps, a time, or a strategy.
 
     Raises:
-        ConfigError: It is neither steps nor a time.
+        ConfigError: The text is neither a number nor a time.
     """
     if every is None:
         return Adaptive()
@@ -119,7 +120,7 @@ def strategy_of(every: int | str | Strategy | None) -> Strategy:
     found = _SECONDS.fullmatch(text)
     if found is None:
         raise ConfigError(
-            f"every={every!r} is neither a number of steps nor a time such as 90s, 10m, 1h", field="every"
+            f"every={every!r} is neither a number of steps nor a time; write 500, 90s, 10m or 1h", field="every"
         )
     return EverySeconds(float(found[1]) * _UNITS_S[found[2]])
 
@@ -129,7 +130,7 @@ def _check_options(options: Iterable[str]) -> None:
     for name in options:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
-            cure = f"did you mean {close[0]}=?" if close else "see docs/run.md and docs/checkpoints.md for those it has"
+            cure = f"did you mean {close[0]}=?" if close else "see docs/run.md and docs/checkpoints.md"
             raise ConfigError(f"strata.init() has no argument {name}=; {cure}", field=name)
 
 
@@ -139,8 +140,8 @@ def _check_is_the_rank(variables: Mapping[str, str]) -> None:
         return
     if joined == str(os.getpid()):
         raise ConfigError(
-            "strata.init() was called before in this process, which is one rank of its run; use the context that it "
-            "returned, or close that one first",
+            "strata.init() was already called in this process; use the context that it returned, or close that one "
+            "first",
             field=JOINED,
         )
     raise ConfigError(
@@ -177,7 +178,7 @@ def _embedded(spec: WorkerSpec, agreement: Agreement) -> JoinedMembership:
 
 
 def _spec_without_agent(variables: Mapping[str, str]) -> WorkerSpec:
-    """Torchrun's rank; or a world of one."""
+    """Return the spec of one of torchrun's ranks, or of a world of one."""
     script = _NOT_IN_NAMES.sub("-", Path(sys.argv[0]).stem).lstrip("-._")[:_MAX_NAME] or "run"
     identity = Identity.from_environment(variables, launchers=(TORCHRUN,)) or Identity()
     return WorkerSpec(
@@ -188,12 +189,12 @@ def _spec_without_agent(variables: Mapping[str, str]) -> WorkerSpec:
 
 
 def _dump_stacks_when_asked() -> None:
-    """The agent asks before it kills a worker that hangs."""
+    """Dump stacks on the signal that the agent sends before it kills a hung worker."""
     faulthandler.register(signal.Signals[STACKS_SIGNAL], file=2, all_threads=True, chain=False)
 
 
 def _end_process(error: StrataError) -> None:
-    """This process can save nothing any more, and the others wait for it. The agent starts all of them again."""
+    """Exit: this process can no longer save, and the others wait for it. The agent restarts all of them."""
     print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
     os._exit(1)
 
@@ -203,15 +204,15 @@ def _no_longer_joined() -> None:
 
 
 def _stop_when_asked(membership: JoinedMembership) -> None:
-    """A signal that goes to all processes, as when a machine shuts down, reaches workers before the agent can ask them:
-    all ranks save, and end. Unless the script has its own way with it.
+    """Save and stop on SIGTERM, unless the script handles it. A signal to all processes, as at a shutdown, reaches
+    workers before the agent can ask them to stop.
     """
     home = Home()
 
     def stop(*_: object) -> None:
         if home.is_here:
             membership.ask_stop("SIGTERM")
-        else:  # a child that was forked has inherited this, and is no rank: it ends, as who sends the signal expects
+        else:  # a forked child inherits this handler but is not a rank: it exits
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
 
