@@ -18,7 +18,7 @@ from strata.errors import ConfigError
 from strata.launch.record.directory import RunDirectory, RunStatus, create
 from strata.launch.record.log import SKIPPED, LogReader, LogStream, append, last_lines, parse_which, previous
 from strata.launch.record.timeline import RunEvent
-from strata.launch.record.view import MAX_UNSAID, PlainDisplay
+from strata.launch.record.view import MAX_PENDING_LINES, PlainDisplay
 from strata.launch.spec import RunSpec, Size
 
 
@@ -158,7 +158,7 @@ def test_who_reads_too_slowly_is_told_how_much_was_left_out() -> None:
     assert len(left_out) == 1
     assert "`strata logs` shows all" in left_out[0]
     assert len(lines) - 1 + int(left_out[0].split()[1].replace(",", "")) == 30_000
-    assert len(lines) > MAX_UNSAID
+    assert len(lines) > MAX_PENDING_LINES
     assert lines[-1].endswith(" 999")
 
 

@@ -83,7 +83,7 @@ def test_a_run_stays_on_this_machine_if_the_cluster_is_no_larger_and_need_not_be
     ("changed", "cure"),
     [
         ({"cpus_per_worker": 0.0}, "must reserve something"),
-        ({"gpus_per_worker": 1.5}, "a whole number, or below 1"),
+        ({"gpus_per_worker": 1.5}, "a whole number, or less than 1"),
     ],
 )
 def test_what_ray_cannot_reserve_is_refused(changed: dict[str, Any], cure: str) -> None:
@@ -126,7 +126,7 @@ def test_the_script_is_found_in_a_copy_of_the_working_directory() -> None:
 
 def test_checkpoints_in_the_directory_of_the_run_are_refused_for_several_machines(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path, spec())
-    with pytest.raises(ConfigError, match="a place that all of them reach"):
+    with pytest.raises(ConfigError, match="a location that all of them reach"):
         ray_cluster.check_checkpoints(spec(checkpoints=str(tmp_path / "checkpoints")), directory)
     ray_cluster.check_checkpoints(spec(checkpoints="s3://bucket/run"), directory)
 
@@ -172,7 +172,7 @@ def test_the_working_directory_goes_along_and_one_that_is_too_large_is_refused_w
     too_large = FakeRay(ValueError("Package size (700MiB) exceeds the maximum size of 500MiB"))
     with pytest.raises(ConfigError, match=r"700MiB.*\.rayignore or \.gitignore.*--no-ship"):
         ray_cluster._ship(too_large, spec(), is_found=False)
-    with pytest.raises(ConfigError, match="has connected to Ray before"):
+    with pytest.raises(ConfigError, match="has already connected to Ray"):
         ray_cluster._ship(ray, spec(), is_found=True)
 
 

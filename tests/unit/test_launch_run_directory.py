@@ -172,7 +172,7 @@ def test_the_beginning_of_a_name_is_enough_if_no_other_begins_so() -> None:
 
     assert open_run("alph").name == "alpha"
     assert open_run("bet").name == "bet", "the whole name of one, though another begins so"
-    with pytest.raises(ConfigError, match="2 runs begin with 'al': alpha, alpine; say more"):
+    with pytest.raises(ConfigError, match="2 runs start with 'al': alpha, alpine; type more"):
         open_run("al")
 
 
@@ -206,11 +206,11 @@ def test_all_runs_are_listed_the_newest_first_and_damage_hides_nothing() -> None
     runs = all_runs()
 
     assert [run.name for run in runs.found] == ["a", "d"]
-    assert sorted(runs.passed_over) == ["b", "c", "e", "f"]
-    assert "is none" in runs.passed_over["b"]
-    assert "has no run.json" in runs.passed_over["c"]
-    assert "below 0" in runs.passed_over["f"]
-    with pytest.raises(ConfigError, match="remove it"):
+    assert sorted(runs.unreadable) == ["b", "c", "e", "f"]
+    assert "has an invalid run.json" in runs.unreadable["b"]
+    assert "has no run.json" in runs.unreadable["c"]
+    assert "is negative" in runs.unreadable["f"]
+    with pytest.raises(ConfigError, match="delete the directory"):
         open_run("b")
 
 
@@ -277,9 +277,7 @@ def test_what_cannot_be_written_is_logged_once_and_ends_nothing(caplog: pytest.L
         run.write_status(status_of())
         run.write_status(status_of())
 
-    assert [record.getMessage().split("(")[0] for record in caplog.records] == [
-        f"{run.path}/status.json cannot be written "
-    ]
+    assert [record.getMessage().split("(")[0] for record in caplog.records] == [f"cannot write {run.path}/status.json "]
 
 
 # -- whether it lives --------------------------------------------------------------------------------------------------
@@ -447,7 +445,7 @@ def test_one_agent_at_a_time_runs_a_run_and_a_killed_one_has_let_go() -> None:
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"mine\n"
-        with pytest.raises(ConfigError, match=f"process {holder.pid} runs first already"), run.lock():
+        with pytest.raises(ConfigError, match=f"process {holder.pid} already runs first"), run.lock():
             pytest.fail("it had the lock")
     finally:
         holder.kill()
@@ -502,7 +500,7 @@ def test_the_final_state_is_written_also_on_a_full_disk(monkeypatch: pytest.Monk
 def test_a_run_is_removed_wholly_unless_somebody_has_it() -> None:
     run = create(spec_of("old"))
     run.log_path(0, 0).write_text("words")
-    with run.lock(), pytest.raises(ConfigError, match=f"process {os.getpid()} runs old already"):
+    with run.lock(), pytest.raises(ConfigError, match=f"process {os.getpid()} already runs old"):
         remove(run)
     remove(run)
     assert list(root().iterdir()) == []
@@ -514,5 +512,5 @@ def test_a_beginning_that_several_runs_have_is_refused_with_their_names() -> Non
     for name in ("train", "train-a", "train-b"):
         create(spec_of(name))
     assert open_run("train").name == "train", "a whole name is never ambiguous"
-    with pytest.raises(ConfigError, match="3 runs begin with 'tr': train, train-a, train-b; say more of the name"):
+    with pytest.raises(ConfigError, match="3 runs start with 'tr': train, train-a, train-b; type more of the name"):
         open_run("tr")

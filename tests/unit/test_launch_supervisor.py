@@ -521,7 +521,9 @@ def test_another_number_of_workers_is_refused_while_a_loader_cannot_be_divided()
     run.wanted = 2
     run.begin(now_s=0.0)
     run.only = 2
-    with pytest.raises(ConfigError, match=r"3 workers cannot resume from a checkpoint of 2 workers.*ctx\.dataloader\(dataset"):
+    with pytest.raises(
+        ConfigError, match=r"3 workers cannot resume from a checkpoint of 2 workers.*ctx\.dataloader\(dataset"
+    ):
         run.scale(3, now_s=1.0)
     assert (run.phase, run.wanted) == (Phase.RUNNING, 2)
     assert run.scale(2, now_s=1.0) == []

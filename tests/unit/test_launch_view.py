@@ -29,7 +29,7 @@ from strata.launch.record.view import (
     WorkerView,
     describe_checkpoint,
     display_for,
-    folding,
+    fold,
     metric_names,
     progress,
     render,
@@ -75,9 +75,9 @@ def event(what: str, text: str, at_s: float = 1_700_000_001.5) -> RunEvent:
         (None, [(-1, 0.0), (-1, 0.9)], ""),
         ((100, 0.84), [(-1, 0.0)], "step 100, 0.8 s ago"),
         ((100, -0.2), [], "step 100, 0.0 s ago"),
-        (None, [(50, 0.25), (50, 0.5)], "step 50 is being saved, 25%"),
+        (None, [(50, 0.25), (50, 0.5)], "saving step 50, 25%"),
         ((50, 0.3), [(50, 0.25), (50, 0.5)], "step 50, 0.3 s ago"),
-        ((50, 3.0), [(100, 0.75), (-1, 0.9), (50, 0.1)], "step 50, 3.0 s ago; step 100 is being saved, 75%"),
+        ((50, 3.0), [(100, 0.75), (-1, 0.9), (50, 0.1)], "step 50, 3.0 s ago; saving step 100, 75%"),
     ],
 )
 def test_it_is_said_which_checkpoint_there_is_and_which_is_under_way(
@@ -89,7 +89,7 @@ def test_it_is_said_which_checkpoint_there_is_and_which_is_under_way(
 def test_the_view_says_who_does_what_and_where_everything_is() -> None:
     assert drawn(VIEW) == [
         "run 251116-0912-3fa2             running · 2 workers · 1 of 3 restarts · 0:12:34",
-        "rank  state              step  epoch      loss    rows/s  heard of",
+        "rank  state              step  epoch      loss    rows/s    silent",
         "   0  training            120      3      0.25    12,346     0.2 s",
         "   1  training            118      3      0.25    12,346     0.2 s",
         "checkpoint  step 100, 0.8 s ago",
@@ -127,8 +127,8 @@ def test_more_metrics_are_shown_where_there_is_room() -> None:
     metrics = {"zeta": 1.0, "accuracy": 0.5, **WORKER.metrics}
     view = replace(VIEW, workers=[replace(WORKER, metrics=metrics)])
 
-    assert drawn(view, 80)[1].split()[4:] == ["loss", "rows/s", "heard", "of"]
-    assert drawn(view, 120)[1].split()[4:] == ["loss", "rows/s", "accuracy", "zeta", "heard", "of"]
+    assert drawn(view, 80)[1].split()[4:] == ["loss", "rows/s", "silent"]
+    assert drawn(view, 120)[1].split()[4:] == ["loss", "rows/s", "accuracy", "zeta", "silent"]
     assert metric_names([WORKER, replace(WORKER, metrics={"a": 1.0})], max_names=9) == ["loss", "rows_per_s", "a"]
 
 
@@ -145,7 +145,7 @@ def test_of_many_workers_the_slowest_and_the_fastest_are_shown_and_the_others_co
 def test_among_workers_of_one_step_a_silent_one_is_among_the_slowest() -> None:
     workers = [replace(WORKER, rank=rank, silent_s=60.0 if rank == 40 else rank / 100) for rank in range(64)]
 
-    shown, folded = folding(workers)
+    shown, folded = fold(workers)
 
     assert [worker.rank for worker in shown[:3]] == [40, 0, 1]
     assert len(shown) + len(folded) == 64
@@ -348,7 +348,7 @@ def test_lines_of_workers_scroll_above_the_live_view_and_obey_nothing(
     assert "[3] red [bold]plain" in said
     assert "[3]  20%" in said
     assert "title" not in said
-    assert "[strata: 900 lines are left out here; `strata logs` shows all]" in said
+    assert "[strata: 900 lines omitted; `strata logs` shows all]" in said
     assert "line 999" in said
     assert "line 899" not in said
 

@@ -103,7 +103,7 @@ def test_what_cannot_be_handed_over_is_named_and_nothing_is_left(call_path: Path
     for call, named in (
         (Call(max, (1, lock), {}), "argument 2 of max, a lock,"),
         (Call(max, (1,), {"key": lock}), "argument 'key' of max, a lock,"),
-        (Call(lambda: lock, (), {}), "the function test_what_cannot.*, with what it uses of its script,"),
+        (Call(lambda: lock, (), {}), "the function test_what_cannot.*, with the globals that it uses,"),
     ):
         with pytest.raises(InvalidArgument, match=f"{named} cannot be pickled for the workers.*inside the function"):
             write_call(call_path, call)
@@ -143,7 +143,7 @@ def test_a_result_that_cannot_be_kept_does_not_fail_the_worker(work: Any, monkey
 
     monkeypatch.setattr(calling, "MAX_RESULT_BYTES", 1 << 20)
     directory = work(lambda: bytes(1 << 20))
-    with pytest.raises(RunFailed, match=r"more than 1 MiB; save it"):
+    with pytest.raises(RunFailed, match=r"exceeds 1 MiB; save it"):
         read_result(directory, 3, 1)
 
 
