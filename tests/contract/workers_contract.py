@@ -191,14 +191,14 @@ class WorkersContract:
             ),
         ],
     )
-    def test_a_worker_ends_as_python_does_with_the_same_words(self, stage: Stage, text: str, code: int) -> None:
+    def test_a_worker_exits_as_python_does_with_the_same_output(self, stage: Stage, text: str, code: int) -> None:
         order = stage.order(text)
         expected = pythons_own(order)
 
         assert stage.run(order) == {0: code}
         assert (expected.returncode, expected.stdout) == (code, stage.log())
 
-    def test_a_script_that_is_not_there_is_told_of_as_python_does(self, stage: Stage) -> None:
+    def test_a_missing_script_is_reported_as_python_does(self, stage: Stage) -> None:
         order = stage.order(script="nowhere.py")
 
         assert stage.run(order) == {0: 2}
@@ -284,7 +284,7 @@ class WorkersContract:
         assert stage.run(order) == {0: 0}
         assert stage.log() == pythons_own(order).stdout
 
-    def test_a_directory_that_is_not_there_is_named(self, stage: Stage) -> None:
+    def test_a_missing_directory_is_named(self, stage: Stage) -> None:
         order = stage.order("print('never')")
         order = ProcessSpec(
             rank=0, script=order.script, directory=str(stage.place / "gone"), variables={}, log=order.log
@@ -302,7 +302,7 @@ class WorkersContract:
         assert stage.run(order) == {0: -9}
         assert stage.log() == "before\nhalf a line"
 
-    def test_a_log_is_bounded_whoever_writes_and_its_newest_part_is_complete(self, stage: Stage) -> None:
+    def test_a_log_is_bounded_and_its_newest_part_is_complete(self, stage: Stage) -> None:
         order = replace(
             stage.order("""
                 import os, subprocess
@@ -334,7 +334,7 @@ class WorkersContract:
         gone = stage.act(act)
         assert (gone.code, gone.log_end[-1]) == (1, "ValueError: bad")
 
-    def test_a_worker_that_closes_its_output_ends_as_any_other(self, stage: Stage) -> None:
+    def test_a_worker_that_closes_its_output_exits_as_any_other(self, stage: Stage) -> None:
         order = stage.order("import os; print('said', flush=True); os.close(1); os.close(2); os._exit(7)")
 
         assert stage.run(order) == {0: 7}
@@ -346,7 +346,7 @@ class WorkersContract:
         assert stage.run(order) == {0: 0}
         assert stage.log().rstrip("\0\n") == "strata: job rank 0: train.py"
 
-    def test_a_log_that_cannot_be_written_is_refused_and_nobody_starts(self, stage: Stage) -> None:
+    def test_an_unwritable_log_is_refused_and_no_worker_starts(self, stage: Stage) -> None:
         good, bad = stage.order("print('here')"), stage.order("", rank=1)
         bad = ProcessSpec(
             rank=1, script=bad.script, directory=bad.directory, variables={}, log=stage.place / "none" / "1.log"
@@ -435,7 +435,7 @@ class WorkersContract:
 
         stage.act(act)
 
-    def test_a_signal_during_the_start_reaches_the_worker_when_it_is_there(self, stage: Stage) -> None:
+    def test_a_signal_during_the_start_reaches_the_worker_once_it_runs(self, stage: Stage) -> None:
         async def act(workers: Workers) -> None:
             starting = asyncio.create_task(workers.start([stage.order(SLEEPS)]))
             await asyncio.sleep(0)
@@ -460,7 +460,7 @@ class WorkersContract:
 
         stage.act(act)
 
-    def test_what_a_worker_leaves_behind_in_its_group_ends_with_it(self, stage: Stage) -> None:
+    def test_processes_in_a_workers_group_end_with_it(self, stage: Stage) -> None:
         async def act(workers: Workers) -> None:
             await workers.start([stage.order(STARTS_A_CHILD)])
             await stage.said("child")
@@ -472,7 +472,7 @@ class WorkersContract:
             assert Watched(pid).is_gone(DEADLINE_S)
 
     @pytest.mark.parametrize("text", [STARTS_A_DAEMON, DOUBLE_FORKS], ids=["session", "double fork"])
-    def test_what_has_left_the_group_of_a_worker_ends_soon_after_it(self, stage: Stage, text: str) -> None:
+    def test_descendants_outside_a_workers_group_end_soon_after_it(self, stage: Stage, text: str) -> None:
         async def act(workers: Workers) -> None:
             await workers.start([stage.order(text + SLEEPS)])
             daemon = Watched(int((await stage.said("child"))[1]))
@@ -492,7 +492,7 @@ class WorkersContract:
         assert daemon.is_gone()
         daemon.end()
 
-    def test_what_may_outlive_a_worker_goes_on(self, stage: Stage) -> None:
+    def test_a_process_that_may_outlive_its_worker_continues(self, stage: Stage) -> None:
         async def act(workers: Workers) -> Watched:
             await workers.start([stage.order(STARTS_A_SAVER + SLEEPS)])
             saver = Watched(int((await stage.said("child"))[1]))
@@ -506,7 +506,7 @@ class WorkersContract:
         finally:
             saver.end()
 
-    def test_a_worker_can_be_killed_before_it_is_there(self, stage: Stage) -> None:
+    def test_a_worker_can_be_killed_before_it_runs(self, stage: Stage) -> None:
         async def act(workers: Workers) -> None:
             starting = asyncio.create_task(workers.start([stage.order(SLEEPS)]))
             await asyncio.sleep(0)
@@ -516,7 +516,7 @@ class WorkersContract:
 
         stage.act(act)
 
-    def test_a_start_that_is_given_up_leaves_nobody(self, stage: Stage) -> None:
+    def test_a_cancelled_start_leaves_no_process(self, stage: Stage) -> None:
         async def act(workers: Workers) -> None:
             starting = asyncio.create_task(workers.start([stage.order(SLEEPS, rank=rank) for rank in range(2)]))
             await asyncio.sleep(0)
@@ -528,7 +528,7 @@ class WorkersContract:
 
         stage.act(act)
 
-    def test_nobody_is_left_after_close(self, stage: Stage) -> None:
+    def test_no_process_is_left_after_close(self, stage: Stage) -> None:
         async def act(workers: Workers) -> None:
             before = descriptors()
             await workers.start([stage.order(STARTS_A_CHILD + SLEEPS, rank=rank) for rank in range(2)])

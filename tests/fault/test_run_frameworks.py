@@ -131,7 +131,7 @@ PAGES = ("lightning", "transformers", "accelerate")
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_killed_and_stopped_it_ends_with_the_weights_of_an_undisturbed_run(job: Any, page: str) -> None:
+def test_a_killed_and_stopped_run_has_the_weights_of_an_undisturbed_one(job: Any, page: str) -> None:
     calm = job(page, "calm", "--workers", "2")
     calm.open(1_000)
     calm.run.start_plain()

@@ -101,7 +101,7 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
     assert np.array_equal(np.asarray(found["key"]["key_data"]), np.asarray(expected["key"]["key_data"]))
 
 
-def test_killed_alone_it_goes_on_where_it_was_saved(tmp_path: Path, rows: Path, undisturbed: Any) -> None:
+def test_a_killed_single_process_resumes_from_its_checkpoint(tmp_path: Path, rows: Path, undisturbed: Any) -> None:
     process = start_alone(tmp_path / "job", rows)
     assert process.stdout is not None
     for line in process.stdout:
@@ -117,7 +117,7 @@ def test_killed_alone_it_goes_on_where_it_was_saved(tmp_path: Path, rows: Path, 
     assert_same(last_state(tmp_path / "job" / "checkpoints" / "train_jax"), undisturbed())
 
 
-def test_killed_under_strata_run_it_ends_with_the_same_weights(tmp_path: Path, rows: Path, undisturbed: Any) -> None:
+def test_a_killed_run_ends_with_the_same_weights(tmp_path: Path, rows: Path, undisturbed: Any) -> None:
     run = Run(tmp_path, rows, script=EXAMPLE)
     try:
         run.start_plain(str(rows))

@@ -115,7 +115,7 @@ def test_killed_again_and_again_every_row_counts_once_and_the_weights_are_the_sa
     assert num_workers == 3 or run.found(1, 0, r"restored (\d+)")[1] == "0"
 
 
-def test_with_more_and_fewer_workers_in_the_middle_every_row_still_counts_once(job: Any, tmp_path: Path) -> None:
+def test_scaling_up_and_down_in_the_middle_counts_every_row_once(job: Any, tmp_path: Path) -> None:
     run = job("--workers", "1:3")
     run.start("--step-s", "0.2", "--until", str(tmp_path / "hurry"))
     for attempt, num_workers in enumerate((2, 1, 3)):
@@ -131,7 +131,7 @@ def test_with_more_and_fewer_workers_in_the_middle_every_row_still_counts_once(j
     assert [event["what"] for event in run.events()].count("failed") == 0
 
 
-def test_however_it_is_stopped_it_saves_first_and_goes_on_exactly_there_and_killed_it_can_be_resumed(
+def test_a_stopped_run_saves_first_and_resumes_at_the_same_row_as_does_a_killed_one(
     job: Any, undisturbed: Any, tmp_path: Path
 ) -> None:
     """One run: it is asked by either signal, then all its processes are, as by systemd and batch systems when a machine
@@ -174,7 +174,7 @@ def test_however_it_is_stopped_it_saves_first_and_goes_on_exactly_there_and_kill
     assert checked(run, 2) == undisturbed(2)
 
 
-def test_a_standby_takes_over_from_a_killed_coordinator_and_the_run_notices_nothing(
+def test_a_standby_takes_over_from_a_killed_coordinator_without_disturbing_the_run(
     job: Any, undisturbed: Any, nursery: Any, tmp_path: Path
 ) -> None:
     settings = {"state": str(tmp_path / "shared.db"), "leadership": {"leader_lease_s": 1.5, "poll_s": 0.02}}

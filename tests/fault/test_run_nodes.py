@@ -106,7 +106,7 @@ def finish(*runs: Run) -> None:
         assert code == 0, said
 
 
-def test_a_worker_elsewhere_dies_then_the_coordinator_then_its_machine_leaves_and_every_row_counts_once(
+def test_a_remote_worker_and_the_coordinator_die_then_its_machine_leaves_and_every_row_counts_once(
     cluster: Cluster,
 ) -> None:
     a, b = cluster.start("a", "b", workers="1:2")
@@ -134,7 +134,7 @@ def test_a_worker_elsewhere_dies_then_the_coordinator_then_its_machine_leaves_an
     assert [event["attempt"] for event in a.events() if event["what"] == "failed"] == [0]
 
 
-def test_a_machine_that_is_cut_off_comes_back_and_takes_over_when_the_one_that_leads_dies(cluster: Cluster) -> None:
+def test_a_partitioned_machine_rejoins_and_takes_over_when_the_leader_dies(cluster: Cluster) -> None:
     a, b = cluster.start("a", "b", workers="1:2")
     a.wait_for_step(0, 12)
     for other in (HUB, "a"):
@@ -158,7 +158,7 @@ def test_a_machine_that_is_cut_off_comes_back_and_takes_over_when_the_one_that_l
     until(lambda: not processes_with(f"STRATA_RUNS_DIR={a.place}"), "its workers died with it")
 
 
-def test_below_the_least_a_run_waits_can_be_stopped_and_goes_on_when_all_are_there(cluster: Cluster) -> None:
+def test_below_the_minimum_a_run_waits_can_be_stopped_and_starts_when_all_nodes_have_joined(cluster: Cluster) -> None:
     a, b = cluster.start("a", "b")
     b.wait_for_step(0, 12, rank=1)
     b.agent.kill()

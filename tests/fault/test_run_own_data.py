@@ -81,9 +81,7 @@ def test_with_more_and_fewer_workers_and_a_kill_every_row_of_an_own_loader_count
     checked(run, 2)
 
 
-def test_a_loader_that_cannot_be_divided_refuses_another_number_of_workers_and_trains_on(
-    job: Any, tmp_path: Path
-) -> None:
+def test_a_per_rank_loader_refuses_another_number_of_workers_and_training_continues(job: Any, tmp_path: Path) -> None:
     """Refused are `strata scale` and `strata resume --workers`; with the number that it had, the run goes on."""
     run = job("--workers", "1:3")
     run.start("--own", "stateful", "--step-s", "0.2", "--until", str(tmp_path / "hurry"))

@@ -109,7 +109,7 @@ def test_actors_and_nodes_that_are_killed_cost_no_row(ray: RayNodes, job: Callab
     assert checked(run, 2) == checked(local, 2)
 
 
-def test_a_run_grows_onto_a_node_that_comes_later_over_the_network(ray: RayNodes, job: Callable[..., Run]) -> None:
+def test_a_run_grows_onto_a_node_that_joins_later_over_the_network(ray: RayNodes, job: Callable[..., Run]) -> None:
     """There is no room for all that it may have, so other machines may come: all is shipped, with TLS and a token."""
     ray.have(0)
     options = ("--engine", "ray", "--address", ray.address, "--workers", "1:2", "--checkpoints", "saved")
@@ -188,7 +188,7 @@ def test_a_function_runs_over_the_network_if_all_reach_its_checkpoints(ray: RayN
     assert json.loads(said) == [[0, 1, "here"]]
 
 
-def test_without_an_address_a_run_has_a_cluster_of_its_own_that_nobody_else_reaches(
+def test_without_an_address_a_run_starts_a_private_cluster(
     job: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in LOOPBACK_ONLY:

@@ -85,7 +85,7 @@ def test_a_fresh_start_changes_nothing(contexts: Any) -> None:
     assert context.generation > 0
 
 
-def test_everything_goes_on_from_the_last_checkpoint(contexts: Any) -> None:
+def test_everything_resumes_from_the_last_checkpoint(contexts: Any) -> None:
     context = contexts()
     loader, part = loader_of(context), Part()
     seen = train(context, loader, part, 0, num_steps=13)
@@ -223,7 +223,7 @@ for step in range(1, 6):
     assert f"strata: checkpoints in {tmp_path}/ckpt, every 100 steps; the last 3 are kept" in ended.stderr
 
 
-def test_random_numbers_go_on_or_do_not_as_asked(contexts: Any) -> None:
+def test_random_generators_resume_unless_disabled(contexts: Any) -> None:
     context = contexts()
     context.checkpoint({"part": Part()}, step=1).wait()
     expected = (random.random(), float(np.random.random()))
@@ -282,7 +282,7 @@ def test_several_loaders_keep_their_places_by_name(contexts: Any) -> None:
     assert [next(iter(large))["id"].tolist(), next(iter(small))["id"].tolist()] == expected
 
 
-def test_what_cannot_be_kept_is_refused_with_the_cure(contexts: Any) -> None:
+def test_what_cannot_be_saved_is_refused_with_the_cure(contexts: Any) -> None:
     context = contexts()
     with pytest.raises(InvalidArgument, match=r"list has no state_dict.*StatefulDataLoader"):
         context.attach([1, 2, 3])

@@ -78,7 +78,7 @@ def members(client: CoordinatorClient) -> list[str]:
 
 
 @pytest.mark.parametrize("num_before", [0, 2, 3, 5])
-def test_a_rank_does_not_begin_before_all_others_are_there(address: str, num_before: int) -> None:
+def test_a_rank_does_not_start_before_all_others_have_joined(address: str, num_before: int) -> None:
     before = old_ones(address, num_before)
     with ThreadPoolExecutor(3) as pool:
         first = pool.submit(join, place_of(0, 3, 1, address))
@@ -132,7 +132,7 @@ def test_a_rank_that_reads_late_finds_the_last_step_of_one_that_is_at_its_next_e
         list(pool.map(lambda each: each.leave(together=True), ranks))
 
 
-def test_as_many_metrics_as_a_script_may_have_leave_room_for_all_of_ours(address: str) -> None:
+def test_the_most_metrics_of_a_script_leave_room_for_all_of_ours(address: str) -> None:
     """A heartbeat with one too many would be refused as a whole."""
     named = [value for name, value in vars(METRICS).items() if not name.startswith("_") and name != "is_ours"]
     ours = [name for value in named for name in ([value] if isinstance(value, str) else value)]
@@ -149,7 +149,7 @@ def test_as_many_metrics_as_a_script_may_have_leave_room_for_all_of_ours(address
     membership.leave(together=False)
 
 
-def test_nobody_waits_at_the_end_for_a_rank_that_has_left(address: str) -> None:
+def test_the_end_does_not_wait_for_a_rank_that_has_left(address: str) -> None:
     with ThreadPoolExecutor(2) as pool:
         one, other = pool.map(join, [place_of(rank, 2, 1, address) for rank in range(2)])
         ending = pool.submit(one.ends_together, 7)
@@ -169,7 +169,7 @@ def test_metrics_may_have_any_name(address: str) -> None:
     membership.leave(together=False)
 
 
-def test_a_coordinator_that_restarts_knows_ranks_and_attempts_and_hears_the_metrics_again(tmp_path: Path) -> None:
+def test_a_restarted_coordinator_knows_ranks_and_attempts_and_gets_the_metrics_again(tmp_path: Path) -> None:
     """The journal has who a worker is. It has no metrics."""
     config = replace(QUICK, state=f"sqlite:///{tmp_path}/journal.db", lease=replace(QUICK.lease, suspicion_s=5.0))
     listen = f"127.0.0.1:{free_port()}"
@@ -226,7 +226,7 @@ def test_ranks_that_are_asked_to_save_agree_on_a_step_that_none_has_passed(addre
         list(pool.map(lambda each: each[0].leave(together=True), ranks))
 
 
-def test_limits_that_a_coordinator_has_lost_are_told_again(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_that_a_coordinator_has_lost_are_sent_again(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was restarted between the ranks' words and the look at them: metrics are not in its journal."""
     ranks = list(two_ranks(address))
     forgetful, num_looks = ranks[1][0]._client, iter(range(1_000))
@@ -273,7 +273,7 @@ def test_a_rank_that_reads_late_finds_the_limit_of_one_that_is_at_the_next_comma
         list(pool.map(lambda each: each[0].leave(together=True), ranks))
 
 
-def test_a_wish_that_could_not_be_said_is_said_later(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_could_not_be_sent_is_sent_later(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     client = CoordinatorClient(address)
     client.connect()
     agreement = Agreement()

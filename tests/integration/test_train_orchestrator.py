@@ -217,7 +217,7 @@ def test_a_worker_that_leaves_no_traceback_shows_the_end_of_its_log() -> None:
         TrainingOrchestrator().run(train, workers=1, max_restarts=0)
 
 
-def test_checkpoints_go_where_the_caller_says(tmp_path: Path) -> None:
+def test_checkpoints_go_to_the_callers_directory(tmp_path: Path) -> None:
     def train() -> str:
         with strata.init(saver="thread") as ctx:
             ctx.checkpoint({"weights": b"w"}, step=1).wait()

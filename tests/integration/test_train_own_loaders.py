@@ -169,7 +169,7 @@ LOADERS = {
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", LOADERS)
-def test_an_abandoned_run_ends_with_the_weights_of_an_undisturbed_one(kind: str, num_workers: int) -> None:
+def test_an_interrupted_run_ends_with_the_weights_of_an_undisturbed_one(kind: str, num_workers: int) -> None:
     """Abandoned in the first epoch, in the second, and with the last batch of one."""
     make = LOADERS[kind](num_workers if kind != "iterable" else min(num_workers, 1))
     seen, weights = train("undisturbed", make)
@@ -266,7 +266,7 @@ def test_each_rank_gets_its_own_state_back_and_another_number_of_ranks_is_refuse
         context.close()
 
 
-def test_a_map_style_dataset_goes_on_with_another_number_of_ranks() -> None:
+def test_a_map_style_dataset_resumes_with_another_world_size() -> None:
     following = saved_by_two(own_loader(0))
     context = context_of(1)
     loader = own_loader(0)(context)
@@ -277,7 +277,7 @@ def test_a_map_style_dataset_goes_on_with_another_number_of_ranks() -> None:
     context.close()
 
 
-def test_a_loader_says_whether_its_state_can_be_divided() -> None:
+def test_a_loader_declares_whether_its_state_is_per_rank() -> None:
     with strata.init(checkpoints="ckpt", saver="thread") as context:
         context.dataloader(Rows(), batch_size=BATCH)
         context.attach(Seen(), name="same on all", per_rank=False)
@@ -322,7 +322,7 @@ def test_an_iterable_dataset_is_refused_with_the_cure(context: Context) -> None:
         context.sampler(Stream())
 
 
-def test_a_sampler_cannot_be_used_without_a_loader_that_counts(context: Context) -> None:
+def test_a_sampler_without_an_attached_loader_is_refused(context: Context) -> None:
     dataset = Rows()
     sampler = context.sampler(dataset)
     loader = DataLoader(dataset, batch_size=BATCH, sampler=sampler)
@@ -359,7 +359,7 @@ def test_the_rows_that_a_loader_is_resumed_with_must_be_as_many(context: Context
             again.restore({"seen": Seen()})
 
 
-def test_epochs_are_told_to_a_sampler_where_the_loader_takes_none(context: Context) -> None:
+def test_a_sampler_gets_the_epoch_where_the_loader_has_no_set_epoch(context: Context) -> None:
     dataset = Rows()
     sampler = torch.utils.data.DistributedSampler(dataset, num_replicas=1, rank=0)
     context.attach(StatefulDataLoader(dataset, batch_size=BATCH, sampler=sampler))

@@ -61,7 +61,7 @@ def test_on_a_fresh_start_the_state_is_what_was_given(contexts: Any) -> None:
     assert (progress.is_fresh, progress.state) == (True, given)
 
 
-def test_trees_come_back_with_their_types_and_all_else_is_loaded_into(contexts: Any) -> None:
+def test_trees_are_returned_with_their_types_and_the_rest_is_loaded_in_place(contexts: Any) -> None:
     context, part = contexts(), Part()
     context.restore(state_of(1))
     part.value = 7
@@ -85,7 +85,7 @@ def test_trees_come_back_with_their_types_and_all_else_is_loaded_into(contexts: 
         assert np.array_equal(np.asarray(found), np.asarray(wanted))
 
 
-def test_a_tree_may_be_said_instead_of_made(contexts: Any) -> None:
+def test_a_tree_may_be_described_by_shapes(contexts: Any) -> None:
     context = contexts()
     context.checkpoint({"params": state_of(1)["params"]}, step=1).wait()
     context.close()

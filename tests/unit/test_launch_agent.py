@@ -146,7 +146,7 @@ def test_a_stop_at_once_while_the_coordinator_keeps_the_start_waiting_is_not_los
 
 
 @pytest.mark.parametrize("outcome", ["stopped", "done"])
-def test_workers_that_end_well_when_asked_are_done_if_they_have_a_context_and_else_have_obeyed(
+def test_workers_that_exit_with_0_on_request_are_done_with_a_context_and_stopped_without_one(
     tmp_path: Path, outcome: str
 ) -> None:
     async def scene() -> None:
@@ -185,7 +185,7 @@ def test_workers_with_a_context_that_hear_a_signal_because_the_coordinator_forgo
     asyncio.run(scene())
 
 
-def test_a_node_that_is_leaving_is_left_although_the_others_have_room_for_all(tmp_path: Path) -> None:
+def test_workers_leave_a_draining_node_even_if_they_do_not_need_to_shrink(tmp_path: Path) -> None:
     async def scene() -> None:
         coordinator, first, second = FakeCoordinator(), FakeNode("a"), FakeNode("b")
         nodes = Nodes(first, second)
@@ -208,7 +208,7 @@ def saved_by(num_workers: int) -> Any:
     return SimpleNamespace(checkpoint=SimpleNamespace(step=3, path="/k/step-3"), metadata=metadata, committed_at_s=0.0)
 
 
-def test_workers_whose_loaders_cannot_be_divided_are_not_scaled(tmp_path: Path) -> None:
+def test_workers_with_a_per_rank_loader_are_not_scaled(tmp_path: Path) -> None:
     async def scene() -> None:
         coordinator, node = FakeCoordinator(), FakeNode("a", slots=4)
         async with running(tmp_path, coordinator, Nodes(node), workers="1:2") as (agent, _):
@@ -226,7 +226,7 @@ def test_workers_whose_loaders_cannot_be_divided_are_not_scaled(tmp_path: Path) 
     asyncio.run(scene())
 
 
-def test_a_new_leader_starts_as_many_workers_as_can_go_on_from_the_last_checkpoint(tmp_path: Path) -> None:
+def test_a_new_leader_starts_the_world_size_that_can_resume_from_the_last_checkpoint(tmp_path: Path) -> None:
     async def scene() -> None:
         coordinator, node = FakeCoordinator(), FakeNode("a", slots=4)
         coordinator.checkpoint = saved_by(3)
@@ -236,7 +236,7 @@ def test_a_new_leader_starts_as_many_workers_as_can_go_on_from_the_last_checkpoi
     asyncio.run(scene())
 
 
-def test_the_checkpoint_that_workers_save_when_they_are_scaled_decides_how_many_go_on(tmp_path: Path) -> None:
+def test_the_checkpoint_saved_for_a_scaling_decides_the_next_world_size(tmp_path: Path) -> None:
     """The request came before it was known that a loader cannot be divided."""
 
     async def scene() -> None:
@@ -260,9 +260,7 @@ async def until(is_so: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-def test_the_agent_looks_when_a_notice_comes_and_hardly_ever_without_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_agent_looks_at_the_workers_when_a_notice_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agents, "LOOK_WATCHING_S", 600.0)
 
     async def scene() -> None:
@@ -281,7 +279,7 @@ def test_the_agent_looks_when_a_notice_comes_and_hardly_ever_without_one(
     asyncio.run(scene())
 
 
-def test_what_happened_to_rank_0_is_in_the_timeline_once_by_its_own_clock(tmp_path: Path) -> None:
+def test_events_of_rank_0_are_in_the_timeline_once_at_its_own_times(tmp_path: Path) -> None:
     async def scene() -> None:
         coordinator, node = FakeCoordinator(), FakeNode("a")
         async with running(tmp_path, coordinator, Nodes(node)):
@@ -297,7 +295,7 @@ def test_what_happened_to_rank_0_is_in_the_timeline_once_by_its_own_clock(tmp_pa
         events = [event for event in RunDirectory(tmp_path, spec).events() if event.what in ("restored", "first_step")]
         assert [(event.what, event.at_s, event.step, event.text) for event in events] == [
             ("restored", 1_001.5, 7, "the last checkpoint is loaded"),
-            ("first_step", 1_002.5, 8, "training goes on"),
+            ("first_step", 1_002.5, 8, "training continues"),
         ]
 
     asyncio.run(scene())

@@ -54,7 +54,7 @@ def test_an_agent_does_what_it_is_asked(tmp_path: Path) -> None:
     ]
 
 
-def test_a_refusal_comes_back_in_words(tmp_path: Path) -> None:
+def test_a_refusal_is_returned_as_text(tmp_path: Path) -> None:
     path = tmp_path / "control"
 
     def ask() -> None:

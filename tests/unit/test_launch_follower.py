@@ -98,7 +98,7 @@ async def everybody_has_had_their_turn() -> None:
         await asyncio.sleep(0)
 
 
-def test_a_kill_that_comes_in_the_same_breath_as_the_launch_meets_its_workers() -> None:
+def test_a_kill_right_after_the_launch_order_hits_its_workers() -> None:
     async def scene() -> None:
         here, node = FakeMeeting(), FakeNode()
         async with following(here, node):
@@ -123,7 +123,7 @@ def test_workers_find_the_coordinator_as_their_own_machine_does() -> None:
     asyncio.run(scene())
 
 
-def test_a_signal_that_comes_in_the_same_breath_as_the_launch_ends_who_has_not_begun() -> None:
+def test_a_signal_right_after_the_launch_order_ends_workers_that_have_not_started() -> None:
     async def scene() -> None:
         here, node = FakeMeeting(), FakeNode()
         async with following(here, node):
@@ -137,7 +137,7 @@ def test_a_signal_that_comes_in_the_same_breath_as_the_launch_ends_who_has_not_b
 
 
 @pytest.mark.parametrize("attempt", [2, 4])
-def test_a_kill_of_another_attempt_meets_nobody(attempt: int) -> None:
+def test_a_kill_of_another_attempt_is_ignored(attempt: int) -> None:
     async def scene() -> None:
         here, node = FakeMeeting(), FakeNode()
         async with following(here, node):
@@ -148,7 +148,7 @@ def test_a_kill_of_another_attempt_meets_nobody(attempt: int) -> None:
     asyncio.run(scene())
 
 
-def test_a_run_that_is_over_as_soon_as_its_workers_are_launched_starts_nobody() -> None:
+def test_a_run_that_ends_right_after_the_launch_order_starts_no_worker() -> None:
     async def scene() -> None:
         here, node = FakeMeeting(), FakeNode()
         async with following(here, node):
@@ -159,7 +159,7 @@ def test_a_run_that_is_over_as_soon_as_its_workers_are_launched_starts_nobody() 
     asyncio.run(scene())
 
 
-def test_of_those_that_fail_together_the_first_say_how_their_logs_end() -> None:
+def test_of_workers_that_fail_together_the_first_report_the_end_of_their_logs() -> None:
     async def scene() -> None:
         here, node = FakeMeeting(), FakeNode()
         async with following(here, node):

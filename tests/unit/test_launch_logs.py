@@ -49,7 +49,7 @@ def test_a_reader_misses_nothing_when_the_log_is_rotated_between_two_looks(tmp_p
     assert said(reader, is_last_look=True) == ["no end"]
 
 
-def test_a_reader_that_was_too_slow_says_so(tmp_path: Path) -> None:
+def test_a_reader_that_was_too_slow_reports_missing_lines(tmp_path: Path) -> None:
     log = tmp_path / "rank-0.log"
     reader = LogReader(log)
     add(log, "a\n")
@@ -75,7 +75,7 @@ def test_the_last_lines_are_found_in_both_halves(num_lines: int, num_old: int, n
             assert last_lines(log, num_lines) == expected
 
 
-def test_what_comes_from_another_machine_is_bounded_as_there(tmp_path: Path) -> None:
+def test_a_log_from_another_machine_has_the_same_limit(tmp_path: Path) -> None:
     log = tmp_path / "rank-0.log"
     for number in range(1_000):
         append(log, b"line %03d\n" % number, max_bytes=200)
@@ -111,7 +111,7 @@ def test_the_chosen_ranks_are_shown_with_their_numbers(run: RunDirectory, which:
     assert output.getvalue() == expected
 
 
-def test_an_event_comes_after_what_was_written_before_it(run: RunDirectory) -> None:
+def test_an_event_is_shown_after_earlier_output(run: RunDirectory) -> None:
     out = io.StringIO()
     shown = LogStream(run, PlainDisplay(out, ManualClock(), out), "auto")
     add(run.log_path(0, 0), "\x1b[31mred\x1b[0m\x1b]0;title\x07\nlast words")
@@ -136,7 +136,7 @@ def test_a_resumed_run_does_not_show_its_past_again(run: RunDirectory) -> None:
     assert output.getvalue() == "[0] now\n"
 
 
-def test_who_reads_too_slowly_is_told_how_much_was_left_out() -> None:
+def test_a_slow_reader_gets_the_number_of_omitted_lines() -> None:
     reading, writing = os.pipe()
     with os.fdopen(writing, "w", encoding="utf-8") as output:
         display = PlainDisplay(io.StringIO(), ManualClock(), output)

@@ -34,7 +34,7 @@ def listed(hosts: Sequence[Sequence[int]]) -> list[tuple[str, int]]:
 
 
 @given(HOSTS, st.integers(0, 30))
-def test_every_rank_has_one_seat_and_no_node_more_than_it_takes(hosts: list[list[int]], world_size: int) -> None:
+def test_every_rank_has_one_seat_and_no_node_exceeds_its_slots(hosts: list[list[int]], world_size: int) -> None:
     nodes = listed(hosts)
     seats = lay_out(world_size, nodes)
     assert len(seats) == min(world_size, sum(slots for _, slots in nodes))
@@ -127,7 +127,7 @@ async def told(nodes: Nodes) -> list[Event]:
     return found
 
 
-def test_ranks_hear_who_they_are_and_where_rank_0_is() -> None:
+def test_workers_get_their_identity_and_the_address_of_rank_0() -> None:
     async def scene() -> None:
         first, second = FakeNode("a", slots=2), FakeNode("b", slots=2)
         nodes = Nodes(first, second)
@@ -149,7 +149,7 @@ def test_ranks_hear_who_they_are_and_where_rank_0_is() -> None:
     asyncio.run(scene())
 
 
-def test_a_lost_node_ends_exactly_its_own_ranks_and_each_once() -> None:
+def test_a_lost_node_ends_each_of_its_own_ranks_once() -> None:
     async def scene() -> None:
         first, second = FakeNode("a", slots=2), FakeNode("b", slots=2)
         nodes = Nodes(first, second)
@@ -173,7 +173,7 @@ def test_a_lost_node_ends_exactly_its_own_ranks_and_each_once() -> None:
     asyncio.run(scene())
 
 
-def test_a_node_whose_exits_cannot_be_heard_is_lost_with_the_reason_and_nobody_stays_there(
+def test_a_node_whose_exits_cannot_be_received_is_lost_and_its_workers_are_killed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scene() -> None:
@@ -229,7 +229,7 @@ def test_workers_must_move_as_long_as_some_are_on_a_node_that_is_leaving() -> No
     asyncio.run(scene())
 
 
-def test_a_node_that_is_lost_while_ranks_are_dealt_out_gets_none_and_they_end() -> None:
+def test_a_node_that_is_lost_during_the_layout_gets_no_ranks_and_they_end() -> None:
     async def scene() -> None:
         first, second = FakeNode("a"), FakeNode("b")
         nodes = Nodes(first, second)
@@ -262,7 +262,7 @@ def test_a_node_that_is_lost_during_its_launch_ends_its_ranks_once() -> None:
     asyncio.run(scene())
 
 
-def test_ranks_that_nobody_has_room_for_end_at_once() -> None:
+def test_ranks_without_a_slot_end_at_once() -> None:
     async def scene() -> None:
         only = FakeNode("a")
         nodes = Nodes(only)
@@ -274,7 +274,7 @@ def test_ranks_that_nobody_has_room_for_end_at_once() -> None:
     asyncio.run(scene())
 
 
-def test_there_is_no_room_before_all_have_come_who_are_awaited() -> None:
+def test_no_worker_is_placed_before_all_awaited_nodes_have_joined() -> None:
     async def scene() -> None:
         nodes = Nodes(FakeNode("a"), num_awaited=3)
         assert nodes.room == 0
@@ -287,7 +287,7 @@ def test_there_is_no_room_before_all_have_come_who_are_awaited() -> None:
     asyncio.run(scene())
 
 
-def test_who_is_killed_before_the_launch_or_while_ranks_are_dealt_out_is_not_started_and_ends_once() -> None:
+def test_a_worker_killed_before_its_launch_is_not_started_and_ends_once() -> None:
     async def scene() -> None:
         first, second = FakeNode("a", slots=2), FakeNode("b")
         nodes = Nodes(first, second)
@@ -301,7 +301,7 @@ def test_who_is_killed_before_the_launch_or_while_ranks_are_dealt_out_is_not_sta
     asyncio.run(scene())
 
 
-def test_a_kill_that_came_too_late_for_its_attempt_does_not_meet_the_next() -> None:
+def test_a_late_kill_does_not_hit_the_next_attempt() -> None:
     async def scene() -> None:
         node = FakeNode("a")
         nodes = Nodes(node)

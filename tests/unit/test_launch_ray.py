@@ -57,7 +57,7 @@ def test_as_many_fit_as_the_scarcest_resource_of_each_machine_allows(
     assert num_that_fit(found, {"CPU": cpus, "GPU": 1.0}) == expected
 
 
-def test_a_machine_without_a_resource_takes_nobody_who_needs_it() -> None:
+def test_a_machine_without_a_resource_runs_no_worker_that_needs_it() -> None:
     assert num_that_fit([Machine("m", {"CPU": 8.0})], {"GPU": 1.0}) == 0
 
 
@@ -149,7 +149,7 @@ class FakeRay:
             raise self.error
 
 
-def test_where_no_cluster_is_it_says_so_soon_and_how_to_start_one() -> None:
+def test_a_missing_cluster_is_reported_soon_with_the_cure() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # nobody listens
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -157,7 +157,7 @@ def test_where_no_cluster_is_it_says_so_soon_and_how_to_start_one() -> None:
             ray_cluster._init(FakeRay(), spec(address=address))
 
 
-def test_a_cluster_of_our_own_has_room_for_all_workers_and_no_dashboard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_that_we_start_has_room_for_all_workers_and_no_dashboard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     ray = FakeRay()
     ray_cluster._init(ray, spec(workers=Size(1, 500), cpus_per_worker=0.5))
@@ -165,7 +165,7 @@ def test_a_cluster_of_our_own_has_room_for_all_workers_and_no_dashboard(monkeypa
     assert ray.given["include_dashboard"] is False
 
 
-def test_the_working_directory_goes_along_and_one_that_is_too_large_is_refused_with_the_cure() -> None:
+def test_the_working_directory_is_copied_and_one_that_is_too_large_is_refused_with_the_cure() -> None:
     ray = FakeRay()
     ray_cluster._ship(ray, spec(variables={"A": "1"}), is_found=False)
     assert ray.given["runtime_env"] == {"working_dir": "/src", "env_vars": {"A": "1"}}
@@ -217,7 +217,7 @@ def node(actor: FakeActor, *, logs: RunDirectory | None = None, devices: Sequenc
     return RayNode(actor, here, name="ray-1", logs=logs, devices=lambda _: devices)
 
 
-def test_news_that_were_lost_on_the_way_are_asked_for_again_under_the_same_number() -> None:
+def test_news_that_were_lost_are_fetched_again_under_the_same_number() -> None:
     said = iter(
         [
             encode(News()),
@@ -257,7 +257,7 @@ def test_an_actor_that_is_dead_or_stays_silent_is_a_lost_node(error: Callable[[]
     asyncio.run(scene())
 
 
-def test_a_launch_that_nobody_answers_ends_when_the_node_is_lost() -> None:
+def test_an_unanswered_launch_ends_when_the_node_is_lost() -> None:
     async def scene() -> None:
         found = node(FakeActor(obey=lambda _: NEVER))
         launching = asyncio.create_task(found.launch([place(0)]))
@@ -270,7 +270,7 @@ def test_a_launch_that_nobody_answers_ends_when_the_node_is_lost() -> None:
     asyncio.run(scene())
 
 
-def test_an_order_is_said_again_until_it_is_heard() -> None:
+def test_a_call_is_repeated_until_it_is_answered() -> None:
     answers = iter([unavailable(), unavailable(), 4321])
 
     async def scene() -> None:
@@ -280,7 +280,7 @@ def test_an_order_is_said_again_until_it_is_heard() -> None:
     asyncio.run(scene())
 
 
-def test_a_kill_during_the_launch_is_said_again_after_it() -> None:
+def test_a_kill_during_the_launch_is_repeated_after_it() -> None:
     async def scene() -> None:
         actor = FakeActor()
         found = node(actor, devices=["3", "1"])
@@ -297,7 +297,7 @@ def test_a_kill_during_the_launch_is_said_again_after_it() -> None:
     asyncio.run(scene())
 
 
-def test_what_workers_write_far_away_is_in_the_directory_of_the_run(tmp_path: Path) -> None:
+def test_output_of_remote_workers_is_in_the_run_directory(tmp_path: Path) -> None:
     said = iter(
         [
             encode(News(logs=[LogPart(0, 1, b"one\n")])),
@@ -337,7 +337,7 @@ def actor_with(local: FakeLocalNode, directory: RunDirectory, *, is_away: bool =
     return actor
 
 
-def test_an_order_that_comes_twice_starts_nobody_twice_and_a_late_kill_meets_nobody(tmp_path: Path) -> None:
+def test_a_repeated_order_starts_no_worker_twice_and_a_late_kill_is_ignored(tmp_path: Path) -> None:
     async def scene() -> None:
         local = FakeLocalNode()
         actor = actor_with(local, RunDirectory(tmp_path, spec()))
@@ -350,7 +350,7 @@ def test_an_order_that_comes_twice_starts_nobody_twice_and_a_late_kill_meets_nob
     asyncio.run(scene())
 
 
-def test_a_worker_that_cannot_be_started_ends_and_says_why(tmp_path: Path) -> None:
+def test_a_worker_that_cannot_be_started_ends_with_the_reason(tmp_path: Path) -> None:
     async def scene() -> None:
         local = FakeLocalNode()
         local.refusal = ConfigError("the disk is full")
@@ -362,9 +362,7 @@ def test_a_worker_that_cannot_be_started_ends_and_says_why(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("error", [OSError, TimeoutError])
-def test_an_actor_that_hears_of_no_exits_any_more_says_so_each_time_that_it_is_asked(
-    tmp_path: Path, error: type[Exception]
-) -> None:
+def test_an_actor_that_cannot_receive_exits_reports_it_on_every_call(tmp_path: Path, error: type[Exception]) -> None:
     class Broken(FakeLocalNode):
         async def next_exit(self) -> WorkerExit:
             raise error("stale file handle")
@@ -380,7 +378,7 @@ def test_an_actor_that_hears_of_no_exits_any_more_says_so_each_time_that_it_is_a
     asyncio.run(scene())
 
 
-def test_news_that_nobody_understands_are_those_of_a_lost_node() -> None:
+def test_invalid_news_mean_a_lost_node() -> None:
     async def scene() -> None:
         found = node(FakeActor(news=lambda _: b"?"))
         with pytest.raises(msgspec.DecodeError):

@@ -62,7 +62,7 @@ async def join_group(coordinator: FakeCoordinator) -> AgentGroup:
     return made
 
 
-def test_the_end_of_a_run_is_said_until_the_coordinator_takes_it_and_to_those_who_join_meanwhile() -> None:
+def test_the_end_of_a_run_is_sent_until_the_coordinator_accepts_it_and_to_late_members() -> None:
     async def scene() -> None:
         coordinator = FakeCoordinator("a@1", "b@2")
         here = await join_group(coordinator)
@@ -83,7 +83,7 @@ def test_the_end_of_a_run_is_said_until_the_coordinator_takes_it_and_to_those_wh
     asyncio.run(scene())
 
 
-def test_who_was_told_and_does_not_leave_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wait_for_a_member_that_does_not_leave_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "LEAVE_S", 0.01)
 
     async def scene() -> None:
@@ -93,7 +93,7 @@ def test_who_was_told_and_does_not_leave_is_not_waited_for_for_ever(monkeypatch:
     asyncio.run(scene())
 
 
-def test_who_could_not_be_told_in_more_than_a_lease_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_that_could_not_be_reached_for_a_lease_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "DISMISS_S", 0.01)
 
     async def scene() -> None:
@@ -126,13 +126,13 @@ def test_nodes_are_all_on_one_machine_or_all_where_others_reach_them(mine: str, 
 
 
 @pytest.mark.parametrize(("mine", "other"), [("127.0.0.1", "10.0.0.2"), ("10.0.0.2", "127.0.0.1"), ("::1", "node-2")])
-def test_a_node_at_a_loopback_address_beside_one_elsewhere_is_refused_with_the_cure(mine: str, other: str) -> None:
+def test_a_loopback_node_beside_a_remote_one_is_refused_with_the_cure(mine: str, other: str) -> None:
     here = asyncio.run(join_group(FakeCoordinator(f"a@{mine}", f"b@{other}")))
     with pytest.raises(ConfigError, match=rf"this node has address {mine} and node b has {other}.* not localhost, or"):
         rendezvous.check_reachable(here)
 
 
-def test_a_coordinator_whose_host_nobody_knows_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_coordinator_with_an_unknown_host_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def look_up(*_: object, **__: object) -> None:
         raise socket.gaierror(-2, "Name or service not known")
 
@@ -151,7 +151,7 @@ def test_the_way_to_a_coordinator_on_this_machine_is_the_loopback() -> None:
 # -- who may speak -----------------------------------------------------------------------------------------------------
 
 
-def test_a_member_that_may_not_speak_hears_why_and_what_it_needs_and_does_not_try_for_ever() -> None:
+def test_a_member_without_permission_raises_the_cure_and_stops_retrying() -> None:
     async def scene() -> None:
         coordinator = FakeCoordinator("a@1", "b@2")
         coordinator.errors = [PermissionRefused("SendCommand needs the role admin, this token has worker")] * 2
@@ -169,7 +169,7 @@ def test_a_member_that_may_not_speak_hears_why_and_what_it_needs_and_does_not_tr
     asyncio.run(scene())
 
 
-def test_what_a_coordinator_that_was_away_did_not_take_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_that_the_coordinator_missed_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "RETRY_S", 0.001)
 
     async def scene() -> None:

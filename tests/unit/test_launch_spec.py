@@ -44,19 +44,19 @@ def test_a_size_is_a_number_or_two(text: str, size: Size) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "two", "0", "8:2", "1:2:3", "-1", "1.5", "5000"])
-def test_a_size_that_makes_no_sense_is_refused(text: str) -> None:
+def test_an_invalid_size_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="workers"):
         Size.parse(text)
 
 
 @pytest.mark.parametrize("name", ["", "../up", "a/b", ".hidden", "x" * 64, "with space", "-dash"])
-def test_a_name_that_cannot_be_a_directory_is_refused(name: str) -> None:
+def test_a_name_that_is_no_directory_name_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="name="):
         spec(name=name)
 
 
 @pytest.mark.parametrize("changes", [{"grace_s": -1.0}, {"step_timeout_s": float("nan")}, {"max_restarts": -1}])
-def test_a_setting_that_makes_no_sense_is_refused(changes: dict[str, object]) -> None:
+def test_an_invalid_setting_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=next(iter(changes))):
         spec(**changes)
 
@@ -66,13 +66,13 @@ def test_a_spec_is_read_back_as_it_was_written() -> None:
     assert msgspec.json.decode(msgspec.json.encode(made), type=RunSpec) == made
 
 
-def test_a_worker_finds_its_place_in_its_environment() -> None:
+def test_a_worker_reads_its_spec_from_its_environment() -> None:
     assert read_environment({**worker_environment(PLACE), "HOME": "/root"}) == PLACE
     assert read_environment({"RANK": "0", "WORLD_SIZE": "1"}) is None
 
 
 @given(st.integers(0, 10_000), st.integers(0, 10_000), st.text(min_size=1, max_size=20))
-def test_any_place_survives_the_environment(rank: int, attempt: int, run: str) -> None:
+def test_any_spec_survives_the_environment(rank: int, attempt: int, run: str) -> None:
     place = WorkerSpec(
         identity=Identity(
             run=run, attempt=attempt, rank=rank, world_size=rank + 1, local_rank=0, local_world_size=1, master_port=1
@@ -94,7 +94,7 @@ def test_torchrun_s_names_are_all_there() -> None:
 
 
 @pytest.mark.parametrize("name", ["RANK", "MASTER_PORT", "STRATA_ATTEMPT"])
-def test_an_environment_with_a_hole_is_refused_with_the_cure(name: str) -> None:
+def test_an_incomplete_environment_is_refused_with_the_cure(name: str) -> None:
     variables = worker_environment(PLACE)
     with pytest.raises(ConfigError, match=f"{name}=.*not a number"):
         read_environment({**variables, name: "x"})

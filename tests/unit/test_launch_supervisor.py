@@ -168,7 +168,7 @@ def test_workers_that_wait_for_a_hung_one_are_looked_at_too() -> None:
 
 
 @pytest.mark.parametrize("why", ["failed", "hung", "stopped"])
-def test_who_was_killed_and_does_not_end_is_killed_again_and_it_is_said(why: str) -> None:
+def test_a_killed_worker_that_does_not_exit_is_killed_again(why: str) -> None:
     run = supervisor(3)
     run.begin(now_s=0.0)
     if why == "failed":
@@ -237,7 +237,7 @@ def test_scripts_that_only_know_signals_all_get_their_grace() -> None:
     ]
 
 
-def test_a_script_without_a_context_that_ends_well_at_the_signal_has_stopped_and_is_not_done() -> None:
+def test_a_script_without_a_context_that_exits_with_0_on_a_signal_is_stopped_not_done() -> None:
     run = supervisor()
     run.begin(now_s=0.0)
     run.stop("SIGTERM", now_s=0.0)
@@ -246,7 +246,7 @@ def test_a_script_without_a_context_that_ends_well_at_the_signal_has_stopped_and
     assert run.exited(WorkerExit(1, 0), now_s=1.0) == [Finish("stopped", "SIGTERM; the workers exited on request")]
 
 
-def test_a_script_without_a_context_that_ends_well_at_the_signal_goes_on_with_the_new_size() -> None:
+def test_a_script_without_a_context_that_exits_with_0_on_a_signal_restarts_with_the_new_size() -> None:
     run = supervisor(1, 2)
     run.begin(now_s=0.0)
     run.scale(1, now_s=0.0)
@@ -265,7 +265,7 @@ def test_a_stop_between_two_attempts_ends_the_run() -> None:
     assert run.stop("Ctrl-C", now_s=0.0) == []
 
 
-def test_a_stop_while_others_die_begins_no_new_attempt() -> None:
+def test_a_stop_while_workers_are_being_killed_starts_no_attempt() -> None:
     run = supervisor()
     run.begin(now_s=0.0)
     run.advanced(1)
@@ -274,7 +274,7 @@ def test_a_stop_while_others_die_begins_no_new_attempt() -> None:
     assert isinstance(run.exited(WorkerExit(1, KILLED), now_s=0.0)[-1], Finish)
 
 
-def test_scaling_lets_workers_save_and_begins_again_with_another_number() -> None:
+def test_scaling_lets_workers_save_and_restarts_with_another_number() -> None:
     run = supervisor(1, 8)
     assert orders_of(run.begin(now_s=0.0)) == [StartAttempt(0, 8)]
     assert orders_of(run.scale(2, now_s=0.0)) == [AskToStop("scaling to 2 workers")]
@@ -285,7 +285,7 @@ def test_scaling_lets_workers_save_and_begins_again_with_another_number() -> Non
     assert run.num_restarts == 0
 
 
-def test_scaling_back_before_the_workers_have_saved_goes_on_too() -> None:
+def test_scaling_back_before_the_workers_have_saved_restarts_too() -> None:
     run = supervisor(1, 3)
     run.begin(now_s=0.0)
     run.scale(2, now_s=0.0)
@@ -329,7 +329,7 @@ def test_workers_that_save_too_slowly_for_scaling_are_no_failure() -> None:
     assert run.num_restarts == 0
 
 
-def test_a_stop_that_a_failure_spoiled_says_so() -> None:
+def test_a_stop_that_failed_reports_the_failure() -> None:
     run = supervisor()
     run.begin(now_s=0.0)
     run.stop("SIGTERM", now_s=0.0)
@@ -339,7 +339,7 @@ def test_a_stop_that_a_failure_spoiled_says_so() -> None:
     assert found[0].exit_code == 143
 
 
-def test_who_died_of_anothers_death_is_not_the_cause_even_if_heard_of_first() -> None:
+def test_a_worker_that_died_because_of_another_is_not_the_cause_even_if_reported_first() -> None:
     run = supervisor(3)
     run.begin(now_s=0.0)
     run.advanced(7)
@@ -353,13 +353,13 @@ def test_who_died_of_anothers_death_is_not_the_cause_even_if_heard_of_first() ->
 # -- room --------------------------------------------------------------------------------------------------------------
 
 
-def test_as_many_are_started_as_there_is_room_for() -> None:
+def test_as_many_workers_start_as_can_be_placed() -> None:
     run = supervisor(2, 8)
     run.room = 5
     assert orders_of(run.begin(now_s=0.0)) == [StartAttempt(0, 5)]
 
 
-def test_below_the_least_a_run_waits_for_room_and_says_so() -> None:
+def test_below_the_minimum_a_run_waits_for_room_and_reports_it() -> None:
     run = supervisor(2, 8)
     run.room = 1
     (told,) = run.begin(now_s=0.0)
@@ -386,7 +386,7 @@ def test_a_stop_while_waiting_for_room_ends_the_run() -> None:
     assert run.stop("Ctrl-C", now_s=1.0) == [Finish("stopped", "Ctrl-C")]
 
 
-def test_more_room_is_used_as_soon_as_it_is_there_and_no_more_than_wanted() -> None:
+def test_more_room_is_used_at_once_up_to_the_wanted_number() -> None:
     run = supervisor(2, 4)
     run.room = 2
     run.begin(now_s=0.0)
@@ -396,7 +396,7 @@ def test_more_room_is_used_as_soon_as_it_is_there_and_no_more_than_wanted() -> N
     assert run.room_changed(8, "node c has joined", now_s=3.0) == [Note("nodes", "node c has joined", 1)]
 
 
-def test_less_room_that_is_announced_lets_workers_save_first() -> None:
+def test_announced_loss_of_room_lets_workers_save_first() -> None:
     run = supervisor(2, 4)
     run.room = 4
     run.begin(now_s=0.0)
@@ -406,7 +406,7 @@ def test_less_room_that_is_announced_lets_workers_save_first() -> None:
     assert run.num_restarts == 0
 
 
-def test_workers_of_a_node_that_is_leaving_move_also_if_there_is_room_for_all_of_them_elsewhere() -> None:
+def test_workers_of_a_leaving_node_move_even_if_their_number_stays() -> None:
     run = supervisor(2, 4)
     run.room = 8
     run.begin(now_s=0.0)
@@ -421,7 +421,7 @@ def test_workers_of_a_node_that_is_leaving_move_also_if_there_is_room_for_all_of
     assert run.num_restarts == 0
 
 
-def test_a_lost_node_is_one_failure_and_the_run_goes_on_with_the_room_that_is_left() -> None:
+def test_a_lost_node_is_one_failure_and_the_run_continues_with_the_remaining_room() -> None:
     run = supervisor(2, 4)
     run.room = 4
     run.begin(now_s=0.0)
@@ -442,7 +442,7 @@ def test_a_size_outside_of_the_bounds_is_refused(workers: int) -> None:
         run.scale(workers, now_s=0.0)
 
 
-def test_exits_of_an_earlier_attempt_are_passed_over() -> None:
+def test_exits_of_an_earlier_attempt_are_ignored() -> None:
     run = supervisor()
     run.begin(now_s=0.0)
     run.advanced(1)
@@ -516,7 +516,7 @@ def test_whatever_happens_every_attempt_ends_before_the_next_and_the_run_ends_on
 # -- loaders whose state is each rank's own ----------------------------------------------------------------------------
 
 
-def test_another_number_of_workers_is_refused_while_a_loader_cannot_be_divided() -> None:
+def test_another_number_of_workers_is_refused_while_a_loader_is_per_rank() -> None:
     run = supervisor(1, 4)
     run.wanted = 2
     run.begin(now_s=0.0)
@@ -565,7 +565,7 @@ def test_a_request_that_came_before_it_was_known_is_not_followed() -> None:
     assert "with 2 workers, not 3: the state of an attached loader" in told.text  # type: ignore[union-attr]
 
 
-def test_a_resume_with_a_number_that_cannot_go_on_fails_before_it_starts() -> None:
+def test_a_resume_with_an_impossible_world_size_fails_before_it_starts() -> None:
     run = supervisor(3)
     run.only = 2
     (finish,) = run.begin(now_s=0.0)

@@ -80,13 +80,13 @@ def event(what: str, text: str, at_s: float = 1_700_000_001.5) -> RunEvent:
         ((50, 3.0), [(100, 0.75), (-1, 0.9), (50, 0.1)], "step 50, 3.0 s ago; saving step 100, 75%"),
     ],
 )
-def test_it_is_said_which_checkpoint_there_is_and_which_is_under_way(
+def test_the_last_checkpoint_and_the_save_in_progress_are_described(
     last: tuple[int, float] | None, saving: list[tuple[int, float]], words: str
 ) -> None:
     assert describe_checkpoint(last, saving) == words
 
 
-def test_the_view_says_who_does_what_and_where_everything_is() -> None:
+def test_the_view_shows_workers_checkpoint_and_directory() -> None:
     assert drawn(VIEW) == [
         "run 251116-0912-3fa2             running · 2 workers · 1 of 3 restarts · 0:12:34",
         "rank  state              step  epoch      loss    rows/s    silent",
@@ -109,7 +109,7 @@ def test_after_the_last_failure_there_was_no_restart() -> None:
     assert "3 of 3 restarts" in drawn(replace(VIEW, num_restarts=3))[0]
 
 
-def test_a_worker_that_was_not_heard_of_and_a_number_that_is_none_are_seen() -> None:
+def test_a_silent_worker_and_a_nan_metric_are_highlighted() -> None:
     odd = [
         replace(WORKER, metrics={"loss": math.nan}, silent_s=45.23, state="LOADING_DATA"),
         replace(WORKER, rank=1, metrics={}, silent_s=math.inf, state="starting"),
@@ -219,7 +219,7 @@ def test_printable_text_is_as_long_as_it_may_be() -> None:
 # -- plain lines -------------------------------------------------------------------------------------------------------
 
 
-def test_without_a_terminal_there_is_a_line_an_event_and_one_every_ten_seconds() -> None:
+def test_without_a_terminal_each_event_and_every_ten_seconds_is_a_line() -> None:
     clock, out = ManualClock(), io.StringIO()
     display = display_for(out, clock, quiet=False)
     assert isinstance(display, PlainDisplay)
@@ -261,7 +261,7 @@ def test_quiet_is_silent() -> None:
     assert out.getvalue() == ""
 
 
-def test_a_pipe_that_nobody_reads_any_more_ends_nothing() -> None:
+def test_a_broken_pipe_does_not_end_the_run() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     stream = open(writing, "w")  # noqa: PTH123, SIM115
@@ -273,7 +273,7 @@ def test_a_pipe_that_nobody_reads_any_more_ends_nothing() -> None:
         stream.close()
 
 
-def test_a_pipe_that_nobody_empties_holds_up_nothing_and_is_told_later() -> None:
+def test_a_full_pipe_does_not_delay_the_run_and_gets_the_lines_later() -> None:
     reading, writing = os.pipe()
     with open(reading, "rb", buffering=0) as reader, open(writing, "w") as stream:  # noqa: PTH123
         display = PlainDisplay(stream, ManualClock(), io.StringIO())
@@ -335,7 +335,7 @@ def test_what_happens_is_printed_above_the_live_view_but_for_checkpoints(monkeyp
     assert said.index("started: attempt 0") < said.index("run 251116") < said.index("failed: rank 1")
 
 
-def test_lines_of_workers_scroll_above_the_live_view_and_obey_nothing(
+def test_lines_of_workers_scroll_above_the_live_view_without_control_characters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     display, out = live(ManualClock(), monkeypatch)
@@ -388,7 +388,7 @@ def test_a_terminal_gets_the_live_view_unless_it_is_a_dumb_one(monkeypatch: pyte
     assert isinstance(display_for(io.StringIO(), ManualClock()), PlainDisplay)
 
 
-def test_a_terminal_that_is_closed_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_terminal_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     clock = ManualClock()
     with terminal() as (outside, stream):

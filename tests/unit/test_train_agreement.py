@@ -12,7 +12,7 @@ from strata.train.agreement import Agreement, Due
 DEADLINE_S = 30.0
 
 
-def test_nothing_is_due_unless_somebody_asks() -> None:
+def test_nothing_is_due_without_a_request() -> None:
     agreement = Agreement()
     assert all(agreement.take_due(step, timeout_s=0.0) == [] for step in range(5))
 
@@ -48,7 +48,7 @@ def test_training_waits_at_its_limit_until_the_step_is_known() -> None:
     assert found == [[due]]
 
 
-def test_training_goes_on_when_nothing_comes_of_it() -> None:
+def test_training_continues_when_an_agreement_fails() -> None:
     agreement = Agreement()
     agreement.set_limit()
     agreement.give_up()

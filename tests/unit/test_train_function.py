@@ -62,14 +62,14 @@ def test_a_function_of_this_very_test_arrives_with_its_arguments_and_search_path
     assert sys.path == list(dict.fromkeys([*theirs, "/other"]))
 
 
-def test_on_a_machine_without_the_directory_of_runs_the_worker_says_so(call_path: Path, work: Any) -> None:
+def test_a_worker_without_the_run_directory_reports_it(call_path: Path, work: Any) -> None:
     work(int)
     shutil.rmtree(call_path.parent)
     with pytest.raises(ConfigError, match=r"is not on this machine; .* set STRATA_RUNS_DIR"):
         calling.main()
 
 
-def test_nobody_else_can_read_what_is_written(call_path: Path, work: Any) -> None:
+def test_only_this_user_can_read_the_files(call_path: Path, work: Any) -> None:
     before = os.umask(0)
     try:
         work(lambda: 1)
@@ -81,7 +81,7 @@ def test_nobody_else_can_read_what_is_written(call_path: Path, work: Any) -> Non
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o666])
-def test_what_others_may_have_written_or_read_is_not_loaded(call_path: Path, mode: int) -> None:
+def test_files_that_others_can_write_or_read_are_not_loaded(call_path: Path, mode: int) -> None:
     write_call(call_path, Call(print, (), {}))
     call_path.chmod(mode)
 
@@ -98,7 +98,7 @@ def test_a_link_is_not_followed(call_path: Path) -> None:
         read_call(link)
 
 
-def test_what_cannot_be_handed_over_is_named_and_nothing_is_left(call_path: Path) -> None:
+def test_what_cannot_be_pickled_is_named_and_leaves_no_file(call_path: Path) -> None:
     lock = threading.Lock()
     for call, named in (
         (Call(max, (1, lock), {}), "argument 2 of max, a lock,"),
@@ -110,9 +110,7 @@ def test_what_cannot_be_handed_over_is_named_and_nothing_is_left(call_path: Path
     assert list(call_path.parent.iterdir()) == []
 
 
-def test_what_is_too_large_to_hand_over_is_refused_with_the_cure(
-    call_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_that_is_too_large_is_refused_with_the_cure(call_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calling, "MAX_CALL_BYTES", 1 << 20)
 
     with pytest.raises(LimitExceeded, match="exceed 1 MiB; write large objects to a file"):
@@ -120,7 +118,9 @@ def test_what_is_too_large_to_hand_over_is_refused_with_the_cure(
     assert list(call_path.parent.iterdir()) == []
 
 
-def test_without_cloudpickle_it_is_said_how_to_get_it(call_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_cloudpickle_the_error_names_the_install_command(
+    call_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
 
     with pytest.raises(ConfigError, match=r"strata-runtime\[functions\]"):
@@ -136,7 +136,7 @@ def test_a_result_is_that_of_its_rank_and_attempt(work: Any) -> None:
             read_result(directory, attempt, rank)
 
 
-def test_a_result_that_cannot_be_kept_does_not_fail_the_worker(work: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_that_cannot_be_stored_does_not_fail_the_worker(work: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = work(threading.Lock)
     with pytest.raises(RunFailed, match=r"a lock, cannot be pickled.*return its path"):
         read_result(directory, 3, 1)
@@ -161,7 +161,7 @@ def test_a_function_that_raises_leaves_its_traceback_without_our_frames(work: An
     assert "strata/train/function.py" not in said
 
 
-def test_what_a_worker_cannot_import_is_said_by_its_name(call_path: Path, tmp_path: Path) -> None:
+def test_a_module_that_a_worker_cannot_import_is_named(call_path: Path, tmp_path: Path) -> None:
     module = tmp_path / "only_here_for_a_moment.py"
     module.write_text("def train():\n    pass\n")
     sys.path.append(str(tmp_path))
@@ -175,7 +175,7 @@ def test_what_a_worker_cannot_import_is_said_by_its_name(call_path: Path, tmp_pa
         read_call(call_path)
 
 
-def test_a_result_that_cannot_be_read_here_is_no_crash(work: Any) -> None:
+def test_an_unreadable_result_raises_run_failed(work: Any) -> None:
     directory = work(lambda: 1)
     result = directory / "attempt-003-rank-1.result"
     result.write_bytes(b"no pickle")

@@ -50,7 +50,7 @@ def test_rows_a_second_are_those_of_all_loaders_over_the_last_seconds() -> None:
     assert rate == 0, "what is longer ago does not count"
 
 
-def test_without_a_loader_nothing_is_said_of_rows() -> None:
+def test_without_a_loader_there_is_no_row_rate() -> None:
     assert Gauges(ManualClock()).read() == {METRICS.saving_step: NOT_SAVING}
 
 
@@ -84,7 +84,7 @@ def test_a_rate_is_never_below_the_slowest_nor_above_the_fastest_moment(
         assert min(rates) * 0.999 <= gauges.read()["rows_per_s"] <= max(rates) * 1.001
 
 
-def test_a_save_is_told_of_while_it_is_under_way() -> None:
+def test_a_save_in_progress_is_reported() -> None:
     gauges, save = Gauges(ManualClock()), Save(step=50)
     gauges.save = save
     save.progress = 0.25

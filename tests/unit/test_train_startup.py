@@ -28,7 +28,7 @@ from strata.train.startup import _check_is_the_rank, _spec_without_agent, _stop_
         (Manual(), Manual()),
     ],
 )
-def test_when_to_save_is_said_in_steps_or_time(every: object, strategy: object) -> None:
+def test_the_save_interval_is_steps_or_a_time(every: object, strategy: object) -> None:
     assert strategy_of(every) == strategy  # type: ignore[arg-type]
 
 
@@ -61,7 +61,7 @@ def test_a_misspelt_argument_is_refused_with_the_one_that_was_meant(name: str, c
         init(**{name: 3})
 
 
-def test_a_process_that_nobody_started_is_a_world_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_a_launcher_is_a_world_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/somewhere/train.py", "--lr", "1"])
     place = _spec_without_agent({"HOME": "/root"})
     assert (place.identity.rank, place.identity.world_size, place.identity.run, place.coordinator) == (
@@ -109,7 +109,7 @@ PLACE = WorkerSpec(
 )
 
 
-def test_a_process_joins_once_and_what_it_starts_does_not() -> None:
+def test_a_process_joins_once_and_its_children_do_not() -> None:
     variables = worker_environment(PLACE)
     _check_is_the_rank(variables)
     with pytest.raises(ConfigError, match="was already called in this process"):
@@ -128,7 +128,7 @@ class Asked:
         self.reasons.append(reason)
 
 
-def test_a_signal_to_end_is_a_wish_of_the_rank_and_ends_what_it_has_forked() -> None:
+def test_sigterm_requests_a_stop_in_the_rank_and_ends_its_forked_children() -> None:
     before, asked = signal.getsignal(signal.SIGTERM), Asked()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:

@@ -241,7 +241,7 @@ class Agent:
                 self._observed.noted.add(event.kind)
                 text = "the last checkpoint is loaded"
                 if event.kind == "FIRST_STEP":
-                    text = "training goes on" if "RESTORED" in rank_0.events else "training begins"
+                    text = "training continues" if "RESTORED" in rank_0.events else "training begins"
                 self._note(event.kind.lower(), text, rank=0, step=event.step, at_s=event.at_s)
 
     # -- actions ---------------------------------------------------------------------------------------------------

@@ -121,7 +121,7 @@ class DumpStacks(Message, frozen=True):
 
 
 class Release(Message, frozen=True):
-    """To a node that wants to leave: none of the run's workers is there any more, and none will be."""
+    """To a node that wants to leave: it has no more workers of the run, and gets none."""
 
 
 class RunOver(Message, frozen=True):

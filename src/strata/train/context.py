@@ -179,7 +179,7 @@ class Context:
     # -- data ------------------------------------------------------------------------------------------------------
 
     def dataloader(self, source: Any, format: str | None = None, *, name: str = "", **arguments: Any) -> Any:  # noqa: A002
-        """A loader for this rank; where it stands goes into checkpoints, and any number of ranks goes on from there.
+        """Return a loader for this rank. Checkpoints contain its position, from which any world size can resume.
 
         Args:
             source: Paths or URLs of files, with the arguments of `StructuredDataset.create_dataloader`; or your own

@@ -204,7 +204,7 @@ class TrainingOrchestrator:
         shuffle: bool = False,
         seed: int = 0,
     ) -> int:
-        """Register a dataset, by count or by list; return its number of shards. Registering it again changes nothing."""
+        """Register a dataset, by count or by list; return its number of shards. A second call changes nothing."""
         return self._connected().register_dataset(
             dataset_id,
             job_id=self.job_id,

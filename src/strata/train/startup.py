@@ -1,6 +1,6 @@
 """`strata.init()`: find out which process this is, and create its context.
 
-Under `strata run`, the environment tells. Alone (plain `python train.py`), the process is a world of one with its own
+Under `strata run`, the environment defines it. Alone (plain `python train.py`), the process is a world of one with its own
 coordinator inside; a forked child of a connected process cannot have one and does without. Under torchrun, it is one of
 torchrun's ranks, without a coordinator.
 """
@@ -147,7 +147,7 @@ def _check_is_the_rank(variables: Mapping[str, str]) -> None:
     raise ConfigError(
         f"process {joined} is already rank {spec.identity.rank} of run {spec.identity.run!r}, and this process is its "
         f"child; call strata.init() only in the parent, or remove {JOINED} and {RUN} from this process's environment "
-        "to make it a run of its own",
+        "to make it a separate run",
         field=JOINED,
     )
 

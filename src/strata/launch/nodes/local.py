@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 MAX_LINE_CHARS = 200
 """Characters of a log line that are sent to other machines."""
 WITHOUT_CAUSE = (0, STOPPED, -signal.SIGKILL, -signal.SIGTERM)
-"""Exit codes of workers whose logs do not tell why they ended."""
+"""Exit codes of workers whose logs do not show the cause."""
 
 
 class LocalNode:

@@ -38,7 +38,7 @@ LEAVE_S = 10.0
 DISMISS_S = 60.0
 DISMISS_LEASES = 3
 """Seconds, and leases, for which to try to reach the others at the end of a run: the coordinator may be down for a
-while, and an agent that does not learn of the end goes on with the run.
+while, and an agent that does not learn of the end continues the run.
 """
 _FROM, _TEXT = "from", "text"
 _DECODER = msgspec.json.Decoder(AnyMessage)
