@@ -1,4 +1,4 @@
-"""Processes of this machine pass the suite, forked from a warm process or started cold; below it, what is their own."""
+"""Local processes pass the contract, forked from a warm process or started cold; and have further tests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TestCold(WorkersContract):
 
 
 class Preloading(Stage):
-    """With modules of its own to preload."""
+    """Workers with extra modules to preload."""
 
     def __init__(self, place: Path, **modules: str) -> None:
         for name, text in modules.items():
@@ -41,7 +41,7 @@ class Preloading(Stage):
         super().__init__(lambda: LocalWorkers(preload=list(modules), variables=variables), place)
 
     def look(self) -> tuple[int, bool]:
-        """A worker's parent, and whether it has found the module there."""
+        """Return a worker's parent, and whether the module was preloaded."""
         parent, found = json.loads(self.log().splitlines()[-1])
         return parent, found
 
@@ -177,7 +177,7 @@ def test_torch_from_the_warm_process_reduces_over_gloo_with_the_threads_that_are
 
 
 def test_a_signal_to_all_processes_leaves_it_to_the_agent_when_workers_end(tmp_path: Path) -> None:
-    """As at a shutdown of the machine: the workers must save first, so the process that they die with stays."""
+    """As at a shutdown of the machine: the workers must save first, so the warm process stays."""
     stage = Preloading(tmp_path, preloaded_one="")
 
     async def act(workers: Workers) -> None:

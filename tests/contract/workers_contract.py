@@ -1,4 +1,4 @@
-"""What all `Workers` promise. An implementation supplies a fixture `make`: makes one, to be used in one event loop."""
+"""The contract of `Workers`. An implementation supplies a fixture `make` that creates one for an event loop."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ FACTS = """
 
 
 class Stage:
-    """Where scripts lie and logs are written."""
+    """A directory with scripts and logs."""
 
     def __init__(self, make: Make, place: Path) -> None:
         self.make = make
@@ -101,7 +101,7 @@ class Stage:
         return asyncio.run(run())
 
     async def said(self, word: str, rank: int = 0) -> list[str]:
-        """Waits for a line that begins so, and has an end; the words of it."""
+        """Wait for a complete line with this prefix; return its words."""
         while True:
             with contextlib.suppress(FileNotFoundError):
                 for line in self.log(rank).splitlines(keepends=True):
@@ -120,7 +120,7 @@ async def opened(make: Make) -> AsyncIterator[Workers]:
 
 
 class Watched:
-    """A process that may go. Its number is its own as long as this is held."""
+    """A handle of a process, which keeps its process id from being reused."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -138,7 +138,7 @@ class Watched:
 
 
 def pythons_own(order: ProcessSpec) -> subprocess.CompletedProcess[str]:
-    """What Python makes of the same."""
+    """What Python does with the same script."""
     how = ["-m", order.script] if order.is_module else [order.script]
     return subprocess.run(
         [sys.executable, *how, *order.arguments],

@@ -71,7 +71,7 @@ Path(f"digest-{ctx.rank}").write_text(digest.hexdigest())
 
 
 class Job:
-    """The script of a page, and a directory of its own to run in."""
+    """The script of a page, and a directory to run it in."""
 
     def __init__(self, page: str, place: Path, *options: str) -> None:
         place.mkdir()
@@ -88,7 +88,7 @@ class Job:
         self.run = Run(place, place / "rows", *options, script=script, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
 
     def open(self, step: int) -> None:
-        """Workers go on until they have made this step."""
+        """Let workers continue up to this step."""
         draft = self.place / "gate.new"
         draft.write_text(str(step))
         draft.replace(self.place / "gate")
@@ -105,7 +105,7 @@ class Job:
 
     @property
     def counts(self) -> set[int]:
-        """How often rows were handed out, by all workers of all attempts."""
+        """Return how often each row was delivered, by all workers of all attempts."""
         lines = [line for path in self.place.glob("seen-*") for line in path.read_text().splitlines()]
         rows = Counter(number for line in lines for number in json.loads(line))
         assert len(rows) == NUM_ROWS

@@ -30,7 +30,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def job(tmp_path: Path, data: Path) -> Iterator[Any]:
-    """Makes runs; nothing of them is left after the test."""
+    """Creates runs, and removes them after the test."""
     made: list[Run] = []
 
     def make(*options: str, place: Path = tmp_path, script: Path | None = None) -> Run:
@@ -48,7 +48,7 @@ _undisturbed: dict[int, str] = {}
 
 @pytest.fixture
 def undisturbed(tmp_path: Path, job: Any) -> Any:
-    """The digest of the weights after a run that nobody disturbed."""
+    """Return the digest of the weights after an undisturbed run."""
 
     def digest(num_workers: int) -> str:
         if num_workers not in _undisturbed:
@@ -65,7 +65,7 @@ def undisturbed(tmp_path: Path, job: Any) -> Any:
 
 
 def checked(run: Run, num_workers: int) -> str:
-    """Every row was trained on once per epoch, on all ranks alike; gives the digest of the weights."""
+    """Check that every row was trained on once per epoch, on all ranks alike; return the digest of the weights."""
     results = run.results()
     assert [each["rank"] for each in results] == list(range(num_workers))
     assert [each["counts"] for each in results] == [[EPOCHS]] * num_workers
@@ -75,7 +75,7 @@ def checked(run: Run, num_workers: int) -> str:
 
 
 class Gate:
-    """Workers wait at it, after a step that the test sets."""
+    """A gate at which workers wait, after a step that the test sets."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -91,7 +91,7 @@ class Gate:
 def test_killed_again_and_again_every_row_counts_once_and_the_weights_are_the_same(
     job: Any, undisturbed: Any, num_workers: int, tmp_path: Path
 ) -> None:
-    """They die between some step and the next few: a gate keeps workers from getting far before they are killed."""
+    """Kill workers soon after some step: a gate keeps them from getting far before that."""
     rng = random.Random(num_workers)
     run = job("--workers", str(num_workers), "--max-restarts", "10")
     gate = Gate(tmp_path / "gate")

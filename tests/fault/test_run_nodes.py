@@ -20,11 +20,11 @@ pytestmark = pytest.mark.timeout(240)
 HUB = "hub"
 EPOCHS = 2
 LEASE = {"lease_s": 10.0, "heartbeat_s": 0.2, "suspicion_s": 2.0, "tick_s": 0.02}
-"""Nobody is missed because three workers import torch at the same time."""
+"""Long enough for three workers that import torch at the same time."""
 
 
 class Cluster:
-    """Machines, a coordinator at the hub, and one run on some of them."""
+    """Several machines, a coordinator at the hub, and one run on some of the machines."""
 
     def __init__(self, network: Network, place: Path, data: Path) -> None:
         self.network = network
@@ -59,7 +59,7 @@ class Cluster:
         return made
 
     def start(self, *nodes: str, workers: str = "2", step_s: float = 0.2) -> list[Run]:
-        """The first of them leads. Steps take so long until `hurry` is called."""
+        """Start the run; the first machine leads. Steps take `step_s` until `hurry` is called."""
         made = [self.run(node, workers=workers, nnodes=len(nodes)) for node in nodes]
         for run in made:
             run.start("--step-s", str(step_s), "--until", str(self._place / "hurry"))
@@ -67,11 +67,11 @@ class Cluster:
         return made
 
     def hurry(self) -> None:
-        """What the steps had to wait for has come."""
+        """Let steps run without delay from now on."""
         (self._place / "hurry").touch()
 
     def check(self, num_workers: int) -> None:
-        """Every row was trained on once per epoch, and all ranks have the same weights."""
+        """Check that every row was trained on once per epoch, and that all ranks have the same weights."""
         results = self.runs[next(iter(self.runs))].results()
         assert [each["rank"] for each in results] == list(range(num_workers))
         assert [each["counts"] for each in results] == [[EPOCHS]] * num_workers

@@ -1,4 +1,4 @@
-"""An agent is killed, and nobody of its workers is left."""
+"""An agent is killed, and none of its workers survives."""
 
 from __future__ import annotations
 

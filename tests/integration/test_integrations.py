@@ -51,7 +51,7 @@ class Net(nn.Module):
 
 
 class Killed(Exception):
-    """In place of a signal."""
+    """Instead of a signal."""
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
 def fit(
     checkpoints: str, make_loader: Any, *, die_at: int = -1, stop_at: int = -1, **options: Any
 ) -> tuple[list[torch.Tensor], list[Any]]:
-    """Two epochs, or until the step at which it dies or stops; the weights, and at which steps it was validated."""
+    """Train two epochs, or until the step at which it dies or stops; return weights and validated steps."""
     lightning = pytest.importorskip("lightning")
     ours = importlib.import_module("strata.integrations.lightning")
     validated = []
@@ -209,7 +209,7 @@ def train(
     starts_plainly: bool = False,
     **options: Any,
 ) -> tuple[list[torch.Tensor], list[int]]:
-    """Two epochs, or until the step at which it dies or stops; the weights, and after which steps it was evaluated."""
+    """Train two epochs, or until the step at which it dies or stops; return weights and evaluated steps."""
     transformers = pytest.importorskip("transformers")
     ours = importlib.import_module("strata.integrations.transformers")
     evaluated = []

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: where they go, what is printed of them, and what is never written down."""
+"""The checkpoints of a run: their location, what is printed about them, and secrets that are never stored."""
 
 from __future__ import annotations
 

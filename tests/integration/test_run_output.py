@@ -66,7 +66,7 @@ def write(tmp_path: Path) -> Callable[[str], str]:
 
 
 def said(*arguments: str) -> tuple[int, str, str]:
-    """What `strata` does, in this process: exit code, stdout, stderr."""
+    """Run `strata` in this process; return exit code, stdout and stderr."""
     out, err = io.StringIO(), io.StringIO()
     with (
         pytest.MonkeyPatch.context() as patch,

@@ -1,4 +1,4 @@
-"""A script's context without an agent: alone, with a coordinator of its own."""
+"""A script's context without an agent: a single process with its own coordinator."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def loader_of(context: Context, **arguments: Any) -> Any:
 
 
 def train(context: Context, loader: Any, part: Part, step: int, *, num_steps: int, epochs: int = 2) -> list[int]:
-    """The ids of so many steps."""
+    """Return the ids of this many steps."""
     seen: list[int] = []
     for _ in context.epochs(epochs):
         for batch in loader:
@@ -135,7 +135,7 @@ def test_the_last_step_is_saved_when_the_context_is_closed(contexts: Any) -> Non
 def test_a_loop_that_has_taken_one_more_batch_does_not_save_its_last_step(
     contexts: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The checkpoint would say that the batch was trained on, and a resume would leave it out."""
+    """The checkpoint would contain the batch as trained, and a resume would skip it."""
     seen: list[int] = []
     for saved in ([3], [3, 6, 9, 10]):
         context = contexts(keep_count=9)
@@ -251,7 +251,7 @@ def test_a_loader_that_is_made_after_the_restore_finds_its_place(contexts: Any) 
 
 
 def test_a_loop_that_nothing_was_taken_from_keeps_the_restored_place(contexts: Any) -> None:
-    """As where a framework begins a loop, and begins it again before it trains."""
+    """As when a framework starts a loop twice before it trains."""
     context = contexts()
     first = train(context, loader_of(context), Part(), 0, num_steps=3)
     context.close()

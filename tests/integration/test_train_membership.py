@@ -1,4 +1,4 @@
-"""Ranks of an attempt find each other, whoever of the attempt before is still on the books."""
+"""Ranks of an attempt find each other, even if members of the last attempt are left."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from strata.transport.credentials import ClientSecurity
 QUICK = CoordinatorConfig(
     state="memory", lease=LeaseConfig(lease_s=20.0, heartbeat_s=0.2, suspicion_s=0.2, tick_s=0.02)
 )
-"""Who hangs up is missed at once; nobody is missed because the machine is busy."""
+"""A closed connection counts at once; a busy machine does not."""
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def join(place: WorkerSpec) -> JoinedMembership:
 
 
 def old_ones(address: str, number: int) -> CoordinatorClient:
-    """Members of an attempt before."""
+    """Join as members of an earlier attempt."""
     client = CoordinatorClient(address)
     client.connect()
     for rank in range(number):
@@ -99,7 +99,7 @@ def test_ranks_come_to_an_end_together_if_they_made_the_same_steps(
     address: str, steps: tuple[int, ...], together: bool
 ) -> None:
     def end(membership: JoinedMembership, step: int) -> list[bool]:
-        """Twice; the second time all have made one step more."""
+        """Reach the end twice; the second time with one more step."""
         found = [membership.ends_together(step), membership.ends_together(step + 1)]
         membership.leave(together=together)  # as after a save: not while another is looking
         return found
@@ -133,7 +133,7 @@ def test_a_rank_that_reads_late_finds_the_last_step_of_one_that_is_at_its_next_e
 
 
 def test_the_most_metrics_of_a_script_leave_room_for_all_of_ours(address: str) -> None:
-    """A heartbeat with one too many would be refused as a whole."""
+    """The coordinator would refuse a whole heartbeat with one metric too many."""
     named = [value for name, value in vars(METRICS).items() if not name.startswith("_") and name != "is_ours"]
     ours = [name for value in named for name in ([value] if isinstance(value, str) else value)]
     membership = join(place_of(0, 1, 0, address))
@@ -170,7 +170,7 @@ def test_metrics_may_have_any_name(address: str) -> None:
 
 
 def test_a_restarted_coordinator_knows_ranks_and_attempts_and_gets_the_metrics_again(tmp_path: Path) -> None:
-    """The journal has who a worker is. It has no metrics."""
+    """The journal contains ranks and attempts, but no metrics."""
     config = replace(QUICK, state=f"sqlite:///{tmp_path}/journal.db", lease=replace(QUICK.lease, suspicion_s=5.0))
     listen = f"127.0.0.1:{free_port()}"
     with EmbeddedCoordinator(config, listen=listen):
@@ -193,7 +193,7 @@ def test_a_restarted_coordinator_knows_ranks_and_attempts_and_gets_the_metrics_a
 
 
 def two_ranks(address: str) -> Iterator[tuple[JoinedMembership, Agreement]]:
-    """In the order of their ranks; they meet while they are made."""
+    """Join two ranks; return them in order. They wait for each other while they join."""
     agreements = [Agreement(), Agreement()]
 
     def join_as(rank: int) -> JoinedMembership:
@@ -206,7 +206,7 @@ def two_ranks(address: str) -> Iterator[tuple[JoinedMembership, Agreement]]:
 
 
 def steps_until_due(agreement: Agreement, step: int) -> int:
-    """Trains on from this step, and says after which one something was to be done."""
+    """Train from this step on; return the step after which something was due."""
     while not agreement.take_due(step, timeout_s=DEADLINE_S):
         step += 1
         assert step < 20_000, "nothing was agreed on"
@@ -215,7 +215,7 @@ def steps_until_due(agreement: Agreement, step: int) -> int:
 
 
 def test_ranks_that_are_asked_to_save_agree_on_a_step_that_none_has_passed(address: str) -> None:
-    """As it is with time-based policies: rank 0 finds that it is time, and asks all."""
+    """As with time-based policies: rank 0 decides and asks all ranks."""
     ranks = list(two_ranks(address))
     for rank, (_, agreement) in enumerate(ranks):
         agreement.restored(10 * (rank + 1))
@@ -227,7 +227,7 @@ def test_ranks_that_are_asked_to_save_agree_on_a_step_that_none_has_passed(addre
 
 
 def test_limits_that_a_coordinator_has_lost_are_sent_again(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was restarted between the ranks' words and the look at them: metrics are not in its journal."""
+    """It restarted after the ranks had published their limits: its journal has no metrics."""
     ranks = list(two_ranks(address))
     forgetful, num_looks = ranks[1][0]._client, iter(range(1_000))
     listed = forgetful.list_workers
@@ -250,7 +250,7 @@ def test_limits_that_a_coordinator_has_lost_are_sent_again(address: str, monkeyp
 def test_a_rank_that_reads_late_finds_the_limit_of_one_that_is_at_the_next_command(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when everybody gets SIGTERM: the agent and each rank ask for the same."""
+    """As when all processes get SIGTERM: the agent and each rank request the same."""
     ranks = list(two_ranks(address))
     late, listed = ranks[0][0]._client, ranks[0][0]._client.list_workers
     is_first = iter([True])

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.timeout(120)
 
 @pytest.fixture(autouse=True)
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where they are; but for that, nothing is left of them."""
+    """Return the directory of runs."""
     for name in ("RANK", "WORLD_SIZE", "STRATA_RUN", "STRATA_CHECKPOINT_EVERY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("STRATA_RUNS_DIR", str(tmp_path / "runs"))
@@ -244,7 +244,7 @@ def test_what_cannot_run_leaves_no_run_behind(monkeypatch: pytest.MonkeyPatch) -
 
 
 def interrupted(script: Path, began: Path, num_times: int = 1) -> str:
-    """What a program says that gets Ctrl-C when its workers have begun, so often."""
+    """Return the output of a program that gets Ctrl-C this often after its workers have started."""
     process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
     try:
         until(lambda: began.exists() or process.poll() is not None, "its workers have begun", deadline_s=90)
@@ -301,7 +301,7 @@ except KeyboardInterrupt:
     print("interrupted")
 """
 NOTEBOOK = "asyncio.new_event_loop().run_until_complete(main())"
-"""There the event loop leaves Ctrl-C alone."""
+"""As in a notebook: this event loop does not handle Ctrl-C."""
 
 
 @pytest.mark.parametrize("run", ["asyncio.run(main())", NOTEBOOK])

@@ -133,7 +133,7 @@ def own_loader(num_workers: int) -> Make:
 
 
 def stateful(num_workers: int, **options: Any) -> Make:
-    """Noise of workers cannot be restored, since they are ahead; the process's own is."""
+    """The noise of loader workers cannot be restored, since they are ahead; that of the process is."""
 
     def make(ctx: Context) -> Any:
         dataset = Rows(noise=num_workers == 0)
@@ -170,7 +170,7 @@ LOADERS = {
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", LOADERS)
 def test_an_interrupted_run_ends_with_the_weights_of_an_undisturbed_one(kind: str, num_workers: int) -> None:
-    """Abandoned in the first epoch, in the second, and with the last batch of one."""
+    """Interrupted in the first epoch, in the second, and at the last batch of one."""
     make = LOADERS[kind](num_workers if kind != "iterable" else min(num_workers, 1))
     seen, weights = train("undisturbed", make)
     per_epoch = [sorted(seen[start : start + NUM_ROWS]) for start in range(0, len(seen), NUM_ROWS)]
@@ -203,7 +203,7 @@ def test_persistent_workers_and_a_generator_of_the_users_are_exact_too() -> None
 
 
 def context_of(world_size: int, rank: int = 0, *, session: str = "one") -> Context:
-    """One of several ranks as torchrun has them, without a coordinator."""
+    """One of several ranks as under torchrun, without a coordinator."""
     place = WorkerSpec(
         identity=Identity(
             run="job",
@@ -223,7 +223,7 @@ def context_of(world_size: int, rank: int = 0, *, session: str = "one") -> Conte
 
 
 def saved_by_two(make: Make) -> list[list[int]]:
-    """Two ranks that have had three batches each; the rows that each has next."""
+    """Train three batches on each of two ranks; return the rows that each gets next."""
     contexts = [context_of(2, rank) for rank in range(2)]
     iterators = [iter(make(context)) for context in contexts]
     for iterator in iterators:

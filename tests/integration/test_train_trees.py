@@ -1,4 +1,4 @@
-"""A context with pytrees of JAX: what cannot be changed is given back."""
+"""A context with JAX pytrees, which are immutable and therefore returned."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class AdamState(NamedTuple):
 
 
 class Part:
-    """What can be loaded into, beside trees."""
+    """An object with `load_state_dict`, besides trees."""
 
     value = 0
 
@@ -111,7 +111,7 @@ def test_a_tree_that_does_not_fit_is_refused_by_its_leaf(contexts: Any) -> None:
 
 
 def test_what_holds_no_arrays_of_jax_must_be_loaded_into(contexts: Any) -> None:
-    """Else a script that does not look at `state` would go on with what it has."""
+    """Otherwise a script that ignores `state` would continue with its old tree."""
     context = contexts()
     context.checkpoint({"numbers": {"count": 3}}, step=1).wait()
 

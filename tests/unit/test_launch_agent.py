@@ -1,4 +1,4 @@
-"""The agent that leads, with nodes and a coordinator that are not there."""
+"""The agent that leads, with fake nodes and a fake coordinator."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from strata.launch.supervisor import Finish
 
 
 class FakeCoordinator:
-    """Its client. Workers that have a context are in it as soon as they run."""
+    """A fake client. Workers with a context join as soon as they run."""
 
     def __init__(self) -> None:
         self.workers: list[Any] = []
@@ -203,7 +203,7 @@ def test_workers_leave_a_draining_node_even_if_they_do_not_need_to_shrink(tmp_pa
 
 
 def saved_by(num_workers: int) -> Any:
-    """A checkpoint that only so many workers can go on from."""
+    """Return a checkpoint that only this world size can resume from."""
     metadata = {NEEDED_WORLD_SIZE: str(num_workers)}
     return SimpleNamespace(checkpoint=SimpleNamespace(step=3, path="/k/step-3"), metadata=metadata, committed_at_s=0.0)
 
@@ -237,7 +237,7 @@ def test_a_new_leader_starts_the_world_size_that_can_resume_from_the_last_checkp
 
 
 def test_the_checkpoint_saved_for_a_scaling_decides_the_next_world_size(tmp_path: Path) -> None:
-    """The request came before it was known that a loader cannot be divided."""
+    """The request came before the agent knew that a loader is per rank."""
 
     async def scene() -> None:
         coordinator, node = FakeCoordinator(), FakeNode("a", slots=4)

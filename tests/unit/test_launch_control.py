@@ -28,7 +28,7 @@ class Agent:
 
 
 def with_agent(path: Path, ask: Callable[[], None]) -> Agent:
-    """Asks in a thread, as another program would."""
+    """Ask in a thread, as another program would."""
     agent = Agent()
 
     async def serve() -> None:

@@ -1,4 +1,4 @@
-"""A node that follows, with orders that come as close together as they can."""
+"""A following node, with orders in quick succession."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PLACE = WorkerSpec(
 
 
 class FakeMeeting:
-    """What the leader says, in the portions in which it comes."""
+    """Delivers the leader's messages in batches."""
 
     def __init__(self) -> None:
         self.me = ME
@@ -58,7 +58,7 @@ class FakeMeeting:
 
 
 class FakeNode:
-    """As real ones: who is not there yet cannot be killed."""
+    """Like a real node: a worker that does not run yet cannot be killed."""
 
     def __init__(self) -> None:
         self.running: dict[int, WorkerSpec] = {}

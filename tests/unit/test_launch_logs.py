@@ -1,4 +1,4 @@
-"""Logs are read on through rotations, and shown while they are written."""
+"""Logs are followed across rotations and shown live."""
 
 from __future__ import annotations
 

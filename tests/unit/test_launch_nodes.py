@@ -1,4 +1,4 @@
-"""Dealing ranks out over nodes, and what becomes of them when nodes come and go."""
+"""The layout of ranks over nodes, and nodes that join and leave."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PLACE = WorkerSpec(
     checkpoints="/k",
 )
 HOSTS = st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=3), max_size=5)
-"""The slots of the nodes of each host."""
+"""Slots of the nodes of each host."""
 
 
 def listed(hosts: Sequence[Sequence[int]]) -> list[tuple[str, int]]:
@@ -118,7 +118,7 @@ def launched(world_size: int, attempt: int = 0) -> WorkerSpec:
 
 
 async def told(nodes: Nodes) -> list[Event]:
-    """All that has happened, once everybody has had their turn."""
+    """Return all events, once every task has run."""
     for _ in range(20):
         await asyncio.sleep(0)
     found: list[Event] = []

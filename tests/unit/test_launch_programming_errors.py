@@ -1,4 +1,4 @@
-"""Which failures are retried, and which would only happen again."""
+"""Failures that are retried, and programming errors that are not."""
 
 from __future__ import annotations
 

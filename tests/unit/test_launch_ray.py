@@ -1,4 +1,4 @@
-"""The Ray engine's decisions, and both ends of its conversation with an actor, without a cluster."""
+"""The Ray engine's decisions, and both sides of its protocol with an actor, without a cluster."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_checkpoints_in_the_directory_of_the_run_are_refused_for_several_machine
 
 
 class FakeRay:
-    """As much of it as is asked when a run connects."""
+    """A fake of the parts of Ray that a run uses to connect."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error

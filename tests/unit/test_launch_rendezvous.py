@@ -1,4 +1,4 @@
-"""Agents that speak to each other through a coordinator that is not always there."""
+"""Agents that exchange messages through a coordinator that may be down."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OVER = RunOver("done", "2 workers are done")
 
 
 class FakeCoordinator:
-    """The client and the worker of one member: who is in the job, and what was sent to whom."""
+    """Client and worker of one member: the members of the job, and the sent messages."""
 
     job_id = "job.nodes"
     lease_s = 5.0
@@ -31,7 +31,7 @@ class FakeCoordinator:
         self.sent: list[tuple[str, object]] = []
         self.num_calls = 0
         self.errors: list[Exception] = []
-        """Of the next calls that send."""
+        """Errors of the next calls that send."""
         self.on_look: Callable[[], None] = lambda: None
 
     async def list_workers(self, *, job_id: str) -> Any:

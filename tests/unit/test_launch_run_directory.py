@@ -1,4 +1,4 @@
-"""Where runs live: made whole, read while they are written, and known to be dead when they are."""
+"""Run directories: created atomically, readable at any time, with dead agents detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is to be run, and what a worker is told of it."""
+"""The specification of a run and the environment of its workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers die in every way that there is, without a process."""
+"""The supervisor's decisions, without processes."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def supervisor(at_least: int = 2, at_most: int | None = None, *, max_restarts: i
 
 
 def orders_of(found: list[Action]) -> list[Action]:
-    """Without what is only told."""
+    """Return the actions without the notes."""
     return [order for order in found if not isinstance(order, Note)]
 
 
 def fail(run: Supervisor, rank: int = 0, code: int = KILLED, words: str = "", now_s: float = 0.0) -> list[Action]:
-    """One worker fails, the others are ended; what is ordered then."""
+    """Let one worker fail and the others be killed; return the actions that follow."""
     found = orders_of(run.exited(WorkerExit(rank, code, words), now_s=now_s))
     if run.running:
         assert found == [KillWorkers(run.attempt, tuple(sorted(run.running)))]
@@ -122,7 +122,7 @@ def test_a_worker_that_fails_on_its_own_input_stops_the_run_with_the_reason() ->
 
 
 def test_a_place_is_known_as_exactly_as_steps_are_seen() -> None:
-    """Of steps that take a millisecond only every hundredth is seen, and not always the same ones."""
+    """Of steps that take a millisecond, only about every hundredth is reported."""
     run = supervisor(max_restarts=100)
     run.begin(now_s=0.0)
     found: list[Action] = []
@@ -453,7 +453,7 @@ def test_exits_of_an_earlier_attempt_are_ignored() -> None:
 
 
 class Machine:
-    """Processes that obey; who is to be killed exits at some time after."""
+    """Simulated processes; a killed one exits some time later."""
 
     def __init__(self) -> None:
         self.alive: set[int] = set()

@@ -1,4 +1,4 @@
-"""Events of a run, and what they say together."""
+"""Events of a run, and the recoveries that they show."""
 
 from __future__ import annotations
 

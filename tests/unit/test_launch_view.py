@@ -1,4 +1,4 @@
-"""What people see of a run: a view that fits, lines that say enough, and nothing that could end or hold up the run."""
+"""The display of a run: a view that fits, complete lines, and nothing that could end or delay the run."""
 
 from __future__ import annotations
 
@@ -402,7 +402,7 @@ def test_a_closed_terminal_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_terminal_that_is_stopped_holds_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody reads what is written to it, as after Ctrl-S."""
+    """A stream without a reader, as after Ctrl-S."""
     monkeypatch.setenv("TERM", "xterm")
     clock = ManualClock()
     with terminal() as (outside, stream):

@@ -1,4 +1,4 @@
-"""Workers that make no more steps are found; those that may take their time are left alone."""
+"""Hung workers are found; others are not."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_hung_worker_is_found_with_those_that_wait_for_it() -> None:
 
 
 def test_a_stopped_process_is_found_after_the_coordinator_has_removed_it() -> None:
-    """It does not beat, so it is no member any more; a single worker has nobody who waits for it."""
+    """It sends no heartbeats, so it is no longer a member; and no other worker waits for it."""
     watch = StepWatch(LIMIT_S)
     watch.look({0: worker(0, 7)}, {0}, now_s=0.0)
     watch.look({0: worker(0, 7, silent_s=4.9)}, {0}, now_s=4.9)

@@ -75,7 +75,7 @@ class World:
         self.found: dict[int, int] = {}
 
     def answer(self, rank: int) -> None:
-        """The thread beside a rank's training gets its turn."""
+        """Let the thread beside a rank's training run."""
         if rank not in self.limits:
             self.limits[rank] = self.ranks[rank].set_limit()
         elif len(self.limits) == len(self.ranks) and rank not in self.told:
@@ -83,7 +83,7 @@ class World:
             self.ranks[rank].agree(Due("stop", max(self.limits.values()), "asked"))
 
     def train(self, rank: int) -> None:
-        """One step, unless it would have to wait for the others or at its limit."""
+        """Make one step, unless it would have to wait."""
         step = self.done[rank] + 1
         is_held = rank in self.limits and rank not in self.told and step >= self.limits[rank]
         if rank in self.found or is_held or self.done[rank] > min(self.done):

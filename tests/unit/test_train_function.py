@@ -1,4 +1,4 @@
-"""Functions that are handed to workers: what is written, who may have written it, and what cannot be."""
+"""Functions that run on workers: files, permissions and errors."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from strata.train.function import Call, read_call, read_error, read_result, writ
 
 @pytest.fixture
 def call_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """With a search path that is put back afterwards."""
+    """Restore the search path afterwards."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     return tmp_path / "call" / calling.FUNCTION
 
 
 @pytest.fixture
 def work(call_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Any]], Path]:
-    """Does what a worker of attempt 3, rank 1, does with a function; gives the directory of results."""
+    """Act as a worker of attempt 3, rank 1; return the directory of results."""
 
     def run(function: Callable[..., Any]) -> Path:
         write_call(call_path, Call(function, (), {}))

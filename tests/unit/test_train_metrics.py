@@ -1,4 +1,4 @@
-"""What can be seen of a training from beside it: rows a second, and the save under way."""
+"""Metrics of a context: the row rate and the save in progress."""
 
 from __future__ import annotations
 

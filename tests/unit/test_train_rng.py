@@ -1,4 +1,4 @@
-"""Random generators go on as if nothing had happened."""
+"""Random generators resume exactly."""
 
 from __future__ import annotations
 

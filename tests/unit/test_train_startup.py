@@ -1,4 +1,4 @@
-"""Who a process is, and when it saves, from what it was told."""
+"""The identity of a process and its save strategy, from its environment."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_process_joins_once_and_its_children_do_not() -> None:
 
 
 class Asked:
-    """A membership of which only wishes count."""
+    """A fake membership that records requests."""
 
     def __init__(self) -> None:
         self.reasons: list[str] = []

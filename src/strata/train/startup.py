@@ -1,8 +1,8 @@
 """`strata.init()`: find out which process this is, and create its context.
 
-Under `strata run`, the environment defines it. Alone (plain `python train.py`), the process is a world of one with its own
-coordinator inside; a forked child of a connected process cannot have one and does without. Under torchrun, it is one of
-torchrun's ranks, without a coordinator.
+Under `strata run`, the environment defines it. Alone (plain `python train.py`), the process is a world of one with its
+own coordinator inside; a forked child of a connected process cannot have one and does without. Under torchrun, it is
+one of torchrun's ranks, without a coordinator.
 """
 
 from __future__ import annotations
