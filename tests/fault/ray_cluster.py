@@ -1,7 +1,7 @@
 """A Ray cluster of several nodes on this machine's loopback, for tests that kill its nodes.
 
-Run as a program it is the cluster, and obeys lines on stdin; it ends with the test. In a process of its own, since Ray
-reads when it is imported whether it may listen on the network.
+As a program, it is the cluster, and takes commands on stdin; it ends with the test. It needs a separate process, since
+Ray decides at import whether it listens on the network.
 """
 
 from __future__ import annotations

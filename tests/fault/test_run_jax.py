@@ -1,5 +1,5 @@
 """The JAX example, killed with `kill -9`, alone and under `strata run`: it ends with the weights, the momentum and the
-key of one that nobody disturbed, bit for bit.
+key of an undisturbed run, bit for bit.
 """
 
 from __future__ import annotations

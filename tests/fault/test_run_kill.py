@@ -1,5 +1,5 @@
-"""`strata run`, with real workers that train together over gloo, and are killed: at the end every row was trained on
-exactly once per epoch, and the weights are those of a run that nobody disturbed, bit for bit.
+"""`strata run` with real workers that train together over gloo and are killed: every row is trained on exactly once per
+epoch, and the weights are those of an undisturbed run, bit for bit.
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ def test_scaling_up_and_down_in_the_middle_counts_every_row_once(job: Any, tmp_p
 def test_a_stopped_run_saves_first_and_resumes_at_the_same_row_as_does_a_killed_one(
     job: Any, undisturbed: Any, tmp_path: Path
 ) -> None:
-    """One run: it is asked by either signal, then all its processes are, as by systemd and batch systems when a machine
-    is taken away; at last its agent is killed.
+    """Stop one run by either signal, then by a signal to all its processes, as systemd and batch systems send it; at last,
+    kill its agent.
     """
 
     def signal_agent(number: signal.Signals) -> None:

@@ -1,5 +1,5 @@
-"""Runs on several machines: each has a network namespace of its own, and TLS and a token to the coordinator. Nodes are
-cut off, killed, asked to leave; the coordinator dies. At the end every row was trained on once per epoch.
+"""Runs on several machines, each with its own network namespace, TLS and a token for the coordinator. Nodes are
+partitioned, killed and drained; the coordinator dies. Every row is trained on once per epoch.
 """
 
 from __future__ import annotations

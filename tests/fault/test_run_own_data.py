@@ -1,5 +1,5 @@
-"""`strata run` with datasets of the user's own, which torch prefetches: killed and scaled, every row counts once.
-A loader whose state cannot be divided makes a change of the number of workers refuse.
+"""`strata run` with the user's own datasets, which torch prefetches: killed and scaled, every row counts once. A per-rank
+loader refuses another number of workers.
 """
 
 from __future__ import annotations

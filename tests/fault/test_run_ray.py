@@ -1,5 +1,5 @@
 """`strata run --engine ray` on a Ray cluster of several nodes, which are killed: every row counts once, and the weights
-are those of a run on this machine that nobody disturbed.
+are those of an undisturbed local run.
 """
 
 from __future__ import annotations

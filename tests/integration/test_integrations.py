@@ -1,6 +1,6 @@
-"""Callbacks for frameworks, in this process: what is refused, and resumes that are exact in the details of a loop.
+"""Callbacks for frameworks, in this process: errors, and exact resumes at any point of a loop.
 
-`tests/fault/test_run_frameworks.py` has whole runs that are killed and scaled.
+`tests/fault/test_run_frameworks.py` kills and scales whole runs.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Loaders over the user's own datasets in a context: `ctx.dataloader(dataset)`, `ctx.sampler`, and `ctx.attach` of
-loaders that are not ours. A run that is abandoned in the middle of an epoch ends with the weights of one that is not.
+other loaders. A run that is interrupted in the middle of an epoch ends with the weights of an undisturbed one.
 """
 
 from __future__ import annotations
