@@ -1,8 +1,8 @@
 """Play random stories of runs that are killed, stopped, scaled and resumed, until one ends wrongly.
 
-`soak_runs.py --minutes 30` plays new ones; `soak_runs.py --seed 12` replays one. In every story, real workers train over
-gloo. At its end, every row must have been trained on once per epoch; and if the number of workers never changed, the
-weights must be those of an undisturbed run, bit for bit.
+`soak_runs.py --minutes 30` plays new ones; `soak_runs.py --seed 12` replays one. In every story, real workers train
+over gloo. At its end, every row must have been trained on once per epoch; and if the number of workers never changed,
+the weights must be those of an undisturbed run, bit for bit.
 """
 
 from __future__ import annotations

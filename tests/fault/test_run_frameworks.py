@@ -58,8 +58,8 @@ strata.train.context.Context.maybe_checkpoint = slow_save
 strata.train.context.Context.restore = loud_restore
 Loader.__iter__ = noting_begin
 """
-"""Makes the script report its progress, wait after a step that the test sets unless a stop was requested, and record the
-rows that it gets.
+"""Makes the script report its progress, wait after a step that the test sets unless a stop was requested, and record
+the rows that it gets.
 """
 
 AFTER = """

@@ -134,8 +134,8 @@ def test_scaling_up_and_down_in_the_middle_counts_every_row_once(job: Any, tmp_p
 def test_a_stopped_run_saves_first_and_resumes_at_the_same_row_as_does_a_killed_one(
     job: Any, undisturbed: Any, tmp_path: Path
 ) -> None:
-    """Stop one run by either signal, then by a signal to all its processes, as systemd and batch systems send it; at last,
-    kill its agent.
+    """Stop one run by either signal, then by a signal to all its processes, as systemd and batch systems send it; at
+    last, kill its agent.
     """
 
     def signal_agent(number: signal.Signals) -> None:

@@ -1,5 +1,5 @@
-"""`strata run` with the user's own datasets, which torch prefetches: killed and scaled, every row counts once. A per-rank
-loader refuses another number of workers.
+"""`strata run` with the user's own datasets, which torch prefetches: killed and scaled, every row counts once. A
+per-rank loader refuses another number of workers.
 """
 
 from __future__ import annotations

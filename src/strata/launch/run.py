@@ -120,11 +120,11 @@ def _coordinator(
     if directory.spec.coordinator:
         yield directory.spec.coordinator, None
     elif cluster is not None and not cluster.is_here:
-        from strata.launch.nodes.reach import on_network  # noqa: PLC0415 - cryptography is behind it
+        from strata.launch.nodes.network_coordinator import start_on_network  # noqa: PLC0415 - cryptography is behind it
 
-        with on_network(config, cluster.address, place / "secrets") as reached:
-            cluster.credentials = reached
-            yield reached.address, reached.security
+        with start_on_network(config, cluster.address, place / "secrets") as network:
+            cluster.credentials = network
+            yield network.address, network.security
     else:
         with EmbeddedCoordinator(config, listen=f"unix:{place}/coordinator.sock") as coordinator:
             yield coordinator.address, None

@@ -38,7 +38,7 @@ from strata.printing import printable
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
-    from strata.launch.nodes.reach import Reached
+    from strata.launch.nodes.network_coordinator import NetworkCoordinator
     from strata.launch.record.directory import RunDirectory
     from strata.launch.spec import RunSpec
 
@@ -147,7 +147,7 @@ class RayCluster:
         """Address of this machine in the cluster."""
         self.is_here = is_here
         """No other machine takes part."""
-        self.credentials: Reached | None = None
+        self.credentials: NetworkCoordinator | None = None
         """Credentials of the agent's own coordinator, if it listens on the network."""
         self._spec = spec
         self._is_shipped = is_shipped
@@ -418,15 +418,15 @@ class _Reservations:
         """
         from ray.exceptions import RayError  # noqa: PLC0415
 
-        reached = self._cluster.credentials
+        network = self._cluster.credentials
         begin = ray_actor.BeginActor(
             spec=self._spec,
             path=str(self._directory.path),
             is_away=not self._cluster.is_here,
             is_shipped=self._is_shipped,
             address=LOOPBACK if self._cluster.is_here else "",
-            ca=reached.ca if reached is not None else b"",
-            token=reached.token if reached is not None else "",
+            ca=network.ca if network is not None else b"",
+            token=network.token if network is not None else "",
         )
         try:
             data = await answer(actor.begin.remote(encode(begin)))

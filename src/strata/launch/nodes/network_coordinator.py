@@ -28,7 +28,7 @@ VALID_DAYS = 3650
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class NetworkCoordinator:
     address: str
     security: ClientSecurity
     """Credentials of the agent, with the role admin."""
@@ -38,11 +38,11 @@ class Reached:
     """Token for the workers."""
 
     def __repr__(self) -> str:
-        return f"Reached({self.address!r}, …)"
+        return f"NetworkCoordinator({self.address!r}, …)"
 
 
 @contextlib.contextmanager
-def on_network(config: CoordinatorConfig, host: str, secrets: Path) -> Iterator[Reached]:
+def start_on_network(config: CoordinatorConfig, host: str, secrets: Path) -> Iterator[NetworkCoordinator]:
     """Start a coordinator at a free port of this address. `secrets` is a directory that only this user can enter."""
     write_set(secrets, hosts=[host], now=datetime.now(UTC), days=VALID_DAYS)
     write_tokens(secrets)
@@ -51,7 +51,7 @@ def on_network(config: CoordinatorConfig, host: str, secrets: Path) -> Iterator[
     )
     where = f"[{host}]:0" if ":" in host else f"{host}:0"
     with EmbeddedCoordinator(replace(config, security=security), listen=where) as coordinator:
-        yield Reached(
+        yield NetworkCoordinator(
             coordinator.address,
             ClientSecurity(ca=str(secrets / "ca.crt"), token_file=str(secrets / "admin.token")),
             (secrets / "ca.crt").read_bytes(),
