@@ -144,7 +144,7 @@ def test_a_function_gives_its_results_in_the_order_of_the_ranks(runs: Path) -> N
     assert directory.status is not None
     assert directory.status.state == "done"
     assert not (directory.path / "call").exists()
-    with pytest.raises(ConfigError, match="there is a run mine"):
+    with pytest.raises(ConfigError, match="run mine already exists"):
         TrainingOrchestrator().run(rank_and, 1.0, name="mine")
 
 
@@ -230,7 +230,7 @@ def test_checkpoints_go_to_the_callers_directory(tmp_path: Path) -> None:
 
 def test_what_cannot_run_leaves_no_run_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     orchestrator = TrainingOrchestrator()
-    with pytest.raises(ConfigError, match="engine='spark' is not known"):
+    with pytest.raises(ConfigError, match="engine='spark' is unknown"):
         orchestrator.run(os.getpid, engine="spark")
     with pytest.raises(ConfigError, match="neither a number"):
         orchestrator.run(os.getpid, workers="many")
@@ -277,7 +277,7 @@ def test_ctrl_c_lets_the_workers_stop_and_is_an_interrupt_here(tmp_path: Path) -
         "    print(error)\n"
     )
 
-    assert interrupted(script, tmp_path / "began").startswith("run endless: Ctrl-C; the workers have ended")
+    assert interrupted(script, tmp_path / "began").startswith("run endless: Ctrl-C; the workers exited")
 
 
 IN_LOOP = """

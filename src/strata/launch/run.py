@@ -103,7 +103,7 @@ async def _lead(
 def _cluster(directory: RunDirectory) -> Iterator[RayCluster | None]:
     """Connect to Ray, if the run uses it."""
     if directory.spec.engine == "ray":
-        from strata.launch.nodes.ray_cluster import connected  # noqa: PLC0415 - Ray is behind it
+        from strata.launch.nodes.ray_cluster import connected  # noqa: PLC0415 - imports Ray
 
         with connected(directory) as cluster:
             yield cluster
@@ -120,7 +120,7 @@ def _coordinator(
     if directory.spec.coordinator:
         yield directory.spec.coordinator, None
     elif cluster is not None and not cluster.is_here:
-        from strata.launch.nodes.network_coordinator import start_on_network  # noqa: PLC0415 - cryptography is behind it
+        from strata.launch.nodes.network_coordinator import start_on_network  # noqa: PLC0415 - imports cryptography
 
         with start_on_network(config, cluster.address, place / "secrets") as network:
             cluster.credentials = network
