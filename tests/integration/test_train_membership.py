@@ -39,7 +39,7 @@ def address() -> Iterator[str]:
         yield coordinator.address
 
 
-def place_of(rank: int, world_size: int, attempt: int, address: str) -> WorkerSpec:
+def spec_of(rank: int, world_size: int, attempt: int, address: str) -> WorkerSpec:
     return WorkerSpec(
         identity=Identity(
             run="job",
@@ -55,10 +55,10 @@ def place_of(rank: int, world_size: int, attempt: int, address: str) -> WorkerSp
     )
 
 
-def join(place: WorkerSpec) -> JoinedMembership:
-    client = CoordinatorClient(place.coordinator)
+def join(worker_spec: WorkerSpec) -> JoinedMembership:
+    client = CoordinatorClient(worker_spec.coordinator)
     client.connect()
-    return JoinedMembership(client, place.identity, Agreement())
+    return JoinedMembership(client, worker_spec.identity, Agreement())
 
 
 def old_ones(address: str, number: int) -> CoordinatorClient:
@@ -81,12 +81,12 @@ def members(client: CoordinatorClient) -> list[str]:
 def test_a_rank_does_not_start_before_all_others_have_joined(address: str, num_before: int) -> None:
     before = old_ones(address, num_before)
     with ThreadPoolExecutor(3) as pool:
-        first = pool.submit(join, place_of(0, 3, 1, address))
+        first = pool.submit(join, spec_of(0, 3, 1, address))
         before.close()  # killed: they are missed a moment later, when the first of the new ones waits already
         with CoordinatorClient(address) as watching:
             until(lambda: members(watching) == ["rank-0"], "only the new one is left")
         assert not first.done()
-        others = [pool.submit(join, place_of(rank, 3, 1, address)) for rank in (1, 2)]
+        others = [pool.submit(join, spec_of(rank, 3, 1, address)) for rank in (1, 2)]
         joined = [each.result(DEADLINE_S) for each in (first, *others)]
         assert len({each.generation for each in joined}) == 1
         leaving = [pool.submit(each.leave, together=True) for each in joined]
@@ -105,7 +105,7 @@ def test_ranks_come_to_an_end_together_if_they_made_the_same_steps(
         return found
 
     with ThreadPoolExecutor(3) as pool:
-        joined = list(pool.map(join, [place_of(rank, 3, 1, address) for rank in range(3)]))
+        joined = list(pool.map(join, [spec_of(rank, 3, 1, address) for rank in range(3)]))
         assert list(pool.map(end, joined, steps)) == [[together, together]] * 3
 
 
@@ -136,7 +136,7 @@ def test_the_most_metrics_of_a_script_leave_room_for_all_of_ours(address: str) -
     """The coordinator would refuse a whole heartbeat with one metric too many."""
     named = [value for name, value in vars(METRICS).items() if not name.startswith("_") and name != "is_ours"]
     ours = [name for value in named for name in ([value] if isinstance(value, str) else value)]
-    membership = join(place_of(0, 1, 0, address))
+    membership = join(spec_of(0, 1, 0, address))
     membership.watch(lambda: {"rows_per_s": 1.0, **dict.fromkeys(ours, 1.0)})
     membership.report("TRAINING", 1, 0, {f"users-{number}": 1.0 for number in range(MAX_METRICS + 1)})
     with CoordinatorClient(address) as watching:
@@ -151,7 +151,7 @@ def test_the_most_metrics_of_a_script_leave_room_for_all_of_ours(address: str) -
 
 def test_the_end_does_not_wait_for_a_rank_that_has_left(address: str) -> None:
     with ThreadPoolExecutor(2) as pool:
-        one, other = pool.map(join, [place_of(rank, 2, 1, address) for rank in range(2)])
+        one, other = pool.map(join, [spec_of(rank, 2, 1, address) for rank in range(2)])
         ending = pool.submit(one.ends_together, 7)
         other.leave(together=False)
         assert not ending.result(DEADLINE_S)
@@ -159,7 +159,7 @@ def test_the_end_does_not_wait_for_a_rank_that_has_left(address: str) -> None:
 
 
 def test_metrics_may_have_any_name(address: str) -> None:
-    membership = join(place_of(0, 1, 0, address))
+    membership = join(spec_of(0, 1, 0, address))
     membership.report("TRAINING", 7, 1, {"state": 1.0, "loss": 0.5})
     membership.worker.heartbeat()
     with CoordinatorClient(address) as watching:
@@ -174,7 +174,7 @@ def test_a_restarted_coordinator_knows_ranks_and_attempts_and_gets_the_metrics_a
     config = replace(QUICK, state=f"sqlite:///{tmp_path}/journal.db", lease=replace(QUICK.lease, suspicion_s=5.0))
     listen = f"127.0.0.1:{free_port()}"
     with EmbeddedCoordinator(config, listen=listen):
-        membership = join(place_of(0, 1, 7, listen))
+        membership = join(spec_of(0, 1, 7, listen))
         membership.watch(lambda: {"rows_per_s": 5.0, "loss": 1.0})
         membership.report("TRAINING", 3, 0, {"loss": 0.5})
     with EmbeddedCoordinator(config, listen=listen), CoordinatorClient(listen) as watching:
@@ -199,7 +199,7 @@ def two_ranks(address: str) -> Iterator[tuple[JoinedMembership, Agreement]]:
     def join_as(rank: int) -> JoinedMembership:
         client = CoordinatorClient(address)
         client.connect()
-        return JoinedMembership(client, place_of(rank, 2, 0, address).identity, agreements[rank])
+        return JoinedMembership(client, spec_of(rank, 2, 0, address).identity, agreements[rank])
 
     with ThreadPoolExecutor(2) as pool:
         yield from zip(pool.map(join_as, range(2)), agreements, strict=True)
@@ -277,7 +277,7 @@ def test_a_request_that_could_not_be_sent_is_sent_later(address: str, monkeypatc
     client = CoordinatorClient(address)
     client.connect()
     agreement = Agreement()
-    membership = JoinedMembership(client, place_of(0, 1, 0, address).identity, agreement)
+    membership = JoinedMembership(client, spec_of(0, 1, 0, address).identity, agreement)
     send, num_tries = client.send_command, iter(range(1_000))
 
     def send_command(*arguments: Any, **named: Any) -> int:

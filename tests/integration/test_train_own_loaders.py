@@ -204,7 +204,7 @@ def test_persistent_workers_and_a_generator_of_the_users_are_exact_too() -> None
 
 def context_of(world_size: int, rank: int = 0, *, session: str = "one") -> Context:
     """One of several ranks as under torchrun, without a coordinator."""
-    place = WorkerSpec(
+    worker_spec = WorkerSpec(
         identity=Identity(
             run="job",
             attempt=0,
@@ -219,7 +219,7 @@ def context_of(world_size: int, rank: int = 0, *, session: str = "one") -> Conte
     )
     ranks = strata.checkpoint.Ranks(rank=rank, size=world_size, session=session, timeout_s=20)
     manager = CheckpointManager("ckpt", ranks=ranks, saver="thread")
-    return Context(place.identity, NoMembership(), manager)
+    return Context(worker_spec.identity, NoMembership(), manager)
 
 
 def saved_by_two(make: Make) -> list[list[int]]:

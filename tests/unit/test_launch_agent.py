@@ -84,7 +84,7 @@ class FakeNode:
         return 1
 
     async def launch(self, workers: Sequence[WorkerSpec]) -> None:
-        self.launched += [(place.identity.attempt, place.identity.rank) for place in workers]
+        self.launched += [(worker_spec.identity.attempt, worker_spec.identity.rank) for worker_spec in workers]
 
     async def next_exit(self) -> WorkerExit:
         return await self.exits.get()

@@ -26,7 +26,7 @@ from strata.launch.supervisor import Finish
 
 LEADER, ME = Member("a.1.x@10.0.0.1", 2), Member("b.1.x@10.0.0.2", 2)
 KILLED = -signal.SIGKILL
-PLACE = WorkerSpec(
+WORKER_SPEC = WorkerSpec(
     identity=Identity(run="job", attempt=3, rank=0, world_size=4, local_rank=0, local_world_size=2, master_port=1),
     coordinator="leader:1",
     checkpoints="/k",
@@ -66,7 +66,7 @@ class FakeNode:
         self._exits: asyncio.Queue[WorkerExit] = asyncio.Queue()
 
     async def launch(self, workers: Sequence[WorkerSpec]) -> None:
-        self.running |= {place.identity.rank: place for place in workers}
+        self.running |= {worker_spec.identity.rank: worker_spec for worker_spec in workers}
 
     async def next_exit(self) -> WorkerExit:
         return await self._exits.get()
@@ -102,7 +102,7 @@ def test_a_kill_right_after_the_launch_order_hits_its_workers() -> None:
     async def scene() -> None:
         here, node = FakeMeeting(), FakeNode()
         async with following(here, node):
-            here.say(StartWorkers(PLACE, ((2, 0), (3, 1))), KillWorkers(3, (2,)))
+            here.say(StartWorkers(WORKER_SPEC, ((2, 0), (3, 1))), KillWorkers(3, (2,)))
             assert await here.ended.get() == WorkerExit(2, KILLED)
             assert sorted(node.running) == [3]
             here.say(KillWorkers(3, (2, 3)))
@@ -115,10 +115,10 @@ def test_workers_find_the_coordinator_as_their_own_machine_does() -> None:
     async def scene() -> None:
         here, node = FakeMeeting(), FakeNode()
         async with following(here, node):
-            here.say(StartWorkers(PLACE, ((2, 0), (3, 1))))
+            here.say(StartWorkers(WORKER_SPEC, ((2, 0), (3, 1))))
             await everybody_has_had_their_turn()
-            assert PLACE.coordinator == "leader:1"
-            assert {place.coordinator for place in node.running.values()} == {"own:1"}
+            assert WORKER_SPEC.coordinator == "leader:1"
+            assert {worker_spec.coordinator for worker_spec in node.running.values()} == {"own:1"}
 
     asyncio.run(scene())
 
@@ -127,7 +127,7 @@ def test_a_signal_right_after_the_launch_order_ends_workers_that_have_not_starte
     async def scene() -> None:
         here, node = FakeMeeting(), FakeNode()
         async with following(here, node):
-            here.say(StartWorkers(PLACE, ((2, 0), (3, 1))), SignalWorker(3, 2, signal.SIGTERM))
+            here.say(StartWorkers(WORKER_SPEC, ((2, 0), (3, 1))), SignalWorker(3, 2, signal.SIGTERM))
             assert await here.ended.get() == WorkerExit(2, -signal.SIGTERM)
             here.say(SignalWorker(3, 3, signal.SIGTERM))
             await everybody_has_had_their_turn()
@@ -141,7 +141,7 @@ def test_a_kill_of_another_attempt_is_ignored(attempt: int) -> None:
     async def scene() -> None:
         here, node = FakeMeeting(), FakeNode()
         async with following(here, node):
-            here.say(StartWorkers(PLACE, ((2, 0),)), KillWorkers(attempt, (2,)))
+            here.say(StartWorkers(WORKER_SPEC, ((2, 0),)), KillWorkers(attempt, (2,)))
             await everybody_has_had_their_turn()
             assert (sorted(node.running), here.sent) == ([2], [])
 
@@ -152,7 +152,7 @@ def test_a_run_that_ends_right_after_the_launch_order_starts_no_worker() -> None
     async def scene() -> None:
         here, node = FakeMeeting(), FakeNode()
         async with following(here, node):
-            here.say(StartWorkers(PLACE, ((2, 0),)), RunOver("done", "2 workers are done"))
+            here.say(StartWorkers(WORKER_SPEC, ((2, 0),)), RunOver("done", "2 workers are done"))
         assert node.running == {}
         assert node.heard == ["close"]
 
@@ -163,7 +163,7 @@ def test_of_workers_that_fail_together_the_first_report_the_end_of_their_logs() 
     async def scene() -> None:
         here, node = FakeMeeting(), FakeNode()
         async with following(here, node):
-            here.say(StartWorkers(PLACE, ((1, 0), (2, 1), (3, 2))))
+            here.say(StartWorkers(WORKER_SPEC, ((1, 0), (2, 1), (3, 2))))
             await everybody_has_had_their_turn()
             for rank in (1, 2, 3):
                 node._exits.put_nowait(WorkerExit(rank, 1, "ValueError: bad", ("Traceback", "ValueError: bad")))

@@ -17,7 +17,7 @@ from strata.launch.environment import WorkerSpec
 from strata.launch.nodes.base import LOST, Event, NodeLost, Nodes, RoomChanged, lay_out
 from strata.launch.protocol import WorkerExit
 
-PLACE = WorkerSpec(
+WORKER_SPEC = WorkerSpec(
     identity=Identity(run="job", attempt=0, rank=0, world_size=0, local_rank=0, local_world_size=0, master_port=0),
     coordinator="unix:/c",
     checkpoints="/k",
@@ -79,7 +79,7 @@ class FakeNode:
         return 4321
 
     async def launch(self, workers: Sequence[WorkerSpec]) -> None:
-        self.running |= {place.identity.rank: place for place in workers}
+        self.running |= {worker_spec.identity.rank: worker_spec for worker_spec in workers}
         if self.on_launch is not None:
             await self.on_launch()
 
@@ -113,7 +113,7 @@ class FakeNode:
 
 def launched(world_size: int, attempt: int = 0) -> WorkerSpec:
     return dataclasses.replace(
-        PLACE, identity=dataclasses.replace(PLACE.identity, world_size=world_size, attempt=attempt)
+        WORKER_SPEC, identity=dataclasses.replace(WORKER_SPEC.identity, world_size=world_size, attempt=attempt)
     )
 
 
@@ -324,10 +324,11 @@ def test_nodes_of_one_host_are_neighbours_whenever_they_came() -> None:
         nodes = Nodes(*fakes)
         await nodes.launch(launched(3))
         made = sorted(
-            (place for node in fakes for place in node.running.values()), key=lambda place: place.identity.rank
+            (worker_spec for node in fakes for worker_spec in node.running.values()),
+            key=lambda worker_spec: worker_spec.identity.rank,
         )
         await nodes.close()
-        assert {place.identity.num_nodes for place in made} == {2}
-        assert [place.identity.node_rank for place in made] == [0, 0, 1]
+        assert {worker_spec.identity.num_nodes for worker_spec in made} == {2}
+        assert [worker_spec.identity.node_rank for worker_spec in made] == [0, 0, 1]
 
     asyncio.run(scene())

@@ -35,7 +35,7 @@ def spec(**changed: Any) -> RunSpec:
     return RunSpec(**{**given, **changed})
 
 
-def place(rank: int, attempt: int = 0) -> WorkerSpec:
+def worker_spec(rank: int, attempt: int = 0) -> WorkerSpec:
     return WorkerSpec(
         identity=Identity(
             run="job", attempt=attempt, rank=rank, world_size=2, local_rank=0, local_world_size=1, master_port=1
@@ -249,7 +249,7 @@ def test_an_actor_that_is_dead_or_stays_silent_is_a_lost_node(error: Callable[[]
             await found.next_exit()
         assert found.lost.is_set()
         assert len(actor.calls) == num_calls
-        await found.launch([place(0)])  # orders to it do nothing
+        await found.launch([worker_spec(0)])  # orders to it do nothing
         assert await found.free_port() == 0
         await found.close()
         assert len(actor.calls) == num_calls
@@ -260,7 +260,7 @@ def test_an_actor_that_is_dead_or_stays_silent_is_a_lost_node(error: Callable[[]
 def test_an_unanswered_launch_ends_when_the_node_is_lost() -> None:
     async def scene() -> None:
         found = node(FakeActor(obey=lambda _: NEVER))
-        launching = asyncio.create_task(found.launch([place(0)]))
+        launching = asyncio.create_task(found.launch([worker_spec(0)]))
         await asyncio.sleep(0)
         assert not launching.done()
         found.lost.set()
@@ -284,14 +284,14 @@ def test_a_kill_during_the_launch_is_repeated_after_it() -> None:
     async def scene() -> None:
         actor = FakeActor()
         found = node(actor, devices=["3", "1"])
-        launching = asyncio.create_task(found.launch([place(0, attempt=4)]))
+        launching = asyncio.create_task(found.launch([worker_spec(0, attempt=4)]))
         await asyncio.sleep(0)
         found.kill([0, 9])
         await launching
         for _ in range(20):
             await asyncio.sleep(0)
         orders = [msgspec.msgpack.decode(arguments[0], type=WorkerOrder) for _, arguments in actor.calls]
-        start = StartWorkers.of([place(0, attempt=4)], {"CUDA_VISIBLE_DEVICES": "3,1"})
+        start = StartWorkers.of([worker_spec(0, attempt=4)], {"CUDA_VISIBLE_DEVICES": "3,1"})
         assert orders == [start, KillWorkers(4, (0,)), KillWorkers(4, (0,))]
 
     asyncio.run(scene())
@@ -323,7 +323,7 @@ class FakeLocalNode:
         self.refusal: ConfigError | None = None
 
     async def launch(self, workers: Sequence[WorkerSpec]) -> None:
-        self.heard.append([place.identity.rank for place in workers])
+        self.heard.append([worker_spec.identity.rank for worker_spec in workers])
         if self.refusal is not None:
             raise self.refusal
 
@@ -342,7 +342,7 @@ def test_a_repeated_order_starts_no_worker_twice_and_a_late_kill_is_ignored(tmp_
         local = FakeLocalNode()
         actor = actor_with(local, RunDirectory(tmp_path, spec()))
         for _ in range(2):
-            await actor.obey(encode(StartWorkers.of([place(1, attempt=1)])))
+            await actor.obey(encode(StartWorkers.of([worker_spec(1, attempt=1)])))
         await actor.obey(encode(KillWorkers(0, (1,))))
         await actor.obey(encode(KillWorkers(1, (1,))))
         assert local.heard == [[1], [], ("kill", []), ("kill", [1])]
@@ -355,7 +355,7 @@ def test_a_worker_that_cannot_be_started_ends_with_the_reason(tmp_path: Path) ->
         local = FakeLocalNode()
         local.refusal = ConfigError("the disk is full")
         actor = actor_with(local, RunDirectory(tmp_path, spec()))
-        await actor.obey(encode(StartWorkers.of([place(1)])))
+        await actor.obey(encode(StartWorkers.of([worker_spec(1)])))
         assert decode(await actor.news(0), News).exit == WorkerExit(1, NOT_STARTED, "the disk is full")
 
     asyncio.run(scene())
@@ -397,7 +397,7 @@ def test_news_are_the_same_when_asked_for_again_and_hold_the_end_of_a_log(
     async def scene() -> None:
         directory = RunDirectory(tmp_path, spec())
         actor = actor_with(FakeLocalNode(), directory, is_away=True)
-        await actor.obey(encode(StartWorkers.of([place(0)])))
+        await actor.obey(encode(StartWorkers.of([worker_spec(0)])))
         directory.log_path(0, 0).write_bytes(b"first\n")
         first = await actor.news(0)
         assert decode(first, News) == News(logs=[LogPart(0, 0, b"first\n")])

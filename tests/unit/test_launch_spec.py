@@ -14,7 +14,7 @@ from strata.identity import Identity
 from strata.launch.environment import WorkerSpec, read_environment, worker_environment
 from strata.launch.spec import RunSpec, Size
 
-PLACE = WorkerSpec(
+WORKER_SPEC = WorkerSpec(
     identity=Identity(
         run="brave",
         attempt=2,
@@ -67,20 +67,20 @@ def test_a_spec_is_read_back_as_it_was_written() -> None:
 
 
 def test_a_worker_reads_its_spec_from_its_environment() -> None:
-    assert read_environment({**worker_environment(PLACE), "HOME": "/root"}) == PLACE
+    assert read_environment({**worker_environment(WORKER_SPEC), "HOME": "/root"}) == WORKER_SPEC
     assert read_environment({"RANK": "0", "WORLD_SIZE": "1"}) is None
 
 
 @given(st.integers(0, 10_000), st.integers(0, 10_000), st.text(min_size=1, max_size=20))
 def test_any_spec_survives_the_environment(rank: int, attempt: int, run: str) -> None:
-    place = WorkerSpec(
+    worker_spec = WorkerSpec(
         identity=Identity(
             run=run, attempt=attempt, rank=rank, world_size=rank + 1, local_rank=0, local_world_size=1, master_port=1
         ),
         coordinator="",
         checkpoints="",
     )
-    assert read_environment(worker_environment(place)) == place
+    assert read_environment(worker_environment(worker_spec)) == worker_spec
 
 
 def test_torchrun_s_names_are_all_there() -> None:
@@ -90,12 +90,12 @@ def test_torchrun_s_names_are_all_there() -> None:
         *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"),
         "TORCHELASTIC_RUN_ID",
     )
-    assert set(names) <= worker_environment(PLACE).keys()
+    assert set(names) <= worker_environment(WORKER_SPEC).keys()
 
 
 @pytest.mark.parametrize("name", ["RANK", "MASTER_PORT", "STRATA_ATTEMPT"])
 def test_an_incomplete_environment_is_refused_with_the_cure(name: str) -> None:
-    variables = worker_environment(PLACE)
+    variables = worker_environment(WORKER_SPEC)
     with pytest.raises(ConfigError, match=f"{name}=.*not a number"):
         read_environment({**variables, name: "x"})
     del variables[name]
@@ -104,6 +104,6 @@ def test_an_incomplete_environment_is_refused_with_the_cure(name: str) -> None:
 
 
 def test_a_session_is_never_that_of_another_attempt() -> None:
-    other = replace(PLACE.identity, attempt=3)
-    assert other.session != PLACE.identity.session
-    assert other.worker_id == PLACE.identity.worker_id == "rank-3"
+    other = replace(WORKER_SPEC.identity, attempt=3)
+    assert other.session != WORKER_SPEC.identity.session
+    assert other.worker_id == WORKER_SPEC.identity.worker_id == "rank-3"

@@ -32,14 +32,14 @@ def work(call_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable
 
     def run(function: Callable[..., Any]) -> Path:
         write_call(call_path, Call(function, (), {}))
-        place = WorkerSpec(
+        worker_spec = WorkerSpec(
             identity=Identity(
                 run="r", attempt=3, rank=1, world_size=2, local_rank=1, local_world_size=2, master_port=1
             ),
             coordinator="",
             checkpoints="",
         )
-        for name, value in worker_environment(place).items():
+        for name, value in worker_environment(worker_spec).items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(sys, "argv", ["calling", str(call_path)])
         calling.main()

@@ -63,14 +63,19 @@ def test_a_misspelt_argument_is_refused_with_the_one_that_was_meant(name: str, c
 
 def test_a_process_without_a_launcher_is_a_world_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/somewhere/train.py", "--lr", "1"])
-    place = _spec_without_agent({"HOME": "/root"})
-    assert (place.identity.rank, place.identity.world_size, place.identity.run, place.coordinator) == (
+    worker_spec = _spec_without_agent({"HOME": "/root"})
+    assert (
+        worker_spec.identity.rank,
+        worker_spec.identity.world_size,
+        worker_spec.identity.run,
+        worker_spec.coordinator,
+    ) == (
         0,
         1,
         "train",
         "",
     )
-    assert place.checkpoints == "checkpoints/train"
+    assert worker_spec.checkpoints == "checkpoints/train"
 
 
 @pytest.mark.parametrize(("program", "name"), [("-c", "c"), ("", "run"), ("my job (1).py", "my-job--1-"), ("…", "run")])
@@ -81,7 +86,7 @@ def test_any_program_has_a_name_that_a_job_can_have(monkeypatch: pytest.MonkeyPa
 
 def test_under_torchrun_it_is_one_of_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["train.py"])
-    place = _spec_without_agent(
+    worker_spec = _spec_without_agent(
         {
             "RANK": "3",
             "WORLD_SIZE": "4",
@@ -94,15 +99,15 @@ def test_under_torchrun_it_is_one_of_its_ranks(monkeypatch: pytest.MonkeyPatch) 
         }
     )
     assert (
-        place.identity.rank,
-        place.identity.world_size,
-        place.identity.local_rank,
-        place.identity.local_world_size,
+        worker_spec.identity.rank,
+        worker_spec.identity.world_size,
+        worker_spec.identity.local_rank,
+        worker_spec.identity.local_world_size,
     ) == (3, 4, 1, 2)
-    assert place.identity.session == "night/2/10.0.0.1:29500"
+    assert worker_spec.identity.session == "night/2/10.0.0.1:29500"
 
 
-PLACE = WorkerSpec(
+WORKER_SPEC = WorkerSpec(
     identity=Identity(run="job", attempt=0, rank=1, world_size=2, local_rank=1, local_world_size=2, master_port=1),
     coordinator="unix:/nowhere",
     checkpoints="ckpt",
@@ -110,7 +115,7 @@ PLACE = WorkerSpec(
 
 
 def test_a_process_joins_once_and_its_children_do_not() -> None:
-    variables = worker_environment(PLACE)
+    variables = worker_environment(WORKER_SPEC)
     _check_is_the_rank(variables)
     with pytest.raises(ConfigError, match="was already called in this process"):
         _check_is_the_rank({**variables, JOINED: str(os.getpid())})
