@@ -1,4 +1,4 @@
-"""Processes of this machine pass the suite, forked from a warm process or started cold; below it, what is their own."""
+"""Local processes pass the contract, forked from a warm process or started cold; and have further tests."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from workers_contract import DEADLINE_S, SLEEPS, Make, Stage, Watched, WorkersContract
 
-from strata.launch.processes.base import NOT_STARTED, WorkerExit, Workers
+from strata.launch.processes.base import Workers
 from strata.launch.processes.local import LocalWorkers
+from strata.launch.protocol import NOT_STARTED, WorkerExit
 
 LOOKS = "import json, os, sys; print(json.dumps([os.getppid(), 'preloaded_one' in sys.modules]))"
 
@@ -31,7 +32,7 @@ class TestCold(WorkersContract):
 
 
 class Preloading(Stage):
-    """With modules of its own to preload."""
+    """Workers with extra modules to preload."""
 
     def __init__(self, place: Path, **modules: str) -> None:
         for name, text in modules.items():
@@ -40,7 +41,7 @@ class Preloading(Stage):
         super().__init__(lambda: LocalWorkers(preload=list(modules), variables=variables), place)
 
     def look(self) -> tuple[int, bool]:
-        """A worker's parent, and whether it has found the module there."""
+        """Return a worker's parent, and whether the module was preloaded."""
         parent, found = json.loads(self.log().splitlines()[-1])
         return parent, found
 
@@ -113,7 +114,7 @@ def test_a_preloaded_module_that_starts_threads_is_left_out_and_the_others_are_n
     assert "threaded_two starts threads" in caplog.text
 
 
-def test_a_worker_that_cannot_be_forked_ends_with_a_code_of_its_own_and_the_reason_in_its_log(tmp_path: Path) -> None:
+def test_a_worker_that_cannot_be_forked_has_a_special_exit_code_and_the_reason_in_its_log(tmp_path: Path) -> None:
     full = "import os\ndef fork(): raise BlockingIOError(11, 'no room for a process')\nos.fork = fork"
     stage = Preloading(tmp_path, preloaded_one=full)
 
@@ -121,7 +122,7 @@ def test_a_worker_that_cannot_be_forked_ends_with_a_code_of_its_own_and_the_reas
     assert stage.log().startswith("strata: the worker could not be started: [Errno 11] no room for a process")
 
 
-def test_when_the_warm_process_dies_of_an_order_all_ends_are_told(tmp_path: Path) -> None:
+def test_when_the_warm_process_dies_all_exits_are_reported(tmp_path: Path) -> None:
     stage = Preloading(tmp_path, preloaded_one="import os\nos.fork = lambda: os._exit(1)")
 
     async def act(workers: Workers) -> None:
@@ -134,7 +135,7 @@ def test_when_the_warm_process_dies_of_an_order_all_ends_are_told(tmp_path: Path
     assert stage.log(1).splitlines() == ["strata: the worker could not be started: its process has ended"] * 2
 
 
-def test_a_worker_whose_interpreter_does_not_start_ends_with_a_code_of_its_own(tmp_path: Path) -> None:
+def test_a_worker_whose_interpreter_does_not_start_has_a_special_exit_code(tmp_path: Path) -> None:
     stage = Stage(lambda: LocalWorkers(is_warm=False), tmp_path)
     order = stage.order("print('never')", variables={"PYTHONHOME": "/nowhere"})
 
@@ -176,7 +177,7 @@ def test_torch_from_the_warm_process_reduces_over_gloo_with_the_threads_that_are
 
 
 def test_a_signal_to_all_processes_leaves_it_to_the_agent_when_workers_end(tmp_path: Path) -> None:
-    """As at a shutdown of the machine: the workers must save first, so the process that they die with stays."""
+    """As at a shutdown of the machine: the workers must save first, so the warm process stays."""
     stage = Preloading(tmp_path, preloaded_one="")
 
     async def act(workers: Workers) -> None:
@@ -191,7 +192,7 @@ def test_a_signal_to_all_processes_leaves_it_to_the_agent_when_workers_end(tmp_p
     stage.act(act)
 
 
-def test_who_is_killed_while_the_imports_go_on_ends_at_once(tmp_path: Path) -> None:
+def test_a_worker_killed_during_the_imports_ends_at_once(tmp_path: Path) -> None:
     stage = Preloading(tmp_path, preloaded_one="import time; time.sleep(600)")
 
     async def act(workers: Workers) -> None:

@@ -1,4 +1,4 @@
-"""What all `Workers` promise. An implementation supplies a fixture `make`: makes one, to be used in one event loop."""
+"""The contract of `Workers`. An implementation supplies a fixture `make` that creates one for an event loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from typing import TypeVar
 import pytest
 
 from strata.errors import ConfigError, InvalidArgument
-from strata.launch.processes.base import WorkerExit, WorkerOrder, Workers
+from strata.launch.processes.base import ProcessSpec, Workers
+from strata.launch.protocol import WorkerExit
 
 DEADLINE_S = 30.0
 T = TypeVar("T")
@@ -56,7 +57,7 @@ FACTS = """
 
 
 class Stage:
-    """Where scripts lie and logs are written."""
+    """A directory with scripts and logs."""
 
     def __init__(self, make: Make, place: Path) -> None:
         self.make = make
@@ -73,8 +74,8 @@ class Stage:
 
     def order(
         self, text: str = "", *, rank: int = 0, script: str | None = None, variables: Mapping[str, str] | None = None
-    ) -> WorkerOrder:
-        return WorkerOrder(
+    ) -> ProcessSpec:
+        return ProcessSpec(
             rank=rank,
             script=script or str(self.write(text, f"script-{rank}.py")),
             directory=str(self.place),
@@ -82,7 +83,7 @@ class Stage:
             log=self.place / f"{rank}.log",
         )
 
-    def run(self, *orders: WorkerOrder) -> dict[int, int]:
+    def run(self, *orders: ProcessSpec) -> dict[int, int]:
         """Exit codes by rank."""
 
         async def act(workers: Workers) -> dict[int, int]:
@@ -100,7 +101,7 @@ class Stage:
         return asyncio.run(run())
 
     async def said(self, word: str, rank: int = 0) -> list[str]:
-        """Waits for a line that begins so, and has an end; the words of it."""
+        """Wait for a complete line with this prefix; return its words."""
         while True:
             with contextlib.suppress(FileNotFoundError):
                 for line in self.log(rank).splitlines(keepends=True):
@@ -119,7 +120,7 @@ async def opened(make: Make) -> AsyncIterator[Workers]:
 
 
 class Watched:
-    """A process that may go. Its number is its own as long as this is held."""
+    """A handle of a process, which keeps its process id from being reused."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -136,8 +137,8 @@ class Watched:
         os.close(self._fd)
 
 
-def pythons_own(order: WorkerOrder) -> subprocess.CompletedProcess[str]:
-    """What Python makes of the same."""
+def pythons_own(order: ProcessSpec) -> subprocess.CompletedProcess[str]:
+    """What Python does with the same script."""
     how = ["-m", order.script] if order.is_module else [order.script]
     return subprocess.run(
         [sys.executable, *how, *order.arguments],
@@ -190,14 +191,14 @@ class WorkersContract:
             ),
         ],
     )
-    def test_a_worker_ends_as_python_does_with_the_same_words(self, stage: Stage, text: str, code: int) -> None:
+    def test_a_worker_exits_as_python_does_with_the_same_output(self, stage: Stage, text: str, code: int) -> None:
         order = stage.order(text)
         expected = pythons_own(order)
 
         assert stage.run(order) == {0: code}
         assert (expected.returncode, expected.stdout) == (code, stage.log())
 
-    def test_a_script_that_is_not_there_is_told_of_as_python_does(self, stage: Stage) -> None:
+    def test_a_missing_script_is_reported_as_python_does(self, stage: Stage) -> None:
         order = stage.order(script="nowhere.py")
 
         assert stage.run(order) == {0: 2}
@@ -209,7 +210,7 @@ class WorkersContract:
         stage.write(FACTS, "real/there/package/__main__.py")
         stage.write("", "real/there/package/__init__.py")
         (stage.place / "link.py").symlink_to("real/there/facts.py")
-        order = WorkerOrder(
+        order = ProcessSpec(
             rank=0,
             script={
                 "file": "there/facts.py",
@@ -231,7 +232,7 @@ class WorkersContract:
 
     def test_a_traceback_of_a_module_begins_in_the_module(self, stage: Stage) -> None:
         path = stage.write("1 / 0", "wrong.py")
-        order = WorkerOrder(
+        order = ProcessSpec(
             rank=0, script="wrong", is_module=True, directory=str(stage.place), variables={}, log=stage.place / "0.log"
         )
 
@@ -283,9 +284,9 @@ class WorkersContract:
         assert stage.run(order) == {0: 0}
         assert stage.log() == pythons_own(order).stdout
 
-    def test_a_directory_that_is_not_there_is_named(self, stage: Stage) -> None:
+    def test_a_missing_directory_is_named(self, stage: Stage) -> None:
         order = stage.order("print('never')")
-        order = WorkerOrder(
+        order = ProcessSpec(
             rank=0, script=order.script, directory=str(stage.place / "gone"), variables={}, log=order.log
         )
 
@@ -301,7 +302,7 @@ class WorkersContract:
         assert stage.run(order) == {0: -9}
         assert stage.log() == "before\nhalf a line"
 
-    def test_a_log_is_bounded_whoever_writes_and_its_newest_part_is_complete(self, stage: Stage) -> None:
+    def test_a_log_is_bounded_and_its_newest_part_is_complete(self, stage: Stage) -> None:
         order = replace(
             stage.order("""
                 import os, subprocess
@@ -333,7 +334,7 @@ class WorkersContract:
         gone = stage.act(act)
         assert (gone.code, gone.log_end[-1]) == (1, "ValueError: bad")
 
-    def test_a_worker_that_closes_its_output_ends_as_any_other(self, stage: Stage) -> None:
+    def test_a_worker_that_closes_its_output_exits_as_any_other(self, stage: Stage) -> None:
         order = stage.order("import os; print('said', flush=True); os.close(1); os.close(2); os._exit(7)")
 
         assert stage.run(order) == {0: 7}
@@ -345,9 +346,9 @@ class WorkersContract:
         assert stage.run(order) == {0: 0}
         assert stage.log().rstrip("\0\n") == "strata: job rank 0: train.py"
 
-    def test_a_log_that_cannot_be_written_is_refused_and_nobody_starts(self, stage: Stage) -> None:
+    def test_an_unwritable_log_is_refused_and_no_worker_starts(self, stage: Stage) -> None:
         good, bad = stage.order("print('here')"), stage.order("", rank=1)
-        bad = WorkerOrder(
+        bad = ProcessSpec(
             rank=1, script=bad.script, directory=bad.directory, variables={}, log=stage.place / "none" / "1.log"
         )
 
@@ -434,7 +435,7 @@ class WorkersContract:
 
         stage.act(act)
 
-    def test_a_signal_during_the_start_reaches_the_worker_when_it_is_there(self, stage: Stage) -> None:
+    def test_a_signal_during_the_start_reaches_the_worker_once_it_runs(self, stage: Stage) -> None:
         async def act(workers: Workers) -> None:
             starting = asyncio.create_task(workers.start([stage.order(SLEEPS)]))
             await asyncio.sleep(0)
@@ -459,7 +460,7 @@ class WorkersContract:
 
         stage.act(act)
 
-    def test_what_a_worker_leaves_behind_in_its_group_ends_with_it(self, stage: Stage) -> None:
+    def test_processes_in_a_workers_group_end_with_it(self, stage: Stage) -> None:
         async def act(workers: Workers) -> None:
             await workers.start([stage.order(STARTS_A_CHILD)])
             await stage.said("child")
@@ -471,7 +472,7 @@ class WorkersContract:
             assert Watched(pid).is_gone(DEADLINE_S)
 
     @pytest.mark.parametrize("text", [STARTS_A_DAEMON, DOUBLE_FORKS], ids=["session", "double fork"])
-    def test_what_has_left_the_group_of_a_worker_ends_soon_after_it(self, stage: Stage, text: str) -> None:
+    def test_descendants_outside_a_workers_group_end_soon_after_it(self, stage: Stage, text: str) -> None:
         async def act(workers: Workers) -> None:
             await workers.start([stage.order(text + SLEEPS)])
             daemon = Watched(int((await stage.said("child"))[1]))
@@ -491,7 +492,7 @@ class WorkersContract:
         assert daemon.is_gone()
         daemon.end()
 
-    def test_what_may_outlive_a_worker_goes_on(self, stage: Stage) -> None:
+    def test_a_process_that_may_outlive_its_worker_continues(self, stage: Stage) -> None:
         async def act(workers: Workers) -> Watched:
             await workers.start([stage.order(STARTS_A_SAVER + SLEEPS)])
             saver = Watched(int((await stage.said("child"))[1]))
@@ -505,7 +506,7 @@ class WorkersContract:
         finally:
             saver.end()
 
-    def test_a_worker_can_be_killed_before_it_is_there(self, stage: Stage) -> None:
+    def test_a_worker_can_be_killed_before_it_runs(self, stage: Stage) -> None:
         async def act(workers: Workers) -> None:
             starting = asyncio.create_task(workers.start([stage.order(SLEEPS)]))
             await asyncio.sleep(0)
@@ -515,7 +516,7 @@ class WorkersContract:
 
         stage.act(act)
 
-    def test_a_start_that_is_given_up_leaves_nobody(self, stage: Stage) -> None:
+    def test_a_cancelled_start_leaves_no_process(self, stage: Stage) -> None:
         async def act(workers: Workers) -> None:
             starting = asyncio.create_task(workers.start([stage.order(SLEEPS, rank=rank) for rank in range(2)]))
             await asyncio.sleep(0)
@@ -527,7 +528,7 @@ class WorkersContract:
 
         stage.act(act)
 
-    def test_nobody_is_left_after_close(self, stage: Stage) -> None:
+    def test_no_process_is_left_after_close(self, stage: Stage) -> None:
         async def act(workers: Workers) -> None:
             before = descriptors()
             await workers.start([stage.order(STARTS_A_CHILD + SLEEPS, rank=rank) for rank in range(2)])

@@ -1,7 +1,7 @@
 """A Ray cluster of several nodes on this machine's loopback, for tests that kill its nodes.
 
-Run as a program it is the cluster, and obeys lines on stdin; it ends with the test. In a process of its own, since Ray
-reads when it is imported whether it may listen on the network.
+As a program, it is the cluster, and takes commands on stdin; it ends with the test. It needs a separate process, since
+Ray decides at import whether it listens on the network.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from typing import Any
 import psutil
 
 LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-"""Otherwise everything of Ray listens on all addresses, whichever the nodes are given."""
+"""Without this, Ray listens on all addresses, whatever the nodes are given."""
 QUICK = {
     "health_check_initial_delay_ms": 500,
     "health_check_period_ms": 500,
     "health_check_timeout_ms": 2_000,
     "health_check_failure_threshold": 3,
 }
-"""Ray itself notices a lost node within seconds, and gives its bundles to others."""
+"""Ray notices a lost node within seconds, and reschedules its bundles."""
 SETTLE_S = 60.0
 SMALL = {"num_cpus": 1, "object_store_memory": 80 << 20, "node_ip_address": "127.0.0.1"}
 
 
 class RayNodes:
-    """Each has room for one worker. The head, which agents are connected to, is not to be killed."""
+    """Each node has room for one worker. The head, to which agents are connected, must not be killed."""
 
     def __init__(self, program: subprocess.Popen[str]) -> None:
         self._program = program
@@ -41,7 +41,7 @@ class RayNodes:
         self._raylets: list[int] = []
 
     def have(self, num_others: int) -> None:
-        """So many beside the head, and Ray knows of no others."""
+        """Wait until Ray knows exactly this many nodes besides the head."""
         while len(self._raylets) < num_others:
             self._raylets.append(self._ask("add")["raylet"])
         while len(self._raylets) > num_others:
@@ -49,7 +49,7 @@ class RayNodes:
         self._ask("settle")
 
     def kill_node_of(self, pid: int) -> bool:
-        """The node that a process is on, with SIGKILL and without a word; not if it is the head."""
+        """Kill the node of a process with SIGKILL, unless it is the head."""
         ancestors = {each.pid for each in psutil.Process(pid).parents()}
         theirs = [raylet for raylet in self._raylets if raylet in ancestors]
         for raylet in theirs:
@@ -66,7 +66,7 @@ class RayNodes:
         return self._answer()
 
     def _answer(self) -> dict[str, Any]:
-        """What Ray itself prints is passed over."""
+        """Ignore what Ray itself prints."""
         assert self._program.stdout is not None
         for line in self._program.stdout:
             if line.startswith("{"):
@@ -76,7 +76,7 @@ class RayNodes:
 
 
 def actor_of(pid: int) -> psutil.Process:
-    """The actor's process that has started a worker."""
+    """Return the actor's process that started a worker."""
     return next(each for each in psutil.Process(pid).parents() if "NodeActor" in " ".join(each.cmdline()))
 
 

@@ -20,7 +20,7 @@ from strata.launch import control
 
 SCRIPTS = Path(__file__).parent / "scripts"
 DEADLINE_S = 90.0
-"""For anything that takes a second or a few on a machine that does nothing else."""
+"""Deadline for anything that takes a few seconds on an idle machine."""
 FILE_ROWS = (251, 150, 49, 450)
 NUM_ROWS = sum(FILE_ROWS)
 
@@ -39,7 +39,7 @@ def write_rows(directory: Path) -> Path:
 
 
 class Run:
-    """The test's end of a run, and of its agent's process."""
+    """A run and its agent's process, as the test sees them."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Run:
         prefix: tuple[str, ...] = (),
         **variables: str,
     ) -> None:
-        """`prefix`: a program that starts it, as one that enters a network."""
+        """`prefix`: a program that starts it, for example in a network namespace."""
         self.place = place
         self.name = name
         self.out = place / "out"
@@ -70,7 +70,7 @@ class Run:
         self._spawn("run", "--name", self.name, *self._options, str(self._script), *told)
 
     def start_plain(self, *arguments: str) -> None:
-        """A script that knows nothing of the arguments above."""
+        """Run a script without the arguments above."""
         self._spawn("run", "--name", self.name, *self._options, str(self._script), *arguments)
 
     def resume(self, *options: str) -> None:
@@ -93,13 +93,13 @@ class Run:
         return {**os.environ, **ours, **self._more_variables}
 
     def command(self, *command: str) -> subprocess.CompletedProcess[str]:
-        """Another command, about this run."""
+        """Run another command about this run."""
         return subprocess.run(
             [str(STRATA), *command], env=self.variables, capture_output=True, text=True, timeout=DEADLINE_S, check=False
         )
 
     def ask(self, request: control.Request) -> None:
-        """What `strata stop` and `strata scale` do, without the time that a program takes to start."""
+        """Do what `strata stop` and `strata scale` do, without starting a program."""
         control.ask(json.loads((self.directory / "status.json").read_text())["control"], request)
 
     # -- watching --------------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ class Run:
         return path.read_text() if path.exists() else ""
 
     def wait_for(self, attempt: int, rank: int, what: str) -> re.Match[str]:
-        """Until a line of this worker's log matches."""
+        """Wait until a line of this worker's log matches."""
         end_s = time.monotonic() + DEADLINE_S
         while True:
             found = re.search(rf"^{what}$", self.text(attempt, rank), re.MULTILINE)
@@ -133,13 +133,13 @@ class Run:
             time.sleep(0.005)
 
     def found(self, attempt: int, rank: int, what: str) -> re.Match[str]:
-        """A line of this worker's log, which is there."""
+        """Return a line of this worker's log."""
         match = re.search(rf"^{what}$", self.text(attempt, rank), re.MULTILINE)
         assert match is not None, self._all_logs()
         return match
 
     def wait_for_step(self, attempt: int, step: int, rank: int = 0) -> None:
-        """Until this step, or a later one, is made."""
+        """Wait until this step or a later one is made."""
         end_s = time.monotonic() + DEADLINE_S
         while self.last_step(attempt, rank) < step:
             assert self.agent.poll() is None, f"the agent has ended:\n{self._all_logs()}\n{self.agent.communicate()[1]}"
@@ -147,7 +147,7 @@ class Run:
             time.sleep(0.005)
 
     def num_workers(self, attempt: int) -> int:
-        """Of an attempt whose workers have all begun."""
+        """Wait for an attempt whose workers have all started; return their process ids."""
         return len(list(self.log(attempt, 0).parent.glob("rank-*.log")))
 
     def last_step(self, attempt: int, rank: int) -> int:
@@ -161,7 +161,7 @@ class Run:
         os.kill(self.pid(attempt, rank), number)
 
     def wait(self) -> tuple[int, str]:
-        """The agent's exit code and what it said at the end."""
+        """Return the agent's exit code and its last output."""
         out, err = self.agent.communicate(timeout=DEADLINE_S)
         return self.agent.returncode, out + err
 

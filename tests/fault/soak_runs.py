@@ -1,8 +1,8 @@
-"""Plays stories of runs that are killed, stopped, scaled and resumed, until one ends wrongly.
+"""Play random stories of runs that are killed, stopped, scaled and resumed, until one ends wrongly.
 
-`soak_runs.py --minutes 30` plays new ones; `soak_runs.py --seed 12` one of them again. In every story real workers
-train over gloo. At its end every row must have been trained on once per epoch; and where the number of workers was the
-same all along, the weights must be those of a run that nobody disturbed, bit for bit.
+`soak_runs.py --minutes 30` plays new ones; `soak_runs.py --seed 12` replays one. In every story, real workers train
+over gloo. At its end, every row must have been trained on once per epoch; and if the number of workers never changed,
+the weights must be those of an undisturbed run, bit for bit.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from strata.launch.control import Scale
 
 EPOCHS = 2
 FAULTS = ("worker", "worker", "worker", "storm", "freeze", "agent", "stop", "scale")
-"""What may happen; workers die most often."""
+"""Possible events; workers die most often."""
 STEP_TIMEOUT_S = 5.0
-"""After which one that stands still is found."""
+"""Time after which a stopped worker counts as hung."""
 _undisturbed: dict[int, str] = {}
 
 
 class Story:
-    """One run, and what befalls it."""
+    """One run and the faults that are injected into it."""
 
     def __init__(self, seed: int, place: Path, data: Path) -> None:
         self.seed = seed
@@ -101,7 +101,7 @@ class Story:
         )
 
     def _reached(self, attempt: int, more: int) -> bool:
-        """Whether so many steps were made; not, if the run has ended before."""
+        """Return whether this many steps were made before the run ended."""
         start = int(self._run.found(attempt, 0, r"restored (\d+)")[1])
         while self._run.last_step(attempt, 0) < start + more:
             if self._run.agent.poll() is not None:
@@ -110,7 +110,7 @@ class Story:
         return self._run.agent.poll() is None
 
     def _wait_for_more_than(self, attempt: int) -> None:
-        """Until the next attempt, or the end; a scaling to as many as there are changes nothing."""
+        """Wait for the next attempt or the end; scaling to the same number changes nothing."""
         end_s = time.monotonic() + 4 * STEP_TIMEOUT_S
         while self._attempt() == attempt and self._run.agent.poll() is None and time.monotonic() < end_s:
             time.sleep(0.005)
@@ -141,7 +141,7 @@ class Story:
 
 
 def play(seed: int, data: Path) -> list[str]:
-    """What befell it. What a story that ended wrongly has left stays there."""
+    """Play one story; return its faults. Keep the files of a story that ended wrongly."""
     place = Path(tempfile.mkdtemp(prefix=f"strata-soak-{seed}-"))
     story = Story(seed, place, data)
     try:

@@ -58,8 +58,8 @@ strata.train.context.Context.maybe_checkpoint = slow_save
 strata.train.context.Context.restore = loud_restore
 Loader.__iter__ = noting_begin
 """
-"""The script says how far it is, waits after a step that the test sets unless it was asked to stop, and writes down
-which rows it was given.
+"""Makes the script report its progress, wait after a step that the test sets unless a stop was requested, and record
+the rows that it gets.
 """
 
 AFTER = """
@@ -71,7 +71,7 @@ Path(f"digest-{ctx.rank}").write_text(digest.hexdigest())
 
 
 class Job:
-    """The script of a page, and a directory of its own to run in."""
+    """The script of a page, and a directory to run it in."""
 
     def __init__(self, page: str, place: Path, *options: str) -> None:
         place.mkdir()
@@ -88,7 +88,7 @@ class Job:
         self.run = Run(place, place / "rows", *options, script=script, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
 
     def open(self, step: int) -> None:
-        """Workers go on until they have made this step."""
+        """Let workers continue up to this step."""
         draft = self.place / "gate.new"
         draft.write_text(str(step))
         draft.replace(self.place / "gate")
@@ -105,7 +105,7 @@ class Job:
 
     @property
     def counts(self) -> set[int]:
-        """How often rows were handed out, by all workers of all attempts."""
+        """Return how often each row was delivered, by all workers of all attempts."""
         lines = [line for path in self.place.glob("seen-*") for line in path.read_text().splitlines()]
         rows = Counter(number for line in lines for number in json.loads(line))
         assert len(rows) == NUM_ROWS
@@ -131,7 +131,7 @@ PAGES = ("lightning", "transformers", "accelerate")
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_killed_and_stopped_it_ends_with_the_weights_of_an_undisturbed_run(job: Any, page: str) -> None:
+def test_a_killed_and_stopped_run_has_the_weights_of_an_undisturbed_one(job: Any, page: str) -> None:
     calm = job(page, "calm", "--workers", "2")
     calm.open(1_000)
     calm.run.start_plain()

@@ -1,5 +1,5 @@
 """The JAX example, killed with `kill -9`, alone and under `strata run`: it ends with the weights, the momentum and the
-key of one that nobody disturbed, bit for bit.
+key of an undisturbed run, bit for bit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(240)
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """All processes run the same program, so only the first of them has to compile it."""
+    """All processes run the same program, so only the first compiles it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
         patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
@@ -60,7 +60,7 @@ def start_alone(place: Path, rows: Path) -> subprocess.Popen[str]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, rows: Path) -> Iterator[Any]:
-    """The state that it ends with when nobody disturbs it, once it is there."""
+    """Return the final state of an undisturbed run."""
     place = tmp_path_factory.mktemp("undisturbed")
     process = start_alone(place, rows)
     found: list[dict[str, Any]] = []
@@ -79,7 +79,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, rows: Path) -> Iterato
 
 @pytest.fixture(autouse=True)
 def clean(tmp_path: Path, undisturbed: Any) -> Iterator[None]:
-    """`undisturbed` begins before, and may end after."""
+    """`undisturbed` starts before and may end afterwards."""
     with nothing_is_left(tmp_path, but="tmp*"):
         yield
 
@@ -101,7 +101,7 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
     assert np.array_equal(np.asarray(found["key"]["key_data"]), np.asarray(expected["key"]["key_data"]))
 
 
-def test_killed_alone_it_goes_on_where_it_was_saved(tmp_path: Path, rows: Path, undisturbed: Any) -> None:
+def test_a_killed_single_process_resumes_from_its_checkpoint(tmp_path: Path, rows: Path, undisturbed: Any) -> None:
     process = start_alone(tmp_path / "job", rows)
     assert process.stdout is not None
     for line in process.stdout:
@@ -117,7 +117,7 @@ def test_killed_alone_it_goes_on_where_it_was_saved(tmp_path: Path, rows: Path, 
     assert_same(last_state(tmp_path / "job" / "checkpoints" / "train_jax"), undisturbed())
 
 
-def test_killed_under_strata_run_it_ends_with_the_same_weights(tmp_path: Path, rows: Path, undisturbed: Any) -> None:
+def test_a_killed_run_ends_with_the_same_weights(tmp_path: Path, rows: Path, undisturbed: Any) -> None:
     run = Run(tmp_path, rows, script=EXAMPLE)
     try:
         run.start_plain(str(rows))
@@ -134,7 +134,7 @@ def test_killed_under_strata_run_it_ends_with_the_same_weights(tmp_path: Path, r
 
 
 def worker_of(run: Run) -> int:
-    """The process that shows in its title which rank it is."""
+    """Return the process whose title shows this rank."""
     titles = {each.pid: " ".join(each.cmdline()) for each in psutil.Process(run.agent.pid).children(recursive=True)}
     (pid,) = [pid for pid, title in titles.items() if title.startswith(f"strata: {run.name} rank 0 of 1")]
     return pid

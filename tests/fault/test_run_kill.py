@@ -1,5 +1,5 @@
-"""`strata run`, with real workers that train together over gloo, and are killed: at the end every row was trained on
-exactly once per epoch, and the weights are those of a run that nobody disturbed, bit for bit.
+"""`strata run` with real workers that train together over gloo and are killed: every row is trained on exactly once per
+epoch, and the weights are those of an undisturbed run, bit for bit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def job(tmp_path: Path, data: Path) -> Iterator[Any]:
-    """Makes runs; nothing of them is left after the test."""
+    """Creates runs, and removes them after the test."""
     made: list[Run] = []
 
     def make(*options: str, place: Path = tmp_path, script: Path | None = None) -> Run:
@@ -48,7 +48,7 @@ _undisturbed: dict[int, str] = {}
 
 @pytest.fixture
 def undisturbed(tmp_path: Path, job: Any) -> Any:
-    """The digest of the weights after a run that nobody disturbed."""
+    """Return the digest of the weights after an undisturbed run."""
 
     def digest(num_workers: int) -> str:
         if num_workers not in _undisturbed:
@@ -65,7 +65,7 @@ def undisturbed(tmp_path: Path, job: Any) -> Any:
 
 
 def checked(run: Run, num_workers: int) -> str:
-    """Every row was trained on once per epoch, on all ranks alike; gives the digest of the weights."""
+    """Check that every row was trained on once per epoch, on all ranks alike; return the digest of the weights."""
     results = run.results()
     assert [each["rank"] for each in results] == list(range(num_workers))
     assert [each["counts"] for each in results] == [[EPOCHS]] * num_workers
@@ -75,7 +75,7 @@ def checked(run: Run, num_workers: int) -> str:
 
 
 class Gate:
-    """Workers wait at it, after a step that the test sets."""
+    """A gate at which workers wait, after a step that the test sets."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -91,7 +91,7 @@ class Gate:
 def test_killed_again_and_again_every_row_counts_once_and_the_weights_are_the_same(
     job: Any, undisturbed: Any, num_workers: int, tmp_path: Path
 ) -> None:
-    """They die between some step and the next few: a gate keeps workers from getting far before they are killed."""
+    """Kill workers soon after some step: a gate keeps them from getting far before that."""
     rng = random.Random(num_workers)
     run = job("--workers", str(num_workers), "--max-restarts", "10")
     gate = Gate(tmp_path / "gate")
@@ -115,7 +115,7 @@ def test_killed_again_and_again_every_row_counts_once_and_the_weights_are_the_sa
     assert num_workers == 3 or run.found(1, 0, r"restored (\d+)")[1] == "0"
 
 
-def test_with_more_and_fewer_workers_in_the_middle_every_row_still_counts_once(job: Any, tmp_path: Path) -> None:
+def test_scaling_up_and_down_in_the_middle_counts_every_row_once(job: Any, tmp_path: Path) -> None:
     run = job("--workers", "1:3")
     run.start("--step-s", "0.2", "--until", str(tmp_path / "hurry"))
     for attempt, num_workers in enumerate((2, 1, 3)):
@@ -124,18 +124,18 @@ def test_with_more_and_fewer_workers_in_the_middle_every_row_still_counts_once(j
     (tmp_path / "hurry").touch()
     refused = run.command("scale", run.name, "4")
     assert refused.returncode == 2
-    assert "4 workers are not within 1:3" in refused.stderr or "does not run" in refused.stderr
+    assert "4 workers are outside of 1:3" in refused.stderr or "does not run" in refused.stderr
     code, said = run.wait()
     assert code == 0, said
     checked(run, 3)
     assert [event["what"] for event in run.events()].count("failed") == 0
 
 
-def test_however_it_is_stopped_it_saves_first_and_goes_on_exactly_there_and_killed_it_can_be_resumed(
+def test_a_stopped_run_saves_first_and_resumes_at_the_same_row_as_does_a_killed_one(
     job: Any, undisturbed: Any, tmp_path: Path
 ) -> None:
-    """One run: it is asked by either signal, then all its processes are, as by systemd and batch systems when a machine
-    is taken away; at last its agent is killed.
+    """Stop one run by either signal, then by a signal to all its processes, as systemd and batch systems send it; at
+    last, kill its agent.
     """
 
     def signal_agent(number: signal.Signals) -> None:
@@ -174,7 +174,7 @@ def test_however_it_is_stopped_it_saves_first_and_goes_on_exactly_there_and_kill
     assert checked(run, 2) == undisturbed(2)
 
 
-def test_a_standby_takes_over_from_a_killed_coordinator_and_the_run_notices_nothing(
+def test_a_standby_takes_over_from_a_killed_coordinator_without_disturbing_the_run(
     job: Any, undisturbed: Any, nursery: Any, tmp_path: Path
 ) -> None:
     settings = {"state": str(tmp_path / "shared.db"), "leadership": {"leader_lease_s": 1.5, "poll_s": 0.02}}
@@ -214,7 +214,7 @@ def test_a_worker_that_fails_on_its_own_input_stops_the_run_with_the_reason_firs
     lines = said.splitlines()
     first = next(line for line in lines if "failed" in line)
     assert "rank 1: exit code 1: ValueError: row" in first
-    assert "3 times in a row at the same place" in said
+    assert "3 times in a row at the same step" in said
     assert "is bad" in said
     assert [event["what"] for event in run.events()].count("failed") == 3
 

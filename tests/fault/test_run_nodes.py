@@ -1,5 +1,5 @@
-"""Runs on several machines: each has a network namespace of its own, and TLS and a token to the coordinator. Nodes are
-cut off, killed, asked to leave; the coordinator dies. At the end every row was trained on once per epoch.
+"""Runs on several machines, each with its own network namespace, TLS and a token for the coordinator. Nodes are
+partitioned, killed and drained; the coordinator dies. Every row is trained on once per epoch.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ pytestmark = pytest.mark.timeout(240)
 HUB = "hub"
 EPOCHS = 2
 LEASE = {"lease_s": 10.0, "heartbeat_s": 0.2, "suspicion_s": 2.0, "tick_s": 0.02}
-"""Nobody is missed because three workers import torch at the same time."""
+"""Long enough for three workers that import torch at the same time."""
 
 
 class Cluster:
-    """Machines, a coordinator at the hub, and one run on some of them."""
+    """Several machines, a coordinator at the hub, and one run on some of the machines."""
 
     def __init__(self, network: Network, place: Path, data: Path) -> None:
         self.network = network
@@ -59,7 +59,7 @@ class Cluster:
         return made
 
     def start(self, *nodes: str, workers: str = "2", step_s: float = 0.2) -> list[Run]:
-        """The first of them leads. Steps take so long until `hurry` is called."""
+        """Start the run; the first machine leads. Steps take `step_s` until `hurry` is called."""
         made = [self.run(node, workers=workers, nnodes=len(nodes)) for node in nodes]
         for run in made:
             run.start("--step-s", str(step_s), "--until", str(self._place / "hurry"))
@@ -67,11 +67,11 @@ class Cluster:
         return made
 
     def hurry(self) -> None:
-        """What the steps had to wait for has come."""
+        """Let steps run without delay from now on."""
         (self._place / "hurry").touch()
 
     def check(self, num_workers: int) -> None:
-        """Every row was trained on once per epoch, and all ranks have the same weights."""
+        """Check that every row was trained on once per epoch, and that all ranks have the same weights."""
         results = self.runs[next(iter(self.runs))].results()
         assert [each["rank"] for each in results] == list(range(num_workers))
         assert [each["counts"] for each in results] == [[EPOCHS]] * num_workers
@@ -106,7 +106,7 @@ def finish(*runs: Run) -> None:
         assert code == 0, said
 
 
-def test_a_worker_elsewhere_dies_then_the_coordinator_then_its_machine_leaves_and_every_row_counts_once(
+def test_a_remote_worker_and_the_coordinator_die_then_its_machine_leaves_and_every_row_counts_once(
     cluster: Cluster,
 ) -> None:
     a, b = cluster.start("a", "b", workers="1:2")
@@ -123,7 +123,7 @@ def test_a_worker_elsewhere_dies_then_the_coordinator_then_its_machine_leaves_an
     b.agent.send_signal(signal.SIGTERM)
     code, said = b.wait()
     assert code == 128 + signal.SIGTERM, said
-    assert "the run goes on without this node" in said
+    assert "the run continues without this node" in said
     stopped_at = b.last_step(1, 1)
     assert int(a.wait_for(2, 0, r"restored (\d+)")[1]) >= stopped_at, "nothing was done twice"
     b.resume()
@@ -134,7 +134,7 @@ def test_a_worker_elsewhere_dies_then_the_coordinator_then_its_machine_leaves_an
     assert [event["attempt"] for event in a.events() if event["what"] == "failed"] == [0]
 
 
-def test_a_machine_that_is_cut_off_comes_back_and_takes_over_when_the_one_that_leads_dies(cluster: Cluster) -> None:
+def test_a_partitioned_machine_rejoins_and_takes_over_when_the_leader_dies(cluster: Cluster) -> None:
     a, b = cluster.start("a", "b", workers="1:2")
     a.wait_for_step(0, 12)
     for other in (HUB, "a"):
@@ -144,7 +144,7 @@ def test_a_machine_that_is_cut_off_comes_back_and_takes_over_when_the_one_that_l
         cluster.network.mend("b", other)
     restored = int(a.wait_for(2, 0, r"restored (\d+)")[1])
     assert "is lost: its agent is gone" in texts(a)
-    assert "given up by the coordinator" in texts(b)
+    assert "the coordinator has removed this node" in texts(b)
     b.wait_for_step(2, restored + 6, rank=1)
     started = [event["text"] for event in a.events() if event["what"] == "started"]
     assert [text.partition(" with ")[2].split()[0] for text in started] == ["2", "1", "2"]
@@ -158,12 +158,12 @@ def test_a_machine_that_is_cut_off_comes_back_and_takes_over_when_the_one_that_l
     until(lambda: not processes_with(f"STRATA_RUNS_DIR={a.place}"), "its workers died with it")
 
 
-def test_below_the_least_a_run_waits_can_be_stopped_and_goes_on_when_all_are_there(cluster: Cluster) -> None:
+def test_below_the_minimum_a_run_waits_can_be_stopped_and_starts_when_all_nodes_have_joined(cluster: Cluster) -> None:
     a, b = cluster.start("a", "b")
     b.wait_for_step(0, 12, rank=1)
     b.agent.kill()
     b.agent.communicate()
-    until(lambda: "room for 1 of at least 2 workers; waiting up to 300 s" in texts(a), "it says so")
+    until(lambda: "only 1 of at least 2 workers can be placed; waiting up to 300 s" in texts(a), "it says so")
     a.agent.send_signal(signal.SIGINT)
     code, said = a.wait()
     assert code == 130, said

@@ -1,5 +1,5 @@
-"""`strata run` with datasets of the user's own, which torch prefetches: killed and scaled, every row counts once.
-A loader whose state cannot be divided makes a change of the number of workers refuse.
+"""`strata run` with the user's own datasets, which torch prefetches: killed and scaled, every row counts once. A
+per-rank loader refuses another number of workers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def job(tmp_path: Path) -> Iterator[Any]:
 
 
 def checked(run: Run, num_workers: int) -> str:
-    """Every row was trained on once per epoch, on all ranks alike; gives the digest of the weights."""
+    """Check that every row was trained on once per epoch, on all ranks alike; return the digest of the weights."""
     results = run.results()
     assert [each["rank"] for each in results] == list(range(num_workers))
     assert [each["counts"] for each in results] == [[EPOCHS]] * num_workers
@@ -48,7 +48,7 @@ def checked(run: Run, num_workers: int) -> str:
 def test_a_killed_run_with_prefetching_workers_ends_with_the_weights_of_an_undisturbed_one(
     job: Any, tmp_path: Path
 ) -> None:
-    """Killed in the first and in the second epoch; what the workers had fetched ahead is not counted."""
+    """Killed in the first and in the second epoch; prefetched rows do not count."""
     undisturbed = job("--workers", "2", place=tmp_path / "undisturbed")
     undisturbed.start("--own", "dataset")
     assert undisturbed.wait()[0] == 0
@@ -81,25 +81,23 @@ def test_with_more_and_fewer_workers_and_a_kill_every_row_of_an_own_loader_count
     checked(run, 2)
 
 
-def test_a_loader_that_cannot_be_divided_refuses_another_number_of_workers_and_trains_on(
-    job: Any, tmp_path: Path
-) -> None:
-    """Refused are `strata scale` and `strata resume --workers`; with the number that it had, the run goes on."""
+def test_a_per_rank_loader_refuses_another_number_of_workers_and_training_continues(job: Any, tmp_path: Path) -> None:
+    """`strata scale` and `strata resume --workers` are refused; with its own number of workers, the run resumes."""
     run = job("--workers", "1:3")
     run.start("--own", "stateful", "--step-s", "0.2", "--until", str(tmp_path / "hurry"))
     run.wait_for_step(0, 6)
     refused = run.command("scale", run.name, "2")
     assert refused.returncode != 0
-    assert "2 workers cannot go on from where 3 stand" in refused.stderr
+    assert "2 workers cannot resume from a checkpoint of 3 workers" in refused.stderr
     assert "ctx.dataloader(dataset" in refused.stderr
-    with pytest.raises(ConfigError, match="cannot be divided"):
+    with pytest.raises(ConfigError, match="is per rank"):
         run.ask(Scale(1))
     run.wait_for_step(0, 8)
     run.agent.send_signal(signal.SIGINT)
     assert run.wait()[0] == 130
     refused = run.command("resume", run.name, "--workers", "2")
     assert refused.returncode != 0
-    assert "2 workers cannot go on from where 3 stand" in refused.stderr
+    assert "2 workers cannot resume from a checkpoint of 3 workers" in refused.stderr
     (tmp_path / "hurry").touch()
     run.resume("--workers", "1:3")
     code, said = run.wait()

@@ -1,5 +1,5 @@
 """`strata run --engine ray` on a Ray cluster of several nodes, which are killed: every row counts once, and the weights
-are those of a run on this machine that nobody disturbed.
+are those of an undisturbed local run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch
 sys.argv += ["--step-s", "1" if os.environ["WORLD_SIZE"] == "1" else "0"]
 runpy.run_path("train_rows.py", run_name="__main__")
 """
-"""A run that does not end before it has grown."""
+"""A script that does not end before the run has grown."""
 FUNCTION = """
 import json, sys
 import strata
@@ -57,7 +57,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def job(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Run]]:
-    """Makes runs in directories that hold their script; nothing of them is left after the test."""
+    """Creates runs in directories with their script, and removes them after the test."""
     made: list[Run] = []
     for name, value in LOOPBACK_ONLY.items():
         monkeypatch.setenv(name, value)
@@ -81,7 +81,7 @@ def job(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 def checked(run: Run, num_workers: int) -> str:
-    """Every row was trained on once per epoch, on all ranks alike; gives the digest of the weights."""
+    """Check that every row was trained on once per epoch, on all ranks alike; return the digest of the weights."""
     results = run.results()
     assert [each["rank"] for each in results] == list(range(num_workers))
     assert [each["counts"] for each in results] == [[EPOCHS]] * num_workers
@@ -109,8 +109,8 @@ def test_actors_and_nodes_that_are_killed_cost_no_row(ray: RayNodes, job: Callab
     assert checked(run, 2) == checked(local, 2)
 
 
-def test_a_run_grows_onto_a_node_that_comes_later_over_the_network(ray: RayNodes, job: Callable[..., Run]) -> None:
-    """There is no room for all that it may have, so other machines may come: all is shipped, with TLS and a token."""
+def test_a_run_grows_onto_a_node_that_joins_later_over_the_network(ray: RayNodes, job: Callable[..., Run]) -> None:
+    """Not all workers fit, so other machines may join: the directory is copied, with TLS and a token."""
     ray.have(0)
     options = ("--engine", "ray", "--address", ray.address, "--workers", "1:2", "--checkpoints", "saved")
     run = job("grows", *options, wrapper=SLOW_ALONE)
@@ -150,7 +150,7 @@ def listened_at(process: psutil.Process) -> set[str]:
 
 @pytest.fixture
 def call(ray: RayNodes, job: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Has a program call a function on the cluster; gives the last line of what it printed, and its complaints."""
+    """Let a program call a function on the cluster; return its last line of output and its stderr."""
     place = job("function").place
     (place / "function.py").write_text(FUNCTION)
     (place / "beside.py").write_text("WEIGHTS = b'w'")
@@ -179,7 +179,7 @@ def test_a_function_runs_on_a_cluster_of_this_machine(ray: RayNodes, call: Calla
 
 
 def test_a_function_runs_over_the_network_if_all_reach_its_checkpoints(ray: RayNodes, call: Callable[..., Any]) -> None:
-    """There is no room for all that it may have, as above; the directory of runs is one that all machines have."""
+    """Not all workers fit, as above; all machines share the directory of runs."""
     ray.have(0)
     _, errors = call(workers="1:2")
     assert "checkpoints='/shared/run'" in errors
@@ -188,7 +188,7 @@ def test_a_function_runs_over_the_network_if_all_reach_its_checkpoints(ray: RayN
     assert json.loads(said) == [[0, 1, "here"]]
 
 
-def test_without_an_address_a_run_has_a_cluster_of_its_own_that_nobody_else_reaches(
+def test_without_an_address_a_run_starts_a_private_cluster(
     job: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in LOOPBACK_ONLY:

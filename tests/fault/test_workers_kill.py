@@ -1,4 +1,4 @@
-"""An agent is killed, and nobody of its workers is left."""
+"""An agent is killed, and none of its workers survives."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ AGENT = """
     import asyncio, json, os, sys
     from pathlib import Path
     from strata.launch.processes.local import LocalWorkers
-    from strata.launch.processes.base import WorkerOrder
+    from strata.launch.processes.base import ProcessSpec
 
     place, is_warm = Path(sys.argv[1]), sys.argv[2] == "warm"
 
     async def main():
         workers = LocalWorkers(is_warm=is_warm)
         await workers.start([
-            WorkerOrder(rank=rank, script="worker.py", arguments=(sys.argv[3],), directory=str(place),
+            ProcessSpec(rank=rank, script="worker.py", arguments=(sys.argv[3],), directory=str(place),
                         variables=dict(os.environ), log=place / f"{rank}.log")
             for rank in range(2)
         ])

@@ -212,7 +212,7 @@ def train(path: str, meeting: str, rank: str, num_ranks: str) -> None:
     distributed.barrier()
     say(
         rank=dataset.ranks.rank,
-        num_ranks=dataset.ranks.num_ranks,
+        num_ranks=dataset.ranks.world_size,
         found_in=dataset.ranks.found_in,
         looked=len(looked),
         ids=ids,

@@ -28,7 +28,8 @@ import strata
 import strata.coordinator.embedded
 import strata.train.startup
 from strata.coordinator.embedded import EmbeddedCoordinator
-from strata.launch.environment import NOTE, Place, environment
+from strata.identity import Identity
+from strata.launch.environment import NOTE, WorkerSpec, worker_environment
 
 DEADLINE_S = 25
 """For processes that end by themselves; one that hangs is ended, and its stacks are shown."""
@@ -70,18 +71,14 @@ def torchrun_context() -> tuple[Any, Callable[[], object]]:
 def worker() -> tuple[Any, Callable[[], object]]:
     """As `strata run` starts one."""
     server = EmbeddedCoordinator().start()
-    place = Place(
-        run="exits",
-        attempt=0,
-        rank=0,
-        world_size=1,
-        local_rank=0,
-        local_world_size=1,
-        master_port=0,
+    place = WorkerSpec(
+        identity=Identity(
+            run="exits", attempt=0, rank=0, world_size=1, local_rank=0, local_world_size=1, master_port=0
+        ),
         coordinator=server.address,
         checkpoints="ck",
     )
-    os.environ.update(environment(place))
+    os.environ.update(worker_environment(place))
     ctx, use = bare_context()
     return (ctx, server), use
 

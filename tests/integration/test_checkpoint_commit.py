@@ -232,8 +232,8 @@ def test_what_torchrun_sets_is_enough() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"RANK": None}, "RANK is not set; start the script with torchrun"),
-        ({"WORLD_SIZE": "four"}, "WORLD_SIZE is 'four'"),
+        ({"RANK": None}, "has WORLD_SIZE but not RANK; .*start the script with torchrun"),
+        ({"WORLD_SIZE": "four"}, "WORLD_SIZE='four' in the environment is not a number"),
         ({"TORCHELASTIC_RUN_ID": None}, "'not set'.* --rdzv-id .*STRATA_SESSION"),
         ({"TORCHELASTIC_RUN_ID": "none"}, "'none', so the next start would have the same session"),
     ],

@@ -191,4 +191,4 @@ def test_an_id_that_reads_as_a_path_to_elsewhere_is_refused(bad: str, stage: Sta
         ):
             with pytest.raises(InvalidArgument, match="path to elsewhere"):
                 call()
-    assert "cannot be a directory's" in printed(["run", "--name", bad, __file__])
+    assert "is not a valid directory name" in printed(["run", "--name", bad, __file__])

@@ -13,8 +13,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
 
 from strata.data.map_style import map_loader
-from strata.data.ranks import Ranks
 from strata.errors import PlanChanged, StrataError
+from strata.identity import Identity
 
 NUM_ROWS = 103
 
@@ -46,7 +46,9 @@ class Together(Rows):
 
 def loader_of(dataset: Any = None, *, rank: int = 0, num_ranks: int = 1, **options: Any) -> Any:
     options = {"batch_size": 10, "shuffle": True, "collate_fn": list, **options}
-    return map_loader(Rows() if dataset is None else dataset, ranks=Ranks(rank, num_ranks), **options)
+    return map_loader(
+        Rows() if dataset is None else dataset, ranks=Identity(rank=rank, world_size=num_ranks), **options
+    )
 
 
 def ids_of(batches: Any) -> list[int]:

@@ -59,7 +59,7 @@ hear(little)
 distributed.barrier()
 
 def tell():
-    who = [ranks.rank, ranks.num_ranks, ranks.found_in]
+    who = [ranks.rank, ranks.world_size, ranks.found_in]
     print(json.dumps({"ranks": who, "calls": len(calls), "heard": heard}), flush=True)
     os._exit(0)
 
@@ -108,7 +108,7 @@ def test_a_real_accelerator_provides_the_rank() -> None:
     accelerator = accelerate.Accelerator(cpu=True)
     try:
         found = find_ranks(accelerator=accelerator, environment={})
-        assert (found.rank, found.num_ranks, found.found_in) == (0, 1, "the accelerator")
+        assert (found.rank, found.world_size, found.found_in) == (0, 1, "the accelerator")
         assert found.device == accelerator.device
     finally:
         accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)  # else the next one would be this

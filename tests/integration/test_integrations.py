@@ -1,6 +1,6 @@
-"""Callbacks for frameworks, in this process: what is refused, and resumes that are exact in the details of a loop.
+"""Callbacks for frameworks, in this process: errors, and exact resumes at any point of a loop.
 
-`tests/fault/test_run_frameworks.py` has whole runs that are killed and scaled.
+`tests/fault/test_run_frameworks.py` kills and scales whole runs.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Net(nn.Module):
 
 
 class Killed(Exception):
-    """In place of a signal."""
+    """Instead of a signal."""
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
 def fit(
     checkpoints: str, make_loader: Any, *, die_at: int = -1, stop_at: int = -1, **options: Any
 ) -> tuple[list[torch.Tensor], list[Any]]:
-    """Two epochs, or until the step at which it dies or stops; the weights, and at which steps it was validated."""
+    """Train two epochs, or until the step at which it dies or stops; return weights and validated steps."""
     lightning = pytest.importorskip("lightning")
     ours = importlib.import_module("strata.integrations.lightning")
     validated = []
@@ -159,7 +159,7 @@ def stateful_loader(_: Any) -> Any:
     ],
 )
 @pytest.mark.usefixtures("place")
-def test_lightning_goes_on_exactly_in_any_part_of_a_loop(
+def test_lightning_resumes_exactly_in_any_part_of_a_loop(
     make_loader: Any, die_at: int, restored: int, options: dict[str, Any]
 ) -> None:
     expected, validated = fit("calm", make_loader, **options)
@@ -172,7 +172,7 @@ def test_lightning_goes_on_exactly_in_any_part_of_a_loop(
 
 @pytest.mark.parametrize("make_loader", [our_loader, map_loader, stateful_loader])
 @pytest.mark.usefixtures("place")
-def test_lightning_goes_on_exactly_from_the_last_step_of_a_fit(make_loader: Any) -> None:
+def test_lightning_resumes_exactly_from_the_last_step_of_a_fit(make_loader: Any) -> None:
     expected, _ = fit("calm", make_loader)
     fit("longer", make_loader, max_epochs=1)
     assert saved_step("longer") == NUM_BATCHES  # which is no multiple of 2
@@ -193,7 +193,7 @@ def test_a_fit_that_has_ended_is_not_trained_any_further(ending: dict[str, int])
 
 @pytest.mark.usefixtures("place")
 def test_lightning_may_not_train_on_a_loader_without_a_state() -> None:
-    with pytest.raises(InvalidArgument, match=r"a DataLoader keeps no state.*train on a loader of ctx.dataloader"):
+    with pytest.raises(InvalidArgument, match=r"a DataLoader has no state.*train on a loader of ctx.dataloader"):
         fit("refused", lambda _: DataLoader(Rows(), batch_size=BATCH_SIZE))
 
 
@@ -209,7 +209,7 @@ def train(
     starts_plainly: bool = False,
     **options: Any,
 ) -> tuple[list[torch.Tensor], list[int]]:
-    """Two epochs, or until the step at which it dies or stops; the weights, and after which steps it was evaluated."""
+    """Train two epochs, or until the step at which it dies or stops; return weights and evaluated steps."""
     transformers = pytest.importorskip("transformers")
     ours = importlib.import_module("strata.integrations.transformers")
     evaluated = []
@@ -263,7 +263,7 @@ def train(
     ],
 )
 @pytest.mark.usefixtures("place")
-def test_the_trainer_goes_on_exactly_in_any_part_of_a_loop(
+def test_the_trainer_resumes_exactly_in_any_part_of_a_loop(
     make_loader: Any, die_at: int, restored: int, options: dict[str, Any]
 ) -> None:
     expected, evaluated = train("calm", make_loader=make_loader, **options)
@@ -277,7 +277,7 @@ def test_the_trainer_goes_on_exactly_in_any_part_of_a_loop(
 @pytest.mark.parametrize("make_loader", [None, our_loader, map_loader])
 @pytest.mark.parametrize("steps", [5, NUM_BATCHES])
 @pytest.mark.usefixtures("place")
-def test_the_trainer_goes_on_exactly_from_the_last_step_of_a_training(make_loader: Any, steps: int) -> None:
+def test_the_trainer_resumes_exactly_from_the_last_step(make_loader: Any, steps: int) -> None:
     options = {"make_loader": make_loader, "lr_scheduler_type": "constant"}
     expected, _ = train("calm", max_steps=15, **options)
     train("longer", max_steps=steps, **options)
@@ -344,19 +344,19 @@ def test_accelerate_stops_at_optimizer_steps_and_may_not_prepare_a_loader_withou
 # -- all of them -------------------------------------------------------------------------------------------------------
 
 
-def test_only_as_many_workers_go_on_from_the_state_of_a_frameworks_own_loader() -> None:
+def test_only_the_same_world_size_resumes_from_a_frameworks_own_loader() -> None:
     resume.FixedWorldSize(3).load_state_dict(resume.FixedWorldSize(3).state_dict())
     with pytest.raises(ConfigError, match=r"saved by 3 workers.*strata resume --workers 3"):
         resume.FixedWorldSize(2).load_state_dict(resume.FixedWorldSize(3).state_dict())
 
 
 @pytest.mark.parametrize(("left", "accumulate", "done"), [(10, 1, 0), (4, 1, 6), (4, 3, 6), (0, 2, 10)])
-def test_what_is_left_of_an_epoch_says_how_much_of_it_is_done(left: int, accumulate: int, done: int) -> None:
+def test_the_rest_of_an_epoch_determines_the_completed_batches(left: int, accumulate: int, done: int) -> None:
     assert resume.batches_done(Left(left), accumulate=accumulate) == done
 
 
 @pytest.mark.parametrize(("left", "accumulate"), [(5, 3), (11, 1)])
-def test_an_epoch_that_cannot_be_cut_into_whole_steps_is_refused(left: int, accumulate: int) -> None:
+def test_an_epoch_without_whole_steps_is_refused(left: int, accumulate: int) -> None:
     with pytest.raises(ConfigError, match="resume with the number of workers that saved"):
         resume.batches_done(Left(left), accumulate=accumulate)
 

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: where they go, what is printed of them, and what is never written down."""
+"""The checkpoints of a run: their location, what is printed about them, and secrets that are never stored."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from s3 import ADMIN, S3Server, s3
 
 from strata import cli
-from strata.launch.record.failure import cause
+from strata.launch.record.log import cause
 
 __all__ = ["s3"]  # a fixture
 
@@ -39,7 +39,7 @@ def strata_command(*arguments: str, variables: dict[str, str], cwd: Path) -> sub
     )
 
 
-def test_a_run_on_a_bucket_saves_its_last_step_and_says_where(s3: S3Server, tmp_path: Path) -> None:
+def test_a_run_on_a_bucket_saves_its_last_step_and_prints_the_location(s3: S3Server, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     url, secret = s3.new_url(), ADMIN["secret_access_key"]
     variables = {
@@ -97,7 +97,7 @@ def test_a_storage_option_that_is_secret_or_wrong_is_refused_before_the_run(
     assert not (tmp_path / "runs").exists()
 
 
-def test_what_a_run_says_of_its_checkpoints_is_not_what_it_died_of() -> None:
+def test_our_note_about_checkpoints_is_not_the_cause_of_a_failure() -> None:
     assert cause(["loading the data", "strata: checkpoints in ckpt, every 50 steps; the last 3 are kept"]) == (
         "loading the data"
     )

@@ -66,7 +66,7 @@ def write(tmp_path: Path) -> Callable[[str], str]:
 
 
 def said(*arguments: str) -> tuple[int, str, str]:
-    """What `strata` does, in this process: exit code, stdout, stderr."""
+    """Run `strata` in this process; return exit code, stdout and stderr."""
     out, err = io.StringIO(), io.StringIO()
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -129,7 +129,7 @@ def test_a_mistake_in_the_program_fails_at_once(
     assert json.loads(said("ps", "--json")[1])["num_restarts"] == 0
 
 
-def test_ranks_that_exit_without_closing_say_that_their_last_step_is_not_saved(
+def test_ranks_that_exit_without_closing_warn_that_their_last_step_is_not_saved(
     write: Callable[[str], str], tmp_path: Path
 ) -> None:
     script = write(

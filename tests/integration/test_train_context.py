@@ -1,4 +1,4 @@
-"""A script's context without an agent: alone, with a coordinator of its own."""
+"""A script's context without an agent: a single process with its own coordinator."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def loader_of(context: Context, **arguments: Any) -> Any:
 
 
 def train(context: Context, loader: Any, part: Part, step: int, *, num_steps: int, epochs: int = 2) -> list[int]:
-    """The ids of so many steps."""
+    """Return the ids of this many steps."""
     seen: list[int] = []
     for _ in context.epochs(epochs):
         for batch in loader:
@@ -85,7 +85,7 @@ def test_a_fresh_start_changes_nothing(contexts: Any) -> None:
     assert context.generation > 0
 
 
-def test_everything_goes_on_from_the_last_checkpoint(contexts: Any) -> None:
+def test_everything_resumes_from_the_last_checkpoint(contexts: Any) -> None:
     context = contexts()
     loader, part = loader_of(context), Part()
     seen = train(context, loader, part, 0, num_steps=13)
@@ -135,7 +135,7 @@ def test_the_last_step_is_saved_when_the_context_is_closed(contexts: Any) -> Non
 def test_a_loop_that_has_taken_one_more_batch_does_not_save_its_last_step(
     contexts: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The checkpoint would say that the batch was trained on, and a resume would leave it out."""
+    """The checkpoint would contain the batch as trained, and a resume would skip it."""
     seen: list[int] = []
     for saved in ([3], [3, 6, 9, 10]):
         context = contexts(keep_count=9)
@@ -223,7 +223,7 @@ for step in range(1, 6):
     assert f"strata: checkpoints in {tmp_path}/ckpt, every 100 steps; the last 3 are kept" in ended.stderr
 
 
-def test_random_numbers_go_on_or_do_not_as_asked(contexts: Any) -> None:
+def test_random_generators_resume_unless_disabled(contexts: Any) -> None:
     context = contexts()
     context.checkpoint({"part": Part()}, step=1).wait()
     expected = (random.random(), float(np.random.random()))
@@ -251,7 +251,7 @@ def test_a_loader_that_is_made_after_the_restore_finds_its_place(contexts: Any) 
 
 
 def test_a_loop_that_nothing_was_taken_from_keeps_the_restored_place(contexts: Any) -> None:
-    """As where a framework begins a loop, and begins it again before it trains."""
+    """As when a framework starts a loop twice before it trains."""
     context = contexts()
     first = train(context, loader_of(context), Part(), 0, num_steps=3)
     context.close()
@@ -282,16 +282,16 @@ def test_several_loaders_keep_their_places_by_name(contexts: Any) -> None:
     assert [next(iter(large))["id"].tolist(), next(iter(small))["id"].tolist()] == expected
 
 
-def test_what_cannot_be_kept_is_refused_with_the_cure(contexts: Any) -> None:
+def test_what_cannot_be_saved_is_refused_with_the_cure(contexts: Any) -> None:
     context = contexts()
     with pytest.raises(InvalidArgument, match=r"list has no state_dict.*StatefulDataLoader"):
         context.attach([1, 2, 3])
     context.attach(Part(), name="mine")
-    with pytest.raises(InvalidArgument, match=r"a loader 'mine' already"):
+    with pytest.raises(InvalidArgument, match=r"a loader 'mine' is already attached"):
         context.attach(Part(), name="mine")
-    with pytest.raises(InvalidArgument, match=r"'strata' is taken"):
+    with pytest.raises(InvalidArgument, match=r"'strata' is reserved"):
         context.restore({"strata": Part()})
-    with pytest.raises(InvalidArgument, match=r"'strata' is taken"):
+    with pytest.raises(InvalidArgument, match=r"'strata' is reserved"):
         context.checkpoint({"strata": Part()}, step=1)
 
 
@@ -342,7 +342,7 @@ def test_counted_steps_reach_the_coordinator(contexts: Any) -> None:
         context.maybe_checkpoint({"part": Part()})
     membership = context._membership
     membership.worker.heartbeat()
-    (worker,) = membership._client.list_workers(job_id=context.place.run).workers
+    (worker,) = membership._client.list_workers(job_id=context.identity.run).workers
     assert (worker.step, worker.state) == (3, "TRAINING")
 
 

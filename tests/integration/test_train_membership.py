@@ -1,7 +1,8 @@
-"""Ranks of an attempt find each other, whoever of the attempt before is still on the books."""
+"""Ranks of an attempt find each other, even if members of the last attempt are left."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,19 +13,24 @@ from typing import Any
 import pytest
 from servers import DEADLINE_S, free_port, until
 
-from strata.coordinator.client import CoordinatorClient
+from strata.coordinator.client import AsyncCoordinatorClient, CoordinatorClient
 from strata.coordinator.config import CoordinatorConfig, LeaseConfig
 from strata.coordinator.embedded import EmbeddedCoordinator
+from strata.coordinator.relay.relay import RelayConfig, RelayServer
+from strata.coordinator.state.membership import WorkerEvent
 from strata.coordinator.state.views import MembershipInfo
 from strata.errors import CoordinatorUnavailable, UnknownJob
-from strata.launch.environment import METRICS, Place
+from strata.identity import Identity
+from strata.launch.environment import METRICS, WorkerSpec
 from strata.train.agreement import Agreement
-from strata.train.membership import MAX_METRICS, JoinedMembership
+from strata.train.membership import JoinedMembership
+from strata.train.metrics import MAX_METRICS
+from strata.transport.credentials import ClientSecurity
 
 QUICK = CoordinatorConfig(
     state="memory", lease=LeaseConfig(lease_s=20.0, heartbeat_s=0.2, suspicion_s=0.2, tick_s=0.02)
 )
-"""Who hangs up is missed at once; nobody is missed because the machine is busy."""
+"""A closed connection counts at once; a busy machine does not."""
 
 
 @pytest.fixture
@@ -33,28 +39,30 @@ def address() -> Iterator[str]:
         yield coordinator.address
 
 
-def place_of(rank: int, world_size: int, attempt: int, address: str) -> Place:
-    return Place(
-        run="job",
-        attempt=attempt,
-        rank=rank,
-        world_size=world_size,
-        local_rank=rank,
-        local_world_size=world_size,
-        master_port=1,
+def spec_of(rank: int, world_size: int, attempt: int, address: str) -> WorkerSpec:
+    return WorkerSpec(
+        identity=Identity(
+            run="job",
+            attempt=attempt,
+            rank=rank,
+            world_size=world_size,
+            local_rank=rank,
+            local_world_size=world_size,
+            master_port=1,
+        ),
         coordinator=address,
         checkpoints="",
     )
 
 
-def join(place: Place) -> JoinedMembership:
-    client = CoordinatorClient(place.coordinator)
+def join(worker_spec: WorkerSpec) -> JoinedMembership:
+    client = CoordinatorClient(worker_spec.coordinator)
     client.connect()
-    return JoinedMembership(client, place, Agreement())
+    return JoinedMembership(client, worker_spec.identity, Agreement())
 
 
 def old_ones(address: str, number: int) -> CoordinatorClient:
-    """Members of an attempt before."""
+    """Join as members of an earlier attempt."""
     client = CoordinatorClient(address)
     client.connect()
     for rank in range(number):
@@ -70,15 +78,15 @@ def members(client: CoordinatorClient) -> list[str]:
 
 
 @pytest.mark.parametrize("num_before", [0, 2, 3, 5])
-def test_a_rank_does_not_begin_before_all_others_are_there(address: str, num_before: int) -> None:
+def test_a_rank_does_not_start_before_all_others_have_joined(address: str, num_before: int) -> None:
     before = old_ones(address, num_before)
     with ThreadPoolExecutor(3) as pool:
-        first = pool.submit(join, place_of(0, 3, 1, address))
+        first = pool.submit(join, spec_of(0, 3, 1, address))
         before.close()  # killed: they are missed a moment later, when the first of the new ones waits already
         with CoordinatorClient(address) as watching:
             until(lambda: members(watching) == ["rank-0"], "only the new one is left")
         assert not first.done()
-        others = [pool.submit(join, place_of(rank, 3, 1, address)) for rank in (1, 2)]
+        others = [pool.submit(join, spec_of(rank, 3, 1, address)) for rank in (1, 2)]
         joined = [each.result(DEADLINE_S) for each in (first, *others)]
         assert len({each.generation for each in joined}) == 1
         leaving = [pool.submit(each.leave, together=True) for each in joined]
@@ -91,13 +99,13 @@ def test_ranks_come_to_an_end_together_if_they_made_the_same_steps(
     address: str, steps: tuple[int, ...], together: bool
 ) -> None:
     def end(membership: JoinedMembership, step: int) -> list[bool]:
-        """Twice; the second time all have made one step more."""
+        """Reach the end twice; the second time with one more step."""
         found = [membership.ends_together(step), membership.ends_together(step + 1)]
         membership.leave(together=together)  # as after a save: not while another is looking
         return found
 
     with ThreadPoolExecutor(3) as pool:
-        joined = list(pool.map(join, [place_of(rank, 3, 1, address) for rank in range(3)]))
+        joined = list(pool.map(join, [spec_of(rank, 3, 1, address) for rank in range(3)]))
         assert list(pool.map(end, joined, steps)) == [[together, together]] * 3
 
 
@@ -124,11 +132,11 @@ def test_a_rank_that_reads_late_finds_the_last_step_of_one_that_is_at_its_next_e
         list(pool.map(lambda each: each.leave(together=True), ranks))
 
 
-def test_as_many_metrics_as_a_script_may_have_leave_room_for_all_of_ours(address: str) -> None:
-    """A heartbeat with one too many would be refused as a whole."""
+def test_the_most_metrics_of_a_script_leave_room_for_all_of_ours(address: str) -> None:
+    """The coordinator would refuse a whole heartbeat with one metric too many."""
     named = [value for name, value in vars(METRICS).items() if not name.startswith("_") and name != "is_ours"]
     ours = [name for value in named for name in ([value] if isinstance(value, str) else value)]
-    membership = join(place_of(0, 1, 0, address))
+    membership = join(spec_of(0, 1, 0, address))
     membership.watch(lambda: {"rows_per_s": 1.0, **dict.fromkeys(ours, 1.0)})
     membership.report("TRAINING", 1, 0, {f"users-{number}": 1.0 for number in range(MAX_METRICS + 1)})
     with CoordinatorClient(address) as watching:
@@ -141,9 +149,9 @@ def test_as_many_metrics_as_a_script_may_have_leave_room_for_all_of_ours(address
     membership.leave(together=False)
 
 
-def test_nobody_waits_at_the_end_for_a_rank_that_has_left(address: str) -> None:
+def test_the_end_does_not_wait_for_a_rank_that_has_left(address: str) -> None:
     with ThreadPoolExecutor(2) as pool:
-        one, other = pool.map(join, [place_of(rank, 2, 1, address) for rank in range(2)])
+        one, other = pool.map(join, [spec_of(rank, 2, 1, address) for rank in range(2)])
         ending = pool.submit(one.ends_together, 7)
         other.leave(together=False)
         assert not ending.result(DEADLINE_S)
@@ -151,7 +159,7 @@ def test_nobody_waits_at_the_end_for_a_rank_that_has_left(address: str) -> None:
 
 
 def test_metrics_may_have_any_name(address: str) -> None:
-    membership = join(place_of(0, 1, 0, address))
+    membership = join(spec_of(0, 1, 0, address))
     membership.report("TRAINING", 7, 1, {"state": 1.0, "loss": 0.5})
     membership.worker.heartbeat()
     with CoordinatorClient(address) as watching:
@@ -161,15 +169,17 @@ def test_metrics_may_have_any_name(address: str) -> None:
     membership.leave(together=False)
 
 
-def test_a_coordinator_that_was_lost_is_told_again_who_everybody_is(tmp_path: Path) -> None:
-    """Metrics are not in its journal; without them the agent would not know its workers."""
+def test_a_restarted_coordinator_knows_ranks_and_attempts_and_gets_the_metrics_again(tmp_path: Path) -> None:
+    """The journal contains ranks and attempts, but no metrics."""
     config = replace(QUICK, state=f"sqlite:///{tmp_path}/journal.db", lease=replace(QUICK.lease, suspicion_s=5.0))
     listen = f"127.0.0.1:{free_port()}"
     with EmbeddedCoordinator(config, listen=listen):
-        membership = join(place_of(0, 1, 7, listen))
+        membership = join(spec_of(0, 1, 7, listen))
         membership.watch(lambda: {"rows_per_s": 5.0, "loss": 1.0})
         membership.report("TRAINING", 3, 0, {"loss": 0.5})
     with EmbeddedCoordinator(config, listen=listen), CoordinatorClient(listen) as watching:
+        (worker,) = watching.list_workers(job_id="job").workers
+        assert (worker.launch_rank, worker.attempt) == (0, 7)
 
         def told() -> dict[str, float]:
             (worker,) = watching.list_workers(job_id="job").workers
@@ -177,26 +187,26 @@ def test_a_coordinator_that_was_lost_is_told_again_who_everybody_is(tmp_path: Pa
 
         until(lambda: "rows_per_s" in told(), "it is told what can be seen")
         found = told()
-        assert (found[METRICS.attempt], found[METRICS.rank], found["rows_per_s"]) == (7.0, 0.0, 5.0)
+        assert found["rows_per_s"] == 5.0
         assert found.get("loss", 0.5) == 0.5, "what the script reports by itself is not overruled"
         membership.leave(together=False)
 
 
 def two_ranks(address: str) -> Iterator[tuple[JoinedMembership, Agreement]]:
-    """In the order of their ranks; they meet while they are made."""
+    """Join two ranks; return them in order. They wait for each other while they join."""
     agreements = [Agreement(), Agreement()]
 
     def join_as(rank: int) -> JoinedMembership:
         client = CoordinatorClient(address)
         client.connect()
-        return JoinedMembership(client, place_of(rank, 2, 0, address), agreements[rank])
+        return JoinedMembership(client, spec_of(rank, 2, 0, address).identity, agreements[rank])
 
     with ThreadPoolExecutor(2) as pool:
         yield from zip(pool.map(join_as, range(2)), agreements, strict=True)
 
 
 def steps_until_due(agreement: Agreement, step: int) -> int:
-    """Trains on from this step, and says after which one something was to be done."""
+    """Train from this step on; return the step after which something was due."""
     while not agreement.take_due(step, timeout_s=DEADLINE_S):
         step += 1
         assert step < 20_000, "nothing was agreed on"
@@ -205,7 +215,7 @@ def steps_until_due(agreement: Agreement, step: int) -> int:
 
 
 def test_ranks_that_are_asked_to_save_agree_on_a_step_that_none_has_passed(address: str) -> None:
-    """As it is with time-based policies: rank 0 finds that it is time, and asks all."""
+    """As with time-based policies: rank 0 decides and asks all ranks."""
     ranks = list(two_ranks(address))
     for rank, (_, agreement) in enumerate(ranks):
         agreement.restored(10 * (rank + 1))
@@ -216,8 +226,8 @@ def test_ranks_that_are_asked_to_save_agree_on_a_step_that_none_has_passed(addre
         list(pool.map(lambda each: each[0].leave(together=True), ranks))
 
 
-def test_limits_that_a_coordinator_has_lost_are_told_again(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was restarted between the ranks' words and the look at them: metrics are not in its journal."""
+def test_limits_that_a_coordinator_has_lost_are_sent_again(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It restarted after the ranks had published their limits: its journal has no metrics."""
     ranks = list(two_ranks(address))
     forgetful, num_looks = ranks[1][0]._client, iter(range(1_000))
     listed = forgetful.list_workers
@@ -240,7 +250,7 @@ def test_limits_that_a_coordinator_has_lost_are_told_again(address: str, monkeyp
 def test_a_rank_that_reads_late_finds_the_limit_of_one_that_is_at_the_next_command(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when everybody gets SIGTERM: the agent and each rank ask for the same."""
+    """As when all processes get SIGTERM: the agent and each rank request the same."""
     ranks = list(two_ranks(address))
     late, listed = ranks[0][0]._client, ranks[0][0]._client.list_workers
     is_first = iter([True])
@@ -263,11 +273,11 @@ def test_a_rank_that_reads_late_finds_the_limit_of_one_that_is_at_the_next_comma
         list(pool.map(lambda each: each[0].leave(together=True), ranks))
 
 
-def test_a_wish_that_could_not_be_said_is_said_later(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_could_not_be_sent_is_sent_later(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     client = CoordinatorClient(address)
     client.connect()
     agreement = Agreement()
-    membership = JoinedMembership(client, place_of(0, 1, 0, address), agreement)
+    membership = JoinedMembership(client, spec_of(0, 1, 0, address).identity, agreement)
     send, num_tries = client.send_command, iter(range(1_000))
 
     def send_command(*arguments: Any, **named: Any) -> int:
@@ -280,3 +290,41 @@ def test_a_wish_that_could_not_be_said_is_said_later(address: str, monkeypatch: 
     steps_until_due(agreement, 0)
     assert next(num_tries) == 3
     membership.leave(together=False)
+
+
+@pytest.mark.parametrize("has_relay", [False, True], ids=["direct", "relay"])
+def test_a_client_that_watches_a_job_is_notified_of_members_events_and_checkpoints(has_relay: bool) -> None:
+    async def scene(address: str) -> None:
+        async with AsyncCoordinatorClient(address) as watching, AsyncCoordinatorClient(address) as training:
+            worker = await training.register_worker("rank-3", job_id="job", launch_rank=3, attempt=2)
+            found = await watching.list_workers(job_id="job", watch=True)
+            assert found.is_watching
+            assert not (await training.list_workers(job_id="job")).is_watching
+            while await watching.wait_notice("job", 0.2):
+                pass  # the worker may have joined a moment ago
+
+            worker.report_event("RESTORED", at_s=12.5, step=4)
+            await worker.heartbeat()
+            assert await watching.wait_notice("job", 10.0)
+            (seen,) = (await watching.list_workers(job_id="job", watch=True)).workers
+            assert (seen.launch_rank, seen.attempt, seen.rank) == (3, 2, 0)
+            assert seen.events == {"RESTORED": WorkerEvent("RESTORED", 12.5, 4)}
+
+            await worker.refresh()
+            await worker.notify_checkpoint("c1", step=5, epoch=0, path="/c1")
+            assert await watching.wait_notice("job", 10.0)
+
+            await training.register_worker("rank-1", job_id="job")
+            assert await watching.wait_notice("job", 10.0)
+            assert not await watching.wait_notice("another", 0.01)
+
+    async def behind_relay(upstream: str) -> None:
+        relay = RelayServer(RelayConfig(upstream=upstream, listen="127.0.0.1:0"), security=ClientSecurity())
+        addresses = await relay.start()
+        try:
+            await scene(addresses.grpc)
+        finally:
+            await relay.stop()
+
+    with EmbeddedCoordinator(QUICK) as coordinator:
+        asyncio.run(behind_relay(coordinator.address) if has_relay else scene(coordinator.address))

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.timeout(120)
 
 @pytest.fixture(autouse=True)
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where they are; but for that, nothing is left of them."""
+    """Return the directory of runs."""
     for name in ("RANK", "WORLD_SIZE", "STRATA_RUN", "STRATA_CHECKPOINT_EVERY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("STRATA_RUNS_DIR", str(tmp_path / "runs"))
@@ -144,7 +144,7 @@ def test_a_function_gives_its_results_in_the_order_of_the_ranks(runs: Path) -> N
     assert directory.status is not None
     assert directory.status.state == "done"
     assert not (directory.path / "call").exists()
-    with pytest.raises(ConfigError, match="there is a run mine"):
+    with pytest.raises(ConfigError, match="run mine already exists"):
         TrainingOrchestrator().run(rank_and, 1.0, name="mine")
 
 
@@ -200,8 +200,8 @@ def test_a_function_that_raises_fails_the_run_with_its_traceback() -> None:
         TrainingOrchestrator().run(train, workers=2, name="bad", max_restarts=0)
     lines = str(failed.value).splitlines()
 
-    assert lines[0] == "run bad failed: rank 1: exit code 1: ValueError: row 7 is bad (no restarts are allowed)"
-    assert lines[1:3] == ["rank 1 said:", "Traceback (most recent call last):"]
+    assert lines[0] == "run bad failed: rank 1: exit code 1: ValueError: row 7 is bad (no restarts allowed)"
+    assert lines[1:3] == ["output of rank 1:", "Traceback (most recent call last):"]
     assert "in train" in lines[3]
     assert lines[-2] == "ValueError: row 7 is bad"
     assert lines[-1].startswith("logs: ")
@@ -217,7 +217,7 @@ def test_a_worker_that_leaves_no_traceback_shows_the_end_of_its_log() -> None:
         TrainingOrchestrator().run(train, workers=1, max_restarts=0)
 
 
-def test_checkpoints_go_where_the_caller_says(tmp_path: Path) -> None:
+def test_checkpoints_go_to_the_callers_directory(tmp_path: Path) -> None:
     def train() -> str:
         with strata.init(saver="thread") as ctx:
             ctx.checkpoint({"weights": b"w"}, step=1).wait()
@@ -230,7 +230,7 @@ def test_checkpoints_go_where_the_caller_says(tmp_path: Path) -> None:
 
 def test_what_cannot_run_leaves_no_run_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     orchestrator = TrainingOrchestrator()
-    with pytest.raises(ConfigError, match="engine='spark' is not known"):
+    with pytest.raises(ConfigError, match="engine='spark' is unknown"):
         orchestrator.run(os.getpid, engine="spark")
     with pytest.raises(ConfigError, match="neither a number"):
         orchestrator.run(os.getpid, workers="many")
@@ -244,14 +244,14 @@ def test_what_cannot_run_leaves_no_run_behind(monkeypatch: pytest.MonkeyPatch) -
 
 
 def interrupted(script: Path, began: Path, num_times: int = 1) -> str:
-    """What a program says that gets Ctrl-C when its workers have begun, so often."""
+    """Return the output of a program that gets Ctrl-C this often after its workers have started."""
     process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
     try:
         until(lambda: began.exists() or process.poll() is not None, "its workers have begun", deadline_s=90)
         for number in range(1, num_times + 1):
             process.send_signal(signal.SIGINT)
             if number < num_times:
-                until(lambda: "the workers save first" in happened("endless"), "it has heard of it")
+                until(lambda: "saving a checkpoint first" in happened("endless"), "it has heard of it")
         said, _ = process.communicate(timeout=90)
     finally:
         process.kill()
@@ -277,7 +277,7 @@ def test_ctrl_c_lets_the_workers_stop_and_is_an_interrupt_here(tmp_path: Path) -
         "    print(error)\n"
     )
 
-    assert interrupted(script, tmp_path / "began").startswith("run endless: Ctrl-C; the workers have ended")
+    assert interrupted(script, tmp_path / "began").startswith("run endless: Ctrl-C; the workers exited")
 
 
 IN_LOOP = """
@@ -301,7 +301,7 @@ except KeyboardInterrupt:
     print("interrupted")
 """
 NOTEBOOK = "asyncio.new_event_loop().run_until_complete(main())"
-"""There the event loop leaves Ctrl-C alone."""
+"""As in a notebook: this event loop does not handle Ctrl-C."""
 
 
 @pytest.mark.parametrize("run", ["asyncio.run(main())", NOTEBOOK])
@@ -311,7 +311,7 @@ def test_ctrl_c_in_an_event_loop_lets_the_workers_save_however_long_a_step_takes
 
     assert interrupted(script, tmp_path / "began").endswith("interrupted\n")
     assert "the workers have saved" in happened("endless")
-    assert "at once" not in happened("endless")
+    assert "killing the workers" not in happened("endless")
 
 
 def test_the_second_ctrl_c_in_an_event_loop_waits_for_no_step(tmp_path: Path) -> None:
@@ -319,4 +319,4 @@ def test_the_second_ctrl_c_in_an_event_loop_waits_for_no_step(tmp_path: Path) ->
     script.write_text(IN_LOOP.replace("RUN", "asyncio.run(main())").replace("STEP_S", "3600"))
 
     assert interrupted(script, tmp_path / "began", 2).endswith("interrupted\n")
-    assert "at once" in happened("endless")
+    assert "killing the workers" in happened("endless")

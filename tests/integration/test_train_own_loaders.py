@@ -1,5 +1,5 @@
 """Loaders over the user's own datasets in a context: `ctx.dataloader(dataset)`, `ctx.sampler`, and `ctx.attach` of
-loaders that are not ours. A run that is abandoned in the middle of an epoch ends with the weights of one that is not.
+other loaders. A run that is interrupted in the middle of an epoch ends with the weights of an undisturbed one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import strata
 from strata.checkpoint import CheckpointManager
 from strata.errors import ConfigError, InvalidArgument, PlanChanged
-from strata.launch.environment import NEEDED_WORLD_SIZE, Place
+from strata.identity import Identity
+from strata.launch.environment import NEEDED_WORLD_SIZE, WorkerSpec
 from strata.train import Context
 from strata.train.membership import NoMembership
 
@@ -132,7 +133,7 @@ def own_loader(num_workers: int) -> Make:
 
 
 def stateful(num_workers: int, **options: Any) -> Make:
-    """Noise of workers cannot be restored, since they are ahead; the process's own is."""
+    """The noise of loader workers cannot be restored, since they are ahead; that of the process is."""
 
     def make(ctx: Context) -> Any:
         dataset = Rows(noise=num_workers == 0)
@@ -168,8 +169,8 @@ LOADERS = {
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", LOADERS)
-def test_an_abandoned_run_ends_with_the_weights_of_an_undisturbed_one(kind: str, num_workers: int) -> None:
-    """Abandoned in the first epoch, in the second, and with the last batch of one."""
+def test_an_interrupted_run_ends_with_the_weights_of_an_undisturbed_one(kind: str, num_workers: int) -> None:
+    """Interrupted in the first epoch, in the second, and at the last batch of one."""
     make = LOADERS[kind](num_workers if kind != "iterable" else min(num_workers, 1))
     seen, weights = train("undisturbed", make)
     per_epoch = [sorted(seen[start : start + NUM_ROWS]) for start in range(0, len(seen), NUM_ROWS)]
@@ -202,25 +203,27 @@ def test_persistent_workers_and_a_generator_of_the_users_are_exact_too() -> None
 
 
 def context_of(world_size: int, rank: int = 0, *, session: str = "one") -> Context:
-    """One of several ranks as torchrun has them, without a coordinator."""
-    place = Place(
-        run="job",
-        attempt=0,
-        rank=rank,
-        world_size=world_size,
-        local_rank=rank,
-        local_world_size=world_size,
-        master_port=0,
+    """One of several ranks as under torchrun, without a coordinator."""
+    worker_spec = WorkerSpec(
+        identity=Identity(
+            run="job",
+            attempt=0,
+            rank=rank,
+            world_size=world_size,
+            local_rank=rank,
+            local_world_size=world_size,
+            master_port=0,
+        ),
         coordinator="",
         checkpoints="ckpt",
     )
     ranks = strata.checkpoint.Ranks(rank=rank, size=world_size, session=session, timeout_s=20)
     manager = CheckpointManager("ckpt", ranks=ranks, saver="thread")
-    return Context(place, NoMembership(), manager)
+    return Context(worker_spec.identity, NoMembership(), manager)
 
 
 def saved_by_two(make: Make) -> list[list[int]]:
-    """Two ranks that have had three batches each; the rows that each has next."""
+    """Train three batches on each of two ranks; return the rows that each gets next."""
     contexts = [context_of(2, rank) for rank in range(2)]
     iterators = [iter(make(context)) for context in contexts]
     for iterator in iterators:
@@ -263,7 +266,7 @@ def test_each_rank_gets_its_own_state_back_and_another_number_of_ranks_is_refuse
         context.close()
 
 
-def test_a_map_style_dataset_goes_on_with_another_number_of_ranks() -> None:
+def test_a_map_style_dataset_resumes_with_another_world_size() -> None:
     following = saved_by_two(own_loader(0))
     context = context_of(1)
     loader = own_loader(0)(context)
@@ -274,7 +277,7 @@ def test_a_map_style_dataset_goes_on_with_another_number_of_ranks() -> None:
     context.close()
 
 
-def test_a_loader_says_whether_its_state_can_be_divided() -> None:
+def test_a_loader_declares_whether_its_state_is_per_rank() -> None:
     with strata.init(checkpoints="ckpt", saver="thread") as context:
         context.dataloader(Rows(), batch_size=BATCH)
         context.attach(Seen(), name="same on all", per_rank=False)
@@ -301,7 +304,7 @@ def context() -> Iterator[Context]:
         ({"generator": torch.Generator()}, r"generator= is not supported.*shuffle_seed"),
         ({"batch_size": None}, r"batch_size=None.*batch_size=1 and collate_fn"),
         ({"batch_size": 2, "in_order": False}, r"in_order=False"),
-        ({"format": "csv"}, r"format='csv' is for files, not for a Rows"),
+        ({"format": "csv"}, r"format='csv' applies to files, not to a Rows"),
         ({"tail": "pad", "drop_last": True}, r"drop_last=True and tail='pad'"),
     ],
 )
@@ -319,7 +322,7 @@ def test_an_iterable_dataset_is_refused_with_the_cure(context: Context) -> None:
         context.sampler(Stream())
 
 
-def test_a_sampler_cannot_be_used_without_a_loader_that_counts(context: Context) -> None:
+def test_a_sampler_without_an_attached_loader_is_refused(context: Context) -> None:
     dataset = Rows()
     sampler = context.sampler(dataset)
     loader = DataLoader(dataset, batch_size=BATCH, sampler=sampler)
@@ -356,7 +359,7 @@ def test_the_rows_that_a_loader_is_resumed_with_must_be_as_many(context: Context
             again.restore({"seen": Seen()})
 
 
-def test_epochs_are_told_to_a_sampler_where_the_loader_takes_none(context: Context) -> None:
+def test_a_sampler_gets_the_epoch_where_the_loader_has_no_set_epoch(context: Context) -> None:
     dataset = Rows()
     sampler = torch.utils.data.DistributedSampler(dataset, num_replicas=1, rank=0)
     context.attach(StatefulDataLoader(dataset, batch_size=BATCH, sampler=sampler))

@@ -1,4 +1,4 @@
-"""A context with pytrees of JAX: what cannot be changed is given back."""
+"""A context with JAX pytrees, which are immutable and therefore returned."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class AdamState(NamedTuple):
 
 
 class Part:
-    """What can be loaded into, beside trees."""
+    """An object with `load_state_dict`, besides trees."""
 
     value = 0
 
@@ -61,7 +61,7 @@ def test_on_a_fresh_start_the_state_is_what_was_given(contexts: Any) -> None:
     assert (progress.is_fresh, progress.state) == (True, given)
 
 
-def test_trees_come_back_with_their_types_and_all_else_is_loaded_into(contexts: Any) -> None:
+def test_trees_are_returned_with_their_types_and_the_rest_is_loaded_in_place(contexts: Any) -> None:
     context, part = contexts(), Part()
     context.restore(state_of(1))
     part.value = 7
@@ -85,7 +85,7 @@ def test_trees_come_back_with_their_types_and_all_else_is_loaded_into(contexts: 
         assert np.array_equal(np.asarray(found), np.asarray(wanted))
 
 
-def test_a_tree_may_be_said_instead_of_made(contexts: Any) -> None:
+def test_a_tree_may_be_described_by_shapes(contexts: Any) -> None:
     context = contexts()
     context.checkpoint({"params": state_of(1)["params"]}, step=1).wait()
     context.close()
@@ -111,7 +111,7 @@ def test_a_tree_that_does_not_fit_is_refused_by_its_leaf(contexts: Any) -> None:
 
 
 def test_what_holds_no_arrays_of_jax_must_be_loaded_into(contexts: Any) -> None:
-    """Else a script that does not look at `state` would go on with what it has."""
+    """Otherwise a script that ignores `state` would continue with its old tree."""
     context = contexts()
     context.checkpoint({"numbers": {"count": 3}}, step=1).wait()
 

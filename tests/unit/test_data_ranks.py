@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from strata.data import ranks as r
-from strata.data.ranks import Ranks, find_ranks, share
+from strata.data.ranks import find_ranks, share
 from strata.errors import ConfigError, InvalidArgument
+from strata.identity import Identity
 
 LIBRARIES = ("torch.distributed", "deepspeed.comm", "horovod.torch", "horovod.tensorflow", "horovod.keras")
 ALONE: dict[str, str] = {}
@@ -36,12 +37,16 @@ def put(monkeypatch: pytest.MonkeyPatch, name: str, rank: int, num_ranks: int, *
     return module
 
 
+def facts(found: Identity) -> tuple[int, int, str, Any]:
+    return found.rank, found.world_size, found.found_in, found.device
+
+
 def accelerator(rank: int, num_ranks: int) -> Any:
     return SimpleNamespace(process_index=rank, num_processes=num_ranks, device="cuda:1")
 
 
 def test_without_any_sign_of_others_there_is_one_rank() -> None:
-    assert find_ranks(environment=ALONE) == Ranks(0, 1, "nothing: one process alone", None)
+    assert facts(find_ranks(environment=ALONE)) == (0, 1, "the defaults of a single process", None)
 
 
 def test_what_the_caller_says_counts_before_all_else_and_is_not_argued_with(
@@ -50,7 +55,7 @@ def test_what_the_caller_says_counts_before_all_else_and_is_not_argued_with(
     put(monkeypatch, "torch.distributed", 1, 8)
     found = find_ranks(rank=0, num_ranks=2, accelerator=accelerator(1, 8), environment={"RANK": "nonsense"})
 
-    assert found == Ranks(0, 2, "rank= and num_ranks=", "cuda:1")
+    assert facts(found) == (0, 2, "rank= and num_ranks=", "cuda:1")
     assert caplog.records == []
 
 
@@ -77,7 +82,8 @@ def test_an_invalid_rank_is_refused(given: dict[str, Any], field: str, words: st
 
 
 def test_the_accelerator_provides_rank_and_device() -> None:
-    assert find_ranks(accelerator=accelerator(2, 3), environment=ALONE) == Ranks(2, 3, "the accelerator", "cuda:1")
+    found = find_ranks(accelerator=accelerator(2, 3), environment=ALONE)
+    assert facts(found) == (2, 3, "the accelerator", "cuda:1")
 
 
 @pytest.mark.parametrize(
@@ -92,10 +98,10 @@ def test_the_accelerator_provides_rank_and_device() -> None:
 )
 def test_an_initialised_library_provides_the_rank(monkeypatch: pytest.MonkeyPatch, module: str, name: str) -> None:
     put(monkeypatch, module, 1, 3)
-    assert find_ranks(environment=ALONE) == Ranks(1, 3, name)
+    assert facts(find_ranks(environment=ALONE)) == (1, 3, name, None)
 
     put(monkeypatch, module, 1, 3, initialised=False)
-    assert find_ranks(environment=ALONE).num_ranks == 1
+    assert find_ranks(environment=ALONE).world_size == 1
 
 
 @pytest.mark.parametrize(
@@ -110,7 +116,8 @@ def test_an_initialised_library_provides_the_rank(monkeypatch: pytest.MonkeyPatc
 def test_launchers_set_the_rank_in_the_environment(rank_name: str, size_name: str) -> None:
     found = find_ranks(environment={rank_name: "1", size_name: "2"})
 
-    assert found == Ranks(1, 2, f"the environment ({rank_name} and {size_name})")
+    assert facts(found)[:2] == (1, 2)
+    assert found.found_in == f"the environment ({rank_name} and {size_name})"
 
 
 def test_the_first_source_wins_and_a_warning_names_both(
@@ -143,13 +150,13 @@ def test_torchrun_under_slurm_is_not_a_disagreement(caplog: pytest.LogCaptureFix
     """Slurm starts one task per machine, torchrun one rank per device."""
     found = find_ranks(environment={**TORCHRUN, "SLURM_PROCID": "1", "SLURM_NTASKS": "2"})
 
-    assert (found.rank, found.num_ranks) == (3, 4)
+    assert (found.rank, found.world_size) == (3, 4)
     assert caplog.records == []
 
 
 @pytest.mark.parametrize("half", [{"SLURM_NTASKS": "4"}, {"SLURM_PROCID": "0"}])
 def test_a_shell_in_a_slurm_allocation_is_one_rank(half: dict[str, str]) -> None:
-    assert find_ranks(environment=half).num_ranks == 1
+    assert find_ranks(environment=half).world_size == 1
 
 
 @pytest.mark.parametrize(
@@ -159,8 +166,8 @@ def test_a_shell_in_a_slurm_allocation_is_one_rank(half: dict[str, str]) -> None
         ({"RANK": "0", "WORLD_SIZE": ""}, "WORLD_SIZE", "WORLD_SIZE='' in the environment is not a number"),
         ({"RANK": "0", "WORLD_SIZE": "²"}, "WORLD_SIZE", "is not a number"),
         ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK", "is not a number"),
-        ({"PMI_RANK": "2", "PMI_SIZE": "2"}, "PMI_RANK", "PMI_RANK=2 and PMI_SIZE=2 in the environment contradict"),
-        ({"RANK": "0"}, "WORLD_SIZE", "the environment sets RANK but not WORLD_SIZE; set both"),
+        ({"PMI_RANK": "2", "PMI_SIZE": "2"}, "PMI_RANK", "PMI_RANK=2 in the environment is not below PMI_SIZE=2"),
+        ({"RANK": "0"}, "WORLD_SIZE", "the environment has RANK but not WORLD_SIZE; set both"),
         ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_RANK", "but not OMPI_COMM_WORLD_RANK"),
     ],
 )
@@ -177,7 +184,7 @@ def test_a_malformed_environment_is_only_a_warning_if_another_source_has_the_ran
 ) -> None:
     found = find_ranks(accelerator=accelerator(1, 2), environment={"RANK": "first", "WORLD_SIZE": "2"})
 
-    assert (found.rank, found.num_ranks) == (1, 2)
+    assert (found.rank, found.world_size) == (1, 2)
     [record] = caplog.records
     assert record.levelno == logging.WARNING
     assert "using the rank from the accelerator and ignoring the environment: RANK='first'" in record.getMessage()
@@ -197,13 +204,13 @@ def test_finding_the_rank_imports_no_library() -> None:
 
 
 def test_without_a_process_group_every_rank_produces() -> None:
-    assert share(Ranks(1, 2), lambda: b"own") == b"own"
+    assert share(Identity(rank=1, world_size=2), lambda: b"own") == b"own"
 
 
 def test_a_process_group_of_another_size_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     put(monkeypatch, "torch.distributed", 1, 8)  # has no `broadcast`
 
-    assert share(Ranks(1, 2), lambda: b"own") == b"own"
+    assert share(Identity(rank=1, world_size=2), lambda: b"own") == b"own"
 
 
 @pytest.mark.parametrize(
@@ -217,6 +224,6 @@ def test_a_process_group_of_another_size_is_not_used(monkeypatch: pytest.MonkeyP
 )
 def test_tensors_are_sent_from_where_the_group_can_send(config: str, own_device: str, expected: str) -> None:
     device = SimpleNamespace(type=own_device)
-    found = r._device(SimpleNamespace(get_backend_config=lambda: config), Ranks(0, 2, device=device))
+    found = r._device(SimpleNamespace(get_backend_config=lambda: config), Identity(world_size=2, device=device))
 
     assert found is device if expected == "the accelerator's" else found == expected

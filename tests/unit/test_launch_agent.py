@@ -1,4 +1,4 @@
-"""The agent that leads, with nodes and a coordinator that are not there."""
+"""The agent that leads, with fake nodes and a fake coordinator."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from typing import Any
 
 import pytest
 
+from strata.coordinator.state.membership import WorkerEvent
 from strata.errors import ConfigError
 from strata.launch import agent as agents
 from strata.launch.agent import Agent
-from strata.launch.environment import METRICS, NEEDED_WORLD_SIZE, STOPPED, Place
+from strata.launch.environment import METRICS, NEEDED_WORLD_SIZE, STOPPED, WorkerSpec
 from strata.launch.nodes.base import Nodes
-from strata.launch.processes.base import WorkerExit
+from strata.launch.protocol import WorkerExit
 from strata.launch.record.directory import RunDirectory
 from strata.launch.spec import RunSpec, Size
 from strata.launch.supervisor import Finish
 
 
 class FakeCoordinator:
-    """Its client. Workers that have a context are in it as soon as they run."""
+    """A fake client. Workers with a context join as soon as they run."""
 
     def __init__(self) -> None:
         self.workers: list[Any] = []
@@ -32,17 +33,36 @@ class FakeCoordinator:
         self.checkpoint: Any = None
         self.is_there = asyncio.Event()
         self.is_there.set()
+        self.sends_notices = False
+        self.notices: asyncio.Queue[None] = asyncio.Queue()
+        self.num_looks = 0
 
     def join(self, rank: int, attempt: int = 0) -> None:
-        metrics = {METRICS.rank: float(rank), METRICS.attempt: float(attempt)}
         worker = SimpleNamespace(
-            worker_id=f"rank-{rank}", rank=rank, metrics=metrics, state="TRAINING", step=1, epoch=0, silent_s=0.0
+            worker_id=f"rank-{rank}",
+            rank=7 - rank,  # the coordinator counts in the order in which they join
+            launch_rank=rank,
+            attempt=attempt,
+            metrics={},
+            events={},
+            state="TRAINING",
+            step=1,
+            epoch=0,
+            silent_s=0.0,
         )
         self.workers.append(worker)
 
-    async def list_workers(self, *, job_id: str) -> Any:
+    async def list_workers(self, *, job_id: str, watch: bool = False) -> Any:
         await self.is_there.wait()
-        return SimpleNamespace(workers=list(self.workers))
+        self.num_looks += watch
+        return SimpleNamespace(workers=list(self.workers), is_watching=self.sends_notices)
+
+    async def wait_notice(self, job_id: str, timeout_s: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self.notices.get()
+                return True
+        return False
 
     async def latest_checkpoint(self, *, job_id: str) -> Any:
         return self.checkpoint
@@ -63,8 +83,8 @@ class FakeNode:
     async def free_port(self) -> int:
         return 1
 
-    async def launch(self, places: Sequence[Place]) -> None:
-        self.launched += [(place.attempt, place.rank) for place in places]
+    async def launch(self, workers: Sequence[WorkerSpec]) -> None:
+        self.launched += [(worker_spec.identity.attempt, worker_spec.identity.rank) for worker_spec in workers]
 
     async def next_exit(self) -> WorkerExit:
         return await self.exits.get()
@@ -86,6 +106,7 @@ class FakeNode:
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agents, "TICK_S", 0.001)
     monkeypatch.setattr(agents, "LOOK_S", 0.001)
+    monkeypatch.setattr(agents, "LEAST_LOOK_S", 0.001)
 
 
 @contextlib.asynccontextmanager
@@ -93,9 +114,9 @@ async def running(
     path: Path, coordinator: FakeCoordinator, nodes: Nodes, *, workers: str = "2"
 ) -> AsyncIterator[tuple[Agent, asyncio.Task[Finish]]]:
     spec = RunSpec(name="job", script="/train.py", directory="/", checkpoints="/k", workers=Size.parse(workers))
-    shower: Any = SimpleNamespace(say=lambda _: None, show=lambda _: None)
+    display: Any = SimpleNamespace(print_event=lambda _: None, show=lambda _: None)
     client: Any = coordinator
-    agent = Agent(spec, RunDirectory(path, spec), nodes, client, shower, coordinator="c:1")
+    agent = Agent(spec, RunDirectory(path, spec), nodes, client, display, coordinator="c:1")
     run = asyncio.create_task(agent.run())
     await everybody_has_had_their_turn()
     try:
@@ -125,7 +146,7 @@ def test_a_stop_at_once_while_the_coordinator_keeps_the_start_waiting_is_not_los
 
 
 @pytest.mark.parametrize("outcome", ["stopped", "done"])
-def test_workers_that_end_well_when_asked_are_done_if_they_have_a_context_and_else_have_obeyed(
+def test_workers_that_exit_with_0_on_request_are_done_with_a_context_and_stopped_without_one(
     tmp_path: Path, outcome: str
 ) -> None:
     async def scene() -> None:
@@ -164,7 +185,7 @@ def test_workers_with_a_context_that_hear_a_signal_because_the_coordinator_forgo
     asyncio.run(scene())
 
 
-def test_a_node_that_is_leaving_is_left_although_the_others_have_room_for_all(tmp_path: Path) -> None:
+def test_workers_leave_a_draining_node_even_if_they_do_not_need_to_shrink(tmp_path: Path) -> None:
     async def scene() -> None:
         coordinator, first, second = FakeCoordinator(), FakeNode("a"), FakeNode("b")
         nodes = Nodes(first, second)
@@ -182,12 +203,12 @@ def test_a_node_that_is_leaving_is_left_although_the_others_have_room_for_all(tm
 
 
 def saved_by(num_workers: int) -> Any:
-    """A checkpoint that only so many workers can go on from."""
+    """Return a checkpoint that only this world size can resume from."""
     metadata = {NEEDED_WORLD_SIZE: str(num_workers)}
     return SimpleNamespace(checkpoint=SimpleNamespace(step=3, path="/k/step-3"), metadata=metadata, committed_at_s=0.0)
 
 
-def test_workers_whose_loaders_cannot_be_divided_are_not_scaled(tmp_path: Path) -> None:
+def test_workers_with_a_per_rank_loader_are_not_scaled(tmp_path: Path) -> None:
     async def scene() -> None:
         coordinator, node = FakeCoordinator(), FakeNode("a", slots=4)
         async with running(tmp_path, coordinator, Nodes(node), workers="1:2") as (agent, _):
@@ -195,7 +216,7 @@ def test_workers_whose_loaders_cannot_be_divided_are_not_scaled(tmp_path: Path) 
             coordinator.join(1)
             coordinator.workers[1].metrics[METRICS.per_rank] = 1.0
             await until(lambda: agent.supervisor.only == 2)
-            with pytest.raises(ConfigError, match="1 workers cannot go on from where 2 stand"):
+            with pytest.raises(ConfigError, match="1 workers cannot resume from a checkpoint of 2 workers"):
                 agent.scale(1)
             assert coordinator.sent == []
             status = RunDirectory(tmp_path, agent._spec).status
@@ -205,7 +226,7 @@ def test_workers_whose_loaders_cannot_be_divided_are_not_scaled(tmp_path: Path) 
     asyncio.run(scene())
 
 
-def test_a_new_leader_starts_as_many_workers_as_can_go_on_from_the_last_checkpoint(tmp_path: Path) -> None:
+def test_a_new_leader_starts_the_world_size_that_can_resume_from_the_last_checkpoint(tmp_path: Path) -> None:
     async def scene() -> None:
         coordinator, node = FakeCoordinator(), FakeNode("a", slots=4)
         coordinator.checkpoint = saved_by(3)
@@ -215,8 +236,8 @@ def test_a_new_leader_starts_as_many_workers_as_can_go_on_from_the_last_checkpoi
     asyncio.run(scene())
 
 
-def test_the_checkpoint_that_workers_save_when_they_are_scaled_decides_how_many_go_on(tmp_path: Path) -> None:
-    """The request came before it was known that a loader cannot be divided."""
+def test_the_checkpoint_saved_for_a_scaling_decides_the_next_world_size(tmp_path: Path) -> None:
+    """The request came before the agent knew that a loader is per rank."""
 
     async def scene() -> None:
         coordinator, node = FakeCoordinator(), FakeNode("a", slots=4)
@@ -237,3 +258,44 @@ async def until(is_so: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
         while not is_so():  # noqa: ASYNC110 - what is awaited has no event
             await asyncio.sleep(0.001)
+
+
+def test_the_agent_looks_at_the_workers_when_a_notice_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agents, "LOOK_WATCHING_S", 600.0)
+
+    async def scene() -> None:
+        coordinator, node = FakeCoordinator(), FakeNode("a")
+        coordinator.sends_notices = True
+        async with running(tmp_path, coordinator, Nodes(node)) as (agent, _):
+            await until(lambda: coordinator.num_looks == 1)
+            coordinator.join(0)
+            coordinator.workers[0].step = 5
+            await asyncio.sleep(0.05)
+            assert (coordinator.num_looks, agent.supervisor.step) == (1, 0)
+            coordinator.notices.put_nowait(None)
+            await until(lambda: agent.supervisor.step == 5)
+            assert coordinator.num_looks == 2
+
+    asyncio.run(scene())
+
+
+def test_events_of_rank_0_are_in_the_timeline_once_at_its_own_times(tmp_path: Path) -> None:
+    async def scene() -> None:
+        coordinator, node = FakeCoordinator(), FakeNode("a")
+        async with running(tmp_path, coordinator, Nodes(node)):
+            coordinator.join(0)
+            coordinator.join(1)
+            coordinator.workers[0].events = {
+                "FIRST_STEP": WorkerEvent("FIRST_STEP", 1_002.5, 8),
+                "RESTORED": WorkerEvent("RESTORED", 1_001.5, 7),
+            }
+            looks = coordinator.num_looks
+            await until(lambda: coordinator.num_looks > looks + 3)
+        spec = RunSpec(name="job", script="/train.py", directory="/", checkpoints="/k", workers=Size.parse("2"))
+        events = [event for event in RunDirectory(tmp_path, spec).events() if event.what in ("restored", "first_step")]
+        assert [(event.what, event.at_s, event.step, event.text) for event in events] == [
+            ("restored", 1_001.5, 7, "restored the last checkpoint"),
+            ("first_step", 1_002.5, 8, "training continues"),
+        ]
+
+    asyncio.run(scene())

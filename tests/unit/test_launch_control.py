@@ -28,11 +28,11 @@ class Agent:
 
 
 def with_agent(path: Path, ask: Callable[[], None]) -> Agent:
-    """Asks in a thread, as another program would."""
+    """Ask in a thread, as another program would."""
     agent = Agent()
 
     async def serve() -> None:
-        async with control.served(agent, path):
+        async with control.serve(agent, path):
             await asyncio.to_thread(ask)
 
     asyncio.run(serve())
@@ -54,7 +54,7 @@ def test_an_agent_does_what_it_is_asked(tmp_path: Path) -> None:
     ]
 
 
-def test_a_refusal_comes_back_in_words(tmp_path: Path) -> None:
+def test_a_refusal_is_returned_as_text(tmp_path: Path) -> None:
     path = tmp_path / "control"
 
     def ask() -> None:

@@ -1,4 +1,4 @@
-"""Which modules are imported before a script is there."""
+"""Modules that the warm process imports in advance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logs are read on through rotations, and shown while they are written."""
+"""Logs are followed across rotations and shown live."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ from hypothesis import strategies as st
 from strata.clock import ManualClock
 from strata.errors import ConfigError
 from strata.launch.record.directory import RunDirectory, RunStatus, create
-from strata.launch.record.failure import last_lines
-from strata.launch.record.log import SKIPPED, LogReader, append, previous
-from strata.launch.record.stream import Streaming, which_of
+from strata.launch.record.log import SKIPPED, LogReader, LogStream, append, last_lines, parse_which, previous
 from strata.launch.record.timeline import RunEvent
-from strata.launch.record.view import MAX_UNSAID, PlainShower
+from strata.launch.record.view import MAX_PENDING_LINES, PlainDisplay
 from strata.launch.spec import RunSpec, Size
 
 
@@ -51,7 +49,7 @@ def test_a_reader_misses_nothing_when_the_log_is_rotated_between_two_looks(tmp_p
     assert said(reader, is_last_look=True) == ["no end"]
 
 
-def test_a_reader_that_was_too_slow_says_so(tmp_path: Path) -> None:
+def test_a_reader_that_was_too_slow_reports_missing_lines(tmp_path: Path) -> None:
     log = tmp_path / "rank-0.log"
     reader = LogReader(log)
     add(log, "a\n")
@@ -77,7 +75,7 @@ def test_the_last_lines_are_found_in_both_halves(num_lines: int, num_old: int, n
             assert last_lines(log, num_lines) == expected
 
 
-def test_what_comes_from_another_machine_is_bounded_as_there(tmp_path: Path) -> None:
+def test_a_log_from_another_machine_has_the_same_limit(tmp_path: Path) -> None:
     log = tmp_path / "rank-0.log"
     for number in range(1_000):
         append(log, b"line %03d\n" % number, max_bytes=200)
@@ -95,9 +93,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     return create(RunSpec(name="job", script="/t.py", directory="/", checkpoints="/c", workers=Size(2, 2)))
 
 
-def streaming(run: RunDirectory, which: Any) -> tuple[Streaming, io.StringIO, io.StringIO]:
+def streaming(run: RunDirectory, which: Any) -> tuple[LogStream, io.StringIO, io.StringIO]:
     events, output = io.StringIO(), io.StringIO()
-    return Streaming(run, PlainShower(events, ManualClock(), output), which), events, output
+    return LogStream(run, PlainDisplay(events, ManualClock(), output), which), events, output
 
 
 @pytest.mark.parametrize(
@@ -108,17 +106,17 @@ def test_the_chosen_ranks_are_shown_with_their_numbers(run: RunDirectory, which:
     shown, _, output = streaming(run, which)
     add(run.log_path(0, 0), "a\n")
     add(run.log_path(0, 1), "b\n")
-    shown.look()
+    shown.update()
     shown.close()
     assert output.getvalue() == expected
 
 
-def test_an_event_comes_after_what_was_written_before_it(run: RunDirectory) -> None:
+def test_an_event_is_shown_after_earlier_output(run: RunDirectory) -> None:
     out = io.StringIO()
-    shown = Streaming(run, PlainShower(out, ManualClock(), out), "auto")
+    shown = LogStream(run, PlainDisplay(out, ManualClock(), out), "auto")
     add(run.log_path(0, 0), "\x1b[31mred\x1b[0m\x1b]0;title\x07\nlast words")
     add(run.log_path(1, 0), "the next attempt\nhas no end")
-    shown.say(RunEvent(at_s=ManualClock().wall_s(), monotonic_s=0.0, what="failed", text="rank 0"))
+    shown.print_event(RunEvent(at_s=ManualClock().wall_s(), monotonic_s=0.0, what="failed", text="rank 0"))
     shown.close()
     assert [line.strip() for line in out.getvalue().splitlines()] == [
         "[0] red",
@@ -138,32 +136,32 @@ def test_a_resumed_run_does_not_show_its_past_again(run: RunDirectory) -> None:
     assert output.getvalue() == "[0] now\n"
 
 
-def test_who_reads_too_slowly_is_told_how_much_was_left_out() -> None:
+def test_a_slow_reader_gets_the_number_of_omitted_lines() -> None:
     reading, writing = os.pipe()
     with os.fdopen(writing, "w", encoding="utf-8") as output:
-        shower = PlainShower(io.StringIO(), ManualClock(), output)
+        display = PlainDisplay(io.StringIO(), ManualClock(), output)
         for number in range(30):
-            shower.write(0, [f"line {number} {'x' * 50} {n}" for n in range(1_000)])
+            display.write(0, [f"line {number} {'x' * 50} {n}" for n in range(1_000)])
         got = b""
         for _ in range(200):
-            shower.write(0, [])
+            display.write(0, [])
             os.set_blocking(reading, False)
             try:
                 while block := os.read(reading, 1 << 20):
                     got += block
             except BlockingIOError:
                 pass
-        shower.close()
+        display.close()
     lines = got.decode().splitlines()
     os.close(reading)
     left_out = [line for line in lines if line.startswith("[strata: ")]
     assert len(left_out) == 1
     assert "`strata logs` shows all" in left_out[0]
     assert len(lines) - 1 + int(left_out[0].split()[1].replace(",", "")) == 30_000
-    assert len(lines) > MAX_UNSAID
+    assert len(lines) > MAX_PENDING_LINES
     assert lines[-1].endswith(" 999")
 
 
 def test_another_choice_is_refused() -> None:
-    with pytest.raises(ConfigError, match="none of auto, all, rank0, none"):
-        which_of("rank1")
+    with pytest.raises(ConfigError, match="not one of auto, all, rank0, none"):
+        parse_which("rank1")

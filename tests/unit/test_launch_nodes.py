@@ -1,4 +1,4 @@
-"""Dealing ranks out over nodes, and what becomes of them when nodes come and go."""
+"""The layout of ranks over nodes, and nodes that join and leave."""
 
 from __future__ import annotations
 
@@ -12,23 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.launch.environment import Place
+from strata.identity import Identity
+from strata.launch.environment import WorkerSpec
 from strata.launch.nodes.base import LOST, Event, NodeLost, Nodes, RoomChanged, lay_out
-from strata.launch.processes.base import WorkerExit
+from strata.launch.protocol import WorkerExit
 
-PLACE = Place(
-    run="job",
-    attempt=0,
-    rank=0,
-    world_size=0,
-    local_rank=0,
-    local_world_size=0,
-    master_port=0,
+WORKER_SPEC = WorkerSpec(
+    identity=Identity(run="job", attempt=0, rank=0, world_size=0, local_rank=0, local_world_size=0, master_port=0),
     coordinator="unix:/c",
     checkpoints="/k",
 )
 HOSTS = st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=3), max_size=5)
-"""The slots of the nodes of each host."""
+"""Slots of the nodes of each host."""
 
 
 def listed(hosts: Sequence[Sequence[int]]) -> list[tuple[str, int]]:
@@ -39,7 +34,7 @@ def listed(hosts: Sequence[Sequence[int]]) -> list[tuple[str, int]]:
 
 
 @given(HOSTS, st.integers(0, 30))
-def test_every_rank_has_one_seat_and_no_node_more_than_it_takes(hosts: list[list[int]], world_size: int) -> None:
+def test_every_rank_has_one_seat_and_no_node_exceeds_its_slots(hosts: list[list[int]], world_size: int) -> None:
     nodes = listed(hosts)
     seats = lay_out(world_size, nodes)
     assert len(seats) == min(world_size, sum(slots for _, slots in nodes))
@@ -73,7 +68,7 @@ class FakeNode:
         self.host = host or name
         self.address = f"at-{name}"
         self.slots = slots
-        self.running: dict[int, Place] = {}
+        self.running: dict[int, WorkerSpec] = {}
         self.heard: list[object] = []
         self.exits: asyncio.Queue[WorkerExit | Exception] = asyncio.Queue()
         self.on_launch: Callable[[], Awaitable[None]] | None = None
@@ -83,8 +78,8 @@ class FakeNode:
         self.on_port()
         return 4321
 
-    async def launch(self, places: Sequence[Place]) -> None:
-        self.running |= {place.rank: place for place in places}
+    async def launch(self, workers: Sequence[WorkerSpec]) -> None:
+        self.running |= {worker_spec.identity.rank: worker_spec for worker_spec in workers}
         if self.on_launch is not None:
             await self.on_launch()
 
@@ -116,12 +111,14 @@ class FakeNode:
         self.exits.put_nowait(NodeLost("its power is off"))
 
 
-def launched(world_size: int, attempt: int = 0) -> Place:
-    return dataclasses.replace(PLACE, world_size=world_size, attempt=attempt)
+def launched(world_size: int, attempt: int = 0) -> WorkerSpec:
+    return dataclasses.replace(
+        WORKER_SPEC, identity=dataclasses.replace(WORKER_SPEC.identity, world_size=world_size, attempt=attempt)
+    )
 
 
 async def told(nodes: Nodes) -> list[Event]:
-    """All that has happened, once everybody has had their turn."""
+    """Return all events, once every task has run."""
     for _ in range(20):
         await asyncio.sleep(0)
     found: list[Event] = []
@@ -130,7 +127,7 @@ async def told(nodes: Nodes) -> list[Event]:
     return found
 
 
-def test_ranks_hear_who_they_are_and_where_rank_0_is() -> None:
+def test_workers_get_their_identity_and_the_address_of_rank_0() -> None:
     async def scene() -> None:
         first, second = FakeNode("a", slots=2), FakeNode("b", slots=2)
         nodes = Nodes(first, second)
@@ -138,7 +135,7 @@ def test_ranks_hear_who_they_are_and_where_rank_0_is() -> None:
         await nodes.launch(launched(3))
         assert sorted(first.running) == [0, 1]
         assert sorted(second.running) == [2]
-        last = second.running[2]
+        last = second.running[2].identity
         assert (last.master_addr, last.master_port) == ("at-a", 4321)
         assert (last.local_rank, last.local_world_size, last.node_rank, last.num_nodes) == (0, 1, 1, 2)
         nodes.send_signal(2, signal.SIGTERM)
@@ -152,7 +149,7 @@ def test_ranks_hear_who_they_are_and_where_rank_0_is() -> None:
     asyncio.run(scene())
 
 
-def test_a_lost_node_ends_exactly_its_own_ranks_and_each_once() -> None:
+def test_a_lost_node_ends_each_of_its_own_ranks_once() -> None:
     async def scene() -> None:
         first, second = FakeNode("a", slots=2), FakeNode("b", slots=2)
         nodes = Nodes(first, second)
@@ -160,7 +157,10 @@ def test_a_lost_node_ends_exactly_its_own_ranks_and_each_once() -> None:
         second.end(3, 1)  # a moment before
         second.die()
         *exits, room = await told(nodes)
-        assert [(each.rank, each.code) for each in exits if isinstance(each, WorkerExit)] == [(3, 1), (2, LOST)]
+        assert [(each.rank, each.code) for each in exits if isinstance(each, WorkerExit)] == [
+            (3, 1),
+            (2, LOST),
+        ]
         assert room == RoomChanged(2, "node b is lost: its power is off")
         nodes.lose("b", "again")
         nodes.kill(0, [2, 3])
@@ -173,7 +173,7 @@ def test_a_lost_node_ends_exactly_its_own_ranks_and_each_once() -> None:
     asyncio.run(scene())
 
 
-def test_a_node_whose_exits_cannot_be_heard_is_lost_with_the_reason_and_nobody_stays_there(
+def test_a_node_whose_exits_cannot_be_received_is_lost_and_its_workers_are_killed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scene() -> None:
@@ -203,8 +203,8 @@ def test_a_node_that_drains_keeps_its_workers_and_gets_no_new_ones() -> None:
         second.end(1, 0)
         assert len(await told(nodes)) == 2
         await nodes.launch(launched(1, attempt=1))
-        assert first.running[0].attempt == 1
-        assert second.running[1].attempt == 0
+        assert first.running[0].identity.attempt == 1
+        assert second.running[1].identity.attempt == 0
         nodes.join(FakeNode("c"))
         assert await told(nodes) == [RoomChanged(2, "node c has joined")]
         await nodes.close()
@@ -229,7 +229,7 @@ def test_workers_must_move_as_long_as_some_are_on_a_node_that_is_leaving() -> No
     asyncio.run(scene())
 
 
-def test_a_node_that_is_lost_while_ranks_are_dealt_out_gets_none_and_they_end() -> None:
+def test_a_node_that_is_lost_during_the_layout_gets_no_ranks_and_they_end() -> None:
     async def scene() -> None:
         first, second = FakeNode("a"), FakeNode("b")
         nodes = Nodes(first, second)
@@ -262,24 +262,24 @@ def test_a_node_that_is_lost_during_its_launch_ends_its_ranks_once() -> None:
     asyncio.run(scene())
 
 
-def test_ranks_that_nobody_has_room_for_end_at_once() -> None:
+def test_ranks_without_a_slot_end_at_once() -> None:
     async def scene() -> None:
         only = FakeNode("a")
         nodes = Nodes(only)
         await nodes.launch(launched(3))
         assert sorted(only.running) == [0]
-        assert await told(nodes) == [WorkerExit(rank, LOST, "no node has room for it") for rank in (1, 2)]
+        assert await told(nodes) == [WorkerExit(rank, LOST, "no node has a free slot for it") for rank in (1, 2)]
         await nodes.close()
 
     asyncio.run(scene())
 
 
-def test_there_is_no_room_before_all_have_come_who_are_awaited() -> None:
+def test_no_worker_is_placed_before_all_awaited_nodes_have_joined() -> None:
     async def scene() -> None:
-        nodes = Nodes(FakeNode("a"), awaited=3)
+        nodes = Nodes(FakeNode("a"), num_awaited=3)
         assert nodes.room == 0
         nodes.join(FakeNode("b"))
-        nodes.open_up()
+        nodes.stop_awaiting()
         found = await told(nodes)
         assert [each.room for each in found if isinstance(each, RoomChanged)] == [0, 2]
         await nodes.close()
@@ -287,7 +287,7 @@ def test_there_is_no_room_before_all_have_come_who_are_awaited() -> None:
     asyncio.run(scene())
 
 
-def test_who_is_killed_before_the_launch_or_while_ranks_are_dealt_out_is_not_started_and_ends_once() -> None:
+def test_a_worker_killed_before_its_launch_is_not_started_and_ends_once() -> None:
     async def scene() -> None:
         first, second = FakeNode("a", slots=2), FakeNode("b")
         nodes = Nodes(first, second)
@@ -301,7 +301,7 @@ def test_who_is_killed_before_the_launch_or_while_ranks_are_dealt_out_is_not_sta
     asyncio.run(scene())
 
 
-def test_a_kill_that_came_too_late_for_its_attempt_does_not_meet_the_next() -> None:
+def test_a_late_kill_does_not_hit_the_next_attempt() -> None:
     async def scene() -> None:
         node = FakeNode("a")
         nodes = Nodes(node)
@@ -311,7 +311,7 @@ def test_a_kill_that_came_too_late_for_its_attempt_does_not_meet_the_next() -> N
         nodes.kill(0, [0])
         await nodes.launch(launched(1, attempt=1))
         nodes.kill(0, [0])
-        assert node.running[0].attempt == 1
+        assert node.running[0].identity.attempt == 1
         assert node.heard == []
         await nodes.close()
 
@@ -320,12 +320,15 @@ def test_a_kill_that_came_too_late_for_its_attempt_does_not_meet_the_next() -> N
 
 def test_nodes_of_one_host_are_neighbours_whenever_they_came() -> None:
     async def scene() -> None:
-        places = [FakeNode("a", host="x"), FakeNode("b", host="y"), FakeNode("c", host="x")]
-        nodes = Nodes(*places)
+        fakes = [FakeNode("a", host="x"), FakeNode("b", host="y"), FakeNode("c", host="x")]
+        nodes = Nodes(*fakes)
         await nodes.launch(launched(3))
-        made = sorted((place for node in places for place in node.running.values()), key=lambda place: place.rank)
+        made = sorted(
+            (worker_spec for node in fakes for worker_spec in node.running.values()),
+            key=lambda worker_spec: worker_spec.identity.rank,
+        )
         await nodes.close()
-        assert {place.num_nodes for place in made} == {2}
-        assert [place.node_rank for place in made] == [0, 0, 1]
+        assert {worker_spec.identity.num_nodes for worker_spec in made} == {2}
+        assert [worker_spec.identity.node_rank for worker_spec in made] == [0, 0, 1]
 
     asyncio.run(scene())

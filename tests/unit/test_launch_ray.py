@@ -1,4 +1,4 @@
-"""The Ray engine's decisions, and both ends of its conversation with an actor, without a cluster."""
+"""The Ray engine's decisions, and both sides of its protocol with an actor, without a cluster."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from hypothesis import strategies as st
 from ray import exceptions
 
 from strata.errors import ConfigError
-from strata.launch.environment import Place
+from strata.identity import Identity
+from strata.launch.environment import WorkerSpec
 from strata.launch.nodes import ray_actor, ray_cluster
 from strata.launch.nodes.base import NodeLost
 from strata.launch.nodes.ray import RayNode
-from strata.launch.nodes.ray_actor import Exit, Here, Kill, Launch, LogPart, News, NodeActor, at_home, decode, encode
+from strata.launch.nodes.ray_actor import ActorReady, LogPart, News, NodeActor, at_home
 from strata.launch.nodes.ray_cluster import Machine, is_here_only, num_that_fit, reserved, visible_devices
-from strata.launch.processes.base import NOT_STARTED, WorkerExit
+from strata.launch.protocol import NOT_STARTED, KillWorkers, StartWorkers, WorkerExit, WorkerOrder, decode, encode
 from strata.launch.record.directory import RunDirectory
 from strata.launch.spec import RunSpec, Size
 
@@ -34,15 +35,11 @@ def spec(**changed: Any) -> RunSpec:
     return RunSpec(**{**given, **changed})
 
 
-def place(rank: int, attempt: int = 0) -> Place:
-    return Place(
-        run="job",
-        attempt=attempt,
-        rank=rank,
-        world_size=2,
-        local_rank=0,
-        local_world_size=1,
-        master_port=1,
+def worker_spec(rank: int, attempt: int = 0) -> WorkerSpec:
+    return WorkerSpec(
+        identity=Identity(
+            run="job", attempt=attempt, rank=rank, world_size=2, local_rank=0, local_world_size=1, master_port=1
+        ),
         coordinator="c:1",
         checkpoints="/k",
     )
@@ -60,7 +57,7 @@ def test_as_many_fit_as_the_scarcest_resource_of_each_machine_allows(
     assert num_that_fit(found, {"CPU": cpus, "GPU": 1.0}) == expected
 
 
-def test_a_machine_without_a_resource_takes_nobody_who_needs_it() -> None:
+def test_a_machine_without_a_resource_runs_no_worker_that_needs_it() -> None:
     assert num_that_fit([Machine("m", {"CPU": 8.0})], {"GPU": 1.0}) == 0
 
 
@@ -86,7 +83,7 @@ def test_a_run_stays_on_this_machine_if_the_cluster_is_no_larger_and_need_not_be
     ("changed", "cure"),
     [
         ({"cpus_per_worker": 0.0}, "must reserve something"),
-        ({"gpus_per_worker": 1.5}, "a whole number, or below 1"),
+        ({"gpus_per_worker": 1.5}, "a whole number, or less than 1"),
     ],
 )
 def test_what_ray_cannot_reserve_is_refused(changed: dict[str, Any], cure: str) -> None:
@@ -123,19 +120,19 @@ def test_the_script_is_found_in_a_copy_of_the_working_directory() -> None:
     assert (moved.directory, moved.script) == ("/copy", "/copy/jobs/train.py")
     module = at_home(spec(script="jobs.train", is_module=True), Path("/copy"))
     assert (module.directory, module.script) == ("/copy", "jobs.train")
-    with pytest.raises(ConfigError, match="call `strata run` in a directory that holds the script"):
+    with pytest.raises(ConfigError, match="call `strata run` in a directory that contains the script"):
         at_home(spec(script="/elsewhere/train.py"), Path("/copy"))
 
 
 def test_checkpoints_in_the_directory_of_the_run_are_refused_for_several_machines(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path, spec())
-    with pytest.raises(ConfigError, match="a place that all of them reach"):
+    with pytest.raises(ConfigError, match="a location that all of them reach"):
         ray_cluster.check_checkpoints(spec(checkpoints=str(tmp_path / "checkpoints")), directory)
     ray_cluster.check_checkpoints(spec(checkpoints="s3://bucket/run"), directory)
 
 
 class FakeRay:
-    """As much of it as is asked when a run connects."""
+    """A fake of the parts of Ray that a run uses to connect."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
@@ -152,7 +149,7 @@ class FakeRay:
             raise self.error
 
 
-def test_where_no_cluster_is_it_says_so_soon_and_how_to_start_one() -> None:
+def test_a_missing_cluster_is_reported_soon_with_the_cure() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # nobody listens
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -160,7 +157,7 @@ def test_where_no_cluster_is_it_says_so_soon_and_how_to_start_one() -> None:
             ray_cluster._init(FakeRay(), spec(address=address))
 
 
-def test_a_cluster_of_our_own_has_room_for_all_workers_and_no_dashboard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_that_we_start_has_room_for_all_workers_and_no_dashboard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     ray = FakeRay()
     ray_cluster._init(ray, spec(workers=Size(1, 500), cpus_per_worker=0.5))
@@ -168,14 +165,14 @@ def test_a_cluster_of_our_own_has_room_for_all_workers_and_no_dashboard(monkeypa
     assert ray.given["include_dashboard"] is False
 
 
-def test_the_working_directory_goes_along_and_one_that_is_too_large_is_refused_with_the_cure() -> None:
+def test_the_working_directory_is_copied_and_one_that_is_too_large_is_refused_with_the_cure() -> None:
     ray = FakeRay()
     ray_cluster._ship(ray, spec(variables={"A": "1"}), is_found=False)
     assert ray.given["runtime_env"] == {"working_dir": "/src", "env_vars": {"A": "1"}}
     too_large = FakeRay(ValueError("Package size (700MiB) exceeds the maximum size of 500MiB"))
     with pytest.raises(ConfigError, match=r"700MiB.*\.rayignore or \.gitignore.*--no-ship"):
         ray_cluster._ship(too_large, spec(), is_found=False)
-    with pytest.raises(ConfigError, match="has connected to Ray before"):
+    with pytest.raises(ConfigError, match="has already connected to Ray"):
         ray_cluster._ship(ray, spec(), is_found=True)
 
 
@@ -216,13 +213,18 @@ def unavailable() -> Exception:
 
 
 def node(actor: FakeActor, *, logs: RunDirectory | None = None, devices: Sequence[str] = ()) -> RayNode:
-    here = Here(host="h", address="10.0.0.1", version="1")
+    here = ActorReady(host="h", address="10.0.0.1", version="1")
     return RayNode(actor, here, name="ray-1", logs=logs, devices=lambda _: devices)
 
 
-def test_news_that_were_lost_on_the_way_are_asked_for_again_under_the_same_number() -> None:
+def test_news_that_were_lost_are_fetched_again_under_the_same_number() -> None:
     said = iter(
-        [encode(News()), unavailable(), encode(News(exit=Exit(1, 3, "bad"))), encode(News(exit=Exit(2, 0, "")))]
+        [
+            encode(News()),
+            unavailable(),
+            encode(News(exit=WorkerExit(1, 3, "bad"))),
+            encode(News(exit=WorkerExit(2, 0, ""))),
+        ]
     )
 
     async def scene() -> None:
@@ -247,7 +249,7 @@ def test_an_actor_that_is_dead_or_stays_silent_is_a_lost_node(error: Callable[[]
             await found.next_exit()
         assert found.lost.is_set()
         assert len(actor.calls) == num_calls
-        await found.launch([place(0)])  # orders to it do nothing
+        await found.launch([worker_spec(0)])  # orders to it do nothing
         assert await found.free_port() == 0
         await found.close()
         assert len(actor.calls) == num_calls
@@ -255,10 +257,10 @@ def test_an_actor_that_is_dead_or_stays_silent_is_a_lost_node(error: Callable[[]
     asyncio.run(scene())
 
 
-def test_a_launch_that_nobody_answers_ends_when_the_node_is_lost() -> None:
+def test_an_unanswered_launch_ends_when_the_node_is_lost() -> None:
     async def scene() -> None:
-        found = node(FakeActor(launch=lambda _: NEVER))
-        launching = asyncio.create_task(found.launch([place(0)]))
+        found = node(FakeActor(obey=lambda _: NEVER))
+        launching = asyncio.create_task(found.launch([worker_spec(0)]))
         await asyncio.sleep(0)
         assert not launching.done()
         found.lost.set()
@@ -268,7 +270,7 @@ def test_a_launch_that_nobody_answers_ends_when_the_node_is_lost() -> None:
     asyncio.run(scene())
 
 
-def test_an_order_is_said_again_until_it_is_heard() -> None:
+def test_a_call_is_repeated_until_it_is_answered() -> None:
     answers = iter([unavailable(), unavailable(), 4321])
 
     async def scene() -> None:
@@ -278,29 +280,28 @@ def test_an_order_is_said_again_until_it_is_heard() -> None:
     asyncio.run(scene())
 
 
-def test_a_kill_during_the_launch_is_said_again_after_it() -> None:
+def test_a_kill_during_the_launch_is_repeated_after_it() -> None:
     async def scene() -> None:
         actor = FakeActor()
         found = node(actor, devices=["3", "1"])
-        launching = asyncio.create_task(found.launch([place(0, attempt=4)]))
+        launching = asyncio.create_task(found.launch([worker_spec(0, attempt=4)]))
         await asyncio.sleep(0)
         found.kill([0, 9])
         await launching
         for _ in range(20):
             await asyncio.sleep(0)
-        kills = [decode(arguments[0], Kill) for method, arguments in actor.calls if method == "kill"]
-        assert kills == [Kill(attempt=4, ranks=[0])] * 2
-        launch = next(decode(arguments[0], Launch) for method, arguments in actor.calls if method == "launch")
-        assert launch == Launch(places=[place(0, attempt=4)], variables={"CUDA_VISIBLE_DEVICES": "3,1"})
+        orders = [msgspec.msgpack.decode(arguments[0], type=WorkerOrder) for _, arguments in actor.calls]
+        start = StartWorkers.of([worker_spec(0, attempt=4)], {"CUDA_VISIBLE_DEVICES": "3,1"})
+        assert orders == [start, KillWorkers(4, (0,)), KillWorkers(4, (0,))]
 
     asyncio.run(scene())
 
 
-def test_what_workers_write_far_away_is_in_the_directory_of_the_run(tmp_path: Path) -> None:
+def test_output_of_remote_workers_is_in_the_run_directory(tmp_path: Path) -> None:
     said = iter(
         [
             encode(News(logs=[LogPart(0, 1, b"one\n")])),
-            encode(News(exit=Exit(1, 1, ""), logs=[LogPart(0, 1, b"two\n")])),
+            encode(News(exit=WorkerExit(1, 1, ""), logs=[LogPart(0, 1, b"two\n")])),
         ]
     )
 
@@ -321,8 +322,8 @@ class FakeLocalNode:
         self.devices: dict[str, str] = {}
         self.refusal: ConfigError | None = None
 
-    async def launch(self, places: Sequence[Place]) -> None:
-        self.heard.append([place.rank for place in places])
+    async def launch(self, workers: Sequence[WorkerSpec]) -> None:
+        self.heard.append([worker_spec.identity.rank for worker_spec in workers])
         if self.refusal is not None:
             raise self.refusal
 
@@ -336,34 +337,32 @@ def actor_with(local: FakeLocalNode, directory: RunDirectory, *, is_away: bool =
     return actor
 
 
-def test_an_order_that_comes_twice_starts_nobody_twice_and_a_late_kill_meets_nobody(tmp_path: Path) -> None:
+def test_a_repeated_order_starts_no_worker_twice_and_a_late_kill_is_ignored(tmp_path: Path) -> None:
     async def scene() -> None:
         local = FakeLocalNode()
         actor = actor_with(local, RunDirectory(tmp_path, spec()))
         for _ in range(2):
-            await actor.launch(encode(Launch(places=[place(1, attempt=1)])))
-        await actor.kill(encode(Kill(attempt=0, ranks=[1])))
-        await actor.kill(encode(Kill(attempt=1, ranks=[1])))
+            await actor.obey(encode(StartWorkers.of([worker_spec(1, attempt=1)])))
+        await actor.obey(encode(KillWorkers(0, (1,))))
+        await actor.obey(encode(KillWorkers(1, (1,))))
         assert local.heard == [[1], [], ("kill", []), ("kill", [1])]
 
     asyncio.run(scene())
 
 
-def test_a_worker_that_cannot_be_started_ends_and_says_why(tmp_path: Path) -> None:
+def test_a_worker_that_cannot_be_started_ends_with_the_reason(tmp_path: Path) -> None:
     async def scene() -> None:
         local = FakeLocalNode()
         local.refusal = ConfigError("the disk is full")
         actor = actor_with(local, RunDirectory(tmp_path, spec()))
-        await actor.launch(encode(Launch(places=[place(1)])))
-        assert decode(await actor.news(0), News).exit == Exit(1, NOT_STARTED, "the disk is full")
+        await actor.obey(encode(StartWorkers.of([worker_spec(1)])))
+        assert decode(await actor.news(0), News).exit == WorkerExit(1, NOT_STARTED, "the disk is full")
 
     asyncio.run(scene())
 
 
 @pytest.mark.parametrize("error", [OSError, TimeoutError])
-def test_an_actor_that_hears_of_no_exits_any_more_says_so_each_time_that_it_is_asked(
-    tmp_path: Path, error: type[Exception]
-) -> None:
+def test_an_actor_that_cannot_receive_exits_reports_it_on_every_call(tmp_path: Path, error: type[Exception]) -> None:
     class Broken(FakeLocalNode):
         async def next_exit(self) -> WorkerExit:
             raise error("stale file handle")
@@ -371,7 +370,7 @@ def test_an_actor_that_hears_of_no_exits_any_more_says_so_each_time_that_it_is_a
     async def scene() -> None:
         local = Broken()
         actor = actor_with(local, RunDirectory(tmp_path, spec()))
-        await actor._hear(local)  # type: ignore[arg-type]
+        await actor._collect(local)  # type: ignore[arg-type]
         for _ in range(2):
             with pytest.raises(NodeLost, match=f"{error.__name__}: stale file handle"):
                 await actor.news(0)
@@ -379,7 +378,7 @@ def test_an_actor_that_hears_of_no_exits_any_more_says_so_each_time_that_it_is_a
     asyncio.run(scene())
 
 
-def test_news_that_nobody_understands_are_those_of_a_lost_node() -> None:
+def test_invalid_news_mean_a_lost_node() -> None:
     async def scene() -> None:
         found = node(FakeActor(news=lambda _: b"?"))
         with pytest.raises(msgspec.DecodeError):
@@ -392,23 +391,23 @@ def test_news_that_nobody_understands_are_those_of_a_lost_node() -> None:
 def test_news_are_the_same_when_asked_for_again_and_hold_the_end_of_a_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_actor, "LOOK_S", 0.001)
+    monkeypatch.setattr(ray_actor, "LOG_INTERVAL_S", 0.001)
     monkeypatch.setattr(ray_actor, "MAX_NEWS_BYTES", 8)
 
     async def scene() -> None:
         directory = RunDirectory(tmp_path, spec())
         actor = actor_with(FakeLocalNode(), directory, is_away=True)
-        await actor.launch(encode(Launch(places=[place(0)])))
+        await actor.obey(encode(StartWorkers.of([worker_spec(0)])))
         directory.log_path(0, 0).write_bytes(b"first\n")
         first = await actor.news(0)
         assert decode(first, News) == News(logs=[LogPart(0, 0, b"first\n")])
         assert await actor.news(0) == first
         with directory.log_path(0, 0).open("ab") as file:
             file.write(b"x" * 10 + b"the end\n")
-        actor._told.put_nowait(WorkerExit(0, -signal.SIGKILL))
+        actor._exits.put_nowait(WorkerExit(0, -signal.SIGKILL))
         last = decode(await actor.news(1), News)
-        assert last.exit == Exit(0, -signal.SIGKILL, "")
-        assert last.logs == [LogPart(0, 0, b"\n[10 bytes are left out here]\nthe end\n")]
+        assert last.exit == WorkerExit(0, -signal.SIGKILL, "")
+        assert last.logs == [LogPart(0, 0, b"\n[10 bytes omitted]\nthe end\n")]
 
     asyncio.run(scene())
 
@@ -417,15 +416,15 @@ def test_what_a_killed_actor_has_left_is_removed_by_the_next_and_a_living_ones_i
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    living = ray_actor._Own()
-    begin = ray_actor.Begin(spec=spec(), path="/r", is_away=True, is_shipped=True, ca=b"pem", token="secret")
+    living = ray_actor._Scratch()
+    begin = ray_actor.BeginActor(spec=spec(), path="/r", is_away=True, is_shipped=True, ca=b"pem", token="secret")
     variables = living.credentials(begin)
     assert Path(variables["STRATA_TOKEN_FILE"]).read_text() == "secret"
     assert Path(variables["STRATA_TOKEN_FILE"]).stat().st_mode & 0o077 == 0
     left = tmp_path / "strata-ray-left"
     left.mkdir()
     (left / "lock").touch()
-    other = ray_actor._Own()
+    other = ray_actor._Scratch()
     assert sorted(tmp_path.iterdir()) == sorted([living.path, other.path])
     living.remove()
     other.remove()

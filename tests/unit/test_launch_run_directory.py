@@ -1,4 +1,4 @@
-"""Where runs live: made whole, read while they are written, and known to be dead when they are."""
+"""Run directories: created atomically, readable at any time, with dead agents detected."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_of_two_that_make_the_same_run_at_once_one_is_refused(runs_dir: Path) ->
     assert [path.name for path in runs_dir.iterdir()] == ["first"]
 
 
-def test_a_place_that_cannot_be_written_to_names_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_directory_names_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("STRATA_RUNS_DIR", str(tmp_path / "file" / "runs"))
 
@@ -166,17 +166,17 @@ def test_what_json_cannot_hold_is_refused_with_its_cure() -> None:
     assert all_runs().found == []
 
 
-def test_the_beginning_of_a_name_is_enough_if_no_other_begins_so() -> None:
+def test_an_unambiguous_prefix_of_a_name_is_enough() -> None:
     for name in ("alpha", "alpine", "beta", "bet"):
         create(spec_of(name))
 
     assert open_run("alph").name == "alpha"
     assert open_run("bet").name == "bet", "the whole name of one, though another begins so"
-    with pytest.raises(ConfigError, match="2 runs begin with 'al': alpha, alpine; say more"):
+    with pytest.raises(ConfigError, match="2 runs start with 'al': alpha, alpine; type more"):
         open_run("al")
 
 
-def test_a_run_that_is_not_there_is_answered_with_the_nearest() -> None:
+def test_an_unknown_run_suggests_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match=r"no such run: 'x'; `strata ps --all`"):
         open_run("x")
     create(spec_of("resnet-50"))
@@ -188,7 +188,7 @@ def test_a_run_that_is_not_there_is_answered_with_the_nearest() -> None:
             open_run(other)
 
 
-def test_all_runs_are_listed_the_newest_first_and_damage_hides_nothing() -> None:
+def test_runs_are_listed_newest_first_and_damaged_ones_hide_no_others() -> None:
     for number, name in enumerate(("a", "b", "c", "d")):
         run = create(spec_of(name))
         os.utime(run.path / "run.json", (1_000 + number, 1_000 + number))
@@ -206,11 +206,11 @@ def test_all_runs_are_listed_the_newest_first_and_damage_hides_nothing() -> None
     runs = all_runs()
 
     assert [run.name for run in runs.found] == ["a", "d"]
-    assert sorted(runs.passed_over) == ["b", "c", "e", "f"]
-    assert "is none" in runs.passed_over["b"]
-    assert "has no run.json" in runs.passed_over["c"]
-    assert "below 0" in runs.passed_over["f"]
-    with pytest.raises(ConfigError, match="remove it"):
+    assert sorted(runs.unreadable) == ["b", "c", "e", "f"]
+    assert "has an invalid run.json" in runs.unreadable["b"]
+    assert "has no run.json" in runs.unreadable["c"]
+    assert "is negative" in runs.unreadable["f"]
+    with pytest.raises(ConfigError, match="delete the directory"):
         open_run("b")
 
 
@@ -261,7 +261,7 @@ def test_a_reader_never_finds_half_a_status() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"state": "sideways"}', "[]", "\0" * 100, "x" * 100_000])
-def test_a_status_that_a_power_cut_has_left_empty_is_none(text: str) -> None:
+def test_an_empty_status_after_a_power_failure_is_none(text: str) -> None:
     run = create(spec_of())
     (run.path / "status.json").write_text(text)
 
@@ -269,7 +269,7 @@ def test_a_status_that_a_power_cut_has_left_empty_is_none(text: str) -> None:
     assert state_now(run.status) == "interrupted"
 
 
-def test_what_cannot_be_written_is_logged_once_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_write_is_logged_once_and_does_not_end_the_run(caplog: pytest.LogCaptureFixture) -> None:
     run = create(spec_of())
     (run.path / "status.json").mkdir()
 
@@ -277,9 +277,7 @@ def test_what_cannot_be_written_is_logged_once_and_ends_nothing(caplog: pytest.L
         run.write_status(status_of())
         run.write_status(status_of())
 
-    assert [record.getMessage().split("(")[0] for record in caplog.records] == [
-        f"{run.path}/status.json cannot be written "
-    ]
+    assert [record.getMessage().split("(")[0] for record in caplog.records] == [f"cannot write {run.path}/status.json "]
 
 
 # -- whether it lives --------------------------------------------------------------------------------------------------
@@ -336,7 +334,7 @@ def test_the_start_of_a_process_is_found_whatever_it_is_called() -> None:
 # -- logs --------------------------------------------------------------------------------------------------------------
 
 
-def test_logs_sort_by_attempt_and_rank_also_after_the_size_has_changed() -> None:
+def test_logs_sort_by_attempt_and_rank_after_a_change_of_size() -> None:
     run = create(spec_of(workers=Size(1, 4)))
     assert run.log_path(0, 3).relative_to(run.path) == Path("logs/attempt-000/rank-3.log")
     for attempt, rank in ((0, 3), (0, 0), (1_000, 0)):
@@ -441,13 +439,13 @@ def holder_of(run: RunDirectory) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
-def test_one_agent_at_a_time_runs_a_run_and_a_killed_one_has_let_go() -> None:
+def test_only_one_agent_holds_the_lock_and_a_killed_one_releases_it() -> None:
     run = create(spec_of())
     holder = holder_of(run)
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"mine\n"
-        with pytest.raises(ConfigError, match=f"process {holder.pid} runs first already"), run.lock():
+        with pytest.raises(ConfigError, match=f"process {holder.pid} already runs first"), run.lock():
             pytest.fail("it had the lock")
     finally:
         holder.kill()
@@ -468,7 +466,7 @@ def test_a_lock_is_let_go_of_when_what_it_was_for_fails() -> None:
         pass
 
 
-def test_the_end_of_a_log_that_is_elsewhere_is_kept_and_one_that_is_here_is_left_alone() -> None:
+def test_the_end_of_a_remote_log_is_stored_and_a_local_log_is_not_touched() -> None:
     run = create(spec_of(workers=Size(2, 2)))
     run.log_path(0, 0).write_text("all of it\n")
     for rank in (0, 1):
@@ -481,7 +479,7 @@ def test_the_end_of_a_log_that_is_elsewhere_is_kept_and_one_that_is_here_is_left
     assert others == ["Traceback", "ValueError: bäd"]
 
 
-def test_the_final_state_is_written_also_on_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_final_state_is_written_on_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     run = create(spec_of("full"))
     run.write_status(status_of(state="running", step=5))
 
@@ -499,10 +497,10 @@ def test_the_final_state_is_written_also_on_a_full_disk(monkeypatch: pytest.Monk
     assert (run.path / "status.json").stat().st_size == STATUS_BYTES, "it needs no more room than it had"
 
 
-def test_a_run_is_removed_wholly_unless_somebody_has_it() -> None:
+def test_a_run_is_removed_completely_unless_it_is_locked() -> None:
     run = create(spec_of("old"))
     run.log_path(0, 0).write_text("words")
-    with run.lock(), pytest.raises(ConfigError, match=f"process {os.getpid()} runs old already"):
+    with run.lock(), pytest.raises(ConfigError, match=f"process {os.getpid()} already runs old"):
         remove(run)
     remove(run)
     assert list(root().iterdir()) == []
@@ -510,9 +508,9 @@ def test_a_run_is_removed_wholly_unless_somebody_has_it() -> None:
         open_run("old")
 
 
-def test_a_beginning_that_several_runs_have_is_refused_with_their_names() -> None:
+def test_an_ambiguous_prefix_is_refused_with_the_matching_names() -> None:
     for name in ("train", "train-a", "train-b"):
         create(spec_of(name))
     assert open_run("train").name == "train", "a whole name is never ambiguous"
-    with pytest.raises(ConfigError, match="3 runs begin with 'tr': train, train-a, train-b; say more of the name"):
+    with pytest.raises(ConfigError, match="3 runs start with 'tr': train, train-a, train-b; type more of the name"):
         open_run("tr")

@@ -1,4 +1,4 @@
-"""Events of a run, and what they say together."""
+"""Events of a run, and the recoveries that they show."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_recovery_is_measured_from_the_moment_at_which_the_failure_was_seen() 
     assert found.first_step_ms == pytest.approx(500)
 
 
-def test_an_attempt_that_fails_before_its_first_step_is_a_recovery_of_its_own() -> None:
+def test_an_attempt_that_fails_before_its_first_step_is_a_separate_recovery() -> None:
     events = [
         event("failed", 1.0),
         event("started", 1.1, 1),
@@ -57,7 +57,7 @@ def test_an_attempt_that_fails_before_its_first_step_is_a_recovery_of_its_own() 
     assert second.first_step_ms == pytest.approx(700)
 
 
-def test_those_who_died_of_the_first_failure_are_not_counted() -> None:
+def test_failures_that_follow_from_the_first_are_not_counted() -> None:
     events = [event("failed", 1.0, text="a"), event("failed", 1.5, text="b"), event("started", 2.0, 1)]
 
     (found,) = recoveries(events)
@@ -66,7 +66,7 @@ def test_those_who_died_of_the_first_failure_are_not_counted() -> None:
     assert found.started_ms == pytest.approx(1_000)
 
 
-def test_a_moment_that_is_told_after_the_next_failure_still_counts() -> None:
+def test_an_event_reported_after_the_next_failure_still_counts() -> None:
     events = [
         event("failed", 1.0),
         event("started", 1.1, 1),
@@ -110,13 +110,13 @@ def test_times_of_a_recovery_follow_one_another_whatever_was_noted(told: list[tu
         assert known[0] > 0
 
 
-def test_an_event_in_words_is_one_line_that_no_terminal_obeys() -> None:
+def test_an_event_is_one_line_without_control_characters() -> None:
     words = in_words(event("failed", 12.345, text="rank 2: \x1b[2J\nValueError:\tbad [bold]row 7"), WALL_S)
 
     assert words == r"   12.35 s  failed: rank 2: \x1b[2J ValueError: bad [bold]row 7"
 
 
-def test_an_event_without_a_text_says_what_it_knows() -> None:
+def test_an_event_without_text_shows_its_fields() -> None:
     assert in_words(event("first_step", 1.0, 1, rank=0, step=51), WALL_S).endswith(
         "first step: attempt 1, rank 0, step 51"
     )
@@ -132,7 +132,7 @@ def test_times_are_short_while_they_are_and_readable_when_they_are_not() -> None
     assert hours(2 * 86_400 + 61) == "2d 0:01:01"
 
 
-def test_who_failed_is_said_by_the_event_or_by_its_words() -> None:
+def test_the_failed_rank_is_read_from_the_event_or_its_text() -> None:
     assert failed_rank(event("failed", 1, rank=3, text="rank 2: exit code 1")) == 3
     assert failed_rank(event("failed", 1, text="rank 12: exit code 1")) == 12
     assert failed_rank(event("failed", 1, text="the node is gone")) is None

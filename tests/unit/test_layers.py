@@ -48,7 +48,7 @@ SHARED = {
     "checkpoint": {"catalog"},
     "coordinator": {"config", "timeouts", "wire"},
     "data": {"arrow_types", "config", "memory", "pyarrow_private"},
-    "launch": {"environment", "spec"},
+    "launch": {"environment", "protocol", "spec"},
 }
 PURE_FOLDERS = ("strata.coordinator.state", "strata.checkpoint.format", "strata.data.order")
 

@@ -13,7 +13,7 @@ from strata.terminal import echo
 
 if TYPE_CHECKING:
     from strata.launch.record.directory import RunDirectory
-    from strata.launch.record.stream import Which
+    from strata.launch.record.log import Which
     from strata.launch.supervisor import Finish
 
 Logs = Annotated[str, typer.Option(help="Whose output to show: rank0, all or none. auto: rank 0, unless --quiet.")]
@@ -199,29 +199,29 @@ def _alive(name: str) -> tuple[RunDirectory, str]:
 
 
 def _which(logs: str, *, quiet: bool) -> Which:
-    from strata.launch.record.stream import which_of  # noqa: PLC0415
+    from strata.launch.record.log import parse_which  # noqa: PLC0415
 
-    which = which_of(logs)
+    which = parse_which(logs)
     return "none" if quiet and which == "auto" else which
 
 
 def _carry_out(directory: RunDirectory, *, logs: Which, quiet: bool) -> None:
     from strata.clock import SystemClock  # noqa: PLC0415
-    from strata.launch.record.view import shower_for  # noqa: PLC0415
+    from strata.launch.record.view import display_for  # noqa: PLC0415
     from strata.launch.run import run as run_it  # noqa: PLC0415
 
-    shower = shower_for(sys.stderr, SystemClock(), quiet)
+    display = display_for(sys.stderr, SystemClock(), quiet)
     try:
-        finish = run_it(directory, shower, logs=logs)
+        finish = run_it(directory, display, logs=logs)
     finally:
-        shower.close()
+        display.close()
     _tell(directory, finish, logs)
     raise typer.Exit(finish.exit_code)
 
 
 def _tell(directory: RunDirectory, finish: Finish, logs: Which) -> None:
     """The cause first, with the end of its log, unless that was just shown; then where everything is."""
-    from strata.launch.record.failure import NUM_LAST_LINES, last_lines  # noqa: PLC0415
+    from strata.launch.record.log import NUM_LAST_LINES, last_lines  # noqa: PLC0415
 
     echo(f"{directory.name} {finish.outcome}: {finish.reason}", err=True)
     failed = directory.first_failure() if finish.outcome == "failed" else None

@@ -57,7 +57,7 @@ def ps(
             echo(f"{counted(len(rows) - len(listed), 'older one', 'older ones')}: strata ps --all")
     else:
         echo(f"no runs in {printable(str(directory.root()))}")
-    for why in runs.passed_over.values():
+    for why in runs.unreadable.values():
         echo(f"passed over: {printable(why)}", err=True)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from typing import TYPE_CHECKING
 
 import grpc
@@ -10,6 +12,7 @@ from strata import errors
 from strata.coordinator.state import events as e
 from strata.coordinator.state import views
 from strata.coordinator.state.checkpoints import CheckpointProgress
+from strata.coordinator.state.membership import WorkerEvent
 from strata.coordinator.state.shards import Shard
 from strata.v1 import calls_pb2, coordinator_pb2, types_pb2
 
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
-    from strata.coordinator.state.membership import WorkerStateName
+    from strata.coordinator.state.membership import WorkerEventName, WorkerStateName
 
 SERVICE: str = coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_name
 ERROR_METADATA_KEY = "strata-error-bin"
@@ -287,7 +290,32 @@ def decode_worker(worker: types_pb2.Worker) -> views.WorkerInfo:
         silent_s=worker.silent_s,
         suspect=worker.suspect,
         metrics=dict(worker.metrics),
+        launch_rank=worker.launch_rank if worker.HasField("launch_rank") else None,
+        attempt=worker.attempt if worker.HasField("attempt") else None,
+        events={event.kind: event for event in decode_worker_events(worker.events)},
     )
+
+
+EVENTS: dict[types_pb2.WorkerEventKind.ValueType, WorkerEventName] = {
+    types_pb2.WORKER_EVENT_KIND_RESTORED: "RESTORED",
+    types_pb2.WORKER_EVENT_KIND_FIRST_STEP: "FIRST_STEP",
+}
+MAX_EVENTS = 16
+"""Of one heartbeat; a worker reports each kind once or twice in its life."""
+_EVENT_KINDS = {name: kind for kind, name in EVENTS.items()}
+
+
+def encode_worker_event(event: WorkerEvent) -> types_pb2.WorkerEvent:
+    return types_pb2.WorkerEvent(kind=_EVENT_KINDS[event.kind], at_s=event.at_s, step=event.step)
+
+
+def decode_worker_events(events: Iterable[types_pb2.WorkerEvent]) -> list[WorkerEvent]:
+    """Return the events of known kinds: a newer version may have more."""
+    return [
+        WorkerEvent(EVENTS[event.kind], event.at_s, event.step)
+        for event in itertools.islice(events, MAX_EVENTS)
+        if event.kind in EVENTS and math.isfinite(event.at_s)
+    ]
 
 
 def decode_membership(response: calls_pb2.ListWorkersResponse) -> views.MembershipInfo:

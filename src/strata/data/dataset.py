@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from strata.data.batch.vocabulary import Vocabulary
     from strata.data.config import LoaderConfig
     from strata.data.plan.plan import Plan
-    from strata.data.ranks import Ranks
     from strata.data.runtime.decoder import Decoder
     from strata.data.runtime.metrics import LoaderMetrics
+    from strata.identity import Identity
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class Dataset:
         recipe: Recipe,
         deliverer: Deliverer,
         config: LoaderConfig,
-        ranks: Ranks,
+        ranks: Identity,
         *,
         plan_s: float = 0.0,
         clock: Clock | None = None,
@@ -280,7 +280,7 @@ class Dataset:
         lanes = order.lanes
         if lanes is None:
             lanes = choose_lanes(
-                world_size=self.ranks.num_ranks,
+                world_size=self.ranks.world_size,
                 batch_size=order.batch_size,
                 num_units=plan.num_units,
                 shuffle=order.shuffle,
@@ -289,7 +289,7 @@ class Dataset:
                 ),
             )
         # If the user fixed the lanes, the order must not depend on batches and ranks, so the window must not either.
-        batch_rows = order.batch_size * self.ranks.num_ranks if order.lanes is None else lanes
+        batch_rows = order.batch_size * self.ranks.world_size if order.lanes is None else lanes
         window = choose_window(num_lanes=lanes, batch_rows=batch_rows, shuffle_buffer_size=order.shuffle_buffer_size)
         return Cursor(
             fingerprint=plan.fingerprint,
@@ -308,7 +308,7 @@ class Dataset:
             num_rows=self.plan.num_rows,
             first=first,
             batch_size=self.config.order.batch_size,
-            world_size=self.ranks.num_ranks,
+            world_size=self.ranks.world_size,
             tail=self.config.order.tail,
         )
 
@@ -344,7 +344,7 @@ class Dataset:
     def _part_rows(self, window_rows: int) -> int:
         """How many rows a block has whose window, of all ranks together, is too large for one block."""
         units_per_window = window_rows * self.plan.num_units / max(1, int(self.plan.unit_rows.sum()))
-        return max(PART_ROWS, int(units_per_window / self.ranks.num_ranks) * PIECE_ROWS)
+        return max(PART_ROWS, int(units_per_window / self.ranks.world_size) * PIECE_ROWS)
 
     def _skipped(self, known: set[int], unit: int, error: BaseException) -> None:
         """Log and count a skipped row group once per pass (`known`), although several blocks may need it."""
@@ -359,7 +359,7 @@ class Dataset:
             num_units=self.plan.num_units,
             num_splits=self.plan.num_splits,
             is_local=self._recipe.source.is_local,
-            world_size=self.ranks.num_ranks,
+            world_size=self.ranks.world_size,
             unit_name=self._recipe.formats[min(formats)].unit_name if formats else "row group",
             worker_type=self.config.runtime.worker_type,
             num_cpus=len(os.sched_getaffinity(0)),

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from strata.data.loader import PlainLoader
     from strata.data.order.assignment import Strategy
     from strata.data.order.steps import Tail
-    from strata.data.ranks import Ranks
     from strata.data.torch import Loader
+    from strata.identity import Identity
 
 
 class IcebergDataset(Dataset):
@@ -140,7 +140,7 @@ class IcebergDataset(Dataset):
             found = table_state(table, catalog_config, snapshot_id=snapshot_id, as_of=as_of)
             return msgspec.json.encode((found.snapshot_id, found.schema_id))
 
-        def plan(ranks: Ranks) -> Recipe:
+        def plan(ranks: Identity) -> Recipe:
             # All ranks read the snapshot that rank 0 found, even if the table is written meanwhile.
             snapshot, schema = msgspec.json.decode(share(ranks, look), type=tuple[int, int])
             with SurveyProgress(is_shown=show_progress) as progress:

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
     from strata.data.config import LoaderConfig
     from strata.data.dataset import Dataset
-    from strata.data.ranks import Ranks
     from strata.data.runtime.decoder import Recipe
+    from strata.identity import Identity
 
 
 def create(
     kind: type[Any],
-    plan: Callable[[Ranks], Recipe],
+    plan: Callable[[Identity], Recipe],
     config: LoaderConfig,
     *,
     rank: int | None,

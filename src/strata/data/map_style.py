@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from strata.data.order.steps import Tail
-    from strata.data.ranks import Ranks
+    from strata.identity import Identity
 
 _SEEDED = "the order and the seeds of the workers follow from shuffle_seed=; pass that instead"
 _OWN_SAMPLER = (
@@ -47,10 +47,10 @@ _CONTRADICTIONS = {
 class RowSampler(DistributedSampler[Any]):
     """Assigns rows to a rank, for a `DataLoader` that is passed to `ctx.attach`."""
 
-    def __init__(self, dataset: Any, *, ranks: Ranks, shuffle: bool, shuffle_seed: int, tail: Tail) -> None:
+    def __init__(self, dataset: Any, *, ranks: Identity, shuffle: bool, shuffle_seed: int, tail: Tail) -> None:
         check_map_style(dataset)
         # Frameworks that shard loaders leave a DistributedSampler alone.
-        super().__init__(dataset, num_replicas=ranks.num_ranks, rank=ranks.rank, shuffle=shuffle, seed=shuffle_seed)
+        super().__init__(dataset, num_replicas=ranks.world_size, rank=ranks.rank, shuffle=shuffle, seed=shuffle_seed)
         self.ranks = ranks
         self.tail: Tail = tail
         self.rows: MapRows | None = None
@@ -79,7 +79,7 @@ class RowSampler(DistributedSampler[Any]):
         self.rows = MapRows(
             len(self.dataset),  # type: ignore[arg-type]
             rank=self.ranks.rank,
-            world_size=self.ranks.num_ranks,
+            world_size=self.ranks.world_size,
             batch_size=batch_size,
             shuffle=self.shuffle,
             shuffle_seed=self.seed,
@@ -161,7 +161,7 @@ def _counting(kind: Any) -> Any:
 def map_loader(
     dataset: Any,
     *,
-    ranks: Ranks,
+    ranks: Identity,
     batch_size: int = 1,
     shuffle: bool = False,
     shuffle_seed: int = 0,

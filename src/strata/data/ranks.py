@@ -11,10 +11,10 @@ import logging
 import operator
 import os
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from strata.errors import BY_KIND, ConfigError, DataError, InvalidArgument, LimitExceeded, StrataError
+from strata.identity import Identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -29,24 +29,7 @@ MAX_HEADER_BYTES = 1 << 16
 _MAX_MESSAGE_LENGTH = 8_000
 """Fits into the header even if every character needs six bytes of JSON."""
 _HOROVOD = ("horovod.torch", "horovod.tensorflow", "horovod.keras", "horovod.tensorflow.keras")
-_PAIRS = (
-    ("RANK", "WORLD_SIZE"),  # torchrun, accelerate launch, deepspeed
-    ("SLURM_PROCID", "SLURM_NTASKS"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("PMI_RANK", "PMI_SIZE"),
-)
-_NEEDS_BOTH = "SLURM_PROCID"
-"""Slurm sets this without its pair in shells where it starts no ranks; elsewhere half a pair is a mistake."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ranks:
-    rank: int = 0
-    num_ranks: int = 1
-    found_in: str = "nothing: one process alone"
-    """Where the rank was found, for messages."""
-    device: Any = None
-    """The accelerator's device for tensors, or None if there is no accelerator."""
+_CURE = "correct them, or pass rank= and num_ranks="
 
 
 def find_ranks(
@@ -55,7 +38,7 @@ def find_ranks(
     num_ranks: int | None = None,
     accelerator: Any = None,
     environment: Mapping[str, str] = os.environ,
-) -> Ranks:
+) -> Identity:
     """Return the rank from the arguments, or else from the accelerator, torch.distributed, DeepSpeed, Horovod or the
     environment; without any of these, there is one rank.
 
@@ -71,23 +54,23 @@ def find_ranks(
         return _explicit(rank, num_ranks, device)
     found = list(_initialised(accelerator))
     if not found:
-        return _from_environment(environment) or Ranks()
-    others: list[Ranks | None] = [*found[1:]]
+        return Identity.from_environment(environment, cure=_CURE) or Identity()
+    others: list[Identity | None] = [*found[1:]]
     try:
-        others.append(_from_environment(environment))
+        others.append(Identity.from_environment(environment, cure=_CURE))
     except ConfigError as error:
         log.warning("using the rank from %s and ignoring the environment: %s", found[0].found_in, error)
     for other in others:
-        if other is not None and (other.rank, other.num_ranks) != (found[0].rank, found[0].num_ranks):
+        if other is not None and (other.rank, other.world_size) != (found[0].rank, found[0].world_size):
             log.warning("%s, but %s; using the first", _describe(found[0]), _describe(other))
     return found[0]
 
 
-def _describe(ranks: Ranks) -> str:
-    return f"{ranks.found_in} has rank {ranks.rank} of {ranks.num_ranks}"
+def _describe(ranks: Identity) -> str:
+    return f"{ranks.found_in} has rank {ranks.rank} of {ranks.world_size}"
 
 
-def _explicit(rank: int | None, num_ranks: int | None, device: Any) -> Ranks:
+def _explicit(rank: int | None, num_ranks: int | None, device: Any) -> Identity:
     if rank is None or num_ranks is None:
         missing, given = ("rank", "num_ranks") if rank is None else ("num_ranks", "rank")
         raise InvalidArgument(
@@ -96,7 +79,7 @@ def _explicit(rank: int | None, num_ranks: int | None, device: Any) -> Ranks:
     return _checked(rank, num_ranks, "rank= and num_ranks=", device)
 
 
-def _initialised(accelerator: Any) -> Iterator[Ranks]:
+def _initialised(accelerator: Any) -> Iterator[Identity]:
     """Yield the ranks of initialised objects and modules, the most specific first."""
     if accelerator is not None:
         try:
@@ -126,40 +109,7 @@ def _process_group() -> Any:
     return module if module is not None and module.is_available() and module.is_initialized() else None
 
 
-def _from_environment(environment: Mapping[str, str]) -> Ranks | None:
-    """Return the ranks of the first pair of variables: torchrun under Slurm has more ranks than Slurm has tasks."""
-    for names in _PAIRS:
-        present = [name for name in names if name in environment]
-        if not present or (len(present) == 1 and _NEEDS_BOTH in names):
-            continue
-        for name in names:
-            if name not in environment:
-                raise ConfigError(
-                    f"the environment sets {present[0]} but not {name}; set both, or pass rank= and num_ranks=",
-                    field=name,
-                )
-        rank, num_ranks = (_number(environment, name) for name in names)
-        if not 0 <= rank < num_ranks:
-            raise ConfigError(
-                f"{names[0]}={rank} and {names[1]}={num_ranks} in the environment contradict each other: a rank is "
-                f"from 0 to {names[1]} - 1; correct them, or pass rank= and num_ranks=",
-                field=names[0],
-            )
-        return Ranks(rank, num_ranks, f"the environment ({' and '.join(names)})")
-    return None
-
-
-def _number(environment: Mapping[str, str], name: str) -> int:
-    text = environment[name]
-    if not (text.isascii() and text.strip().isdigit()):
-        raise ConfigError(
-            f"{name}={text!r} in the environment is not a number; correct or unset it, or pass rank= and num_ranks=",
-            field=name,
-        )
-    return int(text)
-
-
-def _checked(rank: Any, num_ranks: Any, found_in: str, device: Any = None) -> Ranks:
+def _checked(rank: Any, num_ranks: Any, found_in: str, device: Any = None) -> Identity:
     """Return valid ranks.
 
     Raises:
@@ -177,10 +127,10 @@ def _checked(rank: Any, num_ranks: Any, found_in: str, device: Any = None) -> Ra
         raise InvalidArgument(
             f"{found_in}: rank={rank} must be from 0 to {num_ranks - 1} with {num_ranks} ranks", field="rank"
         )
-    return Ranks(rank, num_ranks, found_in, device)
+    return Identity(rank=rank, world_size=num_ranks, found_in=found_in, device=device)
 
 
-def share(ranks: Ranks, produce: Callable[[], bytes]) -> bytes:
+def share(ranks: Identity, produce: Callable[[], bytes]) -> bytes:
     """Run `produce` on rank 0 of torch's process group and return its result on all ranks.
 
     All ranks must call it, and an error on rank 0 is raised on all of them. Without a process group of this world
@@ -192,7 +142,7 @@ def share(ranks: Ranks, produce: Callable[[], bytes]) -> bytes:
         DataError: Rank 0 raised another error, or the process group failed.
     """
     torch = _process_group()
-    if torch is None or ranks.num_ranks == 1 or torch.get_world_size() != ranks.num_ranks:
+    if torch is None or ranks.world_size == 1 or torch.get_world_size() != ranks.world_size:
         return produce()
     channel = _Channel(torch, _device(torch, ranks))
     if torch.get_rank() == 0:
@@ -227,7 +177,7 @@ def _bounded(data: bytes) -> bytes:
     return data
 
 
-def _device(torch: Any, ranks: Ranks) -> Any:
+def _device(torch: Any, ranks: Identity) -> Any:
     """Return the device to broadcast from: host memory if the group has a backend for it (gloo), else nccl's device."""
     kinds = [pair.partition(":")[0] for pair in str(torch.get_backend_config()).split(",")]
     if "cpu" in kinds:

@@ -42,11 +42,11 @@ if TYPE_CHECKING:
     from strata.data.loader import PlainLoader
     from strata.data.order.assignment import Strategy
     from strata.data.order.steps import Tail
-    from strata.data.ranks import Ranks
     from strata.data.torch import Loader
+    from strata.identity import Identity
 
 
-def plan_files(files: FilesConfig, config: PlanConfig, ranks: Ranks) -> Recipe:
+def plan_files(files: FilesConfig, config: PlanConfig, ranks: Identity) -> Recipe:
     """Survey the files, on rank 0 only if ranks can communicate, and plan from the survey."""
     condition = None if config.filters is None else parse(config.filters)
 

@@ -1,4 +1,4 @@
-"""Strata inside the training loops of others: Lightning, the Trainer of transformers, and Accelerate.
+"""Callbacks that run Strata inside the training loops of Lightning, transformers and Accelerate.
 
 Each module imports its framework and is imported by its full name, so that nothing else depends on any of them:
 
@@ -6,7 +6,7 @@ Each module imports its framework and is imported by its full name, so that noth
     from strata.integrations.transformers import StrataCallback
     from strata.integrations.accelerate import StrataLoop
 
-What they do is the same. After every optimizer step they report it and ask the context whether to save or to stop;
-what the framework keeps (weights, optimizers, schedulers, its own counters) goes into the run's checkpoints, and comes
-back from them before the first step.
+They all do the same: report every optimizer step, let the context decide whether to save or stop, store the framework's
+state (weights, optimizers, schedulers, counters) in the run's checkpoints, and restore it before the first step. They
+use `strata.train` only.
 """

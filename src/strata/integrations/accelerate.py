@@ -1,12 +1,12 @@
-"""Accelerate under `strata run`. The training loop is the script's own, so this is an object with two calls for it.
+"""Accelerate under `strata run`. The script has its own training loop, so this is an object with two calls for it.
 
     loop = StrataLoop(accelerator, ctx)
     loop.restore()                # once, after accelerator.prepare
     …
         loop.step(loss=loss)      # after every batch
 
-What `accelerator.save_state` would save goes into the run's checkpoints: prepared models, optimizers and schedulers,
-the gradient scaler, and objects that were registered for checkpointing.
+The run's checkpoints contain what `accelerator.save_state` would save: prepared models, optimizers and schedulers, the
+gradient scaler, and objects registered for checkpointing.
 """
 
 from __future__ import annotations
@@ -25,45 +25,45 @@ _SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
 
 
 class StrataLoop:
-    """Reports steps, saves and restores through the run's checkpoints, and stops between two steps when asked to.
+    """Report steps, save and restore through the run's checkpoints, and stop between two steps on request.
 
     Args:
-        ctx: Of `strata.init()`; left out, it is made, with the other arguments.
+        ctx: The context; default: `strata.init()` with the other arguments.
     """
 
     def __init__(self, accelerator: Accelerator, ctx: Context | None = None, **arguments: Any) -> None:
         """
         Raises:
-            InvalidArgument: The accelerator shards its state, or has other ranks than the run.
+            InvalidArgument: The accelerator shards its state, or its world size is not the run's.
         """
         self.accelerator = accelerator
         self.ctx = resume.context_of(ctx, arguments)
         if accelerator.distributed_type.value in _SHARDED:
             raise InvalidArgument(
-                f"{accelerator.distributed_type.value} keeps parts of the state on each rank, which StrataLoop cannot "
-                "save yet; use DDP",
+                f"{accelerator.distributed_type.value} shards the state across ranks, which StrataLoop cannot save "
+                "yet; use DDP",
                 field="accelerator",
             )
         if accelerator.num_processes != self.ctx.world_size:
             raise InvalidArgument(
-                f"the accelerator has {accelerator.num_processes} processes and the run {self.ctx.world_size}; make it "
-                "in the script that `strata run` starts, with cpu=True where there is no GPU",
+                f"the accelerator has {accelerator.num_processes} processes and the run has {self.ctx.world_size}; "
+                "create it in the script that `strata run` starts, with cpu=True on machines without a GPU",
                 field="accelerator",
             )
 
     def restore(self) -> Progress:
-        """Puts the last committed checkpoint into everything that was prepared or registered; returns where it stands.
+        """Load the last committed checkpoint into everything that was prepared or registered; return the progress.
 
         Raises:
-            InvalidArgument: A prepared loader keeps no state, so that after a failure rows would be repeated.
+            InvalidArgument: A prepared loader has no state, so that rows would be repeated after a failure.
         """
         for loader in self.accelerator._dataloaders:
             if resume.has_global_state(loader):
                 continue  # `ctx.dataloader` has attached it
             if not getattr(loader, "use_stateful_dataloader", False):
                 raise InvalidArgument(
-                    "a loader that Accelerate has prepared keeps no state, so that a resume in the middle of an epoch "
-                    f"would repeat rows; {resume.CURE}, or, with a fixed number of workers, give the Accelerator "
+                    "a loader that Accelerate has prepared has no state, so a resume in the middle of an epoch would "
+                    f"repeat rows; {resume.CURE}, or, with a fixed number of workers, pass the Accelerator "
                     "DataLoaderConfiguration(use_stateful_dataloader=True)",
                     field="accelerator",
                 )
@@ -72,7 +72,7 @@ class StrataLoop:
         return self.ctx.restore(self._parts())
 
     def step(self, **metrics: Any) -> None:
-        """After every batch, on every rank. While gradients are accumulated nothing happens."""
+        """Report a step; call it after every batch, on every rank. It does nothing while gradients accumulate."""
         if not self.accelerator.sync_gradients:
             return
         step = self.ctx.step + 1
@@ -82,7 +82,7 @@ class StrataLoop:
 
     def _parts(self) -> dict[str, Any]:
         accelerator = self.accelerator
-        # Without what the number of processes puts around a model: there may be another number next time.
+        # Without the wrapper that depends on the world size, which may differ next time.
         models = [accelerator.unwrap_model(model) for model in accelerator._models]
         parts = {
             **_named("model", models),

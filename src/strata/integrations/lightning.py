@@ -1,12 +1,12 @@
 """Lightning under `strata run`: `Trainer(callbacks=[StrataCallback()])`.
 
-Lightning dumps its whole state (model, optimizers, schedulers, loops, callbacks, precision plugin) into one dict, and
-restores from one. We keep that dict in the run's checkpoints, and hand it back where Lightning has just loaded a file
-of its own. So whatever Lightning resumes is resumed, and nothing is listed here.
+Lightning dumps its whole state (model, optimizers, schedulers, loops, callbacks, precision plugin) into one dict and
+restores from one. We store that dict in the run's checkpoints, and return it at the point where Lightning would have
+loaded its own file. So everything that Lightning resumes is resumed, without a list here.
 
-A step boundary is the end of a batch in which an optimizer has stepped. The last batch of an epoch is none, because
-validation and the hooks at the end of an epoch follow: there the boundary is the end of the epoch. At the last one the
-last step is saved. A fit that is abandoned saves nothing more.
+A step boundary is the end of a batch in which an optimizer has stepped. The last batch of an epoch is not one, because
+validation and the hooks at the end of an epoch follow: there the boundary is the end of the epoch. The last step is
+saved at the end of the last epoch. A fit that is interrupted saves nothing more.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ MODEL, OPTIMIZERS, REST = "model", "optimizers", "lightning"
 """Parts of a checkpoint."""
 _LIGHTNINGS_NAMES = {MODEL: "state_dict", OPTIMIZERS: "optimizer_states"}
 _NOT_STATE = ("hyper_parameters", "hparams_name", "hparams_type", "datamodule_hyper_parameters")
-"""Arguments of constructors, which may be any objects. A script that is started again has them."""
+"""Constructor arguments, which may be any objects. A restarted script has them anyway."""
 
 
 class StrataCallback(Checkpoint):  # Lightning runs callbacks of this base last
-    """Reports steps, saves and restores through the run's checkpoints, and stops between two steps when asked to.
+    """Report steps, save and restore through the run's checkpoints, and stop between two steps on request.
 
     Args:
-        ctx: Of `strata.init()`; left out, it is made, with the other arguments.
+        ctx: The context; default: `strata.init()` with the other arguments.
     """
 
     def __init__(self, ctx: Context | None = None, **arguments: Any) -> None:
         super().__init__()
         self.ctx = resume.context_of(ctx, arguments)
         self._step = 0
-        """Optimizer steps after the last batch."""
+        """Number of optimizer steps after the last batch."""
         self._saved_world_size = 0
-        """Of the checkpoint that is resumed from; 0: of none."""
+        """World size of the checkpoint that the fit resumes from; 0: a fresh start."""
         self._generators: dict[str, Any] = {}
         self._on_sigterm: Any = None
 
@@ -55,24 +55,25 @@ class StrataCallback(Checkpoint):  # Lightning runs callbacks of this base last
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
         """
         Raises:
-            InvalidArgument: The strategy shards its state, or the trainer has other ranks than the run.
+            InvalidArgument: The strategy shards its state, or the trainer's world size is not the run's.
         """
         self._on_sigterm = signal.getsignal(signal.SIGTERM)
         if not isinstance(trainer.strategy, DDPStrategy | SingleDeviceStrategy):
             raise InvalidArgument(
-                f"the strategy {type(trainer.strategy).__name__} keeps parts of the state on each rank, which this "
-                'callback cannot save yet; use strategy="ddp", or save with ctx.checkpoint yourself',
+                f"the strategy {type(trainer.strategy).__name__} shards the state across ranks, which this callback "
+                f"cannot "
+                'save yet; use strategy="ddp", or save with ctx.checkpoint',
                 field="strategy",
             )
         if trainer.world_size != self.ctx.world_size:
             raise InvalidArgument(
-                f"the trainer has {trainer.world_size} ranks and the run {self.ctx.world_size}; give it "
-                'devices=ctx.place.local_world_size, num_nodes=ctx.place.num_nodes and strategy="ddp"',
+                f"the trainer has {trainer.world_size} ranks and the run has {self.ctx.world_size}; pass it "
+                'devices=ctx.identity.local_world_size, num_nodes=ctx.identity.num_nodes and strategy="ddp"',
                 field="devices",
             )
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
-        """Where Lightning is about to restore the state of training; here it gets ours."""
+        """Pass our state to Lightning, which is about to restore the state of training."""
         parts = {name: resume.Part() for name in (MODEL, OPTIMIZERS, REST)}
         if self.ctx.restore(parts).is_fresh:
             return
@@ -89,10 +90,10 @@ class StrataCallback(Checkpoint):  # Lightning runs callbacks of this base last
         connector.restore_callbacks()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
-        """The loaders are known and their first pass has begun, but no batch was taken.
+        """Restore the loaders. Their first epoch has begun, but no batch was taken.
 
         Raises:
-            InvalidArgument: A loader keeps no state, so that after a failure rows would be repeated.
+            InvalidArgument: A loader has no state, so that rows would be repeated after a failure.
         """
         # Lightning's own handler calls a collective from inside the signal, and never saves.
         signal.signal(signal.SIGTERM, self._on_sigterm)
@@ -102,9 +103,8 @@ class StrataCallback(Checkpoint):  # Lightning runs callbacks of this base last
         for loader in loaders:
             if not hasattr(loader, "load_state_dict"):
                 raise InvalidArgument(
-                    f"a {type(loader).__name__} keeps no state, so that a resume in the middle of an epoch would "
-                    f"repeat rows; {resume.CURE}, or, with a fixed number of workers, on torchdata's "
-                    "StatefulDataLoader",
+                    f"a {type(loader).__name__} has no state, so a resume in the middle of an epoch would repeat rows; "
+                    f"{resume.CURE}, or, with a fixed number of workers, on torchdata's StatefulDataLoader",
                     field="train_dataloaders",
                 )
         is_elastic = all(map(resume.has_global_state, loaders))
@@ -119,16 +119,16 @@ class StrataCallback(Checkpoint):  # Lightning runs callbacks of this base last
             rng.put(self._generators)
             for loader in loaders:
                 if resume.has_global_state(loader):
-                    # With max_steps, Lightning counts the epoch that has ended as the current one until later.
+                    # With max_steps, Lightning still counts the completed epoch as the current one.
                     loader.set_epoch(fit_loop.epoch_progress.current.processed)
-            if fit_loop.restarted_on_epoch_end:  # Lightning ends that epoch once more, and would count it twice
-                fit_loop.epoch_progress.current.processed -= 1  # samplers get it as the epoch
+            if fit_loop.restarted_on_epoch_end:  # Lightning ends that epoch again and would count it twice
+                fit_loop.epoch_progress.current.processed -= 1  # samplers receive it as the epoch
                 fit_loop.epoch_progress.total.processed -= 1
             else:
                 iter(fit_loop._data_fetcher)
             return
         if not is_elastic:
-            # Lightning has begun the pass before it told samplers the epoch.
+            # Lightning has begun the epoch before it set the epoch of the samplers.
             states = fit_loop._combined_loader._state_dicts()
             for loader in loaders:
                 _set_epoch(loader, trainer.current_epoch)
@@ -138,14 +138,14 @@ class StrataCallback(Checkpoint):  # Lightning runs callbacks of this base last
             done = resume.batches_done(loaders[0], accumulate=trainer.accumulate_grad_batches)
             now = fit_loop.epoch_loop.batch_progress.current
             now.ready = now.started = now.processed = done
-            now.completed = done - 1  # as it was when the checkpoint was saved, in the hook at the end of a batch
+            now.completed = done - 1  # as when the checkpoint was saved, in the hook at the end of a batch
         rng.put(self._generators)
 
     # -- after steps -----------------------------------------------------------------------------------------------
 
     def on_train_batch_end(
         self,
-        trainer: Any,  # with the attributes that its constructor sets elsewhere
+        trainer: Any,  # untyped: its constructor sets some attributes elsewhere
         pl_module: pl.LightningModule,  # noqa: ARG002
         outputs: Any,
         batch: Any,  # noqa: ARG002
@@ -156,7 +156,7 @@ class StrataCallback(Checkpoint):  # Lightning runs callbacks of this base last
         self._step = trainer.global_step
         metrics = {}
         if self._step % trainer.log_every_n_steps == 0 and isinstance(outputs, dict) and "loss" in outputs:
-            metrics["loss"] = float(outputs["loss"])  # not after every step: it waits for the accelerator
+            metrics["loss"] = float(outputs["loss"])  # not after every step: it synchronizes with the device
         self.ctx.report(step=self._step, epoch=trainer.current_epoch, **metrics)
         if not trainer.fit_loop.epoch_loop._is_training_done and not _is_stopping(trainer):
             state = resume.LazyState(lambda: self._state(trainer, is_mid_epoch=True))
@@ -172,19 +172,19 @@ class StrataCallback(Checkpoint):  # Lightning runs callbacks of this base last
         dumped = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
         parts = {part: dumped.pop(name) for part, name in _LIGHTNINGS_NAMES.items()}
         kept = {name: value for name, value in dumped.items() if name not in _NOT_STATE}
-        if not is_mid_epoch:  # a loader that has reached the end begins anew, without a state
+        if not is_mid_epoch:  # a loader at the end of its epoch starts anew, without a state
             kept["loops"]["fit_loop"]["state_dict"].pop("combined_loader", None)
         rest = {"world_size": self.ctx.world_size, "should_stop": _is_stopping(trainer), "checkpoint": kept}
         return {**parts, REST: rest}
 
 
 def _is_stopping(trainer: Any) -> bool:
-    """Before its limits, as by `EarlyStopping`; Lightning forgets it in its checkpoints, and would train on."""
+    """Return whether the fit stops before its limits, as by `EarlyStopping`. Lightning's checkpoints do not have it."""
     return bool(trainer.should_stop and trainer.fit_loop._can_stop_early)
 
 
 def _is_last_epoch(trainer: Any) -> bool:
-    """At its end. As `fit_loop.done`, which also sets a counter."""
+    """Return whether the epoch that ends is the last: as `fit_loop.done`, which also sets a counter."""
     fit_loop = trainer.fit_loop
     is_last = fit_loop.max_epochs not in (None, -1) and fit_loop.epoch_progress.current.processed >= fit_loop.max_epochs
     return bool(is_last or 0 <= fit_loop.max_steps <= trainer.global_step or _is_stopping(trainer))

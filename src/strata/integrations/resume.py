@@ -1,8 +1,8 @@
-"""What resuming inside a framework's loop needs, whichever framework that is.
+"""What all integrations need to resume inside a framework's loop.
 
-A loader's state is *global* (a position in the order of all ranks, as ours have) or *per rank*. With a global one a
-framework resumes on any number of workers, but its own counters must follow: they count batches of the current number
-of workers. With any other, only the same number of workers can go on.
+A loader's state is *global* (a position in the order of all ranks, as in our loaders) or *per rank*. With a global
+state a framework resumes with any world size, but its own counters must be adjusted: they count batches of the current
+world size. With a state per rank, only the same world size can resume.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CURE = "train on a loader of ctx.dataloader(…)"
 
 
 class Part:
-    """Takes a part out of a checkpoint, for a framework that puts it into place itself."""
+    """Receives a part of a checkpoint, for a framework that applies it itself."""
 
     def __init__(self) -> None:
         self.state: Any = None
@@ -31,27 +31,27 @@ class Part:
 
 
 class LazyState(Mapping[str, Any]):
-    """A state that is made when somebody looks into it: most steps are not saved."""
+    """A state that is built on first access: most steps are not saved."""
 
     def __init__(self, make: Callable[[], Mapping[str, Any]]) -> None:
         self._make = make
 
     @cached_property
-    def _made(self) -> Mapping[str, Any]:
+    def _built(self) -> Mapping[str, Any]:
         return self._make()
 
     def __getitem__(self, name: str) -> Any:
-        return self._made[name]
+        return self._built[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._made)
+        return iter(self._built)
 
     def __len__(self) -> int:
-        return len(self._made)
+        return len(self._built)
 
 
 class FixedWorldSize:
-    """Attached to a context in place of a framework's own loader, whose state only as many ranks can load."""
+    """Attached to a context instead of a framework's own loader, whose state is per rank."""
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
@@ -62,30 +62,30 @@ class FixedWorldSize:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """
         Raises:
-            ConfigError: Another number of ranks has saved it.
+            ConfigError: The state was saved with another world size.
         """
         saved = int(state["world_size"])
         if saved != self._world_size:
             raise ConfigError(
-                f"the checkpoint was saved by {saved} workers, which had each read a part of the data of their own; "
-                f"{self._world_size} workers cannot go on from it without repeating or losing rows. Resume with "
+                f"{saved} workers saved the checkpoint, and the state of their loader is per rank; {self._world_size} "
+                "workers cannot resume from it without repeating or losing rows. Resume with "
                 f"{saved} workers (strata resume --workers {saved}); to change their number, {CURE}",
                 field="workers",
             )
 
 
 def context_of(ctx: Context | None, arguments: Mapping[str, Any]) -> Context:
-    """The one that is given, or a new one.
+    """Return the given context, or a new one.
 
     Raises:
-        InvalidArgument: There are arguments for a new one beside it.
+        InvalidArgument: Arguments for a new context were passed together with a context.
     """
     if ctx is None:
         return init(**arguments)
     if arguments:
         raise InvalidArgument(
-            f"{', '.join(f'{name}=' for name in arguments)} cannot be set any more, since there is a context already; "
-            "pass it to strata.init()",
+            f"{', '.join(f'{name}=' for name in arguments)} cannot be combined with an existing context; pass it to "
+            "strata.init()",
             field=next(iter(arguments)),
         )
     return ctx
@@ -96,17 +96,17 @@ def has_global_state(loader: Any) -> bool:
 
 
 def batches_done(loader: Any, *, accumulate: int) -> int:
-    """How many batches of an epoch of this world size are as much as what was read of it, on another one.
+    """Return the number of batches of this world size that correspond to the rows already read with another one.
 
     Raises:
-        ConfigError: What is left cannot be cut into the steps that the framework will make.
+        ConfigError: The rest of the epoch does not start at a step of the framework.
     """
     total, left = len(loader), int(loader.num_batches_left)
     done = max(0, total - left)
     if left > total or done % accumulate:
         raise ConfigError(
-            f"{left} of {total} batches are left of the epoch, and a framework that accumulates {accumulate} batches "
-            "a step cannot begin in the middle of a step; scale without gradient accumulation, or resume with the "
+            f"{left} of {total} batches of the epoch are left, which does not start at a step: the framework "
+            f"accumulates {accumulate} batches per step. Scale without gradient accumulation, or resume with the "
             "number of workers that saved the checkpoint",
             field="workers",
         )

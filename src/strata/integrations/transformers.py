@@ -1,17 +1,17 @@
-"""The Trainer of transformers under `strata run`.
+"""The transformers `Trainer` under `strata run`.
 
     callback = StrataCallback()
     trainer = Trainer(…, callbacks=[callback])
     callback.train(trainer)  # instead of trainer.train()
 
-The Trainer decides where to resume before any callback is asked, from files in a directory. So `train` gives it one
-that holds its counters and no weights; these are loaded in place, from the run's checkpoint, when everything is
-prepared. The Trainer itself skips the batches that were trained on: its own loader skips indices; ours, which stands at
-the right row already, is seen through placeholders for what was read before.
+The Trainer decides where to resume before it calls any callback, from files in a directory. So `train` gives it a
+directory with its counters but no weights; these are loaded in place from the run's checkpoint once everything is
+prepared. The Trainer itself skips the batches that were trained on: its own loader skips indices; ours is already at
+the right row, so it yields placeholders for the batches to skip.
 
-A step boundary is the end of an optimizer step after which nothing else happens: not one after which the Trainer
-evaluates, nor the last of an epoch. The end of training is one, too: there the last step is saved. Training that is
-abandoned saves nothing more.
+A step boundary is the end of an optimizer step that is followed by nothing else: neither by an evaluation nor by the
+end of an epoch. The end of training is one, too: there the last step is saved. Training that is interrupted saves
+nothing more.
 """
 
 from __future__ import annotations
@@ -41,46 +41,46 @@ if TYPE_CHECKING:
     from strata.train.context import Context
 
 MAX_DEFERRED = 3
-"""Where nearly every step is followed by something, a save cannot wait for one that is not."""
+"""Most steps by which a save is postponed because something follows them."""
 _SCRATCH = "strata-resume-"
 _STATE_FILE = "trainer_state.json"
-"""Where the Trainer keeps its counters, in a directory that it resumes from."""
+"""File with the Trainer's counters, in the directory that it resumes from."""
 
 
 class StrataCallback(TrainerCallback):
-    """Reports steps, saves and restores through the run's checkpoints, and stops between two steps when asked to.
+    """Report steps, save and restore through the run's checkpoints, and stop between two steps on request.
 
     Args:
-        ctx: Of `strata.init()`; left out, it is made, with the other arguments.
-        loader: Of `ctx.dataloader`, to train on instead of the Trainer's `train_dataset`: then the run can be scaled.
+        ctx: The context; default: `strata.init()` with the other arguments.
+        loader: A loader of `ctx.dataloader` to use instead of the Trainer's `train_dataset`; then the run can scale.
     """
 
     def __init__(self, ctx: Context | None = None, *, loader: Any = None, **arguments: Any) -> None:
         if loader is not None and not resume.has_global_state(loader):
             raise InvalidArgument(
-                f"loader= takes one of ctx.dataloader(…), not a {type(loader).__name__}; leave it out, and give the "
-                "Trainer its train_dataset",
+                f"loader= must be a loader of ctx.dataloader(…), not a {type(loader).__name__}; leave it out and pass "
+                "the Trainer its train_dataset",
                 field="loader",
             )
         self.ctx = resume.context_of(ctx, arguments)
         self._loader = None if loader is None else _Loader(loader)
         self._trainer: Trainer | None = None
         self._offset = 0
-        """Steps of the run, less those of the Trainer, which counts anew when the number of workers changes."""
+        """Steps of the run minus those of the Trainer, which recounts when the world size changes."""
         self._steps_per_epoch = 1
         self._saved: Mapping[str, Any] = {}
-        """The part of the checkpoint that is resumed from that is ours; empty on a fresh start."""
+        """Our part of the checkpoint that training resumes from; empty on a fresh start."""
         self._generators: dict[str, Any] = {}
-        """To be put back when the loader has begun."""
+        """States to restore once the loader has started."""
         self._num_deferred = 0
-        """Steps in a row after which it was no time to save."""
+        """Steps in a row that were no step boundary."""
 
     def train(self, trainer: Trainer, **arguments: Any) -> Any:
-        """`trainer.train()`, from the run's last checkpoint if it has one.
+        """Call `trainer.train()`, resuming from the run's last checkpoint if there is one.
 
         Raises:
-            InvalidArgument: The Trainer shards its state, has other ranks than the run, or resumes elsewhere.
-            ConfigError: Another number of workers cannot go on from the checkpoint.
+            InvalidArgument: The Trainer shards its state, its world size is not the run's, or it resumes elsewhere.
+            ConfigError: This world size cannot resume from the checkpoint.
         """
         self._check(trainer, arguments)
         self._trainer = trainer
@@ -106,30 +106,30 @@ class StrataCallback(TrainerCallback):
             )
         if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
             raise InvalidArgument(
-                "DeepSpeed and FSDP keep parts of the state on each rank, which this callback cannot save yet; use DDP",
+                "DeepSpeed and FSDP shard the state across ranks, which this callback cannot save yet; use DDP",
                 field="args",
             )
         if trainer.args.world_size != self.ctx.world_size:
             raise InvalidArgument(
-                f"the Trainer has {trainer.args.world_size} ranks and the run {self.ctx.world_size}; make its "
-                "TrainingArguments in the script that `strata run` starts, with use_cpu=True where there is no GPU",
+                f"the Trainer has {trainer.args.world_size} ranks and the run has {self.ctx.world_size}; create its "
+                "TrainingArguments in the script that `strata run` starts, with use_cpu=True on machines without a GPU",
                 field="args",
             )
         if self._loader is None and not getattr(trainer.args.accelerator_config, "use_seedable_sampler", True):
             raise InvalidArgument(
-                "without use_seedable_sampler the Trainer resumes an epoch in another order, so that rows would be "
+                "without use_seedable_sampler the Trainer resumes an epoch in another order, and rows would be "
                 f"repeated; leave it on, or {resume.CURE}: StrataCallback(ctx, loader=loader)",
                 field="use_seedable_sampler",
             )
         if trainer.args.ignore_data_skip:
             raise InvalidArgument(
-                "ignore_data_skip would repeat the rows of the epoch under way; leave it out", field="ignore_data_skip"
+                "ignore_data_skip would repeat rows of the current epoch; leave it out", field="ignore_data_skip"
             )
 
     # -- restoring -------------------------------------------------------------------------------------------------
 
     def _write_counters(self, trainer: Trainer, directory: Path) -> bool:
-        """Whether there is a checkpoint. In the directory is then what the Trainer finds out from where it resumes."""
+        """Write what the Trainer needs to find its resume point; return whether there is a checkpoint."""
         if self._loader is None:
             self.ctx.attach(resume.FixedWorldSize(self.ctx.world_size), name="transformers")
         part = resume.Part()
@@ -142,13 +142,13 @@ class StrataCallback(TrainerCallback):
         return True
 
     def _global_step(self, trainer: Trainer, saved: int) -> int:
-        """The same place in the data, in steps of the present number of workers."""
+        """Return the current position in the data, in steps of the current world size."""
         if self._loader is None or self._saved["world_size"] == self.ctx.world_size:
             return saved
         if trainer.args.max_steps > 0:
             raise ConfigError(
                 f"max_steps={trainer.args.max_steps} counts steps of {self._saved['world_size']} workers, and now "
-                f"there are {self.ctx.world_size}; say how long to train with num_train_epochs instead",
+                f"there are {self.ctx.world_size}; set num_train_epochs instead",
                 field="max_steps",
             )
         accumulate = trainer.args.gradient_accumulation_steps
@@ -157,35 +157,37 @@ class StrataCallback(TrainerCallback):
         return int(self._saved["epoch"]) * steps_per_epoch + done // accumulate
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **prepared: Any) -> None:
-        """Everything is prepared: the state goes into place.
+        """Load the state, now that everything is prepared.
 
         Raises:
-            InvalidArgument: Training was begun by `trainer.train()`.
+            InvalidArgument: Training was started with `trainer.train()`.
         """
         if self._trainer is None:
             raise InvalidArgument(
-                "start training with callback.train(trainer); trainer.train() would begin anew after every failure",
+                "start training with callback.train(trainer); trainer.train() would start anew after every failure",
                 field="callbacks",
             )
         batches = prepared["train_dataloader"]
         accumulate = args.gradient_accumulation_steps
-        # Without a length the Trainer takes all of its steps for one epoch.
+        # Without a length, the Trainer counts all of its steps as one epoch.
         self._steps_per_epoch = -(-len(batches) // accumulate) if hasattr(batches, "__len__") else state.max_steps
         if self._saved:
             self.ctx.restore(self._parts(prepared))
             if self._saved["world_size"] != self.ctx.world_size and isinstance(prepared["lr_scheduler"], LambdaLR):
-                prepared["lr_scheduler"].last_epoch = state.global_step  # as far along the schedule as in the data
+                prepared[
+                    "lr_scheduler"
+                ].last_epoch = state.global_step  # the same position in the schedule as in the data
             done = state.global_step % self._steps_per_epoch
             if done:
                 self._generators = rng.take()
                 if self._loader is not None:
                     self._loader.dataset.num_skipped = done * accumulate
             if self._saved.get("is_over", False) or state.global_step >= state.max_steps:
-                self._trainer._run_epoch = _run_no_epoch(control)  # type: ignore[method-assign]  # it would step again
+                self._trainer._run_epoch = _run_no_epoch(control)  # type: ignore[method-assign]  # it would make another step
         self._offset = self.ctx.step - state.global_step
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **prepared: Any) -> None:  # noqa: ARG002
-        if self._generators:  # the loader has begun, for which torch draws random numbers
+        if self._generators:  # torch has drawn random numbers to start the loader
             rng.put(self._generators)
             self._generators = {}
 
@@ -195,7 +197,7 @@ class StrataCallback(TrainerCallback):
         step = state.global_step + self._offset
         epoch, done = divmod(state.global_step, self._steps_per_epoch)
         self.ctx.report(step=step, epoch=epoch)
-        # What follows in the same step would be left out after a resume.
+        # What follows in the same step would be skipped after a resume.
         is_followed = control.should_evaluate or control.should_training_stop or not done
         self._num_deferred = self._num_deferred + 1 if is_followed else 0
         if self._num_deferred in (0, MAX_DEFERRED):
@@ -205,7 +207,7 @@ class StrataCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **prepared: Any) -> None:
         if args.load_best_model_at_end and state.best_model_checkpoint is not None:
-            return  # the model is no longer that of the last step
+            return  # the model is the best one, not that of the last step
         is_over = bool(control.should_training_stop and state.global_step < state.max_steps)
         last = resume.LazyState(lambda: self._state(state, prepared, is_over=is_over))
         self.ctx.save_last(last, saves_again=is_over)
@@ -217,7 +219,7 @@ class StrataCallback(TrainerCallback):
             self.ctx.report(step=state.global_step + self._offset, **metrics)
 
     def _state(self, state: Any, prepared: Mapping[str, Any], *, is_over: bool = False) -> dict[str, Any]:
-        """`is_over`: before the limits of the Trainer, which would train on."""
+        """Return the state to save. `is_over`: training stops before the Trainer's limits."""
         assert self._trainer is not None
         epoch, done = divmod(state.global_step, self._steps_per_epoch)
         everyone = [*self._trainer.callback_handler.callbacks, self._trainer.control]
@@ -234,12 +236,12 @@ class StrataCallback(TrainerCallback):
 
 
 class _Loader(DataLoader[Any]):
-    """A loader of ours, as the Trainer and Accelerate can skip batches of it that were read before."""
+    """One of our loaders, in a form whose batches the Trainer and Accelerate can skip."""
 
     dataset: _Batches
 
     def __init__(self, loader: Any) -> None:
-        # With a generator of its own: torch would draw from the one of training.
+        # With its own generator: otherwise torch would draw from the training script's.
         super().__init__(_Batches(loader), batch_size=None, collate_fn=_as_it_is, generator=torch.Generator())
 
     def __len__(self) -> int:
@@ -253,7 +255,7 @@ class _Batches(IterableDataset[Any]):
     def __init__(self, loader: Any) -> None:
         self.loader = loader
         self.num_skipped = 0
-        """Batches that the next pass hands out as placeholders, which the Trainer drops."""
+        """Number of placeholders that the next epoch yields first, which the Trainer skips."""
 
     def __iter__(self) -> Iterator[Any]:
         num_skipped, self.num_skipped = self.num_skipped, 0
@@ -265,7 +267,7 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def _load_no_weights(*_: Any, **__: Any) -> None:
-    """In place of the Trainer's method, which wants to find a file: they are not in the directory, and come later."""
+    """Replace the Trainer's method, which needs a file: the weights are loaded later."""
 
 
 def _run_no_epoch(control: Any) -> Any:

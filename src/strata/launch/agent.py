@@ -1,7 +1,7 @@
-"""The agent that leads a run: it has the supervisor's orders carried out, and tells it what happened.
+"""The agent that leads a run: it carries out the supervisor's actions and reports to it what happened.
 
-One asyncio program. Everything that can happen arrives in one place each (an exit, a signal, a request, a tick), is put
-to the supervisor, and what it orders is done; the rest is looking and showing.
+It is one asyncio program. Exits, signals, requests and ticks become events for the supervisor, whose actions the agent
+carries out; besides, it watches the workers and updates the display.
 """
 
 from __future__ import annotations
@@ -16,22 +16,14 @@ import msgspec
 
 from strata.clock import Clock, SystemClock
 from strata.errors import StrataError
-from strata.launch.environment import METRICS, NEEDED_WORLD_SIZE, NOT_SAVING, Place
+from strata.identity import Identity
+from strata.launch.environment import METRICS, NEEDED_WORLD_SIZE, NOT_SAVING, WorkerSpec
 from strata.launch.nodes.base import RoomChanged
+from strata.launch.protocol import DumpStacks, KillWorkers
 from strata.launch.record.directory import RunStatus
 from strata.launch.record.timeline import RunEvent
-from strata.launch.record.view import RunView, WorkerView, checkpoint_in_words
-from strata.launch.supervisor import (
-    AskToStop,
-    DumpStacks,
-    End,
-    Exited,
-    Finish,
-    Phase,
-    Start,
-    Supervisor,
-    Tell,
-)
+from strata.launch.record.view import RunView, WorkerView, describe_checkpoint
+from strata.launch.supervisor import AskToStop, Finish, Note, Phase, StartAttempt, Supervisor
 from strata.launch.watchdog import StepWatch
 
 if TYPE_CHECKING:
@@ -43,17 +35,23 @@ if TYPE_CHECKING:
     from strata.coordinator.state.views import WorkerInfo
     from strata.launch.nodes.base import Nodes
     from strata.launch.record.directory import RunDirectory
-    from strata.launch.record.view import Shower
+    from strata.launch.record.view import Display
     from strata.launch.spec import RunSpec
-    from strata.launch.supervisor import Order
+    from strata.launch.supervisor import Action
 
 TICK_S = 0.05
+SHOW_S = 0.25
+"""Interval between two updates of the display."""
 LOOK_S = 0.25
-"""How often the coordinator is asked how far the workers are."""
+"""Interval between two looks at the workers where the coordinator sends no notices about them."""
+LOOK_WATCHING_S = 1.0
+"""The same where it does: steps and metrics change only with a worker's heartbeat."""
+LEAST_LOOK_S = 0.05
+"""Shortest interval between two looks, however many notices come."""
 MAX_DIGITS = 6
-"""Of a number of workers, as a checkpoint's metadata has it."""
-LEARN_TIMEOUT_S = 2.0
-"""For the last checkpoint, of a coordinator that may be away: nothing waits longer for it."""
+"""Most digits of a world size in a checkpoint's metadata."""
+CHECKPOINT_TIMEOUT_S = 2.0
+"""Longest wait for a coordinator to return the last checkpoint; it may be down."""
 STATES = {
     Phase.NEW: "starting",
     Phase.RUNNING: "running",
@@ -61,22 +59,22 @@ STATES = {
     Phase.WAITING: "running",
     Phase.SHORT: "running",
     Phase.STOPPING: "stopping",
-    Phase.OVER: "running",  # until what ended it is written, too
+    Phase.OVER: "running",  # until its reason is written
 }
 
 
 @dataclass(slots=True)
-class _Seen:
-    """What is known of the workers of this attempt."""
+class _Observed:
+    """What the agent knows about the workers of this attempt."""
 
     watch: StepWatch
     workers: dict[int, WorkerInfo] = field(default_factory=dict)
-    told: set[str] = field(default_factory=set)
-    """Moments of the attempt that are in the timeline."""
+    noted: set[str] = field(default_factory=set)
+    """Kinds of worker events that are in the timeline."""
 
 
 class Agent:
-    """Runs a run until its end. `finish` is None before."""
+    """Lead a run until its end. `finish` is None until then."""
 
     def __init__(
         self,
@@ -84,7 +82,7 @@ class Agent:
         directory: RunDirectory,
         nodes: Nodes,
         client: AsyncCoordinatorClient,
-        shower: Shower,
+        display: Display,
         *,
         coordinator: str,
         control: str = "",
@@ -106,10 +104,10 @@ class Agent:
         self._directory = directory
         self._nodes = nodes
         self._client = client
-        self._shower = shower
+        self._display = display
         self._coordinator = coordinator
         self._clock = clock or SystemClock()
-        self._seen = _Seen(StepWatch(spec.step_timeout_s))
+        self._observed = _Observed(StepWatch(spec.step_timeout_s))
         self._status = RunStatus.of_this_process(now_s=self._clock.wall_s())
         self._status = msgspec.structs.replace(self._status, control=control, coordinator=coordinator)
         self._began_s = self._clock.monotonic_s()
@@ -117,77 +115,90 @@ class Agent:
         self._checkpoint: CheckpointRecord | None = None
         self._stop_reason = ""
         self._is_over = asyncio.Event()
-        self._doing: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> Finish:
-        """Until the supervisor says that it is over. Nobody of the workers is left then."""
-        tasks = [asyncio.create_task(each) for each in (self._hear(), self._tick(), self._look())]
+        """Run until the supervisor ends the run. All workers have exited by then."""
+        tasks = [
+            asyncio.create_task(each) for each in (self._receive(), self._tick(), self._observe(), self._refresh())
+        ]
         try:
-            await self._learn_checkpoint()
-            await self._obey(self.supervisor.begin(now_s=self._now_s()))
+            await self._fetch_checkpoint()
+            await self._act(self.supervisor.begin(now_s=self._now_s()))
             over = asyncio.create_task(self._is_over.wait())
             done, _ = await asyncio.wait([over, *tasks], return_when=asyncio.FIRST_COMPLETED)
             over.cancel()
             for each in done - {over}:
-                each.result()  # it raises: these end only by an error
+                each.result()  # raises: these tasks only end with an error
             assert self.finish is not None
             return self.finish
         finally:
-            for each in [*tasks, *self._doing]:
+            for each in [*tasks, *self._tasks]:
                 each.cancel()
-            await asyncio.gather(*tasks, *self._doing, return_exceptions=True)
+            await asyncio.gather(*tasks, *self._tasks, return_exceptions=True)
             await self._nodes.close()
 
-    # -- what is asked from outside --------------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------------------------
 
     def stop(self, reason: str, *, is_now: bool = False) -> None:
-        self._do(self._obey(self.supervisor.stop(reason, now_s=self._now_s(), is_now=is_now)))
+        self._spawn(self._act(self.supervisor.stop(reason, now_s=self._now_s(), is_now=is_now)))
 
     def scale(self, workers: int) -> None:
         """
         Raises:
-            ConfigError: Outside the allowed range, or a loader's state cannot be divided.
+            ConfigError: The number is outside the allowed range, or a loader's state is per rank.
         """
-        self._do(self._obey(self.supervisor.scale(workers, now_s=self._now_s())))
+        self._spawn(self._act(self.supervisor.scale(workers, now_s=self._now_s())))
 
-    # -- what happens ----------------------------------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------------------------------
 
-    async def _hear(self) -> None:
+    async def _receive(self) -> None:
         while True:
             event = await self._nodes.next_event()
             if self.supervisor.phase is Phase.STOPPING and len(self.supervisor.running) == 1:
-                await self._learn_checkpoint()  # the one that they have just saved says how many can go on
-            self.supervisor.room = self._nodes.room  # of a node that is lost, first the workers' ends are told
+                await self._fetch_checkpoint()  # the one just saved tells which world size can resume
+            self.supervisor.room = self._nodes.room  # a lost node reports the exits of its workers first
             if isinstance(event, RoomChanged):
-                orders = self.supervisor.room_changed(
+                actions = self.supervisor.room_changed(
                     event.room, event.why, now_s=self._now_s(), must_move=self._nodes.must_move
                 )
             else:
                 self._directory.keep_log_end(self.supervisor.attempt, event.rank, event.log_end)
                 if event.step is not None:
                     self.supervisor.advanced(event.step)
-                orders = self.supervisor.exited(Exited(event.rank, event.code, event.last_words), now_s=self._now_s())
-            await self._obey(orders)
+                actions = self.supervisor.exited(event, now_s=self._now_s())
+            await self._act(actions)
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            await self._obey(self.supervisor.tick(now_s=self._now_s()))
+            await self._act(self.supervisor.tick(now_s=self._now_s()))
 
-    async def _look(self) -> None:
-        """Asks the coordinator how far the workers are; a coordinator that is away changes nothing."""
+    async def _observe(self) -> None:
+        """Fetch workers and checkpoint whenever the coordinator sends a notice about the job, and at an interval. A
+        coordinator that cannot be reached changes nothing.
+        """
+        interval_s = LOOK_S
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(LEAST_LOOK_S)
+            await self._client.wait_notice(self._spec.name, interval_s - LEAST_LOOK_S)
+            interval_s = LOOK_S
             with contextlib.suppress(StrataError):
-                found = await self._client.list_workers(job_id=self._spec.name)
-                await self._see([each for each in found.workers if self._is_of_this_attempt(each)])
-            await self._learn_checkpoint()
+                found = await self._client.list_workers(job_id=self._spec.name, watch=True)
+                interval_s = LOOK_WATCHING_S if found.is_watching else LOOK_S
+                await self._update([each for each in found.workers if self._is_of_this_attempt(each)])
+            await self._fetch_checkpoint()
+            self._write_status()
+
+    async def _refresh(self) -> None:
+        while True:
+            await asyncio.sleep(SHOW_S)
             self._show()
 
-    async def _learn_checkpoint(self) -> None:
-        """The last one: how far a failure would set the run back, and how many workers can go on from it."""
+    async def _fetch_checkpoint(self) -> None:
+        """Fetch the last checkpoint: where a failure sets the run back to, and which world size can resume from it."""
         with contextlib.suppress(StrataError, TimeoutError):
-            async with asyncio.timeout(LEARN_TIMEOUT_S):
+            async with asyncio.timeout(CHECKPOINT_TIMEOUT_S):
                 found = await self._client.latest_checkpoint(job_id=self._spec.name)
             self._checkpoint = found
             if found is not None:
@@ -195,92 +206,88 @@ class Agent:
             self._set_only()
 
     def _set_only(self) -> None:
-        """Workers that run count more than the last checkpoint: the next one is theirs."""
+        """Set the only world size that can resume, if any. Running workers override the last checkpoint: they save the
+        next one.
+        """
         needed = self._checkpoint.metadata.get(NEEDED_WORLD_SIZE, "") if self._checkpoint is not None else ""
         self.supervisor.only = int(needed) if needed.isdecimal() and len(needed) <= MAX_DIGITS else 0
-        if any(worker.metrics.get(METRICS.per_rank) for worker in self._seen.workers.values()):
+        if any(worker.metrics.get(METRICS.per_rank) for worker in self._observed.workers.values()):
             self.supervisor.only = self.supervisor.world_size
 
     def _is_of_this_attempt(self, worker: WorkerInfo) -> bool:
-        return worker.metrics.get(METRICS.attempt) == self.supervisor.attempt
+        return worker.attempt == self.supervisor.attempt
 
-    async def _see(self, workers: Sequence[WorkerInfo]) -> None:
+    async def _update(self, workers: Sequence[WorkerInfo]) -> None:
         by_rank = {_rank_of(worker): worker for worker in workers}
-        self._seen.workers |= by_rank
+        self._observed.workers |= by_rank
         self._set_only()
         if workers:
             self.supervisor.joined()
         for worker in workers:
             if worker.state == "TRAINING":
                 self.supervisor.advanced(worker.step)
-        self._note_moments()
-        hung = self._seen.watch.look(by_rank, self.supervisor.running, now_s=self._now_s())
+        self._note_worker_events()
+        hung = self._observed.watch.look(by_rank, self.supervisor.running, now_s=self._now_s())
         if hung is not None:
-            await self._obey(self.supervisor.hung(hung.ranks, hung.silent_s))
+            await self._act(self.supervisor.hung(hung.ranks, hung.silent_s))
 
-    def _note_moments(self) -> None:
-        """When the workers had restored and when they made their first step, by their own clocks."""
-        rank_0 = self._seen.workers.get(0)
+    def _note_worker_events(self) -> None:
+        """Add rank 0's events to the timeline, at the times of its own clock."""
+        rank_0 = self._observed.workers.get(0)
         if rank_0 is None:
             return
-        goes_on = "training goes on" if METRICS.restored_at_s in rank_0.metrics else "training begins"
-        for what, metric, text in (
-            ("restored", METRICS.restored_at_s, "the last checkpoint is loaded"),
-            ("first_step", METRICS.first_step_at_s, goes_on),
-        ):
-            at_s = rank_0.metrics.get(metric)
-            if at_s is not None and what not in self._seen.told:
-                self._seen.told.add(what)
-                self._note(what, text, rank=0, step=rank_0.step, at_s=at_s)
+        for event in sorted(rank_0.events.values(), key=lambda event: event.at_s):
+            if event.kind not in self._observed.noted:
+                self._observed.noted.add(event.kind)
+                text = "restored the last checkpoint"
+                if event.kind == "FIRST_STEP":
+                    text = "training continues" if "RESTORED" in rank_0.events else "training begins"
+                self._note(event.kind.lower(), text, rank=0, step=event.step, at_s=event.at_s)
 
-    # -- what is ordered -------------------------------------------------------------------------------------------
+    # -- actions ---------------------------------------------------------------------------------------------------
 
-    async def _obey(self, orders: Sequence[Order]) -> None:
+    async def _act(self, actions: Sequence[Action]) -> None:
         attempt = self.supervisor.attempt
-        for order in orders:
-            if attempt != self.supervisor.attempt and isinstance(order, (AskToStop, End, DumpStacks)):
-                continue  # looking at stacks takes a while: these were meant for workers that have gone
-            match order:
-                case Start(attempt, world_size):
+        for action in actions:
+            if attempt != self.supervisor.attempt and isinstance(action, (AskToStop, KillWorkers, DumpStacks)):
+                continue  # dumping stacks takes a while: this was meant for workers that have ended since
+            match action:
+                case StartAttempt(attempt, world_size):
                     await self._start(attempt, world_size)
                 case AskToStop(reason):
-                    self._do(self._ask_to_stop(reason))
-                case End(ranks):
-                    self._nodes.kill(self.supervisor.attempt, ranks)
-                case DumpStacks(ranks):
+                    self._spawn(self._ask_to_stop(reason))
+                case KillWorkers(of_attempt, ranks):
+                    self._nodes.kill(of_attempt, ranks)
+                case DumpStacks(_, ranks):
                     await self._nodes.dump_stacks(ranks)
-                case Tell(what, text, of_attempt, rank):
+                case Note(what, text, of_attempt, rank):
                     self._note(what, text, attempt=of_attempt, rank=rank)
                 case Finish():
-                    self.finish = order
-                    await self._learn_checkpoint()  # it may have come after the last look
-                    self._note("finished", f"{order.outcome}: {order.reason}")
+                    self.finish = action
+                    await self._fetch_checkpoint()  # it may be newer than the last look
+                    self._note("finished", f"{action.outcome}: {action.reason}")
                     self._show()
                     self._is_over.set()
 
     async def _start(self, attempt: int, world_size: int) -> None:
-        self._seen = _Seen(StepWatch(self._spec.step_timeout_s, self._spec.is_start_watched))
-        await self._see_off(world_size)
+        self._observed = _Observed(StepWatch(self._spec.step_timeout_s, self._spec.is_start_watched))
+        await self._remove_leftovers(world_size)
         await self._nodes.launch(
-            Place(
-                run=self._spec.name,
-                attempt=attempt,
-                rank=0,
-                world_size=world_size,
-                local_rank=0,
-                local_world_size=world_size,
-                master_port=0,
+            WorkerSpec(
+                identity=Identity(
+                    run=self._spec.name, attempt=attempt, world_size=world_size, local_world_size=world_size
+                ),
                 coordinator=self._coordinator,
                 checkpoints=self._spec.checkpoints,
                 max_restarts=self._spec.max_restarts,
             )
         )
         if self.supervisor.phase is Phase.STOPPING and self.supervisor.attempt == attempt:
-            await self._ask_to_stop(self._stop_reason)  # asked before there was anybody to hear it
+            await self._ask_to_stop(self._stop_reason)  # requested before any worker could receive it
 
-    async def _see_off(self, world_size: int) -> None:
-        """Members of the attempt before whom nobody of this one replaces: they have ended, or must not go on. Ranks
-        begin together only when those are gone, which would take a lease.
+    async def _remove_leftovers(self, world_size: int) -> None:
+        """Remove members of the last attempt whose ranks the next one does not have. Its ranks start together only once
+        these are gone, which would otherwise take a lease.
         """
         with contextlib.suppress(StrataError):
             found = await self._client.list_workers(job_id=self._spec.name)
@@ -290,12 +297,12 @@ class Agent:
                     await replaced.deregister("its attempt is over")
 
     async def _ask_to_stop(self, reason: str) -> None:
-        """Workers that have a context agree on a step. Scripts without one know only the signal; and as long as not all
-        workers have joined, nobody has made a step that could be saved.
+        """Send STOP to workers with a context, which then agree on a step. Send SIGTERM to scripts without one, and as
+        long as some workers have not joined: no worker has made a step that could be saved.
         """
         self._stop_reason = reason
         attempt, ranks = self.supervisor.attempt, sorted(self.supervisor.running)
-        have_context = set(self._seen.workers)
+        have_context = set(self._observed.workers)
         with contextlib.suppress(StrataError):
             found = await self._client.list_workers(job_id=self._spec.name)
             if self.supervisor.attempt != attempt:
@@ -317,7 +324,7 @@ class Agent:
         for rank in ranks:
             self._nodes.send_signal(rank, signal.SIGTERM)
 
-    # -- telling ---------------------------------------------------------------------------------------------------
+    # -- timeline, status and display ------------------------------------------------------------------------------
 
     def _note(
         self,
@@ -342,7 +349,7 @@ class Agent:
         )
         self._directory.note(event)
         self._last_event = text
-        self._shower.say(event)
+        self._display.print_event(event)
         self._write_status()
 
     def _write_status(self) -> None:
@@ -366,7 +373,7 @@ class Agent:
     def _show(self) -> None:
         self._write_status()
         supervisor = self.supervisor
-        self._shower.show(
+        self._display.show(
             RunView(
                 name=self._spec.name,
                 phase=supervisor.phase.value if self.finish is None else self.finish.outcome,
@@ -375,34 +382,34 @@ class Agent:
                 num_restarts=supervisor.num_restarts,
                 max_restarts=self._spec.max_restarts,
                 elapsed_s=self._now_s() - self._began_s,
-                workers=[_view_of(rank, worker) for rank, worker in sorted(self._seen.workers.items())],
-                checkpoint=self._checkpoint_in_words(),
+                workers=[_view_of(rank, worker) for rank, worker in sorted(self._observed.workers.items())],
+                checkpoint=self._describe_checkpoint(),
                 last_event=self._last_event,
                 directory=str(self._directory.path),
             )
         )
 
-    def _checkpoint_in_words(self) -> str:
+    def _describe_checkpoint(self) -> str:
         last = self._checkpoint
-        return checkpoint_in_words(
+        return describe_checkpoint(
             (last.checkpoint.step, self._clock.wall_s() - last.committed_at_s) if last is not None else None,
             [
                 (int(each.metrics.get(METRICS.saving_step, NOT_SAVING)), each.metrics.get(METRICS.saving_fraction, 0.0))
-                for each in self._seen.workers.values()
+                for each in self._observed.workers.values()
             ],
         )
 
-    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
-        self._doing.add(task)
-        task.add_done_callback(self._doing.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _now_s(self) -> float:
         return self._clock.monotonic_s()
 
 
 def _rank_of(worker: WorkerInfo) -> int:
-    return int(worker.metrics.get(METRICS.rank, worker.rank))
+    return worker.rank if worker.launch_rank is None else worker.launch_rank
 
 
 def _view_of(rank: int, worker: WorkerInfo) -> WorkerView:

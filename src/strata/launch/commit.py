@@ -1,4 +1,4 @@
-"""Checkpoints of several ranks, with a coordinator: a death is known at once, and the job knows its checkpoints."""
+"""Commit checkpoints of several ranks through the coordinator, which notices a dead rank and records checkpoints."""
 
 from __future__ import annotations
 
@@ -18,50 +18,50 @@ if TYPE_CHECKING:
     from strata.coordinator.client import Worker
 
 MAX_METADATA_BYTES = 16 << 10
-"""More of the user's metadata stays in the manifest; the coordinator keeps many checkpoints in memory."""
+"""Larger metadata stays in the manifest only; the coordinator keeps many checkpoints in memory."""
 
 
 class CoordinatorCommit:
-    """`strata.checkpoint.group.commit.Commit` by way of a worker that has joined a job.
+    """A `strata.checkpoint.group.commit.Commit` that uses a worker of a job.
 
         manager = CheckpointManager(path, ranks=ranks, commit=CoordinatorCommit(worker))
 
-    The job's workers and the checkpoint's ranks are the same processes. Calls may come from any thread.
+    The job's workers and the checkpoint's ranks are the same processes. Calls are safe from any thread.
     """
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._lock = threading.Lock()
         self._last: tuple[str, int] = ("", 0)
-        """The last checkpoint's id, and this process's rank in it."""
+        """Id of the last checkpoint, and this process's rank in it."""
 
-    def all_written(self, id: str, *, step: int, rank: int, size: int, timeout_s: float) -> None:  # noqa: A002 - its name
-        """Waits at a barrier of the checkpoint's name.
+    def all_written(self, id: str, *, step: int, rank: int, size: int, timeout_s: float) -> None:  # noqa: A002 - the protocol's name
+        """Wait at a barrier for all ranks.
 
         Raises:
-            CheckpointAborted: Somebody died or did not come; the message names them.
-            CoordinatorUnavailable: Nobody answers.
+            CheckpointAborted: A rank died or did not arrive; the message names it.
+            CoordinatorUnavailable: The coordinator does not answer.
         """
         with self._lock:
             self._last = (id, rank)
         if self._worker.world_size != size:
             raise CheckpointAborted(
-                f"checkpoint {id} is of {size} ranks, and generation {self._worker.generation} of job "
-                f"{self._worker.job_id!r} has {self._worker.world_size} workers; refresh() after every change, "
-                "and let each rank be one worker"
+                f"checkpoint {id} has {size} ranks, but generation {self._worker.generation} of job "
+                f"{self._worker.job_id!r} has {self._worker.world_size} workers; call refresh() after every change, "
+                "and register each rank as one worker"
             )
         try:
             self._worker.barrier(f"checkpoint/{id}", step=step, timeout_s=timeout_s)
         except BarrierBroken as error:
             raise CheckpointAborted(f"checkpoint {id}: {error}", missing=error.missing) from error
         except (StaleGeneration, StaleIncarnation, UnknownWorker) as error:
-            raise CheckpointAborted(f"checkpoint {id}: the job's workers have changed meanwhile: {error}") from error
+            raise CheckpointAborted(f"checkpoint {id}: the membership has changed: {error}") from error
 
     def committed(self, metadata: CheckpointMetadata) -> None:
-        """Every rank says so, the first one with the size of all.
+        """Acknowledge the checkpoint; rank 0 reports its size.
 
         Raises:
-            CoordinatorError: The coordinator did not take it; the checkpoint exists all the same.
+            CoordinatorError: The coordinator did not accept it; the checkpoint exists nevertheless.
         """
         with self._lock:
             last, rank = self._last
@@ -79,7 +79,7 @@ class CoordinatorCommit:
 
 
 def _texts(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Texts as they are, all else as JSON; where it is too much, only what the agent needs."""
+    """Return strings unchanged and other values as JSON; if that is too large, only what the agent needs."""
     texts = {
         str(key): value if isinstance(value, str) else msgspec.json.encode(value).decode()
         for key, value in metadata.items()

@@ -1,6 +1,6 @@
-"""How a running agent is asked to stop or to scale: by signals, or with one JSON line each way through a Unix socket.
+"""Requests to a running agent, to stop or to scale: by signals, or as one JSON line each way over a Unix socket.
 
-The socket lies in a directory that only the agent's user can enter.
+The socket is in a directory that only the agent's user can enter.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MAX_LINE_BYTES = 4096
 TIMEOUT_S = 10.0
 SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
-"""The last one comes when the terminal is closed."""
+"""SIGHUP comes when the terminal is closed."""
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop", tag_field="do", forbid_unknown_fields=True):
@@ -42,8 +42,8 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 Request = Stop | Scale
 
 
-class Asked(Protocol):
-    """An agent, as far as requests go."""
+class Controlled(Protocol):
+    """What an agent must provide for requests."""
 
     def stop(self, reason: str, *, is_now: bool = False) -> None: ...
 
@@ -51,7 +51,7 @@ class Asked(Protocol):
 
 
 @contextlib.asynccontextmanager
-async def served(agent: Asked, path: Path) -> AsyncIterator[None]:
+async def serve(agent: Controlled, path: Path) -> AsyncIterator[None]:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(TIMEOUT_S):
@@ -59,7 +59,7 @@ async def served(agent: Asked, path: Path) -> AsyncIterator[None]:
                 writer.write(msgspec.json.encode(_carry_out(agent, line)) + b"\n")
                 await writer.drain()
         except (TimeoutError, ConnectionError, ValueError):
-            pass  # whoever asked is gone, or says more than a request is long
+            pass  # the client is gone, or its request is too long
         finally:
             writer.close()
 
@@ -68,7 +68,7 @@ async def served(agent: Asked, path: Path) -> AsyncIterator[None]:
         yield
 
 
-def _carry_out(agent: Asked, line: bytes) -> Answer:
+def _carry_out(agent: Controlled, line: bytes) -> Answer:
     try:
         match msgspec.json.decode(line, type=Request):
             case Stop(is_now):
@@ -81,9 +81,10 @@ def _carry_out(agent: Asked, line: bytes) -> Answer:
 
 
 def ask(path: str, request: Request) -> None:
-    """
+    """Send a request to the agent at this socket.
+
     Raises:
-        ConfigError: The agent refuses, or is not there.
+        ConfigError: The agent refuses, or does not run.
     """
     try:
         with socket.socket(socket.AF_UNIX) as link:
@@ -93,15 +94,17 @@ def ask(path: str, request: Request) -> None:
             with link.makefile("rb") as lines:
                 answer = msgspec.json.decode(lines.readline(MAX_LINE_BYTES), type=Answer)
     except (OSError, msgspec.DecodeError) as error:
-        raise ConfigError(f"the run's agent does not answer ({error}); `strata ps` tells whether it lives") from error
+        raise ConfigError(
+            f"the run's agent does not answer ({error}); check with `strata ps` whether it still runs"
+        ) from error
     if answer.error:
         raise ConfigError(answer.error)
 
 
 @contextlib.contextmanager
-def signals(agent: Asked) -> Iterator[None]:
-    """Asked once, the workers save and stop; asked twice, they stop. In another thread than the main one nobody can be
-    asked so. What the program did about the signals before, it does again afterwards.
+def handle_signals(agent: Controlled) -> Iterator[None]:
+    """Stop the run on a signal: the first lets the workers save, the second kills them. Only the main thread can handle
+    signals; in other threads this does nothing. Restore the previous handlers afterwards.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -109,12 +112,12 @@ def signals(agent: Asked) -> Iterator[None]:
     loop = asyncio.get_running_loop()
     before = {number: signal.getsignal(number) for number in SIGNALS}
     for number, reason in SIGNALS.items():
-        if before[number] is not signal.SIG_IGN or number == signal.SIGINT:  # as nohup has it
+        if before[number] is not signal.SIG_IGN or number == signal.SIGINT:  # nohup ignores SIGHUP
             loop.add_signal_handler(number, agent.stop, reason)
     try:
         yield
     finally:
         for number, handler in before.items():
             loop.remove_signal_handler(number)
-            if handler is not None:  # it was not set by Python
+            if handler is not None:  # None: not set by Python
                 signal.signal(number, handler)

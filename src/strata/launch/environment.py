@@ -1,6 +1,6 @@
-"""What a worker finds in its environment: torchrun's variables, so that scripts start unchanged, and a few of ours.
+"""The environment of a worker: torchrun's variables, so that scripts run unchanged, and a few of our own.
 
-The agent writes it, `strata.init()` reads it; both sides are here, so that they cannot differ.
+The agent writes these variables and `strata.init()` reads them. Both sides live here, so that they cannot drift apart.
 """
 
 from __future__ import annotations
@@ -13,61 +13,60 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from strata.errors import ConfigError
+from strata.identity import ATTEMPT, RUN, TORCHRUN, Identity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 STOPPED = 83
-"""The exit code of a worker that saved and stopped because it was asked to; no shell or signal gives it."""
+"""Exit code of a worker that saved a checkpoint and stopped on request; no shell and no signal produces it."""
 
 STACKS_SIGNAL = "SIGUSR2"
-"""At which a worker writes where it stands to its log."""
+"""Signal on which a worker dumps the stacks of its threads to its log."""
 
 NOTE = "strata: "
-"""With which our own lines in a worker's log begin: nobody died of them."""
+"""Prefix of our own lines in a worker's log; such a line is never the cause of a failure."""
 
 NOT_SAVING = -1.0
-"""In place of a step that is being saved: a metric stays what it was last, so this says that there is none any more."""
+"""Value of `METRICS.saving_step` when no save is in progress: a metric keeps its last value, so it must be reset."""
 
 NEEDED_WORLD_SIZE = "strata/world_size"
-"""In a checkpoint's metadata: the only number of workers that can go on from it, where a loader's state is per rank."""
+"""Key in a checkpoint's metadata: the only world size that can resume from it, because a loader's state is per rank."""
 
 JOINED = "STRATA_JOINED"
-"""The process that has joined as this rank: what it starts inherits its environment, and is no rank."""
+"""Process id of the worker that has joined as this rank. Its children inherit the environment but are not ranks."""
 STORAGE_OPTIONS = "STRATA_STORAGE_OPTIONS"
-"""For the run's checkpoints, as JSON. No secrets: a run keeps its variables in a file."""
-MAX_DIGITS = 20
+"""Storage options of the run's checkpoints, as JSON. They hold no secrets: a run stores its variables in a file."""
 LAST_STEP = "STRATA_LAST_STEP"
-"""The file in which a worker that leaves notes its last step: it has left the coordinator when its process ends."""
-_RUN = "STRATA_RUN"
-_ATTEMPT = "STRATA_ATTEMPT"
+"""Path of the file in which a worker records its last step: it has left the coordinator when its process exits."""
+_MAX_DIGITS = 20
 _COORDINATOR = "STRATA_COORDINATOR"
 _CHECKPOINTS = "STRATA_CHECKPOINTS"
+_MAX_RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
+_NUMBERS = (*TORCHRUN[:4], "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_PORT", ATTEMPT, _MAX_RESTARTS)
+_TEXTS = ("MASTER_ADDR", _COORDINATOR, _CHECKPOINTS)
 
 
 class METRICS:
-    """Heartbeat metrics of ours, beside the user's own; the names cannot be those of arguments."""
+    """Names of our own heartbeat metrics. The slash keeps them apart from the names of keyword arguments."""
 
-    attempt = "strata/attempt"
-    rank = "strata/rank"
-    restored_at_s = "strata/restored_at_s"
-    first_step_at_s = "strata/first_step_at_s"
     agree_command = "strata/agree_command"
-    """About which command the ranks agree."""
+    """Id of the command that the ranks are agreeing on."""
     agree_limit = "strata/agree_limit"
-    """How far a rank's training goes until they have."""
+    """Step beyond which this rank does not train until they have agreed."""
     agreed_command = "strata/agreed_command"
-    """The command before that, and the limit: a rank that goes on to the next may not have been read by all."""
+    """Id of the command before that one, and its limit: a rank may reach the next command before all have read it."""
     agreed_limit = "strata/agreed_limit"
     last_steps = ("strata/last_step/0", "strata/last_step/1")
-    """After which a rank's training has come to its end: at its ends number 0, 2, …, and number 1, 3, ….
+    """Last step of a rank's training, alternating between two names at each end of training.
 
-    A rank that has read everybody's may come to its next end before everybody has read its own; not beyond that one."""
+    A rank that has read all values may reach its next end before the others have read its own, but not the one after.
+    """
     saving_step = "strata/saving_step"
-    """Of the save that is under way; or NOT_SAVING."""
+    """Step of the save in progress, or `NOT_SAVING`."""
     saving_fraction = "strata/saving_fraction"
     per_rank = "strata/per_rank"
-    """Above 0: a loader's state is each rank's own, so that only as many workers can go on from a checkpoint."""
+    """Above 0 if a loader's state is per rank, so that only the same world size can resume from a checkpoint."""
 
     @staticmethod
     def is_ours(name: str) -> bool:
@@ -75,128 +74,107 @@ class METRICS:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Which worker of which attempt of which run a process is."""
+class WorkerSpec:
+    """What one worker process of a run is started with."""
 
-    run: str
-    attempt: int
-    """Counts the starts of the run's workers, from 0."""
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
-    node_rank: int = 0
-    num_nodes: int = 1
-    master_addr: str = "127.0.0.1"
-    master_port: int
+    identity: Identity
     coordinator: str
-    """Where the coordinator, or the node's relay, is reached."""
+    """Address of the coordinator or of the node's relay."""
     checkpoints: str
-    """A directory or URL."""
+    """Directory or URL."""
     max_restarts: int = 0
 
-    @property
-    def worker_id(self) -> str:
-        """What the coordinator calls it. The next attempt's worker of this rank takes the name over."""
-        return f"rank-{self.rank}"
 
-    @property
-    def session(self) -> str:
-        """What the ranks of this start have in common, and no other start ever had."""
-        return f"{self.run}/{self.attempt}/{self.master_addr}:{self.master_port}"
-
-
-def environment(place: Place) -> dict[str, str]:
-    """As torchrun sets it, and what `place_in` reads."""
+def worker_environment(spec: WorkerSpec) -> dict[str, str]:
+    """Return the variables that torchrun would set, and those that `read_environment` needs."""
+    identity = spec.identity
     return {
-        "RANK": str(place.rank),
-        "WORLD_SIZE": str(place.world_size),
-        "LOCAL_RANK": str(place.local_rank),
-        "LOCAL_WORLD_SIZE": str(place.local_world_size),
-        "GROUP_RANK": str(place.node_rank),
-        "GROUP_WORLD_SIZE": str(place.num_nodes),
+        "RANK": str(identity.rank),
+        "WORLD_SIZE": str(identity.world_size),
+        "LOCAL_RANK": str(identity.local_rank),
+        "LOCAL_WORLD_SIZE": str(identity.local_world_size),
+        "GROUP_RANK": str(identity.node_rank),
+        "GROUP_WORLD_SIZE": str(identity.num_nodes),
         "ROLE_NAME": "default",
-        "ROLE_RANK": str(place.rank),
-        "ROLE_WORLD_SIZE": str(place.world_size),
-        "MASTER_ADDR": place.master_addr,
-        "MASTER_PORT": str(place.master_port),
-        "TORCHELASTIC_RUN_ID": place.run,
-        "TORCHELASTIC_RESTART_COUNT": str(place.attempt),
-        "TORCHELASTIC_MAX_RESTARTS": str(place.max_restarts),
+        "ROLE_RANK": str(identity.rank),
+        "ROLE_WORLD_SIZE": str(identity.world_size),
+        "MASTER_ADDR": identity.master_addr,
+        "MASTER_PORT": str(identity.master_port),
+        "TORCHELASTIC_RUN_ID": identity.run,
+        "TORCHELASTIC_RESTART_COUNT": str(identity.attempt),
+        _MAX_RESTARTS: str(spec.max_restarts),
         JOINED: "",
-        _RUN: place.run,
-        _ATTEMPT: str(place.attempt),
-        _COORDINATOR: place.coordinator,
-        _CHECKPOINTS: place.checkpoints,
+        RUN: identity.run,
+        ATTEMPT: str(identity.attempt),
+        _COORDINATOR: spec.coordinator,
+        _CHECKPOINTS: spec.checkpoints,
     }
 
 
-def place_in(variables: Mapping[str, str]) -> Place | None:
-    """What the agent has said; None in a process that no agent started.
+def read_environment(variables: Mapping[str, str]) -> WorkerSpec | None:
+    """Return what the agent has set, or None in a process that no agent started.
 
     Raises:
-        ConfigError: Something of it is missing or no number.
+        ConfigError: A variable is missing or not a number.
     """
-    if _RUN not in variables:
+    if RUN not in variables:
         return None
-    return Place(
-        run=variables[_RUN],
-        attempt=_number(variables, _ATTEMPT),
-        rank=_number(variables, "RANK"),
-        world_size=_number(variables, "WORLD_SIZE"),
-        local_rank=_number(variables, "LOCAL_RANK"),
-        local_world_size=_number(variables, "LOCAL_WORLD_SIZE"),
-        node_rank=_number(variables, "GROUP_RANK"),
-        num_nodes=_number(variables, "GROUP_WORLD_SIZE"),
-        master_addr=_text(variables, "MASTER_ADDR"),
-        master_port=_number(variables, "MASTER_PORT"),
-        coordinator=_text(variables, _COORDINATOR),
-        checkpoints=_text(variables, _CHECKPOINTS),
-        max_restarts=_number(variables, "TORCHELASTIC_MAX_RESTARTS"),
+    for name in _TEXTS:
+        _require(variables, name)
+    for name in _NUMBERS:
+        _require_number(variables, name)
+    identity = Identity.from_environment(variables, launchers=(TORCHRUN,), cure="leave them as `strata run` set them")
+    assert identity is not None
+    return WorkerSpec(
+        identity=identity,
+        coordinator=variables[_COORDINATOR],
+        checkpoints=variables[_CHECKPOINTS],
+        max_restarts=int(variables[_MAX_RESTARTS]),
     )
 
 
 def note_last_step(variables: Mapping[str, str], step: int) -> None:
-    """By a worker that leaves; where nobody has asked for it, it does nothing."""
+    """Record the last step of a worker that leaves, if its agent asked for it."""
     if path := variables.get(LAST_STEP):
         with contextlib.suppress(OSError):
             Path(path).write_bytes(b"%d" % step)
 
 
 def take_last_step(path: Path) -> int | None:
-    """What a worker has left there; None if it was killed, or made no step that we know of."""
+    """Read and remove what `note_last_step` wrote; None if the worker was killed or made no step."""
     with contextlib.suppress(OSError, ValueError):
-        step = int(path.read_bytes()[:MAX_DIGITS])
+        step = int(path.read_bytes()[:_MAX_DIGITS])
         path.unlink()
         return step
     return None
 
 
-def _text(variables: Mapping[str, str], name: str) -> str:
+def _require(variables: Mapping[str, str], name: str) -> str:
     if name not in variables:
         raise ConfigError(
-            f"{name} is not set although {_RUN} is; start workers with `strata run`, and let the script keep its "
-            "environment",
+            f"{name} is not set although {RUN} is; start workers with `strata run`, and keep the environment that it "
+            "sets",
             field=name,
         )
     return variables[name]
 
 
-def _number(variables: Mapping[str, str], name: str) -> int:
-    text = _text(variables, name)
-    try:
-        return int(text)
-    except ValueError:
-        raise ConfigError(f"{name}={text!r} is not a number; leave it as `strata run` has set it", field=name) from None
+def _require_number(variables: Mapping[str, str], name: str) -> None:
+    text = _require(variables, name)
+    if not text.isdecimal():
+        raise ConfigError(f"{name}={text!r} is not a number; leave it as `strata run` set it", field=name)
 
 
 def storage_options_in(variables: Mapping[str, str]) -> dict[str, str]:
-    """What `strata run --storage-option` said.
+    """Return the options of `strata run --storage-option`.
 
     Raises:
-        ConfigError: It is not what `strata run` writes.
+        ConfigError: The variable does not hold what `strata run` writes.
     """
     try:
         return msgspec.json.decode(variables.get(STORAGE_OPTIONS) or "{}", type=dict[str, str])
     except msgspec.DecodeError as error:
-        raise ConfigError(f"{STORAGE_OPTIONS} is not a JSON object of texts: {error}", field=STORAGE_OPTIONS) from None
+        raise ConfigError(
+            f"{STORAGE_OPTIONS} is not a JSON object of strings: {error}; leave it as `strata run` set it",
+            field=STORAGE_OPTIONS,
+        ) from None

@@ -1,90 +1,109 @@
-"""A run on several machines: on each an agent; one of them leads, and the others do what it says.
+"""A run on several machines: each has an agent; one of them leads, and the others follow its orders.
 
-Every agent may lead: if the one that does is lost, the next takes over, and starts the next attempt from the last
-checkpoint. An agent that the coordinator has given up, because nothing was heard of it for a lease, ends its workers
+Every agent may lead: if the leader is lost, the next one takes over and starts the next attempt from the last
+checkpoint. An agent that the coordinator has removed, because it was silent for longer than a lease, kills its workers
 and joins again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
+import signal
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from strata.clock import Clock, SystemClock
 from strata.coordinator.client import AsyncCoordinatorClient
-from strata.errors import ConfigError
+from strata.errors import ConfigError, StrataError
 from strata.launch import control
 from strata.launch.agent import Agent
-from strata.launch.follower import Follower
 from strata.launch.nodes import rendezvous
 from strata.launch.nodes.base import Nodes
 from strata.launch.nodes.local import LocalNode
 from strata.launch.nodes.remote import RemoteNode
-from strata.launch.nodes.rendezvous import Ended, Leaving, Over
+from strata.launch.nodes.rendezvous import Outbox
+from strata.launch.protocol import (
+    NOT_STARTED,
+    DumpStacks,
+    KillWorkers,
+    NodeLeaving,
+    Release,
+    RunOver,
+    SignalWorker,
+    StartWorkers,
+    WorkerExit,
+    WorkersExited,
+)
 from strata.launch.record.directory import RunStatus
 from strata.launch.record.timeline import RunEvent
 from strata.launch.supervisor import Finish
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
-    from strata.launch.control import Asked
-    from strata.launch.nodes.rendezvous import Meeting, Member
+    from strata.launch.control import Controlled
+    from strata.launch.nodes.base import Node
+    from strata.launch.nodes.rendezvous import AgentGroup, Member
+    from strata.launch.protocol import AnyMessage
     from strata.launch.record.directory import RunDirectory
-    from strata.launch.record.view import Shower
+    from strata.launch.record.view import Display
 
 log = logging.getLogger(__name__)
 GATHER_S = 30.0
-"""How long the first attempt waits for all nodes, if those that are there would do."""
+"""How long the first attempt waits for all nodes, if those that have joined suffice."""
+MAX_LOG_ENDS = 2
+"""Exits of one message that carry the end of their log."""
+BATCH_S = 0.02
+"""Interval between two reports of exits: the workers of an attempt mostly exit together."""
 
 
 class NodeAgent:
-    """Takes part in a run until its end, now leading, now following."""
+    """Take part in a run until its end, as its leader or as a follower."""
 
-    def __init__(self, directory: RunDirectory, shower: Shower, door: Path, *, clock: Clock | None = None) -> None:
+    def __init__(self, directory: RunDirectory, display: Display, socket: Path, *, clock: Clock | None = None) -> None:
         self._directory = directory
         self._spec = directory.spec
-        self._shower = shower
-        self._door = door
+        self._display = display
+        self._socket = socket
         self._clock = clock or SystemClock()
         self._client = AsyncCoordinatorClient(self._spec.coordinator)
         self._address = self._spec.node_address or rendezvous.own_address(self._spec.coordinator)
         self._slots = math.ceil(self._spec.workers.at_most / self._spec.num_nodes)
-        self._role: Asked | None = None
+        self._role: Controlled | None = None
         self._stopped: Finish | None = None
-        """Asked to stop while it had no role."""
+        """Set by a request to stop that came while the agent had no role."""
         self._leaving = ""
-        """Why it is to leave the run, if it was asked to while it followed."""
+        """Why this node leaves the run, if that was requested while it followed."""
         before = directory.status
         self._last_attempt = before.attempt if before is not None else -1
         self._last_step = before.step if before is not None else 0
         self._is_first = True
         status = RunStatus.of_this_process(now_s=self._clock.wall_s())
-        self._status = msgspec.structs.replace(status, control=str(door), attempt=max(self._last_attempt, 0))
+        self._status = msgspec.structs.replace(status, control=str(socket), attempt=max(self._last_attempt, 0))
 
     async def run(self) -> Finish:
         """
         Raises:
             CoordinatorError: The coordinator cannot be reached, or refuses this node.
         """
-        async with self._client, control.served(self, self._door):
-            with control.signals(self):
+        async with self._client, control.serve(self, self._socket):
+            with control.handle_signals(self):
                 while True:
-                    async with rendezvous.joined(
+                    async with rendezvous.join_group(
                         self._client, self._spec.name, address=self._address, slots=self._slots
-                    ) as here:
-                        self._check_timeouts(here)
-                        rendezvous.check_reach(here)
-                        finish = await self._take_part(here)
+                    ) as group:
+                        self._check_timeouts(group)
+                        rendezvous.check_reachable(group)
+                        finish = await self._take_part(group)
                     if finish is not None:
                         return finish
-                    self._note(
-                        "nodes", "this node was given up by the coordinator; its workers have ended, it joins again"
-                    )
+                    self._note("nodes", "the coordinator has removed this node; its workers have ended, rejoining")
 
     def stop(self, reason: str, *, is_now: bool = False) -> None:
         if self._role is not None:
@@ -95,7 +114,7 @@ class NodeAgent:
     def scale(self, workers: int) -> None:
         """
         Raises:
-            ConfigError: So many may not be, or nobody here could see to it now.
+            ConfigError: The number is outside the allowed range, or this node does not lead.
         """
         if self._role is None:
             raise ConfigError(
@@ -104,36 +123,34 @@ class NodeAgent:
             )
         self._role.scale(workers)
 
-    def _check_timeouts(self, here: Meeting) -> None:
-        """A machine that is gone must be known to be gone before its workers can be taken for hung."""
+    def _check_timeouts(self, group: AgentGroup) -> None:
+        """Check that a lost machine is noticed before its workers count as hung."""
         limit_s = self._spec.step_timeout_s
-        if 0 < limit_s <= here.lease_s:
+        if 0 < limit_s <= group.lease_s:
             raise ConfigError(
-                f"--step-timeout-s {limit_s:g} is not above the coordinator's lease of {here.lease_s:g} s; raise it, "
-                "or lower lease.lease_s there",
+                f"--step-timeout-s {limit_s:g} is not above the coordinator's lease of {group.lease_s:g} s; raise it, "
+                "or lower lease.lease_s of the coordinator",
                 field="step_timeout_s",
             )
 
-    async def _take_part(self, here: Meeting) -> Finish | None:
-        """None: this node is out."""
-        while not here.is_out:
+    async def _take_part(self, group: AgentGroup) -> Finish | None:
+        """Lead or follow until the end of the run; return None if the coordinator has removed this node."""
+        while not group.is_out:
             if self._stopped is not None:
                 return self._ended(self._stopped)
-            if here.is_leader:
-                return await self._lead(here)
-            if here.leader is None:
-                await here.hear()
-            elif (finish := await self._follow(here, here.leader)) is not None:
+            if group.is_leader:
+                return await self._lead(group)
+            if group.leader is None:
+                await group.receive()
+            elif (finish := await self._follow(group, group.leader)) is not None:
                 return self._ended(finish)
         return None
 
-    # -- following -------------------------------------------------------------------------------------------------
-
-    async def _follow(self, here: Meeting, leader: Member) -> Finish | None:
-        node = self._local_node(here)
+    async def _follow(self, group: AgentGroup, leader: Member) -> Finish | None:
+        node = self._local_node(group)
         await node.prepare()
         self._role = follower = Follower(
-            here, leader, node, self._note, coordinator=self._spec.coordinator, leaving=self._leaving
+            group, leader, node, self._note, coordinator=self._spec.coordinator, leaving=self._leaving
         )
         try:
             return await follower.run()
@@ -143,34 +160,32 @@ class NodeAgent:
             self._leaving = follower.leaving
             self._last_attempt = max(self._last_attempt, follower.last_attempt)
 
-    # -- leading ---------------------------------------------------------------------------------------------------
-
-    async def _lead(self, here: Meeting) -> Finish | None:
+    async def _lead(self, group: AgentGroup) -> Finish | None:
         if self._leaving:
-            return self._ended(Finish("stopped", f"{self._leaving}; the run goes on without this node"))
-        node = self._local_node(here)
+            return self._ended(Finish("stopped", f"{self._leaving}; the run continues without this node"))
+        node = self._local_node(group)
         await node.prepare()
-        nodes = Nodes(node, awaited=self._spec.num_nodes if self._is_first else 0)
+        nodes = Nodes(node, num_awaited=self._spec.num_nodes if self._is_first else 0)
         self._is_first = False
         agent = Agent(
             self._spec,
             self._directory,
             nodes,
             self._client,
-            self._shower,
+            self._display,
             coordinator=self._spec.coordinator,
-            control=str(self._door),
+            control=str(self._socket),
             last_attempt=self._last_attempt,
             last_step=self._last_step,
             clock=self._clock,
         )
         self._role = agent
-        running, watching = asyncio.create_task(agent.run()), asyncio.create_task(_watch(here, nodes))
-        opening = asyncio.get_running_loop().call_later(GATHER_S, nodes.open_up)
+        running, watching = asyncio.create_task(agent.run()), asyncio.create_task(_watch(group, nodes))
+        opening = asyncio.get_running_loop().call_later(GATHER_S, nodes.stop_awaiting)
         try:
             await asyncio.wait((running, watching), return_when=asyncio.FIRST_COMPLETED)
             if not running.done():
-                watching.result()  # it raises, or this node is out
+                watching.result()  # raises, or this node is out
                 return None
             finish = running.result()
         finally:
@@ -181,14 +196,12 @@ class NodeAgent:
             await asyncio.gather(running, watching, return_exceptions=True)
             self._last_attempt = max(self._last_attempt, agent.supervisor.attempt)
             self._last_step = agent.supervisor.step
-        for other in await here.dismiss(Over(finish.outcome, finish.reason)):
-            log.warning("node %s could not be told that the run is over; stop it there, or it goes on", other.name)
+        for other in await group.dismiss(RunOver(finish.outcome, finish.reason)):
+            log.warning("node %s has not learned that the run is over; stop it there, or it continues", other.name)
         return finish
 
-    # -- within ----------------------------------------------------------------------------------------------------
-
-    def _local_node(self, here: Meeting) -> LocalNode:
-        return LocalNode(self._directory, name=here.me.id, address=self._address, slots=self._slots)
+    def _local_node(self, group: AgentGroup) -> LocalNode:
+        return LocalNode(self._directory, name=group.me.id, address=self._address, slots=self._slots)
 
     def _ended(self, finish: Finish) -> Finish:
         self._note("finished", f"{finish.outcome}: {finish.reason}")
@@ -199,7 +212,7 @@ class NodeAgent:
         return finish
 
     def _note(self, what: str, text: str) -> None:
-        """While this node does not lead; else its agent does."""
+        """Add an event to the timeline while this node does not lead; otherwise its `Agent` does so."""
         now_s = self._clock.wall_s()
         event = RunEvent(
             at_s=now_s,
@@ -209,27 +222,27 @@ class NodeAgent:
             attempt=max(self._last_attempt, 0),
         )
         self._directory.note(event)
-        self._shower.say(event)
+        self._display.print_event(event)
         self._status = msgspec.structs.replace(
             self._status, state="running", attempt=max(self._last_attempt, 0), updated_at_s=now_s
         )
         self._directory.write_status(self._status)
 
 
-async def _watch(here: Meeting, nodes: Nodes) -> None:
-    """Keeps the leader's nodes as the members are, and hands it what they say. Ends when this node is out."""
+async def _watch(group: AgentGroup, nodes: Nodes) -> None:
+    """Keep the leader's nodes equal to the members and pass on their reports. Return when this node is out."""
     remotes: dict[str, RemoteNode] = {}
     leaving: set[str] = set()
-    _compare(here, nodes, remotes)
-    while not here.is_out:
-        for sender, message in await here.hear():
+    _update_nodes(group, nodes, remotes)
+    while not group.is_out:
+        for sender, message in await group.receive():
             if message is None:
-                _compare(here, nodes, remotes)
+                _update_nodes(group, nodes, remotes)
             elif sender in remotes:
                 match message:
-                    case Ended():
-                        remotes[sender].hear(message)
-                    case Leaving(reason):
+                    case WorkersExited():
+                        remotes[sender].receive(message)
+                    case NodeLeaving(reason):
                         leaving.add(sender)
                         nodes.drain(sender, reason)
         for name in [name for name in leaving if name not in remotes or remotes[name].is_empty]:
@@ -238,12 +251,166 @@ async def _watch(here: Meeting, nodes: Nodes) -> None:
                 remotes[name].release()
 
 
-def _compare(here: Meeting, nodes: Nodes, remotes: dict[str, RemoteNode]) -> None:
-    there = {member.id: member for member in here.others}
-    for name in [name for name in remotes if name not in there]:
+def _update_nodes(group: AgentGroup, nodes: Nodes, remotes: dict[str, RemoteNode]) -> None:
+    members = {member.id: member for member in group.others}
+    for name in [name for name in remotes if name not in members]:
         del remotes[name]
         nodes.lose(name, "its agent is gone")
-    for name, member in there.items():
+    for name, member in members.items():
         if name not in remotes:
-            remotes[name] = RemoteNode(here, member)
+            remotes[name] = RemoteNode(group, member)
             nodes.join(remotes[name])
+
+
+class Follower:
+    """A node's agent while another one leads: it carries out orders and reports exits."""
+
+    def __init__(
+        self,
+        group: AgentGroup,
+        leader: Member,
+        node: Node,
+        note: Callable[[str, str], None],
+        *,
+        coordinator: str,
+        leaving: str = "",
+    ) -> None:
+        """
+        Args:
+            note: Called with the kind and the text of an event for the timeline.
+            coordinator: Its address from this machine, which may differ from the leader's.
+            leaving: Why this node leaves the run, if that was requested while another agent led.
+        """
+        self.last_attempt = -1
+        self.leaving = leaving
+        """Why this node leaves the run, once that was requested."""
+        self._group = group
+        self._leader = leader
+        self._node = node
+        self._note = note
+        self._coordinator = coordinator
+        self._running: set[int] = set()
+        self._early: dict[int, int] = {}
+        """Exit codes of ranks that were killed or signalled, perhaps before the node began to start them."""
+        self._exits: list[WorkerExit] = []
+        self._finish: Finish | None = None
+        self._outbox = Outbox(group)
+        self._launches: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> Finish | None:
+        """Follow until the run is over or this node has left it; return None if the leader is gone or this node is
+        out. All workers of this node have ended by then.
+        """
+        self._note("nodes", f"following node {self._leader.name}, which leads")
+        if self.leaving:
+            self._outbox.send(self._leader.id, NodeLeaving(self.leaving))
+        reporting = asyncio.create_task(self._report_exits())
+        try:
+            while not self._group.is_out:
+                if reporting.done():
+                    reporting.result()  # raises: the task only ends with an error
+                of_others = []
+                for received in await self._group.receive():
+                    if received.sender != self._leader.id:
+                        of_others.append(received)
+                    elif received.message is not None:
+                        await self._obey(received.message)
+                if self._finish is not None:
+                    return self._finish
+                if all(member.id != self._leader.id for member in self._group.members):
+                    self._note("nodes", f"node {self._leader.name}, which led, is gone")
+                    self._group.put_back(of_others)  # perhaps the first orders of the next leader
+                    return None
+            return None
+        finally:
+            reporting.cancel()
+            for each in self._launches:
+                each.cancel()
+            await asyncio.gather(reporting, *self._launches, return_exceptions=True)
+            await self._node.close()
+            await self._outbox.close()
+
+    def stop(self, reason: str, *, is_now: bool = False) -> None:
+        """Let all ranks save and the run continue without this node. On the second call, kill this node's workers."""
+        if is_now or self.leaving:
+            self._finish = Finish("stopped", f"{reason}; this node has left the run at once")
+            self._node.kill(self._running)
+        else:
+            self.leaving = reason
+            self._note("stopping", f"{reason}: saving a checkpoint, then the run continues without this node")
+            self._outbox.send(self._leader.id, NodeLeaving(reason))
+
+    def scale(self, workers: int) -> None:
+        raise ConfigError(f"node {self._leader.name} leads this run; ask for {workers} workers there", field="workers")
+
+    # -- orders ----------------------------------------------------------------------------------------------------
+
+    async def _obey(self, message: AnyMessage) -> None:
+        match message:
+            case StartWorkers():
+                self.last_attempt = message.attempt
+                self._running = {rank for rank, _ in message.ranks}
+                self._early = {}
+                num_workers, world_size = len(message.ranks), message.worker.identity.world_size
+                self._note("started", f"attempt {message.attempt} with {num_workers} of {world_size} workers here")
+                task = asyncio.create_task(self._launch(message))
+                self._launches.add(task)
+                task.add_done_callback(self._launches.discard)
+            case KillWorkers(attempt, ranks) if attempt == self.last_attempt:
+                self._early |= dict.fromkeys(ranks, -signal.SIGKILL)
+                self._node.kill(ranks)
+            case SignalWorker(attempt, rank, number) if attempt == self.last_attempt:
+                self._early.setdefault(rank, -number)
+                with contextlib.suppress(ValueError):
+                    self._node.send_signal(rank, signal.Signals(number))
+            case DumpStacks(attempt, ranks) if attempt == self.last_attempt:
+                await asyncio.gather(*map(self._node.dump_stacks, ranks), return_exceptions=True)
+            case RunOver(outcome, reason):
+                self._finish = Finish(outcome, reason)
+            case Release() if self.leaving:
+                self._finish = Finish("stopped", f"{self.leaving}; the run continues without this node")
+            case _:
+                pass  # of an earlier attempt
+
+    async def _launch(self, order: StartWorkers) -> None:
+        """Start workers, except those that were killed or signalled in the meantime: they count as ended. From here on
+        the node handles kills.
+        """
+        early = [WorkerExit(rank, self._early[rank]) for rank, _ in order.ranks if rank in self._early]
+        if early:
+            self._report(early)
+        workers = [
+            replace(worker, coordinator=self._coordinator)
+            for worker in order.workers()
+            if worker.identity.rank not in self._early
+        ]
+        try:
+            await self._node.launch(workers)
+        except StrataError as error:
+            self._report([WorkerExit(worker.identity.rank, NOT_STARTED, str(error)) for worker in workers])
+
+    # -- reports ---------------------------------------------------------------------------------------------------
+
+    async def _report_exits(self) -> None:
+        collecting = asyncio.create_task(self._collect())
+        try:
+            while True:
+                await asyncio.sleep(BATCH_S)
+                if self._exits:
+                    exits, self._exits = self._exits, []
+                    self._report(exits)
+                if collecting.done():
+                    collecting.result()
+        finally:
+            collecting.cancel()
+
+    async def _collect(self) -> None:
+        while True:
+            event = await self._node.next_exit()
+            self._exits.append(event)  # `_report_exits` may have replaced the list during the wait
+
+    def _report(self, exits: list[WorkerExit]) -> None:
+        self._running -= {event.rank for event in exits}
+        # A message holds 64 KiB; of many workers that fail together, the first logs suffice.
+        reported = [event if n < MAX_LOG_ENDS else replace(event, log_end=()) for n, event in enumerate(exits)]
+        self._outbox.send(self._leader.id, WorkersExited(self.last_attempt, tuple(reported)))

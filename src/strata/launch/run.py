@@ -1,4 +1,4 @@
-"""A run, from the first process to the last: coordinator, nodes, agent, signals, and a door for requests."""
+"""One run, from start to end: its coordinator, nodes, agent, signal handlers and control socket."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from strata.launch.agent import Agent
 from strata.launch.multi_node import NodeAgent
 from strata.launch.nodes.base import Nodes
 from strata.launch.nodes.local import LocalNode
-from strata.launch.record.stream import Streaming
+from strata.launch.record.log import LogStream
 from strata.transport import sockets
 
 if TYPE_CHECKING:
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
 
     from strata.launch.nodes.ray_cluster import RayCluster
     from strata.launch.record.directory import RunDirectory
-    from strata.launch.record.stream import Which
-    from strata.launch.record.view import Shower
+    from strata.launch.record.log import Which
+    from strata.launch.record.view import Display
     from strata.launch.supervisor import Finish
     from strata.transport.credentials import ClientSecurity
 
 LEASE = LeaseConfig(heartbeat_s=0.25, suspicion_s=0.25, lease_s=60.0, tick_s=0.05, step_timeout_s=0.0)
-"""On one machine a reset connection is a death, and a beat costs nothing; but a library may keep the interpreter's lock
-for many seconds, and is no less alive. The agent itself watches for hung workers.
+"""Timeouts on one machine. A reset connection means a dead worker, and heartbeats are cheap; but a library may hold the
+GIL for many seconds, so the lease is long. The agent itself watches for hung workers.
 """
 
 
-def run(directory: RunDirectory, shower: Shower, *, logs: Which = "none") -> Finish:
-    """Runs what the directory's spec says, or goes on with it, until its end. `logs`: whose output is shown, too.
+def run(directory: RunDirectory, display: Display, *, logs: Which = "none") -> Finish:
+    """Start or resume the run of this directory and return when it has ended. `logs`: whose output to show.
 
     Raises:
-        ConfigError: Another agent has the run.
+        ConfigError: Another agent leads the run.
     """
-    streaming = Streaming(directory, shower, logs)
+    stream = LogStream(directory, display, logs)
     with (
         directory.lock(),
         sockets.place() as place,
@@ -48,35 +48,35 @@ def run(directory: RunDirectory, shower: Shower, *, logs: Which = "none") -> Fin
         _coordinator(directory, cluster, place.path) as (coordinator, security),
     ):
         try:
-            return asyncio.run(_run(directory, streaming, coordinator, security, cluster, place.path / "control"))
+            return asyncio.run(_run(directory, stream, coordinator, security, cluster, place.path / "control"))
         finally:
-            streaming.look(is_last=True)
+            stream.update(is_last=True)
 
 
 async def _run(
     directory: RunDirectory,
-    shower: Streaming,
+    stream: LogStream,
     coordinator: str,
     security: ClientSecurity | None,
     cluster: RayCluster | None,
-    door: Path,
+    control_socket: Path,
 ) -> Finish:
-    streaming = asyncio.create_task(shower.run())
+    streaming = asyncio.create_task(stream.run())
     try:
         if directory.spec.num_nodes > 1:
-            return await NodeAgent(directory, shower, door).run()
-        return await _lead(directory, shower, coordinator, security, cluster, door)
+            return await NodeAgent(directory, stream, control_socket).run()
+        return await _lead(directory, stream, coordinator, security, cluster, control_socket)
     finally:
         streaming.cancel()
 
 
 async def _lead(
     directory: RunDirectory,
-    shower: Shower,
+    display: Display,
     coordinator: str,
     security: ClientSecurity | None,
     cluster: RayCluster | None,
-    door: Path,
+    control_socket: Path,
 ) -> Finish:
     spec, before = directory.spec, directory.status
     async with (
@@ -88,22 +88,22 @@ async def _lead(
             directory,
             nodes,
             client,
-            shower,
+            display,
             coordinator=coordinator,
-            control=str(door),
+            control=str(control_socket),
             last_attempt=before.attempt if before is not None else -1,
             last_step=before.step if before is not None else 0,
         )
-        async with control.served(agent, door):
-            with control.signals(agent):
+        async with control.serve(agent, control_socket):
+            with control.handle_signals(agent):
                 return await agent.run()
 
 
 @contextlib.contextmanager
 def _cluster(directory: RunDirectory) -> Iterator[RayCluster | None]:
-    """None: there is this machine alone, or agents on others."""
+    """Connect to Ray, if the run uses it."""
     if directory.spec.engine == "ray":
-        from strata.launch.nodes.ray_cluster import connected  # noqa: PLC0415 - Ray is behind it
+        from strata.launch.nodes.ray_cluster import connected  # noqa: PLC0415 - imports Ray
 
         with connected(directory) as cluster:
             yield cluster
@@ -115,16 +115,16 @@ def _cluster(directory: RunDirectory) -> Iterator[RayCluster | None]:
 def _coordinator(
     directory: RunDirectory, cluster: RayCluster | None, place: Path
 ) -> Iterator[tuple[str, ClientSecurity | None]]:
-    """Where it is reached, and what to show there: the one that the user has named, or one inside."""
+    """Return address and credentials of the coordinator: the one that the user named, or one inside this process."""
     config = CoordinatorConfig(state=str(directory.journal), lease=LEASE)
     if directory.spec.coordinator:
         yield directory.spec.coordinator, None
     elif cluster is not None and not cluster.is_here:
-        from strata.launch.nodes.reach import on_network  # noqa: PLC0415 - cryptography is behind it
+        from strata.launch.nodes.network_coordinator import start_on_network  # noqa: PLC0415 - imports cryptography
 
-        with on_network(config, cluster.address, place / "secrets") as reached:
-            cluster.credentials = reached
-            yield reached.address, reached.security
+        with start_on_network(config, cluster.address, place / "secrets") as network:
+            cluster.credentials = network
+            yield network.address, network.security
     else:
         with EmbeddedCoordinator(config, listen=f"unix:{place}/coordinator.sock") as coordinator:
             yield coordinator.address, None
@@ -132,7 +132,7 @@ def _coordinator(
 
 @contextlib.asynccontextmanager
 async def _nodes(directory: RunDirectory, cluster: RayCluster | None) -> AsyncIterator[Nodes]:
-    """Where the workers go. The agent closes them."""
+    """Return the nodes for the workers. The agent closes them."""
     if cluster is not None:
         async with cluster.nodes(directory) as nodes:
             yield nodes

@@ -1,4 +1,4 @@
-"""What is to be run: said once, kept in the run's directory, and read again by `strata resume`."""
+"""The specification of a run: defined once, stored in the run's directory, and read again by `strata resume`."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from strata.errors import ConfigError
 
 MIN_LOG_BYTES = 64 << 10
 MAX_WORKERS = 4_096
-"""More processes than that are a slip of the keyboard."""
+"""A larger number is taken for a typing error."""
 ANY_NUMBER = 1 << 20
-"""The room of a node that sets no bound."""
+"""Slots of a node without a limit."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
-PER_RANK = "the state of an attached loader is each rank's own and cannot be divided"
+PER_RANK = "the state of an attached loader is per rank"
 
 
 def not_divisible(workers: object, only: int) -> str:
-    """Why so many workers cannot go on from where `only` stand, and the cure."""
+    """Return why this number of workers cannot resume from a checkpoint of `only` workers, and the cure."""
     return (
-        f"{workers} workers cannot go on from where {only} stand: {PER_RANK}. Keep {only} workers, or load a map-style "
-        "dataset with ctx.dataloader(dataset, …), which any number of workers can go on with"
+        f"{workers} workers cannot resume from a checkpoint of {only} workers: {PER_RANK}. Keep {only} workers, or "
+        "load a map-style dataset with ctx.dataloader(dataset, …), whose state any number of workers can load"
     )
 
 
 class Size(msgspec.Struct, frozen=True):
-    """How many workers there may be."""
+    """The allowed number of workers."""
 
     at_least: int
     at_most: int
@@ -39,18 +39,21 @@ class Size(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if not 1 <= self.at_least <= self.at_most <= MAX_WORKERS:
             raise ConfigError(
-                f"{self} workers make no sense; say a number from 1 to {MAX_WORKERS}, or two as in 2:8", field="workers"
+                f"workers={self} is invalid; pass a number from 1 to {MAX_WORKERS}, or a range such as 2:8",
+                field="workers",
             )
 
     @classmethod
     def parse(cls, text: str) -> Size:
-        """`4`, or `2:8` for a job that may shrink and grow between them."""
+        """Parse `4`, or `2:8` for a run that may shrink and grow."""
         first, colon, last = text.partition(":")
         try:
             at_least = int(first)
             return cls(at_least, int(last) if colon else at_least)
         except ValueError:
-            raise ConfigError(f"workers={text!r} is neither a number nor two as in 2:8", field="workers") from None
+            raise ConfigError(
+                f"workers={text!r} is invalid; pass a number such as 4 or a range such as 2:8", field="workers"
+            ) from None
 
     @property
     def is_elastic(self) -> bool:
@@ -66,52 +69,52 @@ class Size(msgspec.Struct, frozen=True):
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     script: str
-    """A file, or with `is_module` a module's name."""
+    """A file, or with `is_module` the name of a module."""
     arguments: tuple[str, ...] = ()
     is_module: bool = False
     workers: Size = Size(1, 1)
     directory: str
-    """Where the script runs."""
+    """Working directory of the script."""
     checkpoints: str
-    """A directory or URL."""
+    """Directory or URL."""
     variables: dict[str, str] = {}
-    """Set in the workers' environment, beside what the agent has in its own."""
+    """Environment variables of the workers, in addition to the agent's."""
     max_restarts: int = 3
-    """Attempts that may fail, in all."""
+    """Total number of attempts that may fail."""
     grace_s: float = 30.0
-    """What workers that are asked to stop have for a last checkpoint."""
+    """Time for workers to save a last checkpoint when they are asked to stop."""
     step_timeout_s: float = 600.0
-    """A worker that makes no step for so long is hung. 0: it may take any time."""
+    """Time without a step after which a worker counts as hung; 0: no limit."""
     is_start_watched: bool = False
-    """Whether that counts from the start of an attempt; else from a worker's first step."""
+    """Apply that limit from the start of an attempt instead of a worker's first step."""
     log_bytes: int = 64 << 20
-    """How much of each worker's log is kept, the newest; 0: all of it."""
+    """Newest bytes of each worker's log to keep; 0: all."""
     function: str = ""
-    """The name of the function that is run, if it is one."""
+    """Name of the function, if the run calls one."""
     min_wait_s: float = 300.0
-    """How long to wait for workers while there are fewer than the least."""
+    """Time to wait while fewer than the minimum number of workers can be placed."""
     is_warm: bool = True
-    """Fork workers from a process that has imported what the script will."""
+    """Fork workers from a process that has already imported what the script needs."""
     preload: tuple[str, ...] = ()
-    """Modules to import there, beside those that the script names itself."""
+    """Modules to import there, in addition to the script's own imports."""
     coordinator: str = ""
-    """Addresses, with commas between them; empty: the agent has one inside."""
+    """Comma-separated addresses; empty: the agent runs its own coordinator."""
     num_nodes: int = 1
-    """How many machines run this spec, each with an agent of its own."""
+    """Number of machines that run this spec, each with its own agent."""
     node_address: str = ""
-    """Where the other machines reach this one; empty: as seen on the way to the coordinator."""
+    """Address at which other machines reach this one; empty: the one used to reach the coordinator."""
     engine: Literal["local", "ray"] = "local"
     address: str = ""
-    """Of the Ray cluster: `auto`, or as `ray.init` takes it; empty: one on this machine for as long as the run."""
+    """Address of the Ray cluster, as for `ray.init`; empty: start one on this machine for the run."""
     cpus_per_worker: float = 1.0
-    """What a worker reserves on a Ray cluster."""
+    """CPUs that a worker reserves on a Ray cluster."""
     gpus_per_worker: float = 0.0
     ships: bool | None = None
-    """Whether Ray copies the working directory to the nodes; None: if there are others than this machine."""
+    """Let Ray copy the working directory to the nodes; None: if the cluster has other machines."""
 
     @property
     def command(self) -> str:
-        """What is run, as one would type it, but for the directory of the script."""
+        """The command as typed, without the directory of the script."""
         if self.function:
             return f"{self.function}()"
         script = ["-m", self.script] if self.is_module else [self.script.rpartition("/")[2]]
@@ -120,32 +123,37 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise ConfigError(
-                f"name={self.name!r} cannot be a directory's; use up to 63 letters, digits, dots, dashes", field="name"
+                f"name={self.name!r} is not a valid directory name; use up to 63 letters, digits, dots and dashes",
+                field="name",
             )
         if not self.script:
-            raise ConfigError("there is nothing to run; name a script", field="script")
+            raise ConfigError("no script is given; name one", field="script")
         if self.max_restarts < 0:
-            raise ConfigError(f"max_restarts={self.max_restarts} is below 0; 0 means none", field="max_restarts")
+            raise ConfigError(
+                f"max_restarts={self.max_restarts} is negative; use 0 for no restarts", field="max_restarts"
+            )
         for name in ("grace_s", "step_timeout_s", "min_wait_s", "cpus_per_worker", "gpus_per_worker"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
-                raise ConfigError(f"{name}={value} must be a number, 0 or more", field=name)
+                raise ConfigError(f"{name}={value} is invalid; use a finite number, 0 or more", field=name)
         if self.log_bytes and self.log_bytes < MIN_LOG_BYTES:
             raise ConfigError(
-                f"log_bytes={self.log_bytes} is too little to find a cause in; give at least 64KiB, or 0 for no limit",
+                f"log_bytes={self.log_bytes} is too small to show a cause; use at least 64KiB, or 0 for no limit",
                 field="log_bytes",
             )
         if not 1 <= self.num_nodes <= self.workers.at_most:
             raise ConfigError(
-                f"nnodes={self.num_nodes} must be from 1 to the number of workers, {self.workers.at_most}: each node "
-                "has one at least",
+                f"nnodes={self.num_nodes} is invalid; use 1 to the number of workers, {self.workers.at_most}: each "
+                "node runs at least one",
                 field="nnodes",
             )
         if self.num_nodes > 1 and not self.coordinator:
             raise ConfigError(
-                "several nodes meet at a coordinator; start one (`strata coordinator`), and name it with "
-                "--coordinator HOST:PORT on each of them",
+                "several nodes need a coordinator; start one with `strata coordinator`, and pass --coordinator "
+                "HOST:PORT on each of them",
                 field="coordinator",
             )
         if self.num_nodes > 1 and self.engine == "ray":
-            raise ConfigError("a Ray cluster has its own nodes; leave out --nnodes", field="nnodes")
+            raise ConfigError(
+                "--nnodes does not apply to a Ray cluster, which has its own nodes; leave it out", field="nnodes"
+            )

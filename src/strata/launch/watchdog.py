@@ -1,4 +1,7 @@
-"""Which workers make no more steps, found from what the coordinator tells of them. No I/O and no clock here."""
+"""The watchdog finds workers that make no more steps, from what the coordinator knows about them.
+
+It has no I/O and no clock: times are arguments.
+"""
 
 from __future__ import annotations
 
@@ -11,36 +14,40 @@ if TYPE_CHECKING:
     from strata.coordinator.state.views import WorkerInfo
 
 SILENT_S = 3.0
-"""Who was not heard of for longer, and is no member then, has been given up and did not leave."""
+"""A worker that was silent for longer and is no longer a member was removed; it did not leave by itself."""
 
 
 class Hung(NamedTuple):
     ranks: tuple[int, ...]
-    """One that hangs and, mostly, those that wait for it."""
+    """The rank that hangs and, usually, those that wait for it."""
     silent_s: float
-    """For how long the longest of them has made no step."""
+    """Longest time without a step among them."""
 
 
 @dataclass(slots=True)
 class StepWatch:
-    """Watches the workers of one attempt. A worker is watched while it reports that it trains: from its first step on,
-    or, with `is_start_watched`, from the moment at which the first rank joins. Then ranks that have not joined by that
-    moment are watched, too. Imports before `strata.init()` do not count, and a script that never joins is not watched.
+    """Watch the workers of one attempt.
+
+    A worker is watched from its first step on, while it reports that it trains. With `is_start_watched`, all ranks are
+    watched from the moment at which the first one joins. Imports before `strata.init()` do not count, and a script that
+    never joins is not watched.
     """
 
     limit_s: float
-    """0: a step may take any time."""
+    """Longest allowed time without a step; 0: no limit."""
     is_start_watched: bool = False
     _joined_s: float | None = None
-    """When the first rank was seen to have joined."""
+    """Time at which the first rank had joined."""
     _since: dict[int, tuple[int, float]] = field(default_factory=dict)
-    """By rank: the last step, and when it was first seen."""
+    """Last step of each rank, and the time at which it was first seen."""
     _trained: set[int] = field(default_factory=set)
     """Ranks that have made a step."""
     _silent: set[int] = field(default_factory=set)
 
     def look(self, members: Mapping[int, WorkerInfo], running: Collection[int], *, now_s: float) -> Hung | None:
-        """`members`: who is in the job, by rank. `running`: whose processes have not ended."""
+        """Return the hung ranks, if any. `members`: the members of the job, by rank; `running`: ranks whose processes
+        have not exited.
+        """
         if self.is_start_watched and self._joined_s is None and members:
             self._joined_s = now_s
         for rank, worker in members.items():
@@ -56,11 +63,11 @@ class StepWatch:
             for rank in set(running) - self._since.keys():
                 self._since[rank] = (0, self._joined_s)
                 self._silent.add(rank)
-        # Who has left by itself may take its time to end; who was silent until it was given up stands still.
+        # A worker that left by itself may take its time to exit; one that was silent until it was removed hangs.
         watched = (members.keys() | self._silent) & set(running)
         late_s = {rank: now_s - since_s for rank, (_, since_s) in self._since.items() if rank in watched}
         longest_s = max(late_s.values(), default=0.0)
         if not self.limit_s or longest_s <= self.limit_s:
             return None
-        # Those who wait for a hung one stopped a moment after it: they are looked at together.
+        # Ranks that wait for a hung one stopped a moment after it: report them together.
         return Hung(tuple(sorted(rank for rank, each_s in late_s.items() if each_s > self.limit_s / 2)), longest_s)

@@ -1,6 +1,7 @@
-"""The context of a training process: data, checkpoints and the coordinator in a few calls.
+"""The worker's side of a run: `strata.init()`, its context with data, checkpoints and coordinator in a few calls.
 
-What stands behind a name is loaded when it is first used.
+It may import `launch` and everything below, and starts no processes itself except through `launch`. A name is loaded
+when it is first used.
 """
 
 from __future__ import annotations

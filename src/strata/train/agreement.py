@@ -1,10 +1,10 @@
-"""How ranks agree on a step, without the training thread ever waiting inside one.
+"""Ranks agree on a step at which to save or stop, without the training thread ever waiting inside a step.
 
-Somebody asks for a checkpoint, or for a stop, at any moment. All ranks must do it after the same step, and none may
-wait for the others before that step is known: a rank that waits at step 5 while another is inside the collective of
-step 6 waits for ever. So it is a thread beside training that answers. It sets a limit, the step under way plus one,
-beyond which training does not go for now; makes the limit known; and learns the others'. The greatest limit is the
-step. Training waits only if it comes to its own limit before that, and then between two steps, where nobody needs it.
+A request may come at any time. All ranks must act after the same step, and none may wait for the others before that
+step is known: a rank that waits at step 5 while another is inside the collective of step 6 would wait for ever. So a
+thread beside training answers. It sets a limit, the current step plus one, beyond which training does not go for now,
+publishes it and learns the limits of the others. The highest limit is the step. Training waits only if it reaches its
+own limit before that, and then between two steps, where no collective needs it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Wish = Literal["checkpoint", "stop"]
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What is to be done after a step."""
+    """What to do after a step."""
 
     wish: Wish
     step: int
@@ -28,20 +28,20 @@ class Due:
 
 
 class Agreement:
-    """The limit and the steps that were agreed on; for the training thread and the one beside it."""
+    """The limit and the agreed steps, shared by the training thread and the thread beside it."""
 
     def __init__(self, step: int = 0) -> None:
         self._lock = renewed(threading.Lock())
         self._changed = threading.Condition(self._lock)
         self._step = step
-        """The last one that is done."""
+        """The last completed step."""
         self._limit: int | None = None
         self._due: list[Due] = []
 
     # -- beside training -------------------------------------------------------------------------------------------
 
     def set_limit(self) -> int:
-        """Training goes no further than this until `agree` or `give_up`."""
+        """Let training go no further than the returned step until `agree` or `give_up`."""
         with self._changed:
             self._limit = self._step + 1
             return self._limit
@@ -53,7 +53,7 @@ class Agreement:
             self._changed.notify_all()
 
     def give_up(self) -> None:
-        """Nothing came of it: somebody has died, and the attempt ends anyway."""
+        """Remove the limit without an agreement: a rank has died, and the attempt ends anyway."""
         with self._changed:
             self._limit = None
             self._changed.notify_all()
@@ -61,16 +61,16 @@ class Agreement:
     # -- the training thread ---------------------------------------------------------------------------------------
 
     def restored(self, step: int) -> None:
-        """Training goes on after this step. What was agreed on before is due after the next one."""
+        """Training continues after this step. What was agreed on before is due after the next one."""
         with self._changed:
             self._step = step
 
     def take_due(self, step: int, *, timeout_s: float) -> list[Due]:
-        """What is to be done now, after this step. Waits while that is being found out.
+        """Record a completed step and return what to do after it; wait while the ranks are agreeing on a step.
 
-        The step is noted and the limit looked at under one lock: no limit is ever set below a step that has passed.
+        Recording the step and reading the limit share one lock, so no limit is set below a completed step.
         """
-        with self._lock:  # not by way of the condition, which costs more: this is done after every step
+        with self._lock:  # cheaper than the condition, and this runs after every step
             self._step = step
             if self._limit is None and not self._due:
                 return []

@@ -1,4 +1,4 @@
-"""What a training script holds: who it is, its data, its checkpoints, and a way to say how far it is.
+"""The context of a training script: its identity, its data, its checkpoints and its progress reports.
 
     ctx = strata.init()
     loader = ctx.dataloader("data/", batch_size=512, shuffle=True)
@@ -11,10 +11,10 @@
             ctx.report(step=step, loss=loss.item())
             ctx.maybe_checkpoint({"model": model, "optimizer": optimizer})
 
-A checkpoint holds what the script gives, and beside it what is ours: where the loaders stand and the states of the
-random generators, of the same step. So going on from it is going on exactly, on any number of ranks.
+A checkpoint holds the script's state and, of the same step, our own: the positions of the loaders and the states of the
+random generators. So training resumes exactly, with any world size.
 
-The last step of a run is saved whatever the strategy: when `epochs` has no more, or else when the context is closed.
+The last step of a run is saved with every strategy: at the end of `epochs`, or else when the context is closed.
 """
 
 from __future__ import annotations
@@ -29,16 +29,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 from strata.checkpoint import AnyOf, CheckpointManager, EverySteps, Manual
 from strata.checkpoint.policy import not_before
-from strata.data.ranks import Ranks
 from strata.errors import ConfigError, InvalidArgument, NoCheckpoint, StrataError
+from strata.identity import Identity
 from strata.launch.environment import NEEDED_WORLD_SIZE, STOPPED
 from strata.lifecycle import Home, at_exit, renewed
-from strata.train import pytrees
-from strata.train import rng as generators
+from strata.train import pytrees, rng
 from strata.train.agreement import Agreement
-from strata.train.gauges import Gauges
 from strata.train.loaders import Loaders
 from strata.train.membership import NoMembership
+from strata.train.metrics import Gauges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -47,30 +46,29 @@ if TYPE_CHECKING:
     from strata.checkpoint import CheckpointMetadata, Save
     from strata.checkpoint.policy import Strategy
     from strata.data.order.steps import Tail
-    from strata.launch.environment import Place
     from strata.train.membership import Membership
 
 log = logging.getLogger(__name__)
 
 _MASTER = {"MASTER_ADDR", "MASTER_PORT"}
 OURS = "strata"
-"""The part of a checkpoint that is ours."""
+"""Name of our own part of a checkpoint."""
 ASK_AGAIN_S = 60.0
-"""When nothing came of it."""
+"""Interval between two requests for a checkpoint, if the first had no result."""
 AGREE_TIMEOUT_S = 180.0
-"""For the other ranks' threads to say how far their training is. Theirs give up sooner."""
+"""Longest wait for the other ranks to publish their limits. Their threads give up sooner."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a run goes on."""
+    """The point at which a run resumes."""
 
     step: int = 0
-    """The last one that is in the model; 0 on a fresh start."""
+    """Last step that the model has made; 0 on a fresh start."""
     epoch: int = 0
     checkpoint: CheckpointMetadata | None = None
     state: Mapping[str, Any] = field(default_factory=dict)
-    """What was to be restored: pytrees of JAX as they were saved, for nothing can be put into them; all else itself."""
+    """The restored state. JAX pytrees are immutable, so they are new trees; everything else is restored in place."""
 
     @property
     def is_fresh(self) -> bool:
@@ -78,88 +76,93 @@ class Progress:
 
 
 class Context:
-    """Made by `strata.init()`. For the training thread."""
+    """Created by `strata.init()`, for use in the training thread."""
 
     def __init__(
         self,
-        place: Place,
+        identity: Identity,
         membership: Membership,
         manager: CheckpointManager,
         *,
         strategy: Strategy | None = None,
         agreement: Agreement | None = None,
     ) -> None:
-        self.place = place
+        self.identity = identity
         self.checkpoints = manager
         self.step = 0
-        """The last one that was reported, counted or restored."""
+        """Last step that was reported, counted or restored."""
         self._has_new_step = False
-        """One was reported since the last `maybe_checkpoint`."""
+        """A step was reported since the last `maybe_checkpoint`."""
         self.epoch = 0
         self._membership = membership
         self._agreement = agreement or Agreement()
         self._strategy = strategy
         self._asked_s = -ASK_AGAIN_S
         self._not_before = 0
-        """The step until which nobody need be asked whether it is time."""
-        self._loaders = Loaders(place.world_size)
+        """Step before which the strategy does not save."""
+        self._loaders = Loaders(identity.world_size)
         self._restored: tuple[int, Mapping[str, Any]] | None = None
-        """The step that was restored, and what is ours of it."""
+        """Restored step, and our own part of its checkpoint."""
         self._has_saved = False
         self._unsaved: tuple[Mapping[str, Any], dict[str, Any]] | None = None
-        """What the last `maybe_checkpoint` was given, if it did not save it."""
+        """Arguments of the last `maybe_checkpoint`, if it did not save."""
         self._unsaved_at: tuple[Any, ...] | None = ()
-        """Where the loaders stood then; None: one of them cannot tell."""
+        """Positions of the loaders at that time; None: one of them has none."""
         self._saved_step = -1
-        """The last one that was saved or restored."""
+        """Last step that was saved or restored."""
         self._ends_elsewhere = False
-        """Only who calls `save_last` knows where training ends: the loop is a framework's."""
+        """The training loop belongs to a framework, whose callback calls `save_last` at its end."""
         self._is_under_way = False
-        """A step was made since the ranks have last come to an end together."""
+        """A step was made since the last common end of training."""
         self._closing = renewed(threading.Lock())
         self._is_closed = False
         self._home = Home()
-        # Held until then: a script that trains in main() has dropped its context when it ends.
+        # Keep a reference until exit: a script that trains in main() has dropped its context by then.
         self._withdraw = at_exit(self._close_at_exit)
         self._gauges = Gauges()
-        membership.watch(self._gauges.look)
+        membership.watch(self._gauges.read)
 
-    # -- who this is -----------------------------------------------------------------------------------------------
+    # -- identity --------------------------------------------------------------------------------------------------
+
+    @property
+    def place(self) -> Identity:
+        """An older name of `identity`."""
+        return self.identity
 
     @property
     def rank(self) -> int:
-        return self.place.rank
+        return self.identity.rank
 
     @property
     def world_size(self) -> int:
-        return self.place.world_size
+        return self.identity.world_size
 
     @property
     def local_rank(self) -> int:
-        return self.place.local_rank
+        return self.identity.local_rank
 
     @property
     def attempt(self) -> int:
-        """How often the run's workers were started before."""
-        return self.place.attempt
+        """Number of earlier starts of the run's workers."""
+        return self.identity.attempt
 
     @property
     def generation(self) -> int:
-        """Of the membership, as the coordinator counts; 0 without one."""
+        """Generation of the membership; 0 without a coordinator."""
         return self._membership.generation
 
     @property
     def device(self) -> Any:
-        """The accelerator that is this process's own, else the CPU, as torch calls it."""
-        import torch  # noqa: PLC0415 - who asks for it has torch
+        """This process's accelerator, or the CPU, as a torch device."""
+        import torch  # noqa: PLC0415 - the caller has torch
 
         if not torch.cuda.is_available():
             return torch.device("cpu")
-        # Fewer than there are ranks here, where each process is shown only its own.
+        # Fewer devices than ranks, where each process sees only its own.
         return torch.device("cuda", self.local_rank % torch.cuda.device_count())
 
     def init_process_group(self, **arguments: Any) -> None:
-        """torch's process group of all ranks: NCCL where there is CUDA, gloo otherwise. `arguments` are torch's."""
+        """Initialize torch's process group: NCCL with CUDA, gloo otherwise. `arguments` go to torch."""
         import torch  # noqa: PLC0415
         from torch import distributed  # noqa: PLC0415
 
@@ -168,31 +171,32 @@ class Context:
             torch.cuda.set_device(device)
         defaults: dict[str, Any] = {"backend": "nccl" if device.type == "cuda" else "gloo"}
         has_meeting_point = arguments.keys() & {"store", "init_method"} or os.environ.keys() >= _MASTER
-        if self.world_size == 1 and not has_meeting_point:  # plain `python`: there is nobody to meet
-            store = distributed.HashStore()  # type: ignore[attr-defined]  # torch does not say that it exports it
+        if self.world_size == 1 and not has_meeting_point:  # plain `python`: there is no rendezvous
+            store = distributed.HashStore()  # type: ignore[attr-defined]  # torch does not declare the export
             defaults |= {"store": store, "rank": 0, "world_size": 1}
         distributed.init_process_group(**{**defaults, **arguments})
 
     # -- data ------------------------------------------------------------------------------------------------------
 
     def dataloader(self, source: Any, format: str | None = None, *, name: str = "", **arguments: Any) -> Any:  # noqa: A002
-        """A loader for this rank; where it stands goes into checkpoints, and any number of ranks goes on from there.
+        """Return a loader for this rank. Checkpoints contain its position, from which any world size can resume.
 
         Args:
-            source: Paths or URLs of files, with the arguments of `StructuredDataset.create_dataloader`; or a map-style
-                dataset of your own (`__len__` and `__getitem__`), with those of `torch.utils.data.DataLoader` and
+            source: Paths or URLs of files, with the arguments of `StructuredDataset.create_dataloader`; or your own
+                map-style dataset (`__len__` and `__getitem__`), with the arguments of `torch.utils.data.DataLoader`,
                 `shuffle_seed=` and `tail=`.
-            format: Of the files.
-            name: What checkpoints call it; left out, loaders are counted.
+            format: Format of the files.
+            name: Name in checkpoints; default: loaders are numbered.
         """
         arguments = {"rank": self.rank, "num_ranks": self.world_size, **arguments}
         if not _is_path(source):
             if format is not None:
                 raise InvalidArgument(
-                    f"format={format!r} is for files, not for a {type(source).__name__}", field="format"
+                    f"format={format!r} applies to files, not to a {type(source).__name__}; leave it out",
+                    field="format",
                 )
             return self._map_loader(source, name, **arguments)
-        from strata.data import StructuredDataset  # noqa: PLC0415 - pyarrow, which not every script needs
+        from strata.data import StructuredDataset  # noqa: PLC0415 - imports pyarrow
 
         loader, dataset = StructuredDataset.create_dataloader(source, format, **arguments)
         self.attach(loader, name=name)
@@ -200,7 +204,7 @@ class Context:
         return loader
 
     def _map_loader(self, dataset: Any, name: str, *, rank: int, num_ranks: int, **options: Any) -> Any:
-        loader = _torch_side().map_loader(dataset, ranks=Ranks(rank, num_ranks), **options)
+        loader = _torch_side().map_loader(dataset, ranks=Identity(rank=rank, world_size=num_ranks), **options)
         return self.attach(loader, name=name)
 
     def sampler(
@@ -213,37 +217,41 @@ class Context:
         rank: int | None = None,
         num_ranks: int | None = None,
     ) -> Any:
-        """In place of a `DistributedSampler`, for a `DataLoader` that you build yourself and then pass to `attach`:
+        """Return a sampler for a `DataLoader` of your own, instead of a `DistributedSampler`. Pass the loader to
+        `attach`:
 
             loader = ctx.attach(DataLoader(dataset, batch_size=32, sampler=ctx.sampler(dataset), num_workers=4))
 
-        Until it is attached it raises when it is iterated over: a sampler alone does not know what was delivered.
+        Iterating over the loader before that raises an error: a sampler alone does not know what was delivered.
         """
-        ranks = Ranks(self.rank if rank is None else rank, self.world_size if num_ranks is None else num_ranks)
+        ranks = Identity(
+            rank=self.rank if rank is None else rank,
+            world_size=self.world_size if num_ranks is None else num_ranks,
+        )
         return _torch_side().RowSampler(dataset, ranks=ranks, shuffle=shuffle, shuffle_seed=shuffle_seed, tail=tail)
 
     def attach(self, loader: Any, *, name: str = "", per_rank: bool | None = None) -> Any:
-        """Keeps a loader's place in checkpoints, and returns the loader: anything with `state_dict` and
-        `load_state_dict`, or a `DataLoader` that is built with `ctx.sampler`.
+        """Save a loader's position in checkpoints; return the loader. It must have `state_dict` and `load_state_dict`,
+        or be a `DataLoader` that was built with `ctx.sampler`.
 
-        `per_rank`: whether its state is each rank's own, so that only the same number of workers can go on from it;
-        then `strata scale` refuses. Left out: it is, unless the loader is one of ours.
+        `per_rank`: whether its state is per rank, so that only the same world size can resume and `strata scale` is
+        refused. Default: true, except for our own loaders.
 
         Raises:
-            InvalidArgument: It has no state, or the name is taken.
-            ConfigError: Its state was restored, and is that of another number of workers.
+            InvalidArgument: The loader has no state, or the name is taken.
+            ConfigError: Its restored state is per rank and was saved with another world size.
         """
         was_waiting = self._loaders.add(loader, name=name, per_rank=per_rank)
         self._gauges.are_loaders_per_rank = self._loaders.are_per_rank
         if hasattr(loader, "rows_delivered"):
             self._gauges.add_rows(lambda: loader.rows_delivered)
         if was_waiting and self._restored is not None and self._restored[0] == self.step:
-            self._put_generators(self._restored[1])  # making a loader draws random numbers
+            self._put_generators(self._restored[1])  # creating a loader draws random numbers
         return loader
 
     def epochs(self, number: int) -> Iterator[int]:
-        """Yields the remaining epochs of `number`, starting with the one that was interrupted. Attached loaders, or
-        their samplers, get the epoch by `set_epoch`. After the last epoch the last step is saved, unless it is already.
+        """Yield the remaining epochs of `number`, starting with the interrupted one, and call `set_epoch` on attached
+        loaders or their samplers. After the last epoch, save the last step unless it is already saved.
         """
         while self.epoch < number:
             self._loaders.set_epoch(self.epoch)
@@ -256,24 +264,24 @@ class Context:
     def restore(
         self, into: Mapping[str, Any], *, generators: bool = True, loaders: bool = True, strict: bool = True
     ) -> Progress:
-        """Puts the last committed checkpoint into modules, optimizers and whatever else has `load_state_dict`; into the
-        loaders and the random generators too. On all ranks. Without a checkpoint nothing changes.
+        """Load the last committed checkpoint into modules, optimizers and everything else with `load_state_dict`, and
+        into the loaders and random generators. Call it on all ranks. Without a checkpoint, nothing changes.
 
-        Pytrees of JAX are given back: `state = ctx.restore(state).state`.
+        JAX pytrees are immutable, so they are returned: `state = ctx.restore(state).state`.
 
         Args:
-            into: By the names that they were saved with.
-            generators: False leaves the random generators as they are.
-            loaders: False begins the epoch anew; rows of it that were trained on are read again.
-            strict: False takes what the checkpoint has of `into`.
+            into: Objects by the names that they were saved under.
+            generators: False leaves the random generators unchanged.
+            loaders: False restarts the epoch; rows that were already trained on are read again.
+            strict: False loads only the parts of `into` that the checkpoint has.
 
         Raises:
-            ConfigError: A loader's state is each rank's own, and another number of workers has saved it.
+            ConfigError: A loader's state is per rank and was saved with another world size.
             InvalidArgument: The checkpoint has other parts.
-            PlanChanged: The data are not those that were read before.
+            PlanChanged: The data have changed since they were read.
         """
         if OURS in into:
-            raise InvalidArgument(f"the name {OURS!r} is taken for what is ours; choose another", field="into")
+            raise InvalidArgument(f"the name {OURS!r} is reserved; choose another name", field="into")
         self._membership.report("RECOVERING")
         self._not_before = 0
         self._unsaved, self._is_under_way, self._has_new_step = None, False, False
@@ -286,7 +294,7 @@ class Context:
         state = {**into, **{name: tree.restored(strict=strict) for name, tree in given_back.items()}}
         if ours.state:
             self._put_back(ours.state, has_generators=generators, has_loaders=loaders)
-        else:  # a checkpoint of other making, which strict=False allows
+        else:  # a checkpoint without our part, which strict=False allows
             self.step, self.epoch = found.step, found.epoch
             self._agreement.restored(self.step)
         self._saved_step = self.step
@@ -304,12 +312,12 @@ class Context:
 
     def _put_generators(self, state: Mapping[str, Any]) -> None:
         if self.rank < int(state["world_size"]):
-            generators.put(state["generators"])
+            rng.put(state["generators"])
         else:
-            generators.derive(state["generators"], self.rank)
+            rng.derive(state["generators"], self.rank)
 
     def report(self, *, step: int | None = None, epoch: int | None = None, **metrics: float) -> None:
-        """How far this rank is, with whatever numbers are worth watching; cheap enough for every step."""
+        """Report this rank's progress and metrics; cheap enough for every step."""
         if step is not None:
             self.step = step
             self._has_new_step = True
@@ -325,12 +333,12 @@ class Context:
         metadata: Mapping[str, Any] | None = None,
         replicated: Iterable[str] = (),
     ) -> Save:
-        """Saves now, on every rank after the same step; returns when the state is copied. `.wait()` on what it returns
-        waits until it is committed.
+        """Save now; call it on every rank after the same step. Return when the state is copied; `.wait()` on the result
+        waits until the checkpoint is committed.
         """
         self.step = self.step if step is None else step
         if OURS in state:
-            raise InvalidArgument(f"the name {OURS!r} is taken for what is ours; choose another", field="state")
+            raise InvalidArgument(f"the name {OURS!r} is reserved; choose another name", field="state")
         self._has_saved = True
         self._unsaved, self._saved_step = None, self.step
         self._asked_s = -ASK_AGAIN_S
@@ -349,13 +357,13 @@ class Context:
     def maybe_checkpoint(
         self, state: Mapping[str, Any], *, step: int | None = None, is_passing: bool = False, **arguments: Any
     ) -> Save | None:
-        """After every step, on every rank: saves if it is time, by the strategy or because somebody asked; and if
-        somebody asked to stop, saves and ends the process.
+        """Save if the strategy or a request demands it; save and exit if a stop was requested. Call it after every
+        step, on every rank.
 
         Args:
-            step: Left out, the one that was reported since the last call; if none was, this call counts one.
-            is_passing: `state` is one to go on from during this call only, as inside a framework's loop. Then the last
-                step is saved by `save_last`, and never by `epochs` or `close`.
+            step: Default: the step that was reported since the last call, or else the next one.
+            is_passing: `state` is valid only during this call, as inside a framework's loop. Then `save_last` saves the
+                last step, and `epochs` and `close` do not.
         """
         self._home.require("this context")
         if step is not None or not self._has_new_step:
@@ -374,7 +382,9 @@ class Context:
         return save
 
     def _is_time(self) -> bool:
-        """Whether this rank saves by itself. Where clocks decide, only rank 0 looks at its own, and asks all."""
+        """Return whether this rank saves now by its strategy. For strategies by time, rank 0 decides and asks all
+        ranks.
+        """
         if self.step < self._not_before or self._strategy is None or isinstance(self._strategy, Manual):
             return False
         if self.world_size == 1 or decides_by_steps(self._strategy):
@@ -384,7 +394,7 @@ class Context:
             return is_time
         if isinstance(self._membership, NoMembership):
             raise ConfigError(
-                f"{self.world_size} ranks without a coordinator cannot agree on a moment; let them save by steps "
+                f"{self.world_size} ranks without a coordinator cannot agree on a time to save; save by steps "
                 f"(strata.init(every=500)), or start them with `strata run --workers {self.world_size}`",
                 field="every",
             )
@@ -402,14 +412,14 @@ class Context:
             "epoch": self.epoch,
             "world_size": self.world_size,
             **self._loaders.state_dict(),
-            "generators": generators.take(),
+            "generators": rng.take(),
         }
 
     def save_last(self, state: Mapping[str, Any], *, saves_again: bool = False, **arguments: Any) -> None:
-        """Where training has ended, on every rank: saves the last step that was reported, unless it is saved already.
-        `epochs` and `close` do so by themselves, but for a framework's loop.
+        """Save the last reported step, unless it is already saved. Call it at the end of training, on every rank. Only
+        callbacks for frameworks need it: `epochs` and `close` do the same.
 
-        `saves_again`: also if it is, since when it was saved it was not known to be the last.
+        `saves_again`: save even if the step is saved, because that save did not know that it was the last.
         """
         self._home.require("this context")
         self._is_under_way |= self._has_new_step
@@ -419,12 +429,12 @@ class Context:
 
     @property
     def _saves_last(self) -> bool:
-        """Never if saving is left to the script alone, or to a framework."""
+        """Whether the last step is saved automatically: not with `Manual`, and not in a framework's loop."""
         is_automatic = self._strategy is not None and not isinstance(self._strategy, Manual)
         return self._is_under_way and is_automatic and not self._ends_elsewhere
 
     def _save_last(self) -> None:
-        """On all ranks, which must have made the same steps. Never in the middle of a step."""
+        """Save the last step on all ranks, which must have made the same steps. Never save in the middle of a step."""
         if not self._saves_last:
             return
         if self._has_new_step:
@@ -436,11 +446,11 @@ class Context:
             self.checkpoint(state, **arguments)
 
     def _is_at_a_step(self) -> bool:
-        """Whether no batch was taken after the last step: a loop that is left early may have taken one more."""
+        """Return whether no batch was taken after the last step: a loop that is left early may have taken one more."""
         if self._unsaved_at is not None and self._unsaved_at == self._loaders.positions():
             return True
         moved = "a batch was taken from a loader after it"
-        unknown = "a loader that is not Strata's may have delivered a batch after it"
+        unknown = "a loader of another library may have delivered a batch after it"
         cure = "end training with ctx.epochs(), or call ctx.checkpoint"
         self._warn_of_unsaved(f"{unknown if self._unsaved_at is None else moved}; {cure}")
         return False
@@ -452,19 +462,18 @@ class Context:
     def _stop(self, save: Save, reason: str) -> None:
         save.wait()
         self._is_under_way = False
-        log.warning("stopping after step %d, which is saved: %s", self.step, reason)
+        log.warning("saved step %d and stopping: %s", self.step, reason)
         self.close()
         raise SystemExit(STOPPED)
 
-    # -- life ------------------------------------------------------------------------------------------------------
+    # -- the end ---------------------------------------------------------------------------------------------------
 
     def close(self, *, is_failing: bool = False, is_exiting: bool = False) -> None:
-        """Saves the last step if it is not yet, waits for the save under way and leaves the job. Called at the end of
-        the program, too.
+        """Save the last step if necessary, wait for the save in progress and leave the job. Also called at exit.
 
         Args:
-            is_failing: Nobody is waited for, who may be waiting for this one; nothing more is saved.
-            is_exiting: The program ends, whatever its exit code: a rank of several cannot tell whether the others do.
+            is_failing: Save nothing and wait for no other rank, which may be waiting for this one.
+            is_exiting: The program is exiting. One of several ranks cannot tell whether the others are, too.
         """
         with self._closing:
             if self._is_closed or not self._home.is_here:  # a forked child has nothing to close
@@ -495,19 +504,19 @@ class Context:
         try:
             self.close(is_failing=error is not None)
         except StrataError:
-            if error is None:  # else that one matters more
+            if error is None:  # otherwise the first error matters more
                 raise
 
 
 def decides_by_steps(strategy: Strategy) -> bool:
-    """Whether all ranks find out alike when to save."""
+    """Return whether all ranks reach the same decision by themselves."""
     if isinstance(strategy, AnyOf):
         return all(map(decides_by_steps, strategy.strategies))
     return isinstance(strategy, (EverySteps, Manual))
 
 
 class _Ours:
-    """Takes what is ours out of a checkpoint; it is put in place when all of it could be read."""
+    """Receives our own part of a checkpoint, which is applied once everything was read."""
 
     def __init__(self) -> None:
         self.state: Mapping[str, Any] = {}
@@ -517,22 +526,20 @@ class _Ours:
 
 
 def _is_path(source: Any) -> bool:
-    """Whether files are meant: a path, a URL, or several of them. Everything else is a dataset."""
+    """Return whether the source is a path, a URL or a list of them. Everything else is a dataset."""
     if isinstance(source, list | tuple):
         return all(isinstance(each, str | os.PathLike) for each in source[:1])
     return isinstance(source, str | os.PathLike)
 
 
 def _torch_side() -> Any:
-    """What a dataset of the user's own is loaded with."""
+    """Import the loader for map-style datasets."""
     try:
-        from strata.data import map_style  # noqa: PLC0415 - torch, which not every script needs
+        from strata.data import map_style  # noqa: PLC0415 - imports torch
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise ConfigError(
-            "a dataset of your own is loaded by torch, which is not installed; pip install torch"
-        ) from error
+        raise ConfigError("a map-style dataset needs torch, which is not installed; pip install torch") from error
     return map_style
 
 

@@ -1,12 +1,12 @@
-"""A Python function as what the workers of a run run. `TrainingOrchestrator.run` hands it over in a file:
+"""Run a Python function on the workers of a run. `TrainingOrchestrator.run` passes it in files of the run's directory:
 
     call/function.pkl                 the caller's search path as a line of JSON; then function and arguments, pickled
-    call/attempt-000-rank-0.result    what it gave back, pickled
-    call/attempt-000-rank-0.error     … or why there is nothing, as text
+    call/attempt-000-rank-0.result    its result, pickled
+    call/attempt-000-rank-0.error     … or the reason why there is none, as text
 
-in the run's directory. Reading a pickle runs what is in it. So these files are read only if nobody but this user can
-have written them, and nothing of the kind ever comes over a connection. Both ends are here: a worker runs this module
-with the first file's path, the caller writes and reads the others.
+Loading a pickle executes code. So these files are read only if no other user can have written them, and pickles never
+come over a connection. Both sides are here: a worker runs this module with the path of the first file, the caller
+writes that file and reads the others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from strata.errors import ConfigError, InvalidArgument, LimitExceeded, RunFailed
-from strata.launch.environment import place_in
+from strata.launch.environment import read_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 FUNCTION = "function.pkl"
 MAX_CALL_BYTES = 64 << 20
 MAX_RESULT_BYTES = 64 << 20
-"""Of one rank. More than that belongs into a file, or a checkpoint."""
+"""Largest result of one rank. Larger ones belong into a file or a checkpoint."""
 MAX_PATH_BYTES = 1 << 20
 MAX_ERROR_CHARS = 64 << 10
-"""Of the end of a traceback."""
+"""Characters of a traceback that are kept, from its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +48,14 @@ class Call:
         return str(getattr(self.function, "__qualname__", type(self.function).__name__))
 
 
-# -- the caller's end --------------------------------------------------------------------------------------------------
+# -- the caller's side -------------------------------------------------------------------------------------------------
 
 
 def write_call(path: Path, call: Call) -> None:
     """
     Raises:
-        InvalidArgument: Something of it cannot be pickled; the message says what. LimitExceeded: It is too large.
+        InvalidArgument: A part cannot be pickled; the message names it.
+        LimitExceeded: The call is too large.
         ConfigError: cloudpickle is not installed.
     """
     path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -65,25 +66,25 @@ def write_call(path: Path, call: Call) -> None:
             _dump((call.function, call.args, call.kwargs), file, MAX_CALL_BYTES)
         except _TooLarge:
             raise LimitExceeded(
-                f"{call.name} and its arguments are more than {MAX_CALL_BYTES >> 20} MiB; put what is large into a "
-                "file and hand over its path",
+                f"{call.name} and its arguments exceed {MAX_CALL_BYTES >> 20} MiB; write large objects to a file and "
+                "pass its path",
                 field="train_fn",
             ) from None
         except _NotPicklable as error:
             raise InvalidArgument(
-                f"{_culprit(call)} cannot be handed to workers ({error}); make what belongs to a process, such as open "
-                "files, locks and connections, inside the function",
+                f"{_culprit(call)} cannot be pickled for the workers ({error}); create objects that belong to a "
+                "process, such as open files, locks and connections, inside the function",
                 field="train_fn",
             ) from error.__cause__
 
 
 def read_result(directory: Path, attempt: int, rank: int) -> Any:
-    """What the function gave back on a rank that has ended well.
+    """Return the result of a rank that has succeeded.
 
     Raises:
-        RunFailed: Nothing, or nothing that can be read here.
+        RunFailed: It left no result, or one that cannot be read here.
     """
-    result, error = _places(directory, attempt, rank)
+    result, error = _paths(directory, attempt, rank)
     if error.exists():
         raise RunFailed(f"rank {rank}: {read_error(directory, attempt, rank)}")
     try:
@@ -91,43 +92,42 @@ def read_result(directory: Path, attempt: int, rank: int) -> Any:
             return pickle.load(file)  # noqa: S301 - a file of this user's, see `_trusted`
     except FileNotFoundError:
         raise RunFailed(
-            f"rank {rank} ended without a result; the function must return, not end the process by sys.exit() or "
-            "os._exit()"
+            f"rank {rank} exited without a result; let the function return instead of calling sys.exit() or os._exit()"
         ) from None
     except ConfigError:
         raise
     except Exception as error:
         raise RunFailed(
-            f"what rank {rank} gave back cannot be read here ({type(error).__name__}: {error}); return values whose "
-            "types can be imported here, too"
+            f"cannot read the result of rank {rank} ({type(error).__name__}: {error}); return values whose types the "
+            "caller can import"
         ) from error
 
 
 def read_error(directory: Path, attempt: int, rank: int) -> str:
-    """The worker's traceback; empty if it left none, as one that was killed."""
-    _, error = _places(directory, attempt, rank)
+    """Return the worker's traceback; empty if it left none, for example because it was killed."""
+    _, error = _paths(directory, attempt, rank)
     with contextlib.suppress(FileNotFoundError), _trusted(error) as file:
         return file.read(4 * MAX_ERROR_CHARS).decode(errors="replace").rstrip()
     return ""
 
 
-# -- the worker's end --------------------------------------------------------------------------------------------------
+# -- the worker's side -------------------------------------------------------------------------------------------------
 
 
 def main() -> None:
-    """Calls the function and keeps its result. A result that cannot be kept is no failure of the worker: to train again
-    would change nothing.
+    """Call the function and store its result. A result that cannot be stored is not a failure of the worker: training
+    again would not change it.
     """
     path = Path(sys.argv[1])
-    place = place_in(os.environ)
-    if place is None:
-        raise ConfigError("this module is for the workers of TrainingOrchestrator.run(); call that")
-    result, error = _places(path.parent, place.attempt, place.rank)
+    spec = read_environment(os.environ)
+    if spec is None:
+        raise ConfigError("this module runs in workers only; call TrainingOrchestrator.run()")
+    result, error = _paths(path.parent, spec.identity.attempt, spec.identity.rank)
     try:
         call = read_call(path)
         value = call.function(*call.args, **call.kwargs)
     except Exception as raised:
-        with contextlib.suppress(FileNotFoundError):  # the directory is not on this machine, as it says then
+        with contextlib.suppress(FileNotFoundError):  # the directory is not on this machine
             _write_error(error, "".join(_shown(raised)))
         raise
     try:
@@ -136,27 +136,27 @@ def main() -> None:
     except _TooLarge:
         _write_error(
             error,
-            f"what {call.name} gave back is more than {MAX_RESULT_BYTES >> 20} MiB; save it, to a file or with "
-            "ctx.checkpoint(), and return where it is",
+            f"the result of {call.name} exceeds {MAX_RESULT_BYTES >> 20} MiB; save it to a file or with "
+            "ctx.checkpoint(), and return its path",
         )
     except _NotPicklable as refused:
         _write_error(
             error,
-            f"what {call.name} gave back, a {type(value).__name__}, cannot be pickled ({refused}); return plain values "
-            "and arrays, or save it and return where it is",
+            f"the result of {call.name}, a {type(value).__name__}, cannot be pickled ({refused}); return plain values "
+            "and arrays, or save it and return its path",
         )
 
 
 def read_call(path: Path) -> Call:
-    """The caller's search path becomes ours: what the function imports is found where it was found there.
+    """Load the call, and adopt the caller's search path so that the function's imports are found.
 
     Raises:
-        ConfigError: It cannot be loaded here, or others can write to it.
+        ConfigError: It cannot be loaded here, or other users can write to it.
     """
     if not path.exists():
         raise ConfigError(
-            f"{path} is not on this machine; workers on other machines can run functions only where all of them share "
-            "the directory of runs (STRATA_RUNS_DIR)"
+            f"{path} is not on this machine; to run functions on several machines, set STRATA_RUNS_DIR to a directory "
+            "that all of them share"
         )
     with _trusted(path) as file:
         places = json.loads(file.readline(MAX_PATH_BYTES))
@@ -165,14 +165,14 @@ def read_call(path: Path) -> Call:
             function, args, kwargs = pickle.load(file)  # noqa: S301 - a file of this user's, see `_trusted`
         except Exception as error:
             raise ConfigError(
-                f"the function cannot be loaded in a worker ({type(error).__name__}: {error}); what it needs must be "
-                "importable there, too"
+                f"cannot load the function in a worker ({type(error).__name__}: {error}); make its imports available "
+                "there"
             ) from error
     return Call(function, args, kwargs)
 
 
 def _shown(error: BaseException) -> list[str]:
-    """Its traceback, beginning with the user's own frames."""
+    """Return the traceback, starting with the user's own frames."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__ and frames.tb_next is not None:
         frames = frames.tb_next
@@ -187,15 +187,15 @@ def _write_error(path: Path, text: str) -> None:
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-def _places(directory: Path, attempt: int, rank: int) -> tuple[Path, Path]:
-    """Of a rank's result and its error. Those of another attempt are others."""
+def _paths(directory: Path, attempt: int, rank: int) -> tuple[Path, Path]:
+    """Return the paths of a rank's result and error in an attempt."""
     stem = f"attempt-{attempt:03}-rank-{rank}"
     return directory / f"{stem}.result", directory / f"{stem}.error"
 
 
 @contextlib.contextmanager
 def _written(path: Path) -> Iterator[BinaryIO]:
-    """A new file for this user's eyes only, there as a whole or not at all."""
+    """Write a file that only this user can read, atomically."""
     draft = path.with_name(f".{path.name}.new")
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -211,15 +211,15 @@ def _written(path: Path) -> Iterator[BinaryIO]:
 def _trusted(path: Path) -> Iterator[BinaryIO]:
     """
     Raises:
-        ConfigError: Somebody else may have written it.
+        ConfigError: Another user may have written it.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     with open(fd, "rb") as file:  # noqa: PTH123 - a descriptor
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
             raise ConfigError(
-                f"{path} is not this user's alone, and reading it would run what is in it; keep runs in a directory of "
-                "your own (STRATA_RUNS_DIR), on a file system that keeps owners and modes"
+                f"{path} does not belong to this user alone, and loading it would execute its content; set "
+                "STRATA_RUNS_DIR to your own directory, on a file system that keeps owners and modes"
             )
         yield file
 
@@ -228,7 +228,7 @@ def _trusted(path: Path) -> Iterator[BinaryIO]:
 
 
 class _NotPicklable(Exception):
-    """With what the object says about it."""
+    """The message is the pickler's."""
 
 
 class _TooLarge(Exception):
@@ -236,7 +236,7 @@ class _TooLarge(Exception):
 
 
 class _Bounded:
-    """Takes so many bytes and no more, so that what is too large never lies in memory twice."""
+    """A file with a size limit, so that an object that is too large is never in memory twice."""
 
     def __init__(self, file: BinaryIO | None, max_bytes: int) -> None:
         self._file = file
@@ -259,10 +259,10 @@ def _dump(value: Any, file: BinaryIO | None, max_bytes: int) -> None:
         ConfigError: cloudpickle is not installed.
     """
     try:
-        import cloudpickle  # noqa: PLC0415 - only who hands over functions needs it
+        import cloudpickle  # noqa: PLC0415 - optional
     except ImportError:
         raise ConfigError(
-            "functions are handed to workers by cloudpickle, which is not installed; pip install "
+            "running a function on workers needs cloudpickle, which is not installed; pip install "
             "'strata-runtime[functions]', or put the function into a script for `strata run`"
         ) from None
     try:
@@ -274,7 +274,7 @@ def _dump(value: Any, file: BinaryIO | None, max_bytes: int) -> None:
 
 
 def _culprit(call: Call) -> str:
-    """What of it it is."""
+    """Name the part of a call that cannot be pickled."""
     named = {f"argument {number}": value for number, value in enumerate(call.args, start=1)}
     named |= {f"argument {name!r}": value for name, value in call.kwargs.items()}
     for name, value in named.items():
@@ -283,7 +283,7 @@ def _culprit(call: Call) -> str:
                 _dump(value, None, MAX_CALL_BYTES)
             except _NotPicklable:
                 return f"{name} of {call.name}, a {type(value).__name__},"
-    return f"the function {call.name}, with what it uses of its script,"
+    return f"the function {call.name}, with the globals that it uses,"
 
 
 if __name__ == "__main__":

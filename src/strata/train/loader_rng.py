@@ -1,9 +1,9 @@
-"""The generators that a torch DataLoader of the user's draws from when a pass begins.
+"""Random generators of a user's torch `DataLoader`, saved as of the beginning of an epoch.
 
 `iter(loader)` draws a seed for its workers, and a random sampler draws its order, from torch's global generator unless
-the user has passed one. A pass that is resumed in its middle draws once more than one that nobody interrupted, and
-draws another order. So the loader gets generators of its own, and a checkpoint keeps the states that they had when the
-pass began. Imported only where torch is.
+the user passed one. An epoch that is resumed in the middle would draw once more than an uninterrupted one, and so a
+different order. Therefore the loader gets its own generators, and a checkpoint keeps the states that they had when the
+epoch began. This module imports torch.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _RANDOM_SAMPLERS = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
 class Beginnings:
-    """States of generators by whose they are, as of the beginning of the last pass."""
+    """States of a loader's generators, by owner, as of the beginning of its current epoch."""
 
     def __init__(self, by_owner: Mapping[str, torch.Generator]) -> None:
         self._generators = by_owner
         self._states: dict[str, torch.Tensor] = {}
         self.note()
         self.is_resuming = False
-        """A state was loaded, and no pass has begun from it."""
+        """A state was loaded, and no epoch has begun from it yet."""
 
     def note(self) -> None:
         self._states = {name: each.get_state() for name, each in self._generators.items()}
@@ -40,7 +40,7 @@ class Beginnings:
         return dict(self._states)
 
     def load_state_dict(self, states: Mapping[str, Any]) -> None:
-        """The next pass begins with these."""
+        """Begin the next epoch with these states."""
         for name, each in self._generators.items():
             if name in states:
                 each.set_state(torch.as_tensor(states[name], dtype=torch.uint8).cpu())
@@ -49,9 +49,9 @@ class Beginnings:
 
 
 def remember(loader: Any, name: str) -> Beginnings:
-    """From now on its generators' states are noted when a pass begins. Where it has none, it gets some of its own.
+    """Record the states of the loader's generators at each beginning of an epoch, and add generators where it has none.
 
-    Their seeds follow from torch's, so that a program that seeds torch reads the same rows in every start.
+    Their seeds derive from torch's seed, so that a program that seeds torch reads the same rows after every start.
     """
     owners = {"loader": loader, "sampler": loader.sampler, "batch_sampler": loader.batch_sampler}
     for place, owner in owners.items():
@@ -69,7 +69,7 @@ def remember(loader: Any, name: str) -> Beginnings:
 
 @functools.cache
 def _noting(kind: Any) -> Any:
-    """The same class, which notes when a pass begins."""
+    """Return a subclass that records the states when an epoch begins."""
 
     class Noting(kind):  # type: ignore[misc]
         _beginnings: Beginnings
@@ -77,7 +77,7 @@ def _noting(kind: Any) -> Any:
         def __iter__(self) -> Any:
             is_reset = self.persistent_workers and self._iterator is not None
             if is_reset and not getattr(self, "_initial_iter_for_state_dict", False):
-                self._beginnings.note()  # torch begins anew with the iterator that there is
+                self._beginnings.note()  # torch reuses its iterator
             return super().__iter__()
 
         def _get_iterator(self) -> Any:
@@ -88,7 +88,7 @@ def _noting(kind: Any) -> Any:
             before = rng.take()
             try:
                 return super()._get_iterator()
-            finally:  # a dataset without a state was read again up to its place
+            finally:  # a dataset without a state was read again up to its position
                 rng.put(before)
 
     Noting.__name__ = Noting.__qualname__ = kind.__name__

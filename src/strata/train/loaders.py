@@ -1,8 +1,8 @@
-"""The loaders of a context: their places go into checkpoints and come back from them.
+"""The loaders of a context, whose states are saved in checkpoints.
 
-A loader's state is *global* or *per rank*. Ours are global: a position in the order of all ranks, from which any number
-of ranks goes on. That of any other loader, such as torchdata's `StatefulDataLoader`, says what one rank of so many has
-read. A checkpoint keeps each rank's own, and only the same number of ranks can go on from it.
+A loader's state is *global* or *per rank*. The states of our loaders are global: a position in the order of all ranks,
+from which any world size can resume. The state of another loader, such as torchdata's `StatefulDataLoader`, tells what
+one rank has read. A checkpoint keeps one per rank, and only the same world size can resume from it.
 """
 
 from __future__ import annotations
@@ -24,42 +24,42 @@ NO_STATE = (
 
 
 class Loaders:
-    """By name."""
+    """The attached loaders, by name."""
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
         self._loaders: dict[str, Any] = {}
         self._per_rank: set[str] = set()
-        """Names of those whose state only the same number of ranks can load."""
+        """Names of loaders whose state is per rank."""
         self._beginnings: dict[str, Beginnings] = {}
-        """Of torch's own kind: the generators that they began with."""
+        """Generators of torch's own loaders."""
         self._waiting: dict[str, Mapping[str, Any]] = {}
-        """States of loaders that are restored and not made yet."""
+        """Restored states of loaders that are not attached yet."""
         self._waiting_beginnings: dict[str, Mapping[str, Any]] = {}
         self._saved_world_size = world_size
 
     @property
     def are_per_rank(self) -> bool:
-        """Whether this number of ranks is the only one that can go on from a checkpoint."""
+        """Whether only the same world size can resume from a checkpoint."""
         return bool(self._per_rank)
 
     def add(self, loader: Any, *, name: str = "", per_rank: bool | None = None) -> bool:
-        """Whether its state was waiting for it.
+        """Attach a loader; return whether a restored state was waiting for it.
 
         Raises:
-            InvalidArgument: It has no state, or the name is taken.
-            ConfigError: Another number of ranks has saved the state that is waiting.
+            InvalidArgument: The loader has no state, or its name is taken.
+            ConfigError: The waiting state is per rank, and was saved with another world size.
         """
         name = name or f"loader-{len(self._loaders)}"
         if name in self._loaders:
-            raise InvalidArgument(f"there is a loader {name!r} already; give each a name of its own", field="name")
+            raise InvalidArgument(f"a loader {name!r} is already attached; give each loader its own name", field="name")
         if _is_torch(loader):
             _adopt(loader)
         if not (hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")):
             raise InvalidArgument(f"a {type(loader).__name__} {NO_STATE}", field="loader")
         is_ours = getattr(loader, "has_global_state", False)
         if _is_torch(loader) and not is_ours:
-            from strata.train.loader_rng import remember  # noqa: PLC0415 - torch is behind it
+            from strata.train.loader_rng import remember  # noqa: PLC0415 - imports torch
 
             self._beginnings[name] = remember(loader, name)
         if not is_ours if per_rank is None else per_rank:
@@ -71,7 +71,7 @@ class Loaders:
         return True
 
     def set_epoch(self, epoch: int) -> None:
-        """On loaders that have epochs; of other loaders of torch's, on sampler and dataset, as its users do by hand."""
+        """Set the epoch of every loader; of a plain torch loader, of its samplers and dataset, as users do by hand."""
         for loader in self._loaders.values():
             if hasattr(loader, "set_epoch"):
                 loader.set_epoch(epoch)
@@ -88,7 +88,7 @@ class Loaders:
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Entries of a context's own part of a checkpoint, beside its `world_size`."""
+        """Return the loaders' entries for a checkpoint. The context adds its `world_size`."""
         return {
             "loaders": {name: loader.state_dict() for name, loader in self._loaders.items()},
             "per_rank": sorted(self._per_rank),
@@ -98,7 +98,7 @@ class Loaders:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """
         Raises:
-            ConfigError: Another number of ranks has saved it, and it is each rank's own.
+            ConfigError: A state is per rank, and was saved with another world size.
         """
         self._saved_world_size = int(state["world_size"])
         for name in state.get("per_rank", ()):
@@ -123,22 +123,22 @@ class Loaders:
         saved, now = self._saved_world_size, self._world_size
         if saved != now:
             raise ConfigError(
-                f"the checkpoint was saved by {saved} workers, and the state of loader {name!r} says what each of them "
-                f"had read; {now} workers cannot go on from it without repeating or losing rows. Resume with "
-                f"{saved} workers. To change their number, load a map-style dataset with ctx.dataloader(dataset, …); "
-                "ctx.restore(…, loaders=False) goes on from this checkpoint at the beginning of its epoch",
+                f"{saved} workers saved the checkpoint, and the state of loader {name!r} is per rank; {now} workers "
+                f"cannot resume from it without repeating or losing rows. Resume with {saved} workers. To change the "
+                "number of workers, load a map-style dataset with ctx.dataloader(dataset, …), or restart the epoch "
+                "with ctx.restore(…, loaders=False)",
                 field="workers",
             )
 
 
 def _is_torch(loader: Any) -> bool:
-    """Who has made a DataLoader has imported it."""
+    """Return whether it is a torch `DataLoader`, without importing torch."""
     data = sys.modules.get("torch.utils.data")
     return data is not None and isinstance(loader, data.DataLoader)
 
 
 def _adopt(loader: Any) -> None:
-    """A DataLoader that the user has built with `ctx.sampler` counts what it delivers from now on."""
-    map_loader = sys.modules.get("strata.data.map_style")  # else there is no such sampler
+    """Let a `DataLoader` that was built with `ctx.sampler` count what it delivers."""
+    map_loader = sys.modules.get("strata.data.map_style")  # without it, there is no such sampler
     if map_loader is not None and map_loader.sampler_of(loader) is not None and not hasattr(loader, "map_rows"):
         map_loader.adopt(loader)

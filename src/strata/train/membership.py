@@ -1,9 +1,8 @@
-"""A training process as a worker of its job: what it says to the coordinator, and what it is asked from there."""
+"""A training process as a member of its job: it reports to the coordinator and carries out its commands."""
 
 from __future__ import annotations
 
 import logging
-import math
 import os
 import threading
 import time
@@ -11,18 +10,17 @@ from collections import deque
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from strata.coordinator.state import limits
 from strata.errors import (
     BarrierBroken,
     CoordinatorError,
     CoordinatorUnavailable,
-    InvalidArgument,
     StaleGeneration,
     StrataError,
 )
 from strata.launch.environment import METRICS, note_last_step
 from strata.lifecycle import at_exit
 from strata.train.agreement import Agreement, Due
+from strata.train.metrics import ScriptMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -31,22 +29,20 @@ if TYPE_CHECKING:
     from strata.coordinator.client import CoordinatorClient, Worker
     from strata.coordinator.state.events import CommandRecord
     from strata.coordinator.state.membership import WorkerStateName
-    from strata.launch.environment import Place
+    from strata.identity import Identity
     from strata.train.agreement import Wish
 
 log = logging.getLogger(__name__)
 
 JOIN_TIMEOUT_S = 300.0
-"""For all workers of an attempt to be there: one of them may have to import for long."""
+"""Time for all workers of an attempt to join: imports may take minutes."""
 AGREE_TIMEOUT_S = 30.0
-AGREE_AGAIN_S = 0.1
+AGREE_RETRY_S = 0.1
 END_TIMEOUT_S = 300.0
-"""For the other ranks to come to the end of their training, too: one may be evaluating."""
+"""Time for the other ranks to reach the end of their training: one may be evaluating."""
 LEAVE_TIMEOUT_S = 5.0
-"""For the other ranks to tell of the last checkpoint, too; and then for the coordinator to answer."""
+"""Time for the other ranks to acknowledge the last checkpoint, and then for the coordinator to answer."""
 POLL_S = 1.0
-MAX_METRICS = 18
-"""Of the user's, by name; the coordinator keeps 32 of a worker, and 14 are ours: `METRICS`, and `rows_per_s`."""
 NO_METRICS: Mapping[str, float] = MappingProxyType({})
 _WISHES: dict[str, Wish] = {"STOP": "stop", "CHECKPOINT_NOW": "checkpoint"}
 
@@ -63,29 +59,29 @@ class Membership(Protocol):
         metrics: Mapping[str, float] = NO_METRICS,
     ) -> None: ...
 
-    def watch(self, look: Callable[[], Mapping[str, float]]) -> None:
-        """`look` gives further metrics; it is called about once a second, by another thread."""
+    def watch(self, gauges: Callable[[], Mapping[str, float]]) -> None:
+        """Report the metrics that `gauges` returns. Another thread calls it about once a second."""
         ...
 
     def restored(self, found: CheckpointMetadata) -> None: ...
 
     def ask_checkpoint(self, reason: str) -> None:
-        """Lets all ranks agree on a step and save there. Returns at once."""
+        """Let all ranks agree on a step and save there. Return at once."""
         ...
 
     def ask_stop(self, reason: str) -> None:
-        """And end there. Returns at once; may be called by a handler of signals."""
+        """Let all ranks agree on a step, save and exit there. Return at once; safe in a signal handler."""
         ...
 
     def ends_together(self, step: int) -> bool:
-        """Whether all ranks come to the end of their training, and after the same step. Waits for them."""
+        """Wait for the end of all ranks' training; return whether all of them made the same steps."""
         ...
 
     def leave(self, *, together: bool, reason: str = "done") -> None: ...
 
 
 class NoMembership:
-    """Without a coordinator: nobody listens."""
+    """The membership of a process without a coordinator: it reports nothing."""
 
     generation = 0
 
@@ -98,7 +94,7 @@ class NoMembership:
     ) -> None:
         pass
 
-    def watch(self, look: Callable[[], Mapping[str, float]]) -> None:
+    def watch(self, gauges: Callable[[], Mapping[str, float]]) -> None:
         pass
 
     def restored(self, found: CheckpointMetadata) -> None:
@@ -110,8 +106,8 @@ class NoMembership:
     def ask_stop(self, reason: str) -> None:
         pass
 
-    def ends_together(self, step: int) -> bool:  # noqa: ARG002 - as the protocol has it
-        """Nobody can be asked: as for every save, ranks must make the same steps."""
+    def ends_together(self, step: int) -> bool:  # noqa: ARG002 - the protocol's
+        """Return True: without a coordinator, ranks must make the same steps by themselves."""
         return True
 
     def leave(self, *, together: bool, reason: str = "done") -> None:
@@ -119,41 +115,48 @@ class NoMembership:
 
 
 class JoinedMembership:
-    """With one, until `leave` or the end of the process. All ranks of the attempt are there when it is made."""
+    """The membership of a worker, until `leave` or the end of the process. The constructor waits for all ranks."""
 
     def __init__(
         self,
         client: CoordinatorClient,
-        place: Place,
+        identity: Identity,
         agreement: Agreement,
         *,
         on_left: Callable[[], None] | None = None,
         on_lost: Callable[[StrataError], None] | None = None,
     ) -> None:
-        """`on_lost` is called, in a thread of ours, when the coordinator no longer counts this worker in."""
+        """`on_lost` is called, in another thread, when the coordinator has removed this worker."""
         self._client = client
         self._on_left = on_left
         self._on_lost = on_lost
-        self._place = place
+        self._identity = identity
         self._agreement = agreement
-        # The agent watches over steps, with the run's own limit, and writes down where a hung worker stands.
-        self._worker: Worker = client.register_worker(place.worker_id, job_id=place.run, takeover=True, is_watched=True)
+        # The agent watches the steps, with the run's own limit, and dumps the stacks of a hung worker.
+        self._worker: Worker = client.register_worker(
+            identity.worker_id,
+            job_id=identity.run,
+            takeover=True,
+            is_watched=True,
+            launch_rank=identity.rank,
+            attempt=identity.attempt,
+        )
         self._has_stepped = False
         self._step = 0
-        self._metrics = _Metrics()
-        self._look: Callable[[], Mapping[str, float]] = dict
-        self._ours = {METRICS.attempt: float(place.attempt), METRICS.rank: float(place.rank)}
-        """Said again and again: a coordinator that was lost and came back knows no metrics."""
-        self._tell()
-        self._worker.heartbeat()  # who wants this attempt to stop finds its workers from their first step on
-        _meet(self._worker, place, deadline_s=time.monotonic() + JOIN_TIMEOUT_S)
+        self._metrics = ScriptMetrics()
+        self._gauges: Callable[[], Mapping[str, float]] = dict
+        self._ours: dict[str, float] = {}
+        """Our own metrics, sent again and again: a restarted coordinator has none."""
+        self._report_metrics()
+        self._worker.heartbeat()
+        _meet(self._worker, identity, deadline_s=time.monotonic() + JOIN_TIMEOUT_S)
         self._num_ends = 0
-        """How often the ranks have met to save the last step."""
+        """Number of ends of training that the ranks have reached together."""
         self._is_leaving = threading.Event()
         self._wanted: dict[Literal["CHECKPOINT_NOW", "STOP"], str] = {}
-        """What this rank wants of all, and why, until it has said so."""
+        """Requests of this rank to all ranks, with their reasons, until they are sent."""
         self._commands: deque[CommandRecord] = deque()
-        """Heard and not yet followed."""
+        """Received and not carried out yet."""
         self._listener = threading.Thread(target=self._listen, name="strata-context", daemon=True)
         self._listener.start()
         self._withdraw_hook = at_exit(lambda: self.leave(together=False))
@@ -173,28 +176,27 @@ class JoinedMembership:
         epoch: int | None = None,
         metrics: Mapping[str, float] = NO_METRICS,
     ) -> None:
-        numbers: dict[str, Any] = self._metrics.numbers(metrics) if metrics else {}
+        numbers: dict[str, Any] = self._metrics.select(metrics) if metrics else {}
         if state == "TRAINING" and not self._has_stepped:
             self._has_stepped = True
-            numbers[METRICS.first_step_at_s] = time.time()
+            self._worker.report_event("FIRST_STEP", at_s=time.time(), step=step or 0)
         self._step = self._step if step is None else step
         self._worker.note(state, step, epoch, numbers)
 
-    def watch(self, look: Callable[[], Mapping[str, float]]) -> None:
-        self._look = look
+    def watch(self, gauges: Callable[[], Mapping[str, float]]) -> None:
+        self._gauges = gauges
 
     def restored(self, found: CheckpointMetadata) -> None:
-        """Compares with what the coordinator knows to be the last."""
-        now: dict[str, Any] = {METRICS.restored_at_s: time.time()}
-        self._worker.report(**now)
+        """Report a restored checkpoint, and warn if it is not the last one that the coordinator knows."""
+        self._worker.report_event("RESTORED", at_s=time.time(), step=found.step)
         try:
-            told = self._worker.recover().checkpoint
+            last = self._worker.recover().checkpoint
         except CoordinatorError as error:
-            log.warning("the coordinator could not be asked for the last checkpoint: %s", error)
+            log.warning("cannot ask the coordinator for the last checkpoint: %s", error)
             return
-        if told is not None and told.checkpoint.checkpoint_id != found.id:
-            last = told.checkpoint.checkpoint_id
-            log.warning("checkpoint %s is restored; the last that was told of is %s", found.id, last)
+        if last is not None and last.checkpoint.checkpoint_id != found.id:
+            last_id = last.checkpoint.checkpoint_id
+            log.warning("restored checkpoint %s, but the last one that was committed is %s", found.id, last_id)
 
     def ask_checkpoint(self, reason: str) -> None:
         self._wanted["CHECKPOINT_NOW"] = reason
@@ -203,41 +205,41 @@ class JoinedMembership:
         self._wanted["STOP"] = reason
 
     def ends_together(self, step: int) -> bool:
-        if self._place.world_size == 1:
+        if self._identity.world_size == 1:
             return True
-        told_as = METRICS.last_steps[self._num_ends % 2]
-        self._ours[told_as] = float(step)
+        metric = METRICS.last_steps[self._num_ends % 2]
+        self._ours[metric] = float(step)
         self._num_ends += 1
         try:
-            self._tell()
+            self._report_metrics()
             self._worker.heartbeat()
-            self._worker.barrier(f"last/{self._num_ends}", step=self._place.attempt, timeout_s=END_TIMEOUT_S)
-            told = [each.metrics for each in self._client.list_workers(job_id=self._place.run).workers]
+            self._worker.barrier(f"last/{self._num_ends}", step=self._identity.attempt, timeout_s=END_TIMEOUT_S)
+            workers = self._client.list_workers(job_id=self._identity.run).workers
         except StrataError as error:
-            log.warning("the last step is not saved, since not all ranks come to an end: %s", error)
+            log.warning("the last step is not saved, because not all ranks reached the end: %s", error)
             return False
-        steps = [int(each[told_as]) for each in told if told_as in each]
-        # Who has left by now has found that they differ: else it would wait for this one's part of the checkpoint.
-        if steps == [step] * self._place.world_size:
+        steps = [int(each.metrics[metric]) for each in workers if metric in each.metrics]
+        # A rank that has left by now found that they differ: otherwise it would wait for our part of the checkpoint.
+        if steps == [step] * self._identity.world_size:
             return True
         log.warning("the last step, %d on this rank, is not saved: all ranks must make the same number of steps", step)
         return False
 
     def leave(self, *, together: bool, reason: str = "done") -> None:
-        """`together`: not before all ranks do, since a checkpoint of theirs may still need this one's word."""
+        """Leave the job; with `together`, wait for all ranks, whose checkpoint may still need this one."""
         self._withdraw_hook()
         self._is_leaving.set()
         if self._has_stepped:
             note_last_step(os.environ, self._step)
         try:
-            if together and self._place.world_size > 1:
-                self._worker.barrier("end", step=self._place.attempt, timeout_s=LEAVE_TIMEOUT_S)
-        except StrataError as error:  # somebody has died, or does not come: then there is nothing to wait for
+            if together and self._identity.world_size > 1:
+                self._worker.barrier("end", step=self._identity.attempt, timeout_s=LEAVE_TIMEOUT_S)
+        except StrataError as error:  # a rank has died or is late: do not wait for it
             log.info("leaving before the others: %s", error)
         try:
             self._worker.deregister(reason, timeout_s=LEAVE_TIMEOUT_S)
         except StrataError as error:
-            log.info("left without a word: %s", error)
+            log.info("cannot deregister: %s", error)
         self._client.close()
         if self._on_left is not None:
             self._on_left()
@@ -248,41 +250,41 @@ class JoinedMembership:
         while not self._is_leaving.is_set():
             try:
                 self._worker.wait_changed(POLL_S)
-                self._tell()
+                self._report_metrics()
                 for name, reason in list(self._wanted.items()):
-                    self._client.send_command(name, job_id=self._place.run, reason=reason)
-                    del self._wanted[name]  # only now: what could not be said is said again
+                    self._client.send_command(name, job_id=self._identity.run, reason=reason)
+                    del self._wanted[name]  # only now: what failed is sent again
                 self._commands.extend(self._worker.take_commands())
                 while self._commands:
-                    self._follow(self._commands.popleft())
+                    self._carry_out(self._commands.popleft())
             except StrataError as error:
                 if not self._is_leaving.is_set() and self._worker.lost is None:
-                    log.warning("no word from the coordinator: %s", error)
+                    log.warning("cannot reach the coordinator: %s", error)
             except Exception:
                 if not self._is_leaving.is_set():
-                    log.exception("the context no longer listens to the coordinator")
+                    log.exception("the context no longer receives commands")
                 return
             lost = self._worker.lost
             if lost is not None and not self._is_leaving.is_set():
-                log.error("this worker is out of its job: %s", lost)
+                log.error("the coordinator has removed this worker: %s", lost)
                 if self._on_lost is not None:
                     self._on_lost(lost)
                 return
 
-    def _tell(self) -> None:
-        """Who this is; and what can be seen from outside, unless the script reports the same by itself."""
-        seen = {name: number for name, number in self._look().items() if name not in self._metrics.names}
+    def _report_metrics(self) -> None:
+        """Report our own metrics and the gauges, except those that the script reports itself."""
+        seen = {name: number for name, number in self._gauges().items() if name not in self._metrics.names}
         self._worker.note(None, None, None, {**self._ours, **seen})
 
-    def _follow(self, command: CommandRecord) -> None:
-        is_ours = command.args.get("attempt", str(self._place.attempt)) == str(self._place.attempt)
+    def _carry_out(self, command: CommandRecord) -> None:
+        is_ours = command.args.get("attempt", str(self._identity.attempt)) == str(self._identity.attempt)
         if command.name in _WISHES and is_ours:
             self._agree(command, _WISHES[command.name])
 
     def _agree(self, command: CommandRecord, wish: Wish) -> None:
-        """All ranks' threads do this for the same command, whatever their training does meanwhile.
+        """Agree with the other ranks on a step for a command. All ranks' threads do this, whatever their training does.
 
-        This rank's limit stays as it was first set until all are known: the others count on it.
+        This rank's limit does not change until all limits are known: the others rely on it.
         """
         limit = self._agreement.set_limit()
         if METRICS.agree_command in self._ours:
@@ -290,9 +292,9 @@ class JoinedMembership:
             self._ours[METRICS.agreed_limit] = self._ours[METRICS.agree_limit]
         self._ours |= {METRICS.agree_command: float(command.command_id), METRICS.agree_limit: float(limit)}
         try:
-            step = self._greatest_limit(command.command_id, deadline_s=time.monotonic() + AGREE_TIMEOUT_S)
+            step = self._highest_limit(command.command_id, deadline_s=time.monotonic() + AGREE_TIMEOUT_S)
         except (BarrierBroken, CoordinatorUnavailable) as error:
-            log.warning("the ranks cannot agree on a step for %s: %s", command.name, error)
+            log.warning("the ranks could not agree on a step for %s: %s", command.name, error)
             self._agreement.give_up()
         except BaseException:
             self._agreement.give_up()
@@ -300,50 +302,50 @@ class JoinedMembership:
         else:
             self._agreement.agree(Due(wish, step, command.reason))
 
-    def _greatest_limit(self, command_id: int, *, deadline_s: float) -> int:
-        """Of all ranks. A coordinator that is lost meanwhile takes the limits with it, and is told them again.
+    def _highest_limit(self, command_id: int, *, deadline_s: float) -> int:
+        """Return the highest limit of all ranks. A coordinator that restarts loses the limits and gets them again.
 
         Raises:
-            BarrierBroken: Somebody is gone, or does not come in time.
-            CoordinatorUnavailable: It is not to be had, or does not know all limits in time.
+            BarrierBroken: A rank is gone, or does not arrive in time.
+            CoordinatorUnavailable: It does not answer, or does not know all limits in time.
         """
         has_met = False
         while True:
             try:
-                self._tell()
+                self._report_metrics()
                 self._worker.heartbeat()
                 if not has_met:
                     left_s = max(deadline_s - time.monotonic(), 0.1)
                     self._worker.barrier("agree", step=command_id, timeout_s=left_s)
                     has_met = True
-                told = [worker.metrics for worker in self._client.list_workers(job_id=self._place.run).workers]
-                limits_told = [limit for each in told if (limit := limit_about(each, command_id)) is not None]
-                if len(limits_told) >= self._place.world_size:
-                    return int(max(limits_told))
-                missing = f"{self._place.world_size - len(limits_told)} ranks have not said how far they are"
+                workers = self._client.list_workers(job_id=self._identity.run).workers
+                limits = [limit for each in workers if (limit := limit_for(each.metrics, command_id)) is not None]
+                if len(limits) >= self._identity.world_size:
+                    return int(max(limits))
+                missing = f"{self._identity.world_size - len(limits)} ranks have not published their limit"
             except CoordinatorUnavailable as error:
                 missing = str(error)
-            if time.monotonic() >= deadline_s or self._is_leaving.wait(AGREE_AGAIN_S):
+            if time.monotonic() >= deadline_s or self._is_leaving.wait(AGREE_RETRY_S):
                 raise CoordinatorUnavailable(missing)
 
 
-def _meet(worker: Worker, place: Place, *, deadline_s: float) -> None:
-    """Until all ranks of this attempt are there, and nobody else.
+def _meet(worker: Worker, identity: Identity, *, deadline_s: float) -> None:
+    """Wait until the members are exactly the ranks of this attempt.
 
-    Members of the attempt before are replaced or go as they are missed; they never arrive at this barrier. So a
-    generation of the right size in which everybody arrives consists of new ones only.
+    Members of the last attempt are replaced or removed; they never arrive at this barrier. So a generation of the right
+    size in which all members arrive has only new ones.
 
     Raises:
-        CoordinatorUnavailable, BarrierBroken: Somebody does not come in time.
+        CoordinatorUnavailable, BarrierBroken: A rank does not join in time.
     """
     while True:
         left_s = max(deadline_s - time.monotonic(), 0.1)
-        worker.wait_for_workers(place.world_size, timeout_s=left_s)
-        if worker.world_size > place.world_size:
+        worker.wait_for_workers(identity.world_size, timeout_s=left_s)
+        if worker.world_size > identity.world_size:
             worker.wait_changed(min(left_s, POLL_S))
         else:
             try:
-                worker.barrier("start", step=place.attempt, timeout_s=left_s)
+                worker.barrier("start", step=identity.attempt, timeout_s=left_s)
             except (BarrierBroken, StaleGeneration):
                 if time.monotonic() >= deadline_s:
                     raise
@@ -351,16 +353,16 @@ def _meet(worker: Worker, place: Place, *, deadline_s: float) -> None:
                 return
         if time.monotonic() >= deadline_s:
             raise CoordinatorUnavailable(
-                f"{worker.world_size} workers are in job {place.run!r}, {place.world_size} should be; "
-                "is another run of the same name under way?"
+                f"job {identity.run!r} has {worker.world_size} workers instead of {identity.world_size}; stop other "
+                "runs of the same name"
             )
 
 
-def limit_about(metrics: Mapping[str, float], command_id: int) -> float | None:
-    """How far a rank goes until all agree about a command; None if it does not say.
+def limit_for(metrics: Mapping[str, float], command_id: int) -> float | None:
+    """Return a rank's limit for a command, or None if it has not published one.
 
-    It may be at the next command already: then it has read everybody's limits, but not everybody has read its own.
-    Beyond that one it does not come before all have.
+    The rank may already be at the next command: it has read all limits, but not all ranks have read its own. It gets no
+    further before they have.
     """
     for command, limit in (
         (METRICS.agree_command, METRICS.agree_limit),
@@ -369,45 +371,3 @@ def limit_about(metrics: Mapping[str, float], command_id: int) -> float | None:
         if metrics.get(command) == command_id:
             return metrics.get(limit)
     return None
-
-
-class _Metrics:
-    """Takes what can be told of a script's metrics. A run must not suffer from what it reports: the coordinator refuses
-    a whole heartbeat for one bad number in it.
-    """
-
-    def __init__(self) -> None:
-        self.names: set[str] = set()
-        self._left_out: set[str] = set()
-
-    def numbers(self, metrics: Mapping[str, Any]) -> dict[str, float]:
-        found = {}
-        for name, value in metrics.items():
-            try:
-                number = float(value)
-            except (TypeError, ValueError):
-                self._leave_out(name, f"{type(value).__name__} is no number")
-                continue
-            if not math.isfinite(number):
-                self._leave_out(name, f"it is {number}")
-            elif name in self.names or self._take_in(name):
-                found[name] = number
-        return found
-
-    def _take_in(self, name: str) -> bool:
-        try:
-            limits.check_id(name, "metrics")
-        except InvalidArgument as error:
-            self._leave_out(name, str(error))
-            return False
-        if len(self.names) >= MAX_METRICS:
-            self._leave_out(name, f"there are {MAX_METRICS} others already")
-            return False
-        self.names.add(name)
-        return True
-
-    def _leave_out(self, name: str, why: str) -> None:
-        """Said once a name, and of a script that makes up names only a few times."""
-        if name not in self._left_out and len(self._left_out) < MAX_METRICS:
-            self._left_out.add(name)
-            log.warning("metric %.60r is not shown: %s", name, why)

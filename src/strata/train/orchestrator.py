@@ -1,5 +1,5 @@
-"""`TrainingOrchestrator`: one object for a job. A worker's calls to the coordinator and its checkpoints, and a function
-that is run on workers.
+"""`TrainingOrchestrator`: a worker's calls to the coordinator and its checkpoints in one object; and a way to run a
+function on workers.
 
     orchestrator = TrainingOrchestrator("localhost:50051")
     orchestrator.register_worker("worker-01")
@@ -12,7 +12,7 @@ that is run on workers.
 
     results = TrainingOrchestrator().run(train, 1e-3, workers=4)
 
-Nothing is connected, and no coordinator brought along, before a call needs it.
+It connects, or starts its own coordinator, when a call first needs that.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from strata.clock import SystemClock
 from strata.coordinator.state.job import DEFAULT_JOB
 from strata.errors import ConfigError, RunFailed, StaleIncarnation, UnknownWorker
-from strata.train import function as calling
+from strata.train import function as remote_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,20 +49,20 @@ if TYPE_CHECKING:
     from strata.coordinator.state.shards import Shard
     from strata.coordinator.state.views import Progress
     from strata.launch.record.directory import RunDirectory
-    from strata.launch.record.stream import Which
+    from strata.launch.record.log import Which
     from strata.launch.supervisor import Finish
 
 CALLED = "strata.train.function"
-MEET_TIMEOUT_S = 300.0
-"""For all workers to come to their first save."""
+SESSION_TIMEOUT_S = 300.0
+"""Time for all workers to reach their first save."""
 STOP_AGAIN_S = 1.0
-"""Until a run that begins is asked again to stop: it may not hear yet."""
+"""Interval between two requests to stop a run that is just starting."""
 MAX_DRAWN = 16
-"""Of the numbers of several workers, in the name of their session."""
+"""Workers whose random numbers form the name of a session."""
 
 
 class TrainingOrchestrator:
-    """For one worker of a job: its process makes one of these."""
+    """The API for one worker of a job. Each worker process creates one."""
 
     def __init__(
         self,
@@ -75,9 +75,9 @@ class TrainingOrchestrator:
     ) -> None:
         """
         Args:
-            coordinator_url: Where the coordinator is; left out, one is brought along inside this process.
-            checkpoints: The directory or URL of `save` and `restore`.
-            checkpoint_options: For `CheckpointManager`: `keep_count`, `compression`, `storage_options`, …
+            coordinator_url: Address of the coordinator; default: start one inside this process.
+            checkpoints: Directory or URL for `save` and `restore`.
+            checkpoint_options: Arguments for `CheckpointManager`: `keep_count`, `compression`, `storage_options`, …
         """
         self.job_id = job_id
         self._url = coordinator_url
@@ -91,16 +91,16 @@ class TrainingOrchestrator:
         self._manager_generation = 0
 
     def connect(self) -> Self:
-        """Calls connect by themselves; this one finds out now whether somebody answers.
+        """Connect now. Other calls connect automatically.
 
         Raises:
-            CoordinatorUnavailable: Nobody does.
+            CoordinatorUnavailable: The coordinator does not answer.
         """
         self._connected()
         return self
 
     def close(self) -> None:
-        """Waits for the last save, leaves the job and hangs up."""
+        """Wait for the last save, leave the job and disconnect."""
         try:
             if self._manager is not None:
                 self._manager.close()
@@ -110,7 +110,7 @@ class TrainingOrchestrator:
                 if self._worker is not None and self._worker.lost is None:
                     self.deregister("closed")
             finally:
-                self._hang_up()
+                self._disconnect()
 
     def __enter__(self) -> Self:
         return self
@@ -122,7 +122,7 @@ class TrainingOrchestrator:
 
     def _connected(self) -> CoordinatorClient:
         if self._client is None:
-            from strata.coordinator.client import CoordinatorClient  # noqa: PLC0415 - gRPC, which `run` needs not
+            from strata.coordinator.client import CoordinatorClient  # noqa: PLC0415 - imports gRPC
 
             url = self._url
             if url is None:
@@ -134,11 +134,11 @@ class TrainingOrchestrator:
                 self._client = CoordinatorClient(url, config=self._config)
                 self._client.connect()
             except BaseException:
-                self._hang_up()
+                self._disconnect()
                 raise
         return self._client
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         client, self._client, self._worker = self._client, None, None
         embedded, self._embedded = self._embedded, None
         if client is not None:
@@ -149,7 +149,7 @@ class TrainingOrchestrator:
     # -- the worker ------------------------------------------------------------------------------------------------
 
     def register_worker(self, worker_id: str, *, capacity: float = 1.0) -> Worker:
-        """Joins the job; what is returned knows `rank` and `world_size`. Heartbeats go by themselves from here on."""
+        """Join the job; return a worker with `rank` and `world_size`. Heartbeats are sent in the background."""
         self._worker = self._connected().register_worker(worker_id, job_id=self.job_id, capacity=capacity)
         self._worker.report(session=float(secrets.randbits(52)))
         return self._worker
@@ -158,8 +158,8 @@ class TrainingOrchestrator:
     def worker(self) -> Worker:
         """
         Raises:
-            UnknownWorker: None is registered.
-            StaleIncarnation: The coordinator took it for dead.
+            UnknownWorker: No worker is registered.
+            StaleIncarnation: The coordinator has removed it.
         """
         if self._worker is None:
             raise UnknownWorker("no worker is registered here; call register_worker(worker_id) first")
@@ -170,7 +170,7 @@ class TrainingOrchestrator:
         return self._worker
 
     def heartbeat(self, step: int | None = None, epoch: int | None = None, **metrics: float) -> list[CommandRecord]:
-        """Tells now how far training is; gives the orders that have come, such as STOP."""
+        """Report progress now; return the commands that have come, such as STOP."""
         worker = self.worker
         worker.report(state="TRAINING" if step is not None else None, step=step, epoch=epoch, **metrics)
         worker.heartbeat()
@@ -179,16 +179,16 @@ class TrainingOrchestrator:
     def barrier(
         self, barrier_id: str, step: int | None = None, *, timeout_s: float = 300.0, elastic: bool = True
     ) -> None:
-        """Waits until all workers of the job are there. `elastic`: whoever they are by then; else a change of members
-        breaks it.
+        """Wait until all workers of the job have arrived. `elastic`: continue after a change of the members; otherwise
+        the change breaks the barrier.
 
         Raises:
-            BarrierBroken: Somebody does not come; the message says who and why.
+            BarrierBroken: A worker does not arrive; the message names it and the reason.
         """
         self.worker.barrier(barrier_id, step=step, timeout_s=timeout_s, elastic=elastic)
 
     def deregister(self, reason: str = "") -> None:
-        """Leaves the job; the worker's shards move to the others at once."""
+        """Leave the job; the worker's shards move to the others at once."""
         self.worker.deregister(reason)
         self._worker = None
 
@@ -204,7 +204,7 @@ class TrainingOrchestrator:
         shuffle: bool = False,
         seed: int = 0,
     ) -> int:
-        """Declares a dataset, by count or by list; gives its number of shards. The same again changes nothing."""
+        """Register a dataset, by count or by list; return its number of shards. A second call changes nothing."""
         return self._connected().register_dataset(
             dataset_id,
             job_id=self.job_id,
@@ -216,47 +216,47 @@ class TrainingOrchestrator:
         )
 
     def get_shards(self, dataset_id: str | None = None, epoch: int | None = None) -> list[Shard]:
-        """What is this worker's to read now, in that order; finished ones are left out."""
+        """Return this worker's unfinished shards, in the order in which to read them."""
         return self.worker.shards(dataset_id, epoch=epoch)
 
     def get_shard(self, dataset_id: str | None = None, epoch: int | None = None) -> Shard | None:
-        """The first of them; None if nothing is left to this worker."""
+        """Return this worker's next shard, or None if it has none left."""
         return next(iter(self.get_shards(dataset_id, epoch)), None)
 
     def ack_shards(self, shards: Sequence[Shard]) -> Progress:
-        """These have been trained on: nobody gets them again in this epoch."""
+        """Acknowledge shards that were trained on: no worker gets them again in this epoch."""
         return self.worker.ack(shards)
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def save(self, state: Any, *, step: int, epoch: int = 0, **arguments: Any) -> Save:
-        """As `CheckpointManager.save`; with several workers in the job, one checkpoint of all of them, who must all
-        call it. The coordinator is told of it.
+        """Save as `CheckpointManager.save` does. The workers of a job save one checkpoint together, so all of them must
+        call it. The coordinator records it.
         """
         return self._checkpoints().save(state, step=step, epoch=epoch, **arguments)
 
     def restore(self, into: Mapping[str, Any], *, step: int | None = None, strict: bool = True) -> CheckpointMetadata:
-        """Puts the last checkpoint, or that of a step, into modules, optimizers and the like; on all workers.
+        """Load the last checkpoint, or that of a step, into modules and optimizers; call it on all workers.
 
         Raises:
-            NoCheckpoint: There is none.
+            NoCheckpoint: No checkpoint exists.
         """
         return self._checkpoints().restore(into, step=step, strict=strict)
 
     def load(self, *, step: int | None = None) -> Any:
-        """What was saved, as it was; on all workers.
+        """Return the saved state; call it on all workers.
 
         Raises:
-            NoCheckpoint: There is none.
+            NoCheckpoint: No checkpoint exists.
         """
         return self._checkpoints().load(step=step)
 
     def _checkpoints(self) -> CheckpointManager:
-        """For the members of now: ranks and their number belong to a generation."""
+        """Return the manager for the current generation, which determines ranks and world size."""
         worker = self._worker
         generation = worker.latest_generation if worker is not None else 0
         if self._manager is None or generation != self._manager_generation:
-            from strata.checkpoint import CheckpointManager, Ranks  # noqa: PLC0415 - not everybody saves
+            from strata.checkpoint import CheckpointManager, Ranks  # noqa: PLC0415 - only for saves
             from strata.launch.commit import CoordinatorCommit  # noqa: PLC0415
 
             if self._manager is not None:
@@ -264,7 +264,7 @@ class TrainingOrchestrator:
                 self._manager = None
             ranks = commit = None
             if worker is not None:
-                session = self._agreed_session(worker)
+                session = self._agree_on_session(worker)
                 ranks = Ranks(rank=worker.rank, size=worker.world_size, session=session)
                 commit = CoordinatorCommit(worker)
                 generation = worker.generation
@@ -272,14 +272,14 @@ class TrainingOrchestrator:
             self._manager_generation = generation
         return self._manager
 
-    def _agreed_session(self, worker: Worker) -> str:
-        """The same on all workers and never before: what each has drawn, put together."""
+    def _agree_on_session(self, worker: Worker) -> str:
+        """Return a new session name, the same on all workers: it joins a random number of each."""
         worker.heartbeat()
         while True:  # once, unless the members change between the two calls
-            worker.barrier("strata/session", timeout_s=MEET_TIMEOUT_S, elastic=True)
-            told = self._connected().list_workers(job_id=self.job_id)
-            if told.generation == worker.generation:
-                drawn = (f"{each.metrics.get('session', 0.0):.0f}" for each in told.workers[:MAX_DRAWN])
+            worker.barrier("strata/session", timeout_s=SESSION_TIMEOUT_S, elastic=True)
+            found = self._connected().list_workers(job_id=self.job_id)
+            if found.generation == worker.generation:
+                drawn = (f"{each.metrics.get('session', 0.0):.0f}" for each in found.workers[:MAX_DRAWN])
                 return "/".join([self.job_id, *drawn])
 
     # -- functions -------------------------------------------------------------------------------------------------
@@ -297,39 +297,39 @@ class TrainingOrchestrator:
         logs: str = "auto",
         **kwargs: Any,
     ) -> list[Any]:
-        """Calls `train_fn(*args, **kwargs)` on workers, as `strata run` does with a script; gives what they returned,
-        in the order of their ranks.
+        """Call `train_fn(*args, **kwargs)` on workers, as `strata run` runs a script; return the results in the order
+        of the ranks.
 
-        In the function `strata.init()` says which worker it is, and keeps checkpoints. When a worker dies, all begin
-        again, from the last checkpoint if there is one. `strata ps`, `logs` and `stop` know the run. From any thread;
-        Ctrl-C lets the workers save first; the second one does not.
+        In the function, `strata.init()` returns the worker's context, with its rank and checkpoints. When a worker
+        dies, all restart from the last checkpoint, if there is one. `strata ps`, `logs` and `stop` work with the run.
+        It can be called from any thread. Ctrl-C lets the workers save first, a second Ctrl-C kills them.
 
         Args:
-            workers: How many; "2:8" for a run that may shrink and grow.
-            engine: Who starts them: "local" on this machine, "ray" on the cluster that RAY_ADDRESS names, or one of
-                its own. On several machines all must share the directory of runs (STRATA_RUNS_DIR).
-            name: What to call the run; made up if left out.
-            max_restarts: How many failures the run may survive.
-            checkpoints: A directory or URL for those of `strata.init()`; left out, in the run's directory.
-            logs: Whose output is printed here: "rank0", "all" or "none". "auto" is that of rank 0.
+            workers: Number of workers; "2:8" for a run that may shrink and grow.
+            engine: Where to start them: "local" on this machine; "ray" on the cluster that RAY_ADDRESS names, or on a
+                new one. Several machines must share the directory of runs (STRATA_RUNS_DIR).
+            name: Name of the run; default: a generated one.
+            max_restarts: Number of failures that the run may survive.
+            checkpoints: Directory or URL for `strata.init()`; default: in the run's directory.
+            logs: Whose output to print: "rank0", "all" or "none". "auto" is rank 0.
 
         Raises:
-            ConfigError: It cannot be run so; the message says what to change.
-            InvalidArgument: The function or an argument cannot be handed to workers.
+            ConfigError: A setting is invalid; the message names the cure.
+            InvalidArgument: The function or an argument cannot be pickled.
             RunFailed: The function raised, or a worker died too often; the message shows its traceback.
         """
-        from strata.launch.record.stream import which_of  # noqa: PLC0415
+        from strata.launch.record.log import parse_which  # noqa: PLC0415
 
-        which = which_of(logs)
-        directory = _prepared(
-            calling.Call(train_fn, args, kwargs),
+        which = parse_which(logs)
+        directory = _prepare(
+            remote_function.Call(train_fn, args, kwargs),
             workers=workers,
-            engine=_checked_engine(engine),
+            engine=_check_engine(engine),
             name=name,
             max_restarts=max_restarts,
             checkpoints=os.fspath(checkpoints),
         )
-        finish = _carried_out(directory, which)
+        finish = _carry_out(directory, which)
         if finish.outcome != "done":
             raise _failure(directory, finish)
         status = directory.status
@@ -337,27 +337,27 @@ class TrainingOrchestrator:
             raise RunFailed(f"run {directory.name} is done, but its status cannot be read; see {directory.path}")
         place = _call_directory(directory)
         try:
-            found = [calling.read_result(place, status.attempt, rank) for rank in range(status.world_size)]
+            found = [remote_function.read_result(place, status.attempt, rank) for rank in range(status.world_size)]
         except RunFailed as error:
             raise RunFailed(f"run {directory.name} is done, but {error}\nlogs: {directory.path / 'logs'}") from error
-        shutil.rmtree(place, ignore_errors=True)  # they are with who asked for them
+        shutil.rmtree(place, ignore_errors=True)  # the caller has the results
         return found
 
 
-def _checked_engine(name: str) -> Literal["local", "ray"]:
+def _check_engine(name: str) -> Literal["local", "ray"]:
     """
     Raises:
-        ConfigError: There is no such engine.
+        ConfigError: The engine is unknown.
     """
     if name == "local":
         return "local"
     if name != "ray":
-        raise ConfigError(f"engine={name!r} is not known; there are 'local' and 'ray'", field="engine")
+        raise ConfigError(f"engine={name!r} is unknown; use 'local' or 'ray'", field="engine")
     return "ray"
 
 
-def _prepared(
-    call: calling.Call,
+def _prepare(
+    call: remote_function.Call,
     *,
     workers: int | str,
     engine: Literal["local", "ray"],
@@ -365,7 +365,7 @@ def _prepared(
     max_restarts: int,
     checkpoints: str,
 ) -> RunDirectory:
-    """The run's directory, with the function in it; or none at all."""
+    """Create the run's directory with the function in it."""
     from strata.launch.record import directory as run_directory  # noqa: PLC0415
     from strata.launch.spec import RunSpec, Size  # noqa: PLC0415
 
@@ -374,7 +374,7 @@ def _prepared(
     spec = RunSpec(
         name=chosen,
         script=CALLED,
-        arguments=(str(place / "call" / calling.FUNCTION),),
+        arguments=(str(place / "call" / remote_function.FUNCTION),),
         is_module=True,
         workers=Size.parse(str(workers)),
         directory=str(Path.cwd()),
@@ -390,7 +390,7 @@ def _prepared(
         check(spec)
     directory = run_directory.create(spec)
     try:
-        calling.write_call(_call_directory(directory) / calling.FUNCTION, call)
+        remote_function.write_call(_call_directory(directory) / remote_function.FUNCTION, call)
     except BaseException:
         shutil.rmtree(directory.path, ignore_errors=True)
         raise
@@ -402,8 +402,8 @@ def _call_directory(directory: RunDirectory) -> Path:
 
 
 def _imports_of(function: Callable[..., Any]) -> tuple[str, ...]:
-    """What it will import, as far as its text says: that of the file that it is in, and its own lines. In a file, what
-    other functions import does not count; in this one, it does.
+    """Return what the function will import, from the text of its file and its own body. Imports inside other functions
+    of the file do not count.
     """
     from strata.launch.processes.imports import safe_imports  # noqa: PLC0415
 
@@ -417,19 +417,19 @@ def _imports_of(function: Callable[..., Any]) -> tuple[str, ...]:
     return safe_imports(text)
 
 
-def _carried_out(directory: RunDirectory, logs: Which) -> Finish:
-    """Where there is an event loop already, as in a notebook, in another thread: there can be one in each."""
-    from strata.launch.record.view import shower_for  # noqa: PLC0415
-    from strata.launch.run import run  # noqa: PLC0415 - heavy, and only for this
+def _carry_out(directory: RunDirectory, logs: Which) -> Finish:
+    """Run the agent; in another thread if this one already has an event loop, as in a notebook."""
+    from strata.launch.record.view import display_for  # noqa: PLC0415
+    from strata.launch.run import run  # noqa: PLC0415 - heavy
 
     is_watched = sys.stderr is not None and sys.stderr.isatty()
 
     def work() -> Finish:
-        shower = shower_for(sys.stderr, SystemClock(), quiet=not is_watched)
+        display = display_for(sys.stderr, SystemClock(), quiet=not is_watched)
         try:
-            return run(directory, shower, logs=logs)
+            return run(directory, display, logs=logs)
         finally:
-            shower.close()
+            display.close()
 
     if not _is_in_loop():
         return work()
@@ -437,7 +437,7 @@ def _carried_out(directory: RunDirectory, logs: Which) -> Finish:
         future = pool.submit(work)
         try:
             return future.result()
-        except BaseException:  # Ctrl-C, which reaches the main thread only
+        except BaseException:  # Ctrl-C, which only the main thread receives
             _stop(directory, future)
             raise
 
@@ -452,8 +452,8 @@ def _is_in_loop() -> bool:
 
 @contextlib.contextmanager
 def _interrupted_here() -> Iterator[None]:
-    """Ctrl-C is an exception where the main thread waits. Under `asyncio.run` it would cancel the task that waits,
-    which hears of that only when it does not wait any more.
+    """Let Ctrl-C raise an exception where the main thread waits. Under `asyncio.run` it would cancel the waiting task,
+    which notices only after the wait.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -462,23 +462,23 @@ def _interrupted_here() -> Iterator[None]:
     try:
         yield
     finally:
-        if before is not None:  # it was not set by Python
+        if before is not None:  # None: not set by Python
             signal.signal(signal.SIGINT, before)
 
 
 def _stop(directory: RunDirectory, future: Future[Finish]) -> None:
-    """Until it has ended. The workers save first; after another Ctrl-C they do not."""
+    """Ask the run to stop and wait for its end. The workers save first; after another Ctrl-C they are killed."""
     is_asked = is_now = False
     while not future.done():
         try:
-            is_asked = is_asked or _is_asked_to_stop(directory, is_now=is_now)
+            is_asked = is_asked or _ask_to_stop(directory, is_now=is_now)
             wait([future], timeout=None if is_asked else STOP_AGAIN_S)
         except KeyboardInterrupt:
             is_asked, is_now = False, True
 
 
-def _is_asked_to_stop(directory: RunDirectory, *, is_now: bool) -> bool:
-    """Whether there was somebody to ask: a run that is asked twice stops at once."""
+def _ask_to_stop(directory: RunDirectory, *, is_now: bool) -> bool:
+    """Ask once, since a second request kills the workers; return whether the agent has received it."""
     from strata.launch import control  # noqa: PLC0415
 
     status = directory.status
@@ -486,21 +486,21 @@ def _is_asked_to_stop(directory: RunDirectory, *, is_now: bool) -> bool:
         return False
     try:
         control.ask(status.control, control.Stop(is_now=is_now))
-    except ConfigError:  # it is not there yet, or no longer
+    except ConfigError:  # the agent has not started yet, or has ended
         return False
     return True
 
 
 def _failure(directory: RunDirectory, finish: Finish) -> BaseException:
-    """The cause first, then the worker's own words, then where to look."""
-    from strata.launch.record.failure import NUM_LAST_LINES, last_lines  # noqa: PLC0415
+    """Return the error to raise: the cause, the worker's traceback or last lines, the path of the logs."""
+    from strata.launch.record.log import NUM_LAST_LINES, last_lines  # noqa: PLC0415
 
     if finish.outcome == "stopped" and finish.reason.startswith("Ctrl-C"):
         return KeyboardInterrupt(f"run {directory.name}: {finish.reason}")
     lines = [f"run {directory.name} {finish.outcome}: {finish.reason}"]
     log = directory.first_failure() if finish.outcome == "failed" else None
     if log is not None:
-        said = calling.read_error(_call_directory(directory), log.attempt, log.rank)
-        lines += [f"rank {log.rank} said:", said or "\n".join(last_lines(log.path, NUM_LAST_LINES))]
+        trace = remote_function.read_error(_call_directory(directory), log.attempt, log.rank)
+        lines += [f"output of rank {log.rank}:", trace or "\n".join(last_lines(log.path, NUM_LAST_LINES))]
     lines += [f"logs: {directory.path / 'logs'}"]
     return RunFailed("\n".join(lines))

@@ -1,5 +1,5 @@
-"""JAX pytrees as parts of a state. Nothing can be put into them, for arrays of JAX do not change: a restored tree is
-another one, of the same structure, which the script takes from `Progress.state`.
+"""JAX pytrees as parts of a state. They are immutable, so a restored tree is a new one with the same structure, which
+the script takes from `Progress.state`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Tree:
-    """Stands in for a pytree where something with `load_state_dict` is wanted."""
+    """A placeholder for a pytree that provides `load_state_dict`."""
 
     def __init__(self, like: Any) -> None:
         self._like = like
@@ -24,24 +24,24 @@ class Tree:
         self._saved, self._is_there = state, True
 
     def restored(self, *, strict: bool) -> Any:
-        """With the structure, the types and the shardings of the one that it stands for; that one, if nothing of it was
-        in the checkpoint.
+        """Return the saved tree with the structure, types and shardings of the original; the original itself if the
+        checkpoint did not contain it.
 
         Raises:
-            InvalidArgument: What was saved does not fit; the message says which leaf, and how.
+            InvalidArgument: The saved tree does not fit; the message names the leaf.
         """
-        from strata.checkpoint.adapters.pytrees import from_state  # noqa: PLC0415 - it imports jax
+        from strata.checkpoint.adapters.pytrees import from_state  # noqa: PLC0415 - imports jax
 
         return from_state(self._saved, like=self._like, strict=strict) if self._is_there else self._like
 
 
 def stand_ins(parts: Mapping[str, Any]) -> dict[str, Tree]:
-    """For those parts that are pytrees."""
+    """Return placeholders for the parts that are pytrees."""
     return {name: Tree(part) for name, part in parts.items() if is_tree(part)}
 
 
 def is_tree(part: Any) -> bool:
-    """Whether it holds arrays of JAX, or says what they would be like. What can be loaded into is none."""
+    """Return whether a part holds JAX arrays or their shapes. Objects with `load_state_dict` do not count."""
     jax = sys.modules.get("jax")
     if jax is None or hasattr(part, "load_state_dict") or hasattr(part, "state_dict"):
         return False
@@ -49,20 +49,20 @@ def is_tree(part: Any) -> bool:
 
 
 def storable(part: Any) -> Any:
-    """As a checkpoint takes it: modules and optimizers by their states, pytrees by the names of their leaves."""
+    """Return a part as checkpoints take it: modules and optimizers as state dicts, pytrees by the names of leaves."""
     if hasattr(part, "state_dict"):
         return part.state_dict()
     if is_tree(part):
-        from strata.checkpoint.adapters.pytrees import to_state  # noqa: PLC0415 - it imports jax
+        from strata.checkpoint.adapters.pytrees import to_state  # noqa: PLC0415 - imports jax
 
         return to_state(part)
     return part
 
 
 def on_the_host(trees: Mapping[str, Tree]) -> contextlib.AbstractContextManager[Any]:
-    """Where arrays are read to, if there are trees: an accelerator may have no room for all of them at once."""
+    """Read arrays into host memory, if there are trees: an accelerator may not have room for all of them at once."""
     if not trees:
         return contextlib.nullcontext()
-    from strata.checkpoint.adapters import pytrees  # noqa: PLC0415 - it imports jax
+    from strata.checkpoint.adapters import pytrees  # noqa: PLC0415 - imports jax
 
     return pytrees.on_the_host()

@@ -1,8 +1,7 @@
-"""The states of the random generators that a training process has: Python's, numpy's and torch's, as plain data.
+"""States of a process's random generators, of Python, NumPy and torch, as plain data for checkpoints.
 
-Only of libraries that the process has imported. What is saved goes into a checkpoint, each rank's own; a rank that was
-not there when it was saved derives its states from those of rank 0, so that it repeats nobody's numbers and every run
-derives the same.
+Only generators of imported libraries count. Each rank saves its own states. A rank that did not exist when they were
+saved derives its states from those of rank 0, so that it repeats no rank's numbers and every run derives the same.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _PYTHON_VERSION = 3
-"""Of `random.getstate()`."""
+"""Version of `random.getstate()`."""
 
 
 def take() -> dict[str, Any]:
-    """As they are now."""
+    """Return the current states."""
     version, words, gauss = random.getstate()
     states: dict[str, Any] = {
         "python": {"version": version, "words": np.array(words, np.uint32), "gauss": gauss},
@@ -39,10 +38,10 @@ def take() -> dict[str, Any]:
 
 
 def put(states: Mapping[str, Any]) -> None:
-    """As they were.
+    """Restore states.
 
     Raises:
-        CheckpointInvalid: They are not what `take` gave.
+        CheckpointInvalid: They are not what `take` returned.
     """
     try:
         python = states["python"]
@@ -56,13 +55,13 @@ def put(states: Mapping[str, Any]) -> None:
                 torch.cuda.set_rng_state_all([_bytes(torch, each) for each in states["cuda"]])
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointInvalid(
-            f"the states of the random generators cannot be put back ({error}); restore with generators=False to go on "
+            f"cannot restore the states of the random generators ({error}); restore with generators=False to continue "
             "without them"
         ) from error
 
 
 def derive(states: Mapping[str, Any], rank: int) -> None:
-    """For a rank that has none of its own: from another's, and its number."""
+    """Set the states of a rank without saved ones, from another rank's states and its own number."""
     words = np.ascontiguousarray(np.asarray(states["python"]["words"]), np.uint32)
     seed = xxhash.xxh3_64_intdigest(words.tobytes() + rank.to_bytes(8, "little"))
     random.seed(seed)

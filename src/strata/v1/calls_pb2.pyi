@@ -30,6 +30,8 @@ class RegisterWorkerRequest(_message.Message):
     HOSTNAME_FIELD_NUMBER: _builtins.int
     TAKEOVER_FIELD_NUMBER: _builtins.int
     IS_WATCHED_FIELD_NUMBER: _builtins.int
+    LAUNCH_RANK_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     worker_id: _builtins.str
     instance_id: _builtins.str
@@ -46,6 +48,10 @@ class RegisterWorkerRequest(_message.Message):
     """A local agent monitors this worker's step progress, so the coordinator takes no action if the worker makes no
     steps.
     """
+    launch_rank: _builtins.int
+    """Rank that the launcher gave this process. `rank` in answers is the position among the members of a generation."""
+    attempt: _builtins.int
+    """Number of earlier starts of the run that this process belongs to."""
     def __init__(
         self,
         *,
@@ -56,12 +62,21 @@ class RegisterWorkerRequest(_message.Message):
         hostname: _builtins.str = ...,
         takeover: _builtins.bool = ...,
         is_watched: _builtins.bool = ...,
+        launch_rank: _builtins.int | None = ...,
+        attempt: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_attempt", b"_attempt", "_launch_rank", b"_launch_rank", "attempt", b"attempt", "launch_rank", b"launch_rank"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "hostname", b"hostname", "instance_id", b"instance_id", "is_watched", b"is_watched", "job_id", b"job_id", "takeover", b"takeover", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attempt", b"_attempt", "_launch_rank", b"_launch_rank", "attempt", b"attempt", "capacity", b"capacity", "hostname", b"hostname", "instance_id", b"instance_id", "is_watched", b"is_watched", "job_id", b"job_id", "launch_rank", b"launch_rank", "takeover", b"takeover", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__attempt: _TypeAlias = _typing.Literal["attempt"]  # noqa: Y015
+    _WhichOneofArgType__attempt: _TypeAlias = _typing.Literal["_attempt", b"_attempt"]  # noqa: Y015
+    _WhichOneofReturnType__launch_rank: _TypeAlias = _typing.Literal["launch_rank"]  # noqa: Y015
+    _WhichOneofArgType__launch_rank: _TypeAlias = _typing.Literal["_launch_rank", b"_launch_rank"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__attempt) -> _WhichOneofReturnType__attempt | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__launch_rank) -> _WhichOneofReturnType__launch_rank | None: ...
 
 Global___RegisterWorkerRequest: _TypeAlias = RegisterWorkerRequest  # noqa: Y015
 
@@ -185,6 +200,7 @@ class HeartbeatRequest(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
     ACKED_COMMAND_ID_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     worker_id: _builtins.str
     incarnation: _builtins.int
@@ -198,6 +214,10 @@ class HeartbeatRequest(_message.Message):
     """Commands up to and including this id have been executed."""
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.WorkerEvent]:
+        """What has happened to the worker since the last heartbeat that was answered."""
+
     def __init__(
         self,
         *,
@@ -209,10 +229,11 @@ class HeartbeatRequest(_message.Message):
         epoch: _builtins.int | None = ...,
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         acked_command_id: _builtins.int = ...,
+        events: _abc.Iterable[_types_pb2.WorkerEvent] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_epoch", b"_epoch", "_step", b"_step", "epoch", b"epoch", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_epoch", b"_epoch", "_step", b"_step", "acked_command_id", b"acked_command_id", "epoch", b"epoch", "incarnation", b"incarnation", "job_id", b"job_id", "metrics", b"metrics", "state", b"state", "step", b"step", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_epoch", b"_epoch", "_step", b"_step", "acked_command_id", b"acked_command_id", "epoch", b"epoch", "events", b"events", "incarnation", b"incarnation", "job_id", b"job_id", "metrics", b"metrics", "state", b"state", "step", b"step", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__epoch: _TypeAlias = _typing.Literal["epoch"]  # noqa: Y015
     _WhichOneofArgType__epoch: _TypeAlias = _typing.Literal["_epoch", b"_epoch"]  # noqa: Y015
@@ -1113,21 +1134,27 @@ class ListWorkersRequest(_message.Message):
     JOB_ID_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
+    WATCH_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     offset: _builtins.int
     """To continue a paginated response: its `next_offset`, the number of workers to skip."""
     limit: _builtins.int
     """Maximum number of workers in the response; 0 means limits.max_workers_per_reply, which is also the upper limit."""
+    watch: _builtins.bool
+    """Send this session the job's notices, as to a session with a worker in the job, and those of checkpoints and worker
+    events. It ends with the session.
+    """
     def __init__(
         self,
         *,
         job_id: _builtins.str = ...,
         offset: _builtins.int = ...,
         limit: _builtins.int = ...,
+        watch: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "limit", b"limit", "offset", b"offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "limit", b"limit", "offset", b"offset", "watch", b"watch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1142,6 +1169,7 @@ class ListWorkersResponse(_message.Message):
     WORKERS_FIELD_NUMBER: _builtins.int
     NEXT_OFFSET_FIELD_NUMBER: _builtins.int
     NUM_WORKERS_FIELD_NUMBER: _builtins.int
+    IS_WATCHING_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     reason: _builtins.str
     """Why this generation began."""
@@ -1149,6 +1177,8 @@ class ListWorkersResponse(_message.Message):
     """Not 0: there are more workers; call again with this offset. If the generation has changed by then, start over."""
     num_workers: _builtins.int
     """Total number of workers, on all pages."""
+    is_watching: _builtins.bool
+    """The session gets the job's notices."""
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Worker]:
         """Ordered by rank."""
@@ -1161,10 +1191,11 @@ class ListWorkersResponse(_message.Message):
         workers: _abc.Iterable[_types_pb2.Worker] | None = ...,
         next_offset: _builtins.int = ...,
         num_workers: _builtins.int = ...,
+        is_watching: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "next_offset", b"next_offset", "num_workers", b"num_workers", "reason", b"reason", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "is_watching", b"is_watching", "next_offset", b"next_offset", "num_workers", b"num_workers", "reason", b"reason", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -369,27 +369,37 @@ Global___Response: _TypeAlias = Response  # noqa: Y015
 
 @_typing.final
 class Notice(_message.Message):
-    """A message that the coordinator pushes to sessions that have a worker in the job."""
+    """A message that the coordinator pushes to sessions that have a worker in the job or watch it (ListWorkers)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     GENERATION_CHANGED_FIELD_NUMBER: _builtins.int
     COMMAND_QUEUED_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_COMMITTED_FIELD_NUMBER: _builtins.int
+    WORKER_EVENT_REPORTED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def generation_changed(self) -> Global___GenerationChanged: ...
     @_builtins.property
     def command_queued(self) -> Global___CommandQueued: ...
+    @_builtins.property
+    def checkpoint_committed(self) -> Global___CheckpointCommitted:
+        """These two only to sessions that watch the job."""
+
+    @_builtins.property
+    def worker_event_reported(self) -> Global___WorkerEventReported: ...
     def __init__(
         self,
         *,
         generation_changed: Global___GenerationChanged | None = ...,
         command_queued: Global___CommandQueued | None = ...,
+        checkpoint_committed: Global___CheckpointCommitted | None = ...,
+        worker_event_reported: Global___WorkerEventReported | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["command_queued", b"command_queued", "generation_changed", b"generation_changed", "notice", b"notice"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint_committed", b"checkpoint_committed", "command_queued", b"command_queued", "generation_changed", b"generation_changed", "notice", b"notice", "worker_event_reported", b"worker_event_reported"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command_queued", b"command_queued", "generation_changed", b"generation_changed", "notice", b"notice"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_committed", b"checkpoint_committed", "command_queued", b"command_queued", "generation_changed", b"generation_changed", "notice", b"notice", "worker_event_reported", b"worker_event_reported"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_notice: _TypeAlias = _typing.Literal["generation_changed", "command_queued"]  # noqa: Y015
+    _WhichOneofReturnType_notice: _TypeAlias = _typing.Literal["generation_changed", "command_queued", "checkpoint_committed", "worker_event_reported"]  # noqa: Y015
     _WhichOneofArgType_notice: _TypeAlias = _typing.Literal["notice", b"notice"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_notice) -> _WhichOneofReturnType_notice | None: ...
 
@@ -453,3 +463,58 @@ class CommandQueued(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CommandQueued: _TypeAlias = CommandQueued  # noqa: Y015
+
+@_typing.final
+class CheckpointCommitted(_message.Message):
+    """All ranks have acknowledged a checkpoint."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    checkpoint_id: _builtins.str
+    step: _builtins.int
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        checkpoint_id: _builtins.str = ...,
+        step: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "job_id", b"job_id", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckpointCommitted: _TypeAlias = CheckpointCommitted  # noqa: Y015
+
+@_typing.final
+class WorkerEventReported(_message.Message):
+    """A heartbeat carried an event."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    EVENT_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    worker_id: _builtins.str
+    @_builtins.property
+    def event(self) -> _types_pb2.WorkerEvent: ...
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        worker_id: _builtins.str = ...,
+        event: _types_pb2.WorkerEvent | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "job_id", b"job_id", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerEventReported: _TypeAlias = WorkerEventReported  # noqa: Y015

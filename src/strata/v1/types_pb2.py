@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15strata/v1/types.proto\x12\tstrata.v1\"\xaa\x02\n\x06Worker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12%\n\x05state\x18\x04 \x01(\x0e\x32\x16.strata.v1.WorkerState\x12\x0c\n\x04step\x18\x05 \x01(\x04\x12\r\n\x05\x65poch\x18\x06 \x01(\x04\x12\x10\n\x08\x63\x61pacity\x18\x07 \x01(\x01\x12\x10\n\x08hostname\x18\x08 \x01(\t\x12\x10\n\x08silent_s\x18\t \x01(\x01\x12\x0f\n\x07suspect\x18\n \x01(\x08\x12/\n\x07metrics\x18\x0b \x03(\x0b\x32\x1e.strata.v1.Worker.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x82\x01\n\x05Shard\x12\x12\n\ndataset_id\x18\x01 \x01(\t\x12\x10\n\x08shard_id\x18\x02 \x01(\t\x12\r\n\x05index\x18\x03 \x01(\x04\x12\r\n\x05start\x18\x04 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x05 \x01(\x04\x12\x0b\n\x03uri\x18\x06 \x01(\t\x12\r\n\x05\x65poch\x18\x07 \x01(\x04\x12\x0c\n\x04\x64one\x18\x08 \x01(\x08\"\x8e\x01\n\rDatasetStatus\x12\x12\n\ndataset_id\x18\x01 \x01(\t\x12\x12\n\nnum_shards\x18\x02 \x01(\x04\x12\x15\n\rtotal_samples\x18\x03 \x01(\x04\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x10\n\x08num_done\x18\x05 \x01(\x04\x12\x0f\n\x07shuffle\x18\x06 \x01(\x08\x12\x0c\n\x04seed\x18\x07 \x01(\x04\"\xbd\x03\n\nCheckpoint\x12\x15\n\rcheckpoint_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0c\n\x04path\x18\x04 \x01(\t\x12\x12\n\nsize_bytes\x18\x05 \x01(\x04\x12\'\n\x04type\x18\x06 \x01(\x0e\x32\x19.strata.v1.CheckpointType\x12\x12\n\nmodel_hash\x18\x07 \x01(\t\x12\x35\n\x08metadata\x18\x08 \x03(\x0b\x32#.strata.v1.Checkpoint.MetadataEntry\x12\x13\n\x0b\x64\x61ta_cursor\x18\t \x01(\x0c\x12\x12\n\ngeneration\x18\n \x01(\x04\x12\x11\n\tnum_ranks\x18\x0b \x01(\r\x12\x16\n\x0e\x63ommitted_at_s\x18\x0c \x01(\x01\x12\x31\n\x06hashes\x18\r \x03(\x0b\x32!.strata.v1.Checkpoint.HashesEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0bHashesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xac\x01\n\x07\x43ommand\x12\x12\n\ncommand_id\x18\x01 \x01(\x04\x12$\n\x04kind\x18\x02 \x01(\x0e\x32\x16.strata.v1.CommandKind\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12*\n\x04\x61rgs\x18\x04 \x03(\x0b\x32\x1c.strata.v1.Command.ArgsEntry\x1a+\n\tArgsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"|\n\x05\x45rror\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\r\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05\x66ield\x18\x04 \x01(\t\x12\x12\n\ngeneration\x18\x05 \x01(\x04\x12#\n\x07missing\x18\x06 \x03(\x0b\x32\x12.strata.v1.Missing\",\n\x07Missing\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t*\xf0\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x1d\n\x19WORKER_STATE_INITIALIZING\x10\x01\x12\x15\n\x11WORKER_STATE_IDLE\x10\x02\x12\x1d\n\x19WORKER_STATE_LOADING_DATA\x10\x03\x12\x19\n\x15WORKER_STATE_TRAINING\x10\x04\x12\x1e\n\x1aWORKER_STATE_CHECKPOINTING\x10\x05\x12\x1b\n\x17WORKER_STATE_RECOVERING\x10\x06\x12\x16\n\x12WORKER_STATE_ERROR\x10\x07*\xb0\x01\n\x0e\x43heckpointType\x12\x1f\n\x1b\x43HECKPOINT_TYPE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x43HECKPOINT_TYPE_FULL\x10\x01\x12\x1f\n\x1b\x43HECKPOINT_TYPE_INCREMENTAL\x10\x02\x12\"\n\x1e\x43HECKPOINT_TYPE_OPTIMIZER_ONLY\x10\x03\x12\x1e\n\x1a\x43HECKPOINT_TYPE_MODEL_ONLY\x10\x04*\xb7\x01\n\x0b\x43ommandKind\x12\x1c\n\x18\x43OMMAND_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11\x43OMMAND_KIND_STOP\x10\x01\x12\x1a\n\x16\x43OMMAND_KIND_REBALANCE\x10\x02\x12\x1f\n\x1b\x43OMMAND_KIND_CHECKPOINT_NOW\x10\x03\x12\x1c\n\x18\x43OMMAND_KIND_DUMP_STACKS\x10\x04\x12\x18\n\x14\x43OMMAND_KIND_MESSAGE\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15strata/v1/types.proto\x12\tstrata.v1\"\x9e\x03\n\x06Worker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12%\n\x05state\x18\x04 \x01(\x0e\x32\x16.strata.v1.WorkerState\x12\x0c\n\x04step\x18\x05 \x01(\x04\x12\r\n\x05\x65poch\x18\x06 \x01(\x04\x12\x10\n\x08\x63\x61pacity\x18\x07 \x01(\x01\x12\x10\n\x08hostname\x18\x08 \x01(\t\x12\x10\n\x08silent_s\x18\t \x01(\x01\x12\x0f\n\x07suspect\x18\n \x01(\x08\x12/\n\x07metrics\x18\x0b \x03(\x0b\x32\x1e.strata.v1.Worker.MetricsEntry\x12\x18\n\x0blaunch_rank\x18\x0c \x01(\rH\x00\x88\x01\x01\x12\x14\n\x07\x61ttempt\x18\r \x01(\rH\x01\x88\x01\x01\x12&\n\x06\x65vents\x18\x0e \x03(\x0b\x32\x16.strata.v1.WorkerEvent\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_launch_rankB\n\n\x08_attempt\"S\n\x0bWorkerEvent\x12(\n\x04kind\x18\x01 \x01(\x0e\x32\x1a.strata.v1.WorkerEventKind\x12\x0c\n\x04\x61t_s\x18\x02 \x01(\x01\x12\x0c\n\x04step\x18\x03 \x01(\x04\"\x82\x01\n\x05Shard\x12\x12\n\ndataset_id\x18\x01 \x01(\t\x12\x10\n\x08shard_id\x18\x02 \x01(\t\x12\r\n\x05index\x18\x03 \x01(\x04\x12\r\n\x05start\x18\x04 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x05 \x01(\x04\x12\x0b\n\x03uri\x18\x06 \x01(\t\x12\r\n\x05\x65poch\x18\x07 \x01(\x04\x12\x0c\n\x04\x64one\x18\x08 \x01(\x08\"\x8e\x01\n\rDatasetStatus\x12\x12\n\ndataset_id\x18\x01 \x01(\t\x12\x12\n\nnum_shards\x18\x02 \x01(\x04\x12\x15\n\rtotal_samples\x18\x03 \x01(\x04\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x10\n\x08num_done\x18\x05 \x01(\x04\x12\x0f\n\x07shuffle\x18\x06 \x01(\x08\x12\x0c\n\x04seed\x18\x07 \x01(\x04\"\xbd\x03\n\nCheckpoint\x12\x15\n\rcheckpoint_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0c\n\x04path\x18\x04 \x01(\t\x12\x12\n\nsize_bytes\x18\x05 \x01(\x04\x12\'\n\x04type\x18\x06 \x01(\x0e\x32\x19.strata.v1.CheckpointType\x12\x12\n\nmodel_hash\x18\x07 \x01(\t\x12\x35\n\x08metadata\x18\x08 \x03(\x0b\x32#.strata.v1.Checkpoint.MetadataEntry\x12\x13\n\x0b\x64\x61ta_cursor\x18\t \x01(\x0c\x12\x12\n\ngeneration\x18\n \x01(\x04\x12\x11\n\tnum_ranks\x18\x0b \x01(\r\x12\x16\n\x0e\x63ommitted_at_s\x18\x0c \x01(\x01\x12\x31\n\x06hashes\x18\r \x03(\x0b\x32!.strata.v1.Checkpoint.HashesEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0bHashesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xac\x01\n\x07\x43ommand\x12\x12\n\ncommand_id\x18\x01 \x01(\x04\x12$\n\x04kind\x18\x02 \x01(\x0e\x32\x16.strata.v1.CommandKind\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12*\n\x04\x61rgs\x18\x04 \x03(\x0b\x32\x1c.strata.v1.Command.ArgsEntry\x1a+\n\tArgsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"|\n\x05\x45rror\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\r\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05\x66ield\x18\x04 \x01(\t\x12\x12\n\ngeneration\x18\x05 \x01(\x04\x12#\n\x07missing\x18\x06 \x03(\x0b\x32\x12.strata.v1.Missing\",\n\x07Missing\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t*\xf0\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x1d\n\x19WORKER_STATE_INITIALIZING\x10\x01\x12\x15\n\x11WORKER_STATE_IDLE\x10\x02\x12\x1d\n\x19WORKER_STATE_LOADING_DATA\x10\x03\x12\x19\n\x15WORKER_STATE_TRAINING\x10\x04\x12\x1e\n\x1aWORKER_STATE_CHECKPOINTING\x10\x05\x12\x1b\n\x17WORKER_STATE_RECOVERING\x10\x06\x12\x16\n\x12WORKER_STATE_ERROR\x10\x07*v\n\x0fWorkerEventKind\x12!\n\x1dWORKER_EVENT_KIND_UNSPECIFIED\x10\x00\x12\x1e\n\x1aWORKER_EVENT_KIND_RESTORED\x10\x01\x12 \n\x1cWORKER_EVENT_KIND_FIRST_STEP\x10\x02*\xb0\x01\n\x0e\x43heckpointType\x12\x1f\n\x1b\x43HECKPOINT_TYPE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x43HECKPOINT_TYPE_FULL\x10\x01\x12\x1f\n\x1b\x43HECKPOINT_TYPE_INCREMENTAL\x10\x02\x12\"\n\x1e\x43HECKPOINT_TYPE_OPTIMIZER_ONLY\x10\x03\x12\x1e\n\x1a\x43HECKPOINT_TYPE_MODEL_ONLY\x10\x04*\xb7\x01\n\x0b\x43ommandKind\x12\x1c\n\x18\x43OMMAND_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11\x43OMMAND_KIND_STOP\x10\x01\x12\x1a\n\x16\x43OMMAND_KIND_REBALANCE\x10\x02\x12\x1f\n\x1b\x43OMMAND_KIND_CHECKPOINT_NOW\x10\x03\x12\x1c\n\x18\x43OMMAND_KIND_DUMP_STACKS\x10\x04\x12\x18\n\x14\x43OMMAND_KIND_MESSAGE\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,32 +39,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHECKPOINT_HASHESENTRY']._serialized_options = b'8\001'
   _globals['_COMMAND_ARGSENTRY']._loaded_options = None
   _globals['_COMMAND_ARGSENTRY']._serialized_options = b'8\001'
-  _globals['_WORKERSTATE']._serialized_start=1411
-  _globals['_WORKERSTATE']._serialized_end=1651
-  _globals['_CHECKPOINTTYPE']._serialized_start=1654
-  _globals['_CHECKPOINTTYPE']._serialized_end=1830
-  _globals['_COMMANDKIND']._serialized_start=1833
-  _globals['_COMMANDKIND']._serialized_end=2016
+  _globals['_WORKERSTATE']._serialized_start=1612
+  _globals['_WORKERSTATE']._serialized_end=1852
+  _globals['_WORKEREVENTKIND']._serialized_start=1854
+  _globals['_WORKEREVENTKIND']._serialized_end=1972
+  _globals['_CHECKPOINTTYPE']._serialized_start=1975
+  _globals['_CHECKPOINTTYPE']._serialized_end=2151
+  _globals['_COMMANDKIND']._serialized_start=2154
+  _globals['_COMMANDKIND']._serialized_end=2337
   _globals['_WORKER']._serialized_start=37
-  _globals['_WORKER']._serialized_end=335
-  _globals['_WORKER_METRICSENTRY']._serialized_start=289
-  _globals['_WORKER_METRICSENTRY']._serialized_end=335
-  _globals['_SHARD']._serialized_start=338
-  _globals['_SHARD']._serialized_end=468
-  _globals['_DATASETSTATUS']._serialized_start=471
-  _globals['_DATASETSTATUS']._serialized_end=613
-  _globals['_CHECKPOINT']._serialized_start=616
-  _globals['_CHECKPOINT']._serialized_end=1061
-  _globals['_CHECKPOINT_METADATAENTRY']._serialized_start=967
-  _globals['_CHECKPOINT_METADATAENTRY']._serialized_end=1014
-  _globals['_CHECKPOINT_HASHESENTRY']._serialized_start=1016
-  _globals['_CHECKPOINT_HASHESENTRY']._serialized_end=1061
-  _globals['_COMMAND']._serialized_start=1064
-  _globals['_COMMAND']._serialized_end=1236
-  _globals['_COMMAND_ARGSENTRY']._serialized_start=1193
-  _globals['_COMMAND_ARGSENTRY']._serialized_end=1236
-  _globals['_ERROR']._serialized_start=1238
-  _globals['_ERROR']._serialized_end=1362
-  _globals['_MISSING']._serialized_start=1364
-  _globals['_MISSING']._serialized_end=1408
+  _globals['_WORKER']._serialized_end=451
+  _globals['_WORKER_METRICSENTRY']._serialized_start=377
+  _globals['_WORKER_METRICSENTRY']._serialized_end=423
+  _globals['_WORKEREVENT']._serialized_start=453
+  _globals['_WORKEREVENT']._serialized_end=536
+  _globals['_SHARD']._serialized_start=539
+  _globals['_SHARD']._serialized_end=669
+  _globals['_DATASETSTATUS']._serialized_start=672
+  _globals['_DATASETSTATUS']._serialized_end=814
+  _globals['_CHECKPOINT']._serialized_start=817
+  _globals['_CHECKPOINT']._serialized_end=1262
+  _globals['_CHECKPOINT_METADATAENTRY']._serialized_start=1168
+  _globals['_CHECKPOINT_METADATAENTRY']._serialized_end=1215
+  _globals['_CHECKPOINT_HASHESENTRY']._serialized_start=1217
+  _globals['_CHECKPOINT_HASHESENTRY']._serialized_end=1262
+  _globals['_COMMAND']._serialized_start=1265
+  _globals['_COMMAND']._serialized_end=1437
+  _globals['_COMMAND_ARGSENTRY']._serialized_start=1394
+  _globals['_COMMAND_ARGSENTRY']._serialized_end=1437
+  _globals['_ERROR']._serialized_start=1439
+  _globals['_ERROR']._serialized_end=1563
+  _globals['_MISSING']._serialized_start=1565
+  _globals['_MISSING']._serialized_end=1609
 # @@protoc_insertion_point(module_scope)

@@ -49,6 +49,29 @@ WORKER_STATE_RECOVERING: WorkerState.ValueType  # 6
 WORKER_STATE_ERROR: WorkerState.ValueType  # 7
 Global___WorkerState: _TypeAlias = WorkerState  # noqa: Y015
 
+class _WorkerEventKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _WorkerEventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WorkerEventKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    WORKER_EVENT_KIND_UNSPECIFIED: _WorkerEventKind.ValueType  # 0
+    """Ignored, as is every kind that the receiver does not know."""
+    WORKER_EVENT_KIND_RESTORED: _WorkerEventKind.ValueType  # 1
+    """It has loaded a checkpoint."""
+    WORKER_EVENT_KIND_FIRST_STEP: _WorkerEventKind.ValueType  # 2
+    """It has made its first step."""
+
+class WorkerEventKind(_WorkerEventKind, metaclass=_WorkerEventKindEnumTypeWrapper): ...
+
+WORKER_EVENT_KIND_UNSPECIFIED: WorkerEventKind.ValueType  # 0
+"""Ignored, as is every kind that the receiver does not know."""
+WORKER_EVENT_KIND_RESTORED: WorkerEventKind.ValueType  # 1
+"""It has loaded a checkpoint."""
+WORKER_EVENT_KIND_FIRST_STEP: WorkerEventKind.ValueType  # 2
+"""It has made its first step."""
+Global___WorkerEventKind: _TypeAlias = WorkerEventKind  # noqa: Y015
+
 class _CheckpointType:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -134,6 +157,9 @@ class Worker(_message.Message):
     SILENT_S_FIELD_NUMBER: _builtins.int
     SUSPECT_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
+    LAUNCH_RANK_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     incarnation: _builtins.int
     """Increases whenever a worker with this id registers again after its death. Informational: the worker's own calls
@@ -151,9 +177,16 @@ class Worker(_message.Message):
     """Seconds since its last heartbeat."""
     suspect: _builtins.bool
     """Its connection was reset, and it has sent nothing since."""
+    launch_rank: _builtins.int
+    """As in RegisterWorker; missing if the worker did not send it."""
+    attempt: _builtins.int
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """The newest value of each heartbeat metric."""
+
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerEvent]:
+        """The newest event of each kind."""
 
     def __init__(
         self,
@@ -169,14 +202,52 @@ class Worker(_message.Message):
         silent_s: _builtins.float = ...,
         suspect: _builtins.bool = ...,
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        launch_rank: _builtins.int | None = ...,
+        attempt: _builtins.int | None = ...,
+        events: _abc.Iterable[Global___WorkerEvent] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_attempt", b"_attempt", "_launch_rank", b"_launch_rank", "attempt", b"attempt", "launch_rank", b"launch_rank"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attempt", b"_attempt", "_launch_rank", b"_launch_rank", "attempt", b"attempt", "capacity", b"capacity", "epoch", b"epoch", "events", b"events", "hostname", b"hostname", "incarnation", b"incarnation", "launch_rank", b"launch_rank", "metrics", b"metrics", "rank", b"rank", "silent_s", b"silent_s", "state", b"state", "step", b"step", "suspect", b"suspect", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__attempt: _TypeAlias = _typing.Literal["attempt"]  # noqa: Y015
+    _WhichOneofArgType__attempt: _TypeAlias = _typing.Literal["_attempt", b"_attempt"]  # noqa: Y015
+    _WhichOneofReturnType__launch_rank: _TypeAlias = _typing.Literal["launch_rank"]  # noqa: Y015
+    _WhichOneofArgType__launch_rank: _TypeAlias = _typing.Literal["_launch_rank", b"_launch_rank"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__attempt) -> _WhichOneofReturnType__attempt | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__launch_rank) -> _WhichOneofReturnType__launch_rank | None: ...
+
+Global___Worker: _TypeAlias = Worker  # noqa: Y015
+
+@_typing.final
+class WorkerEvent(_message.Message):
+    """A moment in the life of a worker process."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    AT_S_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    kind: Global___WorkerEventKind.ValueType
+    at_s: _builtins.float
+    """Wall-clock time of the worker, in seconds since 1970."""
+    step: _builtins.int
+    def __init__(
+        self,
+        *,
+        kind: Global___WorkerEventKind.ValueType = ...,
+        at_s: _builtins.float = ...,
+        step: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "epoch", b"epoch", "hostname", b"hostname", "incarnation", b"incarnation", "metrics", b"metrics", "rank", b"rank", "silent_s", b"silent_s", "state", b"state", "step", b"step", "suspect", b"suspect", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_s", b"at_s", "kind", b"kind", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Worker: _TypeAlias = Worker  # noqa: Y015
+Global___WorkerEvent: _TypeAlias = WorkerEvent  # noqa: Y015
 
 @_typing.final
 class Shard(_message.Message):

@@ -11,11 +11,13 @@ from xxhash import xxh3_64_hexdigest
 
 from strata.checkpoint.format.part import MAX_RANKS
 from strata.errors import ConfigError
+from strata.identity import TORCHRUN, Identity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _MAX_SESSION_LENGTH = 1_000
+_CURE = "start the script with torchrun, which sets them, or pass Ranks(rank=…, size=…, session=…)"
 
 
 class Ranks(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,11 +63,32 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             ConfigError: A variable is missing, or the session would be the same for the next start.
         """
-        rank, size = (_number(env, name) for name in ("RANK", "WORLD_SIZE"))
+        identity = Identity.from_environment(env, launchers=(TORCHRUN,), cure=_CURE)
+        if identity is None:
+            raise ConfigError(f"RANK and WORLD_SIZE are not set; {_CURE}", field="rank")
         session = env.get("STRATA_SESSION", "")
-        if not session and size > 1:
-            session = _session_from_torchrun(env)
-        return cls(rank=rank, size=size, session=session, timeout_s=timeout_s)
+        if not session and identity.world_size > 1 and not identity.run:
+            raise ConfigError(
+                f"TORCHELASTIC_RUN_ID is {env.get('TORCHELASTIC_RUN_ID') or 'not set'!r}, so the next start would have "
+                "the same session; pass torchrun a new --rdzv-id for every start, set STRATA_SESSION on all ranks, or "
+                "use Ranks.from_torch()",
+                field="session",
+            )
+        return cls.of(identity, session=session, timeout_s=timeout_s)
+
+    @classmethod
+    def of(cls, identity: Identity, *, session: str = "", timeout_s: float = 600.0) -> Ranks:
+        """Return the ranks of an identity, with its session unless another one is given.
+
+        Raises:
+            ConfigError: There are more ranks than can save together.
+        """
+        return cls(
+            rank=identity.rank,
+            size=identity.world_size,
+            session=session or (identity.session if identity.world_size > 1 else ""),
+            timeout_s=timeout_s,
+        )
 
     @classmethod
     def from_torch(cls, *, timeout_s: float = 600.0) -> Ranks:
@@ -92,35 +115,11 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def _session_from_torchrun(env: Mapping[str, str]) -> str:
-    run = env.get("TORCHELASTIC_RUN_ID", "")
-    if run in ("", "none"):  # torchrun's default
-        raise ConfigError(
-            f"TORCHELASTIC_RUN_ID is {run or 'not set'!r}, so the next start would have the same session; pass "
-            "torchrun a new --rdzv-id for every start, set STRATA_SESSION on all ranks, or use Ranks.from_torch()",
-            field="session",
-        )
-    master = f"{env.get('MASTER_ADDR', '')}:{env.get('MASTER_PORT', '')}"
-    return f"{run}/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}/{master}"
-
-
 def _fresh_generator(torch: Any) -> Any:
     """Return a generator that is independent of the user's seeds and does not disturb them."""
     generator = torch.Generator()
     generator.seed()
     return generator
-
-
-def _number(env: Mapping[str, str], name: str) -> int:
-    text = env.get(name)
-    try:
-        return int(text or "")
-    except ValueError:
-        raise ConfigError(
-            f"{name} is {'not set' if text is None else repr(text)}; start the script with torchrun, which sets it, or "
-            "pass Ranks(rank=…, size=…, session=…)",
-            field=name.lower(),
-        ) from None
 
 
 def new_id(step: int) -> str:

@@ -55,6 +55,7 @@ class AsyncCoordinatorClient:
         self._link: SessionLink | None = None
         self._beater: asyncio.Task[None] | None = None
         self._beat_now = asyncio.Event()
+        self._watches: dict[str, asyncio.Event] = {}
 
     async def __aenter__(self) -> Self:
         await self.connect()
@@ -109,6 +110,8 @@ class AsyncCoordinatorClient:
         takeover: bool = False,
         instance_id: str = "",
         is_watched: bool = False,
+        launch_rank: int | None = None,
+        attempt: int | None = None,
     ) -> AsyncWorker:
         """Joins a job; the worker is kept alive from here on.
 
@@ -123,6 +126,8 @@ class AsyncCoordinatorClient:
             hostname=socket.gethostname(),
             takeover=takeover,
             is_watched=is_watched,
+            launch_rank=launch_rank,
+            attempt=attempt,
         )
         response: pb.RegisterWorkerResponse = await self.call("register_worker", request)
         worker = AsyncWorker(self, request, response)
@@ -172,6 +177,9 @@ class AsyncCoordinatorClient:
             addressee = self._workers.get((queued.job_id, queued.worker_id))
             if addressee is not None:
                 addressee.hear_commands([wire.decode_command(queued.command)])
+        about = getattr(notice, notice.WhichOneof("notice") or "", None)
+        if about is not None and about.job_id in self._watches:
+            self._watches[about.job_id].set()
 
     # -- datasets --------------------------------------------------------------------------------------------------
 
@@ -299,12 +307,20 @@ class AsyncCoordinatorClient:
         response: pb.DropJobResponse = await self.call("drop_job", request)
         return response.dropped
 
-    async def list_workers(self, *, job_id: str = DEFAULT_JOB, page_size: int = 0) -> views.MembershipInfo:
-        """All workers of a job, fetched page by page; 0 is as many at once as the coordinator gives."""
+    async def list_workers(
+        self, *, job_id: str = DEFAULT_JOB, page_size: int = 0, watch: bool = False
+    ) -> views.MembershipInfo:
+        """All workers of a job, fetched page by page; 0 is as many at once as the coordinator gives.
+
+        `watch`: From now on, `wait_notice` returns when something happens in the job. Repeat it with every call: a
+        session that the coordinator has lost watches nothing.
+        """
+        if watch:
+            self._watches.setdefault(job_id, asyncio.Event())
         workers: list[views.WorkerInfo] = []
         generation, offset = 0, 0
         while True:
-            request = message(pb.ListWorkersRequest, job_id=job_id, offset=offset, limit=page_size)
+            request = message(pb.ListWorkersRequest, job_id=job_id, offset=offset, limit=page_size, watch=watch)
             page: pb.ListWorkersResponse = await self.call("list_workers", request)
             found = wire.decode_membership(page)
             if offset and page.generation != generation:
@@ -313,7 +329,18 @@ class AsyncCoordinatorClient:
             workers += found.workers
             generation, offset = page.generation, page.next_offset
             if not offset:
-                return views.MembershipInfo(found.generation, found.reason, workers)
+                return views.MembershipInfo(found.generation, found.reason, workers, page.is_watching)
+
+    async def wait_notice(self, job_id: str, timeout_s: float) -> bool:
+        """Wait for the next notice about a job that `list_workers` watches; False if none comes in time."""
+        watched = self._watches.setdefault(job_id, asyncio.Event())
+        try:
+            async with asyncio.timeout(timeout_s):
+                await watched.wait()
+        except TimeoutError:
+            return False
+        watched.clear()
+        return True
 
     async def list_datasets(self, *, job_id: str = DEFAULT_JOB) -> list[views.DatasetInfo]:
         return wire.decode_datasets(await self.call("list_datasets", message(pb.ListDatasetsRequest, job_id=job_id)))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from strata.coordinator.state import views
     from strata.coordinator.state.checkpoints import CheckpointProgress
     from strata.coordinator.state.events import CheckpointKind, CheckpointRecord, CommandName, CommandRecord, ShardEntry
-    from strata.coordinator.state.membership import WorkerStateName
+    from strata.coordinator.state.membership import WorkerEventName, WorkerStateName
     from strata.coordinator.state.shards import Shard
     from strata.errors import StrataError
     from strata.transport.credentials import ClientSecurity
@@ -205,6 +205,8 @@ class CoordinatorClient:
         takeover: bool = False,
         instance_id: str = "",
         is_watched: bool = False,
+        launch_rank: int | None = None,
+        attempt: int | None = None,
     ) -> Worker:
         """Joins a job; the worker is kept alive from here on.
 
@@ -217,6 +219,8 @@ class CoordinatorClient:
             takeover=takeover,
             instance_id=instance_id,
             is_watched=is_watched,
+            launch_rank=launch_rank,
+            attempt=attempt,
         )
         return Worker(self._loop, self._loop.run(registering))
 
@@ -367,6 +371,10 @@ class Worker:
     ) -> None:
         """As `report`, of metrics that may have any name."""
         self._worker.note(state, step, epoch, metrics)
+
+    def report_event(self, kind: WorkerEventName, *, at_s: float, step: int = 0) -> None:
+        """Report a moment in this process's life with the next heartbeat."""
+        self._worker.report_event(kind, at_s=at_s, step=step)
 
     def heartbeat(self) -> None:
         """Sends what was reported now, instead of at the next beat."""

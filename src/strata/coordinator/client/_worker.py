@@ -11,6 +11,7 @@ from strata.coordinator import wire
 from strata.coordinator.client._messages import message
 from strata.coordinator.state import limits, views
 from strata.coordinator.state.events import number_of
+from strata.coordinator.state.membership import WorkerEvent
 from strata.errors import (
     BarrierBroken,
     CoordinatorUnavailable,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from strata.coordinator.client._async import AsyncCoordinatorClient
     from strata.coordinator.state.checkpoints import CheckpointProgress
     from strata.coordinator.state.events import CheckpointKind, CommandRecord
-    from strata.coordinator.state.membership import WorkerStateName
+    from strata.coordinator.state.membership import WorkerEventName, WorkerStateName
     from strata.coordinator.state.shards import Shard
 
 OUT = (StaleIncarnation, UnknownWorker, UnknownJob)
@@ -72,6 +73,7 @@ class AsyncWorker:
         self._step: int | None = None
         self._epoch: int | None = None
         self._metrics: dict[str, float] = {}
+        self._events: list[WorkerEvent] = []
         self._noting = renewed(threading.Lock())
         """Other threads than the loop's report."""
         self._commands: list[CommandRecord] = []
@@ -110,6 +112,11 @@ class AsyncWorker:
         with self._noting:
             self._metrics.update(metrics)
 
+    def report_event(self, kind: WorkerEventName, *, at_s: float, step: int = 0) -> None:
+        """Report a moment in this process's life with the next heartbeat."""
+        with self._noting:
+            self._events.append(WorkerEvent(kind, at_s, limits.check_count(step, "step")))
+
     def forget_report(self) -> None:
         """It was refused; a worker must not die of what it reports."""
         self._state = self._step = self._epoch = None
@@ -119,6 +126,7 @@ class AsyncWorker:
         """Sends what was reported now, instead of at the next beat."""
         with self._noting:
             metrics, self._metrics = self._metrics, {}
+            events, self._events = self._events, []
         request = message(
             pb.HeartbeatRequest,
             job_id=self.job_id,
@@ -129,12 +137,14 @@ class AsyncWorker:
             epoch=self._epoch,
             metrics=metrics,
             acked_command_id=self._acked_command_id,
+            events=map(wire.encode_worker_event, events),
         )
         try:
             beat: pb.HeartbeatResponse = await self._client.call("heartbeat", request, timeout_s=self.lease_s)
         except CoordinatorUnavailable:
             with self._noting:  # nobody has heard it: the next beat says it again, unless there is news
                 self._metrics = {**metrics, **self._metrics}
+                self._events = [*events, *self._events]
             raise
         self.hear_generation(beat.generation, beat.num_workers, "")
         if beat.commands:

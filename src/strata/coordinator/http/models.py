@@ -110,6 +110,8 @@ class Worker(Model):
     silent_s: float = Field(description="Since it was last heard.")
     suspect: bool = Field(description="Its connection was lost and not yet renewed.")
     metrics: dict[str, float | None] = Field(description="The newest value of each; null: not a finite number.")
+    launch_rank: int | None = Field(default=None, description="Rank that the launcher gave the process, if any.")
+    attempt: int | None = Field(default=None, description="Number of earlier starts of the run's workers, if known.")
 
 
 class Dataset(Model):

@@ -70,6 +70,8 @@ def worker(job_id: str, rank: int, member: Member, now_s: float) -> m.Worker:
         silent_s=max(now_s - member.last_seen_s, 0.0),
         suspect=member.suspect_since_s is not None,
         metrics={n: s.last if math.isfinite(s.last) else None for n, s in member.metrics.items()},
+        launch_rank=member.joined.launch_rank,
+        attempt=member.joined.attempt,
     )
 
 

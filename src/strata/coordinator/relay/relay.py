@@ -33,7 +33,13 @@ from strata.coordinator.server import (
     start_grpc_server,
     until_told_to_leave,
 )
-from strata.coordinator.state.job import DEFAULT_JOB, CommandQueued, GenerationChanged
+from strata.coordinator.state.job import (
+    DEFAULT_JOB,
+    CheckpointCommitted,
+    CommandQueued,
+    GenerationChanged,
+    WorkerEventReported,
+)
 from strata.errors import BarrierBroken, ConfigError, LimitExceeded, PermissionRefused, StrataError
 from strata.transport.addresses import parse_address, parse_addresses
 from strata.transport.credentials import ClientSecurity
@@ -50,6 +56,7 @@ if TYPE_CHECKING:
     from strata.coordinator.serve.backend import Done, Listener
     from strata.coordinator.serve.service import Method
     from strata.coordinator.serve.session_frames import FramesServer
+    from strata.coordinator.state.job import Notice
     from strata.transport.sockets import SocketLock
 
 log = logging.getLogger(__name__)
@@ -321,7 +328,7 @@ class RelayBackend:
         self._send_beats(self._pulses.take())
 
     def _notice(self, notice: session_pb2.Notice) -> None:
-        told: GenerationChanged | CommandQueued
+        told: Notice
         if notice.HasField("generation_changed"):
             changed = notice.generation_changed
             self._pulses.hear_generation(changed.job_id, changed.generation, changed.num_workers)
@@ -330,6 +337,12 @@ class RelayBackend:
             queued = notice.command_queued
             self._pulses.hear_command(queued.job_id, queued.worker_id, queued.command)
             told = CommandQueued(queued.job_id, queued.worker_id, wire.decode_command(queued.command))
+        elif notice.HasField("checkpoint_committed"):
+            committed = notice.checkpoint_committed
+            told = CheckpointCommitted(committed.job_id, committed.checkpoint_id, committed.step)
+        elif events := wire.decode_worker_events([notice.worker_event_reported.event]):
+            reported = notice.worker_event_reported
+            told = WorkerEventReported(reported.job_id, reported.worker_id, events[0])
         else:
             return
         for listener in self.listeners:

@@ -106,6 +106,8 @@ def _register_worker(core: Core, r: pb.RegisterWorkerRequest, at: Moment) -> Cal
             hostname=r.hostname,
             takeover=r.takeover,
             is_watched=r.is_watched,
+            launch_rank=r.launch_rank if r.HasField("launch_rank") else None,
+            attempt=r.attempt if r.HasField("attempt") else None,
             nonce=secrets.randbits(NONCE_BITS),
             now_s=at.monotonic_s,
         )
@@ -141,6 +143,7 @@ def _heartbeat(core: Core, r: pb.HeartbeatRequest, at: Moment) -> Beat:
         metrics=r.metrics,
         acked_command_id=r.acked_command_id,
         now_s=at.monotonic_s,
+        events=wire.decode_worker_events(r.events) if r.events else (),
     )
 
 
@@ -346,6 +349,9 @@ def _workers(membership: Membership, at: Moment, begin: int, end: int) -> pb.Lis
                 silent_s=max(at.monotonic_s - m.last_seen_s, 0.0),
                 suspect=m.suspect_since_s is not None,
                 metrics={name: series.last for name, series in m.metrics.items()},
+                launch_rank=m.joined.launch_rank,
+                attempt=m.joined.attempt,
+                events=map(wire.encode_worker_event, m.events.values()),
             )
             for rank, m in itertools.islice(membership.ranked(), begin, end)
         ],

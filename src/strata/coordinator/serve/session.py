@@ -21,7 +21,13 @@ from strata.coordinator import wire
 from strata.coordinator.serve.intake import SMALL_BYTES, check_repeated, check_wire, receivable_bytes
 from strata.coordinator.serve.metrics import Metrics
 from strata.coordinator.state import limits
-from strata.coordinator.state.job import DEFAULT_JOB, CommandQueued, GenerationChanged
+from strata.coordinator.state.job import (
+    DEFAULT_JOB,
+    CheckpointCommitted,
+    CommandQueued,
+    GenerationChanged,
+    WorkerEventReported,
+)
 from strata.errors import CoordinatorUnavailable, InvalidArgument, LimitExceeded, PermissionRefused, StrataError
 from strata.transport.tokens import refused
 from strata.v1 import session_pb2 as pb
@@ -45,6 +51,7 @@ WorkerKey = tuple[str, str]
 """Job and worker."""
 NO_HELLO = "the first frame of a session carries hello.session_id"
 MAX_SESSION_ID = 128
+MAX_WATCHED_JOBS = 100
 HELLO_WITHIN_S = 10.0
 """Whoever connects and says nothing is not waited for."""
 NO_FRAME = "a frame is not a strata.v1.ClientFrame"
@@ -96,6 +103,7 @@ class Link:
         self.bucket = bucket
         self.workers: dict[WorkerKey, int] = {}
         """(job, worker) → fence, of those that registered or beat through it."""
+        self.watched_jobs: set[str] = set()
         self.given_up: tuple[grpc.StatusCode, str] | None = None
         """Why it is ended from our side."""
         self.max_request_bytes = max_request_bytes
@@ -220,6 +228,7 @@ class SessionHub:
             "register_worker": self._registered,
             "heartbeat": self._beaten,
             "deregister_worker": self._deregistered,
+            "list_workers": self._listed,
         }
         """Calls that tell through which stream a worker is heard."""
         self._links: dict[str, Link] = {}
@@ -476,6 +485,12 @@ class SessionHub:
         if self._speakers.get(key) is link:
             del self._speakers[key]
 
+    def _listed(self, link: Link, body: Any, answer: Any) -> None:
+        job_id = body.job_id or DEFAULT_JOB
+        if body.watch and (job_id in link.watched_jobs or len(link.watched_jobs) < MAX_WATCHED_JOBS):
+            link.watched_jobs.add(job_id)
+            answer.is_watching = True
+
     def _is_heard_elsewhere(self, link: Link, body: Any) -> bool:
         """A relay's suspicion is void if its worker was heard through another stream since."""
         return self._speakers.get((body.job_id or DEFAULT_JOB, body.worker_id), link) is not link
@@ -490,6 +505,7 @@ class SessionHub:
         for key, fence in before.workers.items():
             self._speaks(link, key, fence)
         before.workers.clear()
+        link.watched_jobs |= before.watched_jobs
         before.give_up(grpc.StatusCode.ABORTED, "its client has come back on another connection")
 
     def _speaks(self, link: Link, key: WorkerKey, fence: int) -> None:
@@ -517,7 +533,8 @@ class SessionHub:
                         reason=notice.reason,
                     )
                 )
-                for link in {link for (job_id, _), link in self._speakers.items() if job_id == notice.job_id}:
+                links = {link for (job_id, _), link in self._speakers.items() if job_id == notice.job_id}
+                for link in links | self._watchers(notice.job_id):
                     link.notify(message)
             elif isinstance(notice, CommandQueued):
                 message = pb.Notice(
@@ -530,3 +547,20 @@ class SessionHub:
                 speaker = self._speakers.get((notice.job_id, notice.worker_id))
                 if speaker is not None:
                     speaker.notify(message)
+            elif isinstance(notice, CheckpointCommitted):
+                committed = pb.CheckpointCommitted(
+                    job_id=notice.job_id, checkpoint_id=notice.checkpoint_id, step=notice.step
+                )
+                self._tell_watchers(notice.job_id, pb.Notice(checkpoint_committed=committed))
+            elif isinstance(notice, WorkerEventReported):
+                reported = pb.WorkerEventReported(
+                    job_id=notice.job_id, worker_id=notice.worker_id, event=wire.encode_worker_event(notice.event)
+                )
+                self._tell_watchers(notice.job_id, pb.Notice(worker_event_reported=reported))
+
+    def _tell_watchers(self, job_id: str, message: pb.Notice) -> None:
+        for link in self._watchers(job_id):
+            link.notify(message)
+
+    def _watchers(self, job_id: str) -> set[Link]:
+        return {link for link in self._links.values() if job_id in link.watched_jobs}

@@ -53,6 +53,10 @@ class WorkerJoined(Fact, frozen=True, kw_only=True):
     hostname: str = ""
     is_watched: bool = False
     """Somebody else watches over its steps."""
+    launch_rank: int | None = None
+    """Rank that the launcher gave this process."""
+    attempt: int | None = None
+    """Number of earlier starts of the run that this process belongs to."""
 
     @property
     def fence(self) -> int:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from strata.coordinator.config import CoordinatorConfig
     from strata.coordinator.state.checkpoints import CheckpointProgress
-    from strata.coordinator.state.membership import Member, WorkerStateName
+    from strata.coordinator.state.membership import Member, WorkerEvent, WorkerStateName
     from strata.coordinator.state.shards import Shard
 
 DEFAULT_JOB = "default"
@@ -50,7 +50,25 @@ class CommandQueued:
     command: e.CommandRecord
 
 
-Notice = GenerationChanged | CommandQueued | BarrierEnded
+@dataclass(frozen=True, slots=True)
+class CheckpointCommitted:
+    """To be sent to those who watch the job once it is durable."""
+
+    job_id: str
+    checkpoint_id: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEventReported:
+    """To be sent to those who watch the job. Heartbeats are not durable, so this is not either."""
+
+    job_id: str
+    worker_id: str
+    event: WorkerEvent
+
+
+Notice = GenerationChanged | CommandQueued | BarrierEnded | CheckpointCommitted | WorkerEventReported
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +179,8 @@ class Job:
         now_s: float,
         nonce: int = 0,
         is_watched: bool = False,
+        launch_rank: int | None = None,
+        attempt: int | None = None,
     ) -> Callable[[], Registration]:
         """The answer is taken after the seal: before it, the generation is not known."""
         self._now_s = now_s
@@ -172,6 +192,8 @@ class Job:
             takeover=takeover,
             nonce=nonce,
             is_watched=is_watched,
+            launch_rank=launch_rank,
+            attempt=attempt,
         )
         self._emit(decided)
         member = self.membership.members[worker_id]
@@ -224,12 +246,15 @@ class Job:
         metrics: Mapping[str, float],
         acked_command_id: int,
         now_s: float,
+        events: Sequence[WorkerEvent] = (),
     ) -> Beat:
         """Of fence 0 it is only a look, which anybody may have: it neither reports nor keeps the lease."""
         member = self.membership.member(worker_id, fence)
         if fence:
-            self.membership.beat(member, now_s, state=state, step=step, epoch=epoch, metrics=metrics)
-        elif metrics or acked_command_id or (state, step, epoch) != (None, None, None):
+            self.membership.beat(member, now_s, state=state, step=step, epoch=epoch, metrics=metrics, events=events)
+            if events:
+                self._outbox.notices += [WorkerEventReported(self.job_id, worker_id, event) for event in events]
+        elif metrics or events or acked_command_id or (state, step, epoch) != (None, None, None):
             raise StaleIncarnation(
                 "incarnation is 0, with which a heartbeat may look and not report; "
                 "send the one that RegisterWorker answered",
@@ -357,7 +382,10 @@ class Job:
     ) -> CheckpointProgress:
         self.membership.fenced(worker_id, fence, generation)
         self._emit(self.checkpoints.ack(self.membership, worker_id, spec, ack))
-        self._emit(self.checkpoints.commit(self.membership, spec.checkpoint_id, wall_s))
+        committed = self.checkpoints.commit(self.membership, spec.checkpoint_id, wall_s)
+        self._emit(committed)
+        if committed:
+            self._outbox.notices.append(CheckpointCommitted(self.job_id, spec.checkpoint_id, spec.step))
         return self.checkpoints.progress(spec.checkpoint_id, self.membership)
 
     def latest_checkpoint(self, kinds: Sequence[e.CheckpointKind]) -> e.CheckpointRecord | None:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 WorkerStateName = Literal["INITIALIZING", "IDLE", "LOADING_DATA", "TRAINING", "CHECKPOINTING", "RECOVERING", "ERROR"]
 
+WorkerEventName = Literal["RESTORED", "FIRST_STEP"]
+
 MAX_DEPARTED = 1_000
 """Departed incarnations remembered, to tell a late caller why it is out."""
 MAX_REASONS_IN_WORDS = 4
@@ -37,6 +39,15 @@ GATHERING = 1.0
 """Heartbeats that a silent worker's death may wait for those who fell silent with it: so far apart lie last beats."""
 SKIPPED_NUMBERS = 1_000_000
 MAX_FENCE = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEvent:
+    """A moment in the life of a worker process, by its own clock."""
+
+    kind: WorkerEventName
+    at_s: float
+    step: int = 0
 
 
 @dataclass(slots=True)
@@ -54,6 +65,8 @@ class Member:
     step: int = 0
     epoch: int = 0
     metrics: dict[str, Series] = field(default_factory=dict)
+    events: dict[WorkerEventName, WorkerEvent] = field(default_factory=dict)
+    """The newest event of each kind."""
 
     @property
     def worker_id(self) -> str:
@@ -97,6 +110,8 @@ class Membership:
         takeover: bool,
         nonce: int = 0,
         is_watched: bool = False,
+        launch_rank: int | None = None,
+        attempt: int | None = None,
     ) -> list[WorkerLeft | WorkerJoined]:
         """Nothing, if this very process is in already; else it joins, in the place of a predecessor that may go."""
         limits.check_id(worker_id, "worker_id")
@@ -133,6 +148,8 @@ class Membership:
                 capacity=capacity,
                 hostname=hostname,
                 is_watched=is_watched,
+                launch_rank=launch_rank,
+                attempt=attempt,
             )
         )
         return events
@@ -273,6 +290,7 @@ class Membership:
         step: int | None,
         epoch: int | None,
         metrics: Mapping[str, float],
+        events: Sequence[WorkerEvent] = (),
     ) -> None:
         if metrics:
             self._check_metrics(member, metrics)
@@ -290,6 +308,8 @@ class Membership:
             member.progress_s = now_s
         if epoch is not None:
             member.epoch = epoch
+        for event in events:
+            member.events[event.kind] = event
         if not metrics:
             return
         for name, value in metrics.items():

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from strata.coordinator.state.events import CheckpointRecord
-    from strata.coordinator.state.membership import WorkerStateName
+    from strata.coordinator.state.membership import WorkerEvent, WorkerEventName, WorkerStateName
     from strata.coordinator.state.shards import Shard
 
 
@@ -33,6 +33,10 @@ class WorkerInfo:
     silent_s: float
     suspect: bool
     metrics: dict[str, float]
+    launch_rank: int | None = None
+    attempt: int | None = None
+    events: dict[WorkerEventName, WorkerEvent] = field(default_factory=dict)
+    """The newest event of each kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,8 @@ class MembershipInfo:
     reason: str
     workers: list[WorkerInfo]
     """In the order of their ranks."""
+    is_watching: bool = False
+    """This client's session gets the job's notices."""
 
 
 @dataclass(frozen=True, slots=True)

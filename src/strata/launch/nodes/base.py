@@ -1,8 +1,8 @@
-"""Where the workers of a run are: its nodes, as the agent that leads it sees them.
+"""The port for nodes, and all nodes of a run as the agent that leads it sees them.
 
-A node is a place with room for workers: this machine, another one, an actor on a cluster. `Nodes` deals the ranks out,
-hears of every exit, and knows for how many workers there is room. Nodes may come and go at any moment; with a node that
-is lost its workers are, too.
+A node is a place that can run workers: this machine, another machine, an actor on a Ray cluster. `Nodes` distributes
+the ranks over the nodes, collects every exit and knows how many workers can be placed. Nodes may join and leave at any
+time; a lost node takes its workers with it.
 """
 
 from __future__ import annotations
@@ -10,61 +10,61 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from strata.errors import StrataError
-from strata.launch.processes.base import WorkerExit
+from strata.launch.protocol import LOST, WorkerExit
 from strata.printing import counted
 
 if TYPE_CHECKING:
+    import signal
     from collections.abc import Iterable, Sequence
 
-    from strata.launch.environment import Place
+    from strata.launch.environment import WorkerSpec
 
 log = logging.getLogger(__name__)
-LOST = -signal.SIGKILL
-"""The exit code of workers whose node is lost: whatever it was, it came from outside."""
-KILLED = -signal.SIGKILL
 
 
 class NodeLost(StrataError):
-    """Nobody answers there any more."""
+    """The node does not answer any more."""
 
 
 class Node(Protocol):
-    """Calls belong to one event loop. One that is lost raises `NodeLost` from `next_exit`; orders to it do nothing."""
+    """A place for workers. Calls belong to one event loop.
+
+    A lost node raises `NodeLost` from `next_exit` and ignores orders.
+    """
 
     @property
     def name(self) -> str:
-        """No other node of the run has it."""
+        """A name that no other node of the run has."""
         ...
 
     @property
     def host(self) -> str:
-        """The machine: workers of nodes on the same one count their local ranks together."""
+        """The machine. Workers of several nodes on one machine count their local ranks together."""
         ...
 
     @property
     def address(self) -> str:
-        """Where other nodes reach it, if rank 0 is here."""
+        """Address at which other nodes reach rank 0, if it runs here."""
         ...
 
     @property
     def slots(self) -> int:
-        """How many workers it takes."""
+        """Number of workers that the node can run."""
         ...
 
     async def free_port(self) -> int:
-        """For torch's store, which rank 0 opens in a moment. Somebody else may take it in between; then the attempt
-        fails, and the next one has another.
+        """Return a port for torch's store, which rank 0 opens in a moment. If another process takes it in between, the
+        attempt fails and the next one gets another port.
         """
         ...
 
-    async def launch(self, places: Sequence[Place]) -> None:
-        """Starts a worker in each place. Each of them ends exactly once, also one that cannot be started."""
+    async def launch(self, workers: Sequence[WorkerSpec]) -> None:
+        """Start these workers. Each of them ends exactly once, even one that cannot be started."""
         ...
 
     async def next_exit(self) -> WorkerExit:
@@ -75,25 +75,26 @@ class Node(Protocol):
         ...
 
     def kill(self, ranks: Iterable[int]) -> None:
-        """From the first step of their launch on nobody is missed; who is not here is passed over."""
+        """Kill workers, from the moment at which `launch` begins. Ignore ranks that are not here."""
         ...
 
     def send_signal(self, rank: int, number: signal.Signals) -> None: ...
 
     async def dump_stacks(self, rank: int) -> None:
-        """Writes where a worker stands to its log."""
+        """Write the stacks of a worker to its log."""
         ...
 
     async def close(self) -> None:
-        """Nobody of its workers is left."""
+        """Kill all workers and wait for their exits."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RoomChanged:
-    """Nodes have come or gone."""
+    """Nodes have joined or left."""
 
     room: int
+    """Number of workers that can be placed now."""
     why: str
 
 
@@ -101,18 +102,18 @@ Event = WorkerExit | RoomChanged
 
 
 class Seat(NamedTuple):
-    """Where a rank goes."""
+    """The place of one rank."""
 
     node: int
     local_rank: int
     local_world_size: int
     host_rank: int
-    """Which machine it is on, in the order of their first ranks."""
+    """Number of the machine, in the order of the first ranks."""
 
 
 def lay_out(world_size: int, nodes: Sequence[tuple[str, int]]) -> list[Seat]:
-    """Deals ranks out over nodes, each a host and its slots: neighbours together, and no node with more than its share
-    as long as others have room. Fewer seats than asked for, where there is no more room.
+    """Distribute ranks over nodes, each given as host and slots: consecutive ranks together, and as evenly as the
+    slots allow. Return fewer seats than asked for if there are not enough slots.
     """
     shares = [0] * len(nodes)
     left = min(world_size, sum(slots for _, slots in nodes))
@@ -136,32 +137,34 @@ def lay_out(world_size: int, nodes: Sequence[tuple[str, int]]) -> list[Seat]:
 
 
 class Nodes:
-    """All of them. Room is what the nodes that are not draining have together; there is none before so many nodes as
-    are `awaited` have come, or `open_up` was called.
+    """All nodes of a run.
+
+    No worker can be placed before `num_awaited` nodes have joined or `stop_awaiting` was called. After that, the room
+    is the sum of the slots of all nodes that are not draining.
     """
 
-    def __init__(self, *nodes: Node, awaited: int = 0) -> None:
-        self._awaited = awaited
+    def __init__(self, *nodes: Node, num_awaited: int = 0) -> None:
+        self._num_awaited = num_awaited
         self._nodes: dict[str, Node] = {}
         self._draining: set[str] = set()
         self._listeners: dict[str, asyncio.Task[None]] = {}
         self._at: dict[int, Node] = {}
-        """Where each rank that has not ended is."""
+        """Node of each rank that has not ended."""
         self._attempt = -1
-        """The last that was launched."""
+        """Attempt that was launched last."""
         self._killed: set[tuple[int, int]] = set()
-        """Attempt and rank; perhaps before there was anybody to kill."""
+        """Attempt and rank of killed workers, some of them perhaps before they were launched."""
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         for node in nodes:
-            self._take_in(node)
+            self._add(node)
 
     @property
     def room(self) -> int:
-        return 0 if self._awaited > len(self._nodes) else sum(node.slots for node in self._open())
+        return 0 if self._num_awaited > len(self._nodes) else sum(node.slots for node in self._open())
 
     @property
     def must_move(self) -> bool:
-        """Workers are on a node that is leaving. They cannot stay, also if there is room for all of them elsewhere."""
+        """Workers run on a node that is leaving. They must move, even if other nodes have room for all of them."""
         return any(node.name in self._draining for node in self._at.values())
 
     @property
@@ -171,29 +174,29 @@ class Nodes:
     async def next_event(self) -> Event:
         return await self._events.get()
 
-    # -- who is there ----------------------------------------------------------------------------------------------
+    # -- nodes join and leave --------------------------------------------------------------------------------------
 
     def join(self, node: Node) -> None:
-        self._take_in(node)
-        missing = self._awaited - len(self._nodes)
+        self._add(node)
+        missing = self._num_awaited - len(self._nodes)
         if missing <= 0:
-            self._awaited = 0  # who leaves later is not awaited again
-        self._tell_room(f"node {node.name} has joined" + (f", {missing} more to come" if missing > 0 else ""))
+            self._num_awaited = 0  # a node that leaves later is not awaited again
+        self._report_room(f"node {node.name} has joined" + (f", {missing} more to come" if missing > 0 else ""))
 
-    def open_up(self) -> None:
-        """Those who are there must do."""
-        if self._awaited:
-            missing, self._awaited = self._awaited - len(self._nodes), 0
-            self._tell_room(f"{counted(missing, 'node has', 'nodes have')} not come")
+    def stop_awaiting(self) -> None:
+        """Start with the nodes that have joined by now."""
+        if self._num_awaited:
+            missing, self._num_awaited = self._num_awaited - len(self._nodes), 0
+            self._report_room(f"{counted(missing, 'node has', 'nodes have')} not joined")
 
     def drain(self, name: str, why: str) -> None:
-        """No further worker starts there."""
+        """Start no further worker on this node."""
         if name in self._nodes and name not in self._draining:
             self._draining.add(name)
-            self._tell_room(f"node {name} is leaving: {why}")
+            self._report_room(f"node {name} is leaving: {why}")
 
     def lose(self, name: str, why: str) -> None:
-        """Its workers have ended, whether it could still say so or not."""
+        """Remove a node. Its workers have ended, whether it reported that or not."""
         node = self._nodes.pop(name, None)
         if node is None:
             return
@@ -203,9 +206,9 @@ class Nodes:
             listener.cancel()
         for rank in [rank for rank, at in self._at.items() if at is node]:
             self._ended(WorkerExit(rank, LOST, f"node {name} is lost: {why}"))
-        self._tell_room(f"node {name} is lost: {why}")
+        self._report_room(f"node {name} is lost: {why}")
 
-    def _take_in(self, node: Node) -> None:
+    def _add(self, node: Node) -> None:
         assert node.name not in self._nodes, node.name
         self._nodes[node.name] = node
         self._listeners[node.name] = asyncio.create_task(self._listen(node), name=f"exits of {node.name}")
@@ -213,51 +216,50 @@ class Nodes:
     def _open(self) -> list[Node]:
         return [node for name, node in self._nodes.items() if name not in self._draining]
 
-    def _tell_room(self, why: str) -> None:
+    def _report_room(self, why: str) -> None:
         self._events.put_nowait(RoomChanged(self.room, why))
 
     async def _listen(self, node: Node) -> None:
         try:
             while True:
-                gone = await node.next_exit()
-                if self._at.get(gone.rank) is node:
-                    self._ended(gone)
+                event = await node.next_exit()
+                if self._at.get(event.rank) is node:
+                    self._ended(event)
         except NodeLost as error:
             self.lose(node.name, str(error))
-        except Exception as error:  # nobody would hear of its workers any more, and the run would wait for ever
-            log.exception("the exits of node %s cannot be heard", node.name)
+        except Exception as error:  # without this, the run would wait for the node's workers for ever
+            log.exception("cannot receive the exits of node %s", node.name)
             node.kill([rank for rank, at in self._at.items() if at is node])
             self.lose(node.name, f"{type(error).__name__}: {error}")
 
-    def _ended(self, gone: WorkerExit) -> None:
-        del self._at[gone.rank]
-        self._events.put_nowait(gone)
+    def _ended(self, event: WorkerExit) -> None:
+        del self._at[event.rank]
+        self._events.put_nowait(event)
 
     # -- workers ---------------------------------------------------------------------------------------------------
 
-    async def launch(self, place: Place) -> None:
-        """Starts all ranks of an attempt; `place` says what they have in common. Returns when all of them run, or have
-        ended.
-        """
-        self._attempt = place.attempt
-        self._killed = {each for each in self._killed if each[0] >= place.attempt}
+    async def launch(self, spec: WorkerSpec) -> None:
+        """Start all ranks of an attempt, which have `spec` in common; return when all of them run or have ended."""
+        attempt, world_size = spec.identity.attempt, spec.identity.world_size
+        self._attempt = attempt
+        self._killed = {each for each in self._killed if each[0] >= attempt}
         nodes = self._open()
         hosts = list(dict.fromkeys(node.host for node in nodes))
-        nodes.sort(key=lambda node: hosts.index(node.host))  # neighbours, whenever they have come
-        seats = lay_out(place.world_size, [(node.host, node.slots) for node in nodes])
-        for rank in range(len(seats), place.world_size):  # a node was lost a moment ago
-            self._events.put_nowait(WorkerExit(rank, LOST, "no node has room for it"))
+        nodes.sort(key=lambda node: hosts.index(node.host))  # nodes of one machine together, whenever they joined
+        seats = lay_out(world_size, [(node.host, node.slots) for node in nodes])
+        for rank in range(len(seats), world_size):  # a node was lost a moment ago
+            self._events.put_nowait(WorkerExit(rank, LOST, "no node has a free slot for it"))
         if not seats:
             return
         first = nodes[seats[0].node]
         self._at |= {rank: nodes[seat.node] for rank, seat in enumerate(seats)}
         common = replace(
-            place,
+            spec.identity,
             master_addr=first.address,
             master_port=await first.free_port(),
             num_nodes=seats[-1].host_rank + 1,
         )
-        places = [
+        identities = [
             replace(
                 common,
                 rank=rank,
@@ -267,22 +269,23 @@ class Nodes:
             )
             for rank, seat in enumerate(seats)
         ]
+        workers = [replace(spec, identity=identity) for identity in identities]
         launches = [
-            self._launch_at(node, [place for place in places if seats[place.rank].node == index])
+            self._launch_at(node, [worker for worker in workers if seats[worker.identity.rank].node == index])
             for index, node in enumerate(nodes)
             if any(seat.node == index for seat in seats)
         ]
         await asyncio.gather(*launches)
 
-    async def _launch_at(self, node: Node, places: Sequence[Place]) -> None:
-        """Who was killed, or lost, up to this moment is not started. From here on the node has them, and hears it."""
-        for place in places:
-            if (place.attempt, place.rank) in self._killed and self._at.get(place.rank) is node:
-                self._ended(WorkerExit(place.rank, KILLED))
-        await node.launch([place for place in places if self._at.get(place.rank) is node])
+    async def _launch_at(self, node: Node, workers: Sequence[WorkerSpec]) -> None:
+        """Start the workers that were neither killed nor lost until now. From here on the node handles kills."""
+        for identity in [worker.identity for worker in workers]:
+            if (identity.attempt, identity.rank) in self._killed and self._at.get(identity.rank) is node:
+                self._ended(WorkerExit(identity.rank, LOST))
+        await node.launch([worker for worker in workers if self._at.get(worker.identity.rank) is node])
 
     def kill(self, attempt: int, ranks: Iterable[int]) -> None:
-        """Also before the attempt is launched: these ranks end without having begun."""
+        """Kill workers. Before their attempt is launched, this prevents their start."""
         ranks = list(ranks)
         self._killed.update((attempt, rank) for rank in ranks)
         if attempt == self._attempt:
@@ -294,7 +297,7 @@ class Nodes:
             self._at[rank].send_signal(rank, number)
 
     async def dump_stacks(self, ranks: Iterable[int]) -> None:
-        """Of all of them at once: each takes seconds where a process is stuck."""
+        """Dump the stacks of all these workers at once: a stuck process takes seconds."""
         dumps = [self._at[rank].dump_stacks(rank) for rank in ranks if rank in self._at]
         await asyncio.gather(*dumps, return_exceptions=True)
 

@@ -1,6 +1,6 @@
-"""A node's own side: places become processes here, with this machine's environment, script and logs.
+"""This machine as a node: worker specs become processes with this machine's environment, script and logs.
 
-The agent that leads uses it for its own machine; a node agent elsewhere, or an actor on a cluster, for theirs.
+The agent that leads uses it for its own machine, an agent on another machine or an actor on a cluster for theirs.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from strata.launch.environment import LAST_STEP, STOPPED, environment, take_last_step
+from strata.launch.environment import LAST_STEP, STOPPED, take_last_step, worker_environment
 from strata.launch.processes import stacks
-from strata.launch.processes.base import WorkerExit, WorkerOrder
+from strata.launch.processes.base import ProcessSpec
 from strata.launch.processes.imports import preloads
 from strata.launch.processes.local import LocalWorkers
-from strata.launch.record.failure import NUM_LAST_LINES, cause, last_lines
+from strata.launch.protocol import WorkerExit
+from strata.launch.record.log import NUM_LAST_LINES, cause, last_lines
 from strata.launch.spec import ANY_NUMBER
 from strata.printing import log_line, printable
 
@@ -25,18 +26,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from strata.launch.environment import Place
+    from strata.launch.environment import WorkerSpec
     from strata.launch.processes.base import Workers
     from strata.launch.record.directory import RunDirectory
 
 MAX_LINE_CHARS = 200
-"""Of a line of a log that other machines are told of."""
-NO_WORDS = (0, STOPPED, -signal.SIGKILL, -signal.SIGTERM)
-"""Exit codes of workers that had nothing to say about their end."""
+"""Characters of a log line that are sent to other machines."""
+WITHOUT_CAUSE = (0, STOPPED, -signal.SIGKILL, -signal.SIGTERM)
+"""Exit codes of workers whose logs do not show the cause."""
 
 
 class LocalNode:
-    """`nodes.Node` on this machine, for the run of a directory."""
+    """A `Node` on this machine, for the run of a directory."""
 
     def __init__(
         self,
@@ -60,10 +61,10 @@ class LocalNode:
             variables=self._variables,
         )
         self._attempts: dict[int, int] = {}
-        """By rank: whose log it writes."""
+        """Attempt of each rank, which names its log."""
 
     async def prepare(self) -> None:
-        """Begins with the imports, and does not wait for them."""
+        """Begin to import what the script needs, without waiting for it."""
         await self._workers.prepare()
 
     async def free_port(self) -> int:
@@ -71,19 +72,19 @@ class LocalNode:
             probe.bind(("", 0) if self.address != "127.0.0.1" else (self.address, 0))
             return int(probe.getsockname()[1])
 
-    async def launch(self, places: Sequence[Place]) -> None:
-        self._attempts |= {place.rank: place.attempt for place in places}
-        await self._workers.start([self._order(place) for place in places])
+    async def launch(self, workers: Sequence[WorkerSpec]) -> None:
+        self._attempts |= {worker.identity.rank: worker.identity.attempt for worker in workers}
+        await self._workers.start([self._process_spec(worker) for worker in workers])
 
     async def next_exit(self) -> WorkerExit:
-        gone = await self._workers.next_exit()
-        log = self._directory.log_path(self._attempts[gone.rank], gone.rank)
+        event = await self._workers.next_exit()
+        log = self._directory.log_path(self._attempts[event.rank], event.rank)
         step = take_last_step(_step_file(log))
-        if gone.code in NO_WORDS:
-            return WorkerExit(gone.rank, gone.code, step=step)
-        lines = [*last_lines(log), *map(log_line, gone.log_end)]
+        if event.code in WITHOUT_CAUSE:
+            return WorkerExit(event.rank, event.code, step=step)
+        lines = [*last_lines(log), *map(log_line, event.log_end)]
         log_end = tuple(line[:MAX_LINE_CHARS] for line in lines[-NUM_LAST_LINES:])
-        return WorkerExit(gone.rank, gone.code, cause(lines), log_end, step)
+        return WorkerExit(event.rank, event.code, cause(lines), log_end, step)
 
     def kill(self, ranks: Iterable[int]) -> None:
         self._workers.kill(ranks)
@@ -99,25 +100,25 @@ class LocalNode:
     async def close(self) -> None:
         await self._workers.close()
 
-    def _order(self, place: Place) -> WorkerOrder:
-        spec = self._directory.spec
-        log = self._directory.log_path(place.attempt, place.rank)
-        return WorkerOrder(
-            rank=place.rank,
+    def _process_spec(self, worker: WorkerSpec) -> ProcessSpec:
+        spec, identity = self._directory.spec, worker.identity
+        log = self._directory.log_path(identity.attempt, identity.rank)
+        return ProcessSpec(
+            rank=identity.rank,
             script=spec.script,
             arguments=spec.arguments,
             is_module=spec.is_module,
             directory=spec.directory,
             variables={
-                **_shared_cores(place.local_world_size),
-                **(_interface_of(self.address) if place.num_nodes > 1 else {}),
+                **_share_cores(identity.local_world_size),
+                **(_interface_of(self.address) if identity.num_nodes > 1 else {}),
                 **self._variables,
-                **environment(place),
+                **worker_environment(worker),
                 LAST_STEP: str(_step_file(log)),
             },
             log=log,
             log_bytes=spec.log_bytes,
-            title=f"strata: {place.run} rank {place.rank} of {place.world_size}: {printable(spec.command)}",
+            title=f"strata: {identity.run} rank {identity.rank} of {identity.world_size}: {printable(spec.command)}",
         )
 
 
@@ -126,13 +127,15 @@ def _step_file(log: Path) -> Path:
 
 
 def _interface_of(address: str) -> dict[str, str]:
-    """Left alone, gloo takes what the machine's name resolves to: often the loopback, where others cannot reach it."""
+    """Name the network interface for gloo, which otherwise takes the one that the hostname resolves to: often the
+    loopback, where other machines cannot reach it.
+    """
     for name, addresses in psutil.net_if_addrs().items():
         if any(each.address.partition("%")[0] == address for each in addresses):
             return {"GLOO_SOCKET_IFNAME": name}
     return {}
 
 
-def _shared_cores(num_workers: int) -> dict[str, str]:
-    """As torchrun has it: workers that each took all cores would only be in each other's way."""
+def _share_cores(num_workers: int) -> dict[str, str]:
+    """Limit each of several workers to one OpenMP thread, as torchrun does, so that they do not compete for cores."""
     return {"OMP_NUM_THREADS": "1"} if num_workers > 1 else {}

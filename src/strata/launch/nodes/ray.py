@@ -1,7 +1,7 @@
-"""A node of a run that is an actor on a Ray cluster: the agent's end of `strata.launch.nodes.ray_actor`.
+"""An actor on a Ray cluster as a node: the agent's side of `strata.launch.nodes.ray_actor`.
 
-Ray tells of an actor that died at once, and of a connection that broke. It may mend; what was said meanwhile is said
-again. One that breaks again is a lost node: Ray itself takes a quarter of a minute to be sure, and the job waits.
+Ray reports a dead actor at once, and a broken connection too, which may recover: calls are then repeated. A connection
+that breaks again counts as a lost node, since Ray needs another 15 seconds to be sure and the job waits meanwhile.
 """
 
 from __future__ import annotations
@@ -11,81 +11,81 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from strata.launch.nodes import ray_actor
 from strata.launch.nodes.base import NodeLost
-from strata.launch.nodes.ray_actor import DEVICES_VARIABLE, News, decode, encode
-from strata.launch.processes.base import WorkerExit
+from strata.launch.nodes.ray_actor import DEVICES_VARIABLE, News
+from strata.launch.protocol import DumpStacks, KillWorkers, SignalWorker, StartWorkers, decode, encode
 from strata.launch.record.log import append
 
 if TYPE_CHECKING:
     import signal
-    from collections.abc import Callable, Coroutine, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from strata.launch.environment import Place
-    from strata.launch.nodes.ray_actor import Here
+    from strata.launch.environment import WorkerSpec
+    from strata.launch.nodes.ray_actor import ActorReady
+    from strata.launch.protocol import WorkerExit, WorkerOrder
     from strata.launch.record.directory import RunDirectory
 
 log = logging.getLogger(__name__)
 MAX_UNAVAILABLE = 2
-"""Calls in a row that find nobody. Ray takes about two seconds for each."""
+"""Calls in a row without an answer. Ray takes about two seconds for each."""
 RETRY_S = 0.1
 CLOSE_TIMEOUT_S = 15.0
 
 
 class RayNode:
-    """`nodes.Node` as an actor. `lost` is set when it is."""
+    """A `Node` that is a Ray actor. The event `lost` is set when the node is lost."""
 
     def __init__(
         self,
         actor: Any,
-        here: Here,
+        ready: ActorReady,
         *,
         name: str,
         logs: RunDirectory | None,
         devices: Callable[[str], Sequence[str]],
     ) -> None:
-        """`logs`: where to put what workers write, if they are away. `devices`: the GPUs of all places on a host."""
+        """`logs`: directory for the output of workers on other machines. `devices`: GPUs of our actors on a host."""
         self.name = name
-        self.host = here.host
-        self.address = here.address
+        self.host = ready.host
+        self.address = ready.address
         self.slots = 1
-        self.own_devices = here.devices
+        self.own_devices = ready.devices
         self.lost = asyncio.Event()
         self._actor = actor
         self._logs = logs
         self._devices = devices
         self._attempts: dict[int, int] = {}
         self._killed: set[int] = set()
-        """Of the ranks that are just being started."""
+        """Ranks that were killed since the last launch began."""
         self._number = 0
-        self._doing: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def free_port(self) -> int:
-        found = await self._order("free_port")
-        return found if isinstance(found, int) else 0  # nobody will ask for it
+        found = await self._call("free_port")
+        return found if isinstance(found, int) else 0  # the node is lost: the port will not be used
 
-    async def launch(self, places: Sequence[Place]) -> None:
-        if not places:
+    async def launch(self, workers: Sequence[WorkerSpec]) -> None:
+        if not workers:
             return
         self._killed.clear()
-        self._attempts = {place.rank: place.attempt for place in places}
+        self._attempts = {worker.identity.rank: worker.identity.attempt for worker in workers}
         devices = self._devices(self.host)
         variables = {DEVICES_VARIABLE: ",".join(devices)} if devices else {}
-        await self._order("launch", encode(ray_actor.Launch(places=list(places), variables=variables)))
-        if self._killed:  # it may have come before the launch, and found nobody
+        await self._call("obey", encode(StartWorkers.of(workers, variables)))
+        if self._killed:  # the kill may have arrived before the start
             self._kill(sorted(self._killed))
 
     async def next_exit(self) -> WorkerExit:
         while True:
             try:
-                news = decode(await self._hear(), News)
+                news = decode(await self._fetch_news(), News)
             except Exception:
                 self.lost.set()
                 raise
             self._number += 1
             self._keep_logs(news)
             if news.exit is not None:
-                return WorkerExit(news.exit.rank, news.exit.code, news.exit.last_words, step=news.exit.step)
+                return news.exit
 
     def kill(self, ranks: Iterable[int]) -> None:
         theirs = list(ranks)
@@ -94,20 +94,17 @@ class RayNode:
 
     def send_signal(self, rank: int, number: signal.Signals) -> None:
         if rank in self._attempts:
-            order = ray_actor.Signal(attempt=self._attempts[rank], rank=rank, number=number)
-            self._do(self._order("send_signal", encode(order)))
+            self._send(SignalWorker(self._attempts[rank], rank, int(number)))
 
     async def dump_stacks(self, rank: int) -> None:
-        await self._order("dump_stacks", rank)
+        await self._call("obey", encode(DumpStacks(self._attempts.get(rank, -1), (rank,))))
 
     async def close(self) -> None:
-        for task in self._doing:
+        for task in self._tasks:
             task.cancel()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await self._order("close")
-
-    # -- within ----------------------------------------------------------------------------------------------------
+                await self._call("close")
 
     def _kill(self, ranks: Sequence[int]) -> None:
         by_attempt: dict[int, list[int]] = {}
@@ -115,12 +112,12 @@ class RayNode:
             if rank in self._attempts:
                 by_attempt.setdefault(self._attempts[rank], []).append(rank)
         for attempt, theirs in by_attempt.items():
-            self._do(self._order("kill", encode(ray_actor.Kill(attempt=attempt, ranks=theirs))))
+            self._send(KillWorkers(attempt, tuple(theirs)))
 
-    async def _hear(self) -> bytes:
+    async def _fetch_news(self) -> bytes:
         """
         Raises:
-            NodeLost: The actor is dead, or nobody answers.
+            NodeLost: The actor is dead or does not answer.
         """
         from ray.exceptions import ActorUnavailableError, RayError  # noqa: PLC0415
 
@@ -139,8 +136,16 @@ class RayNode:
                 assert isinstance(found, bytes)
                 return found
 
-    async def _order(self, method: str, *arguments: object) -> object:
-        """Said again until it is heard; None from a node that is lost."""
+    def _send(self, order: WorkerOrder) -> None:
+        async def send() -> None:
+            await self._call("obey", encode(order))
+
+        task = asyncio.create_task(send())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _call(self, method: str, *arguments: object) -> object:
+        """Call a method of the actor until it answers; return None if the node is lost."""
         from ray.exceptions import ActorUnavailableError, RayError  # noqa: PLC0415
 
         lost = asyncio.create_task(self.lost.wait())
@@ -157,7 +162,7 @@ class RayNode:
                 except ActorUnavailableError:
                     await asyncio.sleep(RETRY_S)
                 except (RayError, asyncio.CancelledError) as error:
-                    log.info("%s does not %s: %s", self.name, method, type(error).__name__)
+                    log.info("%s: %s failed: %s", self.name, method, type(error).__name__)
                     return None
         finally:
             lost.cancel()
@@ -171,19 +176,13 @@ class RayNode:
                 path = self._logs.log_path(part.attempt, part.rank)
                 append(path, part.data, max_bytes=self._logs.spec.log_bytes)
             except OSError as error:
-                log.warning("what rank %d wrote is not kept: %s", part.rank, error)
-
-    def _do(self, work: Coroutine[Any, Any, object]) -> None:
-        async def done() -> None:
-            await work
-
-        task = asyncio.create_task(done())
-        self._doing.add(task)
-        task.add_done_callback(self._doing.discard)
+                log.warning("cannot store the output of rank %d: %s", part.rank, error)
 
 
 async def answer(reference: Any) -> object:
-    """Of an actor. Who stops waiting does not disturb Ray, which will answer some time."""
+    """Wait for an actor's answer. Cancelling the wait does not disturb Ray, which answers later."""
     coming = asyncio.wrap_future(reference.future())
-    coming.add_done_callback(lambda each: each.cancelled() or each.exception())  # heard, also if nobody waits
+    coming.add_done_callback(
+        lambda each: each.cancelled() or each.exception()
+    )  # retrieve it, even if nothing awaits it
     return await asyncio.shield(coming)

@@ -1,11 +1,10 @@
-"""A place for a worker on a Ray cluster: the actor that holds it, and what the agent and the actor say to each other.
+"""The Ray actor that runs one worker, and the messages between it and the agent.
 
-The actor is a `LocalNode` with a door: it starts a worker on its machine, and tells what becomes of it. All that goes
-through the door is bytes of the messages below, which both sides read here; Ray only carries them. A call may be
-repeated when a connection breaks, so that each of them may come twice: a worker that was started is not started again,
-and news have numbers.
+The actor is a `LocalNode` behind a remote interface: it carries out the orders of `strata.launch.protocol` and returns
+reports. Ray only transports the bytes of these messages. Ray may repeat a call when a connection breaks, so every call
+is idempotent: a worker is not started twice, and reports are numbered.
 
-Ray itself is imported by nobody here but the actor, which runs in a process that Ray has started.
+This module does not import Ray. Only the actor does, in a process that Ray has started.
 """
 
 from __future__ import annotations
@@ -18,100 +17,81 @@ import signal
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from strata._version import __version__
 from strata.errors import ConfigError, StrataError
-from strata.launch.environment import Place  # noqa: TC001 - msgspec reads the types of messages
 from strata.launch.nodes.base import NodeLost
 from strata.launch.nodes.local import LocalNode
-from strata.launch.processes.base import NOT_STARTED, WorkerExit
+from strata.launch.protocol import (
+    NOT_STARTED,
+    DumpStacks,
+    KillWorkers,
+    SignalWorker,
+    StartWorkers,
+    WorkerExit,
+    WorkerOrder,
+    decode,
+    encode,
+)
 from strata.launch.record.directory import RunDirectory
 from strata.launch.record.log import LogReader
-from strata.launch.spec import RunSpec  # noqa: TC001
+from strata.launch.spec import RunSpec  # noqa: TC001 - msgspec reads the types of messages
 from strata.scratch import Scratch
 from strata.transport.credentials import CA_VARIABLE, TOKEN_FILE_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from strata.launch.processes.base import WorkerOrder
+    from strata.launch.environment import WorkerSpec
+    from strata.launch.processes.base import ProcessSpec
 
 log = logging.getLogger(__name__)
-NEWS_S = 20.0
-"""How long a call waits for news before it says that there are none."""
-LOOK_S = 1.0
-"""How often logs are looked at that somebody far away reads."""
+NEWS_TIMEOUT_S = 20.0
+"""How long a call waits for news before it returns without."""
+LOG_INTERVAL_S = 1.0
+"""Interval between two reads of logs that the agent's machine cannot read."""
 MAX_NEWS_BYTES = 1 << 20
-"""Of logs, in one answer. A worker that writes more than that in a moment is told of in part, its end always."""
+"""Log bytes in one report. Of a worker that writes more at once, only the end is sent."""
 DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
-
-T = TypeVar("T")
-
-
-# -- what is said ------------------------------------------------------------------------------------------------------
+_ORDERS = msgspec.msgpack.Decoder(WorkerOrder)
 
 
-class Begin(msgspec.Struct, frozen=True, kw_only=True):
-    """The first word to an actor."""
+class BeginActor(msgspec.Struct, frozen=True, kw_only=True):
+    """The first message to an actor."""
 
     spec: RunSpec
     path: str
     """The run's directory, if the actor is on the agent's machine."""
     is_away: bool
-    """It is on another machine: logs stay there, and their contents are sent."""
+    """The actor is on another machine: logs stay there, and their contents are sent."""
     is_shipped: bool
-    """Ray has put a copy of the working directory where the actor runs."""
+    """Ray has copied the working directory to the actor's current directory."""
     address: str = ""
-    """Where other nodes reach this one; empty: at its address in the Ray cluster."""
+    """Address at which other nodes reach this one; empty: its address in the Ray cluster."""
     ca: bytes = b""
-    """Whom to believe that it is the coordinator, a PEM; empty: there is no TLS, or the node's environment says it."""
+    """CA certificate of the coordinator, as PEM; empty: no TLS, or the node's environment names one."""
     token: str = ""
-    """What to show to it."""
+    """Token for the coordinator."""
 
 
-class Here(msgspec.Struct, frozen=True, kw_only=True):
-    """Its answer."""
+class ActorReady(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer to `BeginActor`."""
 
     host: str
-    """Ray's name of the node."""
+    """Ray's id of the machine."""
     address: str
     version: str
     devices: str = ""
-    """The GPUs that Ray has reserved, as CUDA names them."""
+    """GPUs that Ray has reserved, in CUDA's notation."""
     refusal: str = ""
-    """Why it cannot be used."""
-
-
-class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    places: list[Place]
-    variables: dict[str, str] = {}
-
-
-class Kill(msgspec.Struct, frozen=True, kw_only=True):
-    """Workers of other attempts have nothing to do with it."""
-
-    attempt: int
-    ranks: list[int]
-
-
-class Signal(msgspec.Struct, frozen=True, kw_only=True):
-    attempt: int
-    rank: int
-    number: int
-
-
-class Exit(msgspec.Struct, frozen=True, array_like=True):
-    rank: int
-    code: int
-    last_words: str
-    step: int | None = None
+    """Why the actor cannot be used."""
 
 
 class LogPart(msgspec.Struct, frozen=True, array_like=True):
-    """What a worker has written since the last one."""
+    """What a worker has written since the last part."""
 
     attempt: int
     rank: int
@@ -119,49 +99,40 @@ class LogPart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class News(msgspec.Struct, frozen=True, kw_only=True):
-    exit: Exit | None = None
+    """A report of the actor."""
+
+    exit: WorkerExit | None = None
     logs: list[LogPart] = []
 
 
-def encode(message: msgspec.Struct) -> bytes:
-    return msgspec.msgpack.encode(message)
-
-
-def decode(data: bytes, kind: type[T]) -> T:
-    return msgspec.msgpack.decode(data, type=kind)
-
-
-# -- the actor ---------------------------------------------------------------------------------------------------------
-
-
 class NodeActor:
-    """Its methods run in one event loop, in a thread that lives as long as the actor."""
+    """The actor. Its methods run in one event loop, in a thread that lives as long as the actor."""
 
     def __init__(self) -> None:
-        self._begun: asyncio.Task[Here] | None = None
+        self._beginning: asyncio.Task[ActorReady] | None = None
         self._node: _Node | None = None
-        self._own: _Own | None = None
+        self._scratch: _Scratch | None = None
         self._directory: RunDirectory | None = None
         self._is_away = False
         self._attempts: dict[int, int] = {}
-        """By rank: the last that was started."""
+        """Last attempt of each rank that was started."""
         self._logs: dict[tuple[int, int], LogReader] = {}
-        self._told: asyncio.Queue[WorkerExit | NodeLost] = asyncio.Queue()
-        self._hearing: asyncio.Task[None] | None = None
-        self._telling = asyncio.Lock()
+        self._exits: asyncio.Queue[WorkerExit | NodeLost] = asyncio.Queue()
+        self._collecting: asyncio.Task[None] | None = None
+        self._reporting = asyncio.Lock()
         self._number = -1
         self._news = b""
 
     async def begin(self, message: bytes) -> bytes:
-        if self._begun is None:
-            self._begun = asyncio.create_task(self._begin(decode(message, Begin)))
-        return encode(await self._begun)
+        if self._beginning is None:
+            self._beginning = asyncio.create_task(self._begin(decode(message, BeginActor)))
+        return encode(await self._beginning)
 
-    async def _begin(self, begin: Begin) -> Here:
-        ray: Any = import_module("ray")  # it is there where this runs
+    async def _begin(self, begin: BeginActor) -> ActorReady:
+        ray: Any = import_module("ray")  # installed wherever this runs
         context = ray.get_runtime_context()
         address = begin.address or ray.util.get_node_ip_address()
-        here = Here(
+        ready = ActorReady(
             host=context.get_node_id(),
             address=address,
             version=__version__,
@@ -172,91 +143,91 @@ class NodeActor:
             self._is_away = begin.is_away
             variables = dict(os.environ)
             if begin.is_away:
-                self._own = _Own()
-                variables |= self._own.credentials(begin)
-            self._directory = RunDirectory(self._own.path if self._own is not None else Path(begin.path), spec)
-            self._node = _Node(self._directory, name=here.host, address=address, slots=1, variables=variables)
+                self._scratch = _Scratch()
+                variables |= self._scratch.credentials(begin)
+            self._directory = RunDirectory(self._scratch.path if self._scratch is not None else Path(begin.path), spec)
+            self._node = _Node(self._directory, name=ready.host, address=address, slots=1, variables=variables)
             await self._node.prepare()
         except (StrataError, OSError) as error:
-            return msgspec.structs.replace(here, refusal=str(error))
-        self._hearing = asyncio.create_task(self._hear(self._node))
-        return here
+            return msgspec.structs.replace(ready, refusal=str(error))
+        self._collecting = asyncio.create_task(self._collect(self._node))
+        return ready
 
     async def free_port(self) -> int:
         assert self._node is not None
         return await self._node.free_port()
 
-    async def launch(self, message: bytes) -> None:
-        """A worker that cannot be started ends, too, and says why."""
+    async def obey(self, message: bytes) -> None:
+        """Carry out an order, unless it is for workers of another attempt."""
+        node, order = self._node, _ORDERS.decode(message)
+        if isinstance(order, StartWorkers):
+            await self._launch(order)
+            return
+        if node is None:
+            return
+        match order:
+            case KillWorkers(attempt, ranks):
+                node.kill([rank for rank in ranks if self._attempts.get(rank) == attempt])
+            case SignalWorker(attempt, rank, number) if self._attempts.get(rank) == attempt:
+                node.send_signal(rank, signal.Signals(number))
+            case DumpStacks(attempt, ranks):
+                for rank in ranks:
+                    if self._attempts.get(rank) == attempt:
+                        await node.dump_stacks(rank)
+
+    async def _launch(self, order: StartWorkers) -> None:
+        """Start workers. One that cannot be started ends with the reason."""
         assert self._node is not None
         assert self._directory is not None
-        launch = decode(message, Launch)
-        new = [place for place in launch.places if self._attempts.get(place.rank) != place.attempt]
-        self._attempts |= {place.rank: place.attempt for place in new}
+        attempt = order.attempt
+        new = [worker for worker in order.workers() if self._attempts.get(worker.identity.rank) != attempt]
+        ranks = [worker.identity.rank for worker in new]
+        self._attempts |= dict.fromkeys(ranks, attempt)
         if self._is_away:
-            self._logs |= {
-                (place.attempt, place.rank): LogReader(self._directory.log_path(place.attempt, place.rank))
-                for place in new
-            }
-        self._node.devices = launch.variables
+            self._logs |= {(attempt, rank): LogReader(self._directory.log_path(attempt, rank)) for rank in ranks}
+        self._node.devices = order.variables
         try:
             await self._node.launch(new)
         except StrataError as error:
-            for place in new:
-                self._told.put_nowait(WorkerExit(place.rank, NOT_STARTED, error.message))
-
-    async def kill(self, message: bytes) -> None:
-        kill = decode(message, Kill)
-        if self._node is not None:
-            self._node.kill([rank for rank in kill.ranks if self._attempts.get(rank) == kill.attempt])
-
-    async def send_signal(self, message: bytes) -> None:
-        order = decode(message, Signal)
-        if self._node is not None and self._attempts.get(order.rank) == order.attempt:
-            self._node.send_signal(order.rank, signal.Signals(order.number))
-
-    async def dump_stacks(self, rank: int) -> None:
-        if self._node is not None:
-            await self._node.dump_stacks(rank)
+            for rank in ranks:
+                self._exits.put_nowait(WorkerExit(rank, NOT_STARTED, error.message))
 
     async def news(self, number: int) -> bytes:
-        """Waits a while for some. Asked for the same again, it says the same again."""
-        async with self._telling:
+        """Wait a while for news. Asked for the same number again, return the same report again."""
+        async with self._reporting:
             if number != self._number:
                 self._news = encode(await self._next_news())
                 self._number = number
             return self._news
 
     async def close(self) -> None:
-        if self._hearing is not None:
-            self._hearing.cancel()
+        if self._collecting is not None:
+            self._collecting.cancel()
         if self._node is not None:
             await self._node.close()
-        if self._own is not None:
-            self._own.remove()
+        if self._scratch is not None:
+            self._scratch.remove()
 
-    # -- within ----------------------------------------------------------------------------------------------------
-
-    async def _hear(self, node: _Node) -> None:
+    async def _collect(self, node: _Node) -> None:
         try:
             while True:
-                self._told.put_nowait(await node.next_exit())
-        except Exception as error:  # who asks for news hears of it, and takes this node for lost
-            log.exception("exits cannot be heard")
-            self._told.put_nowait(NodeLost(f"{type(error).__name__}: {error}"))
+                self._exits.put_nowait(await node.next_exit())
+        except Exception as error:  # the next call for news raises it, and the agent takes this node for lost
+            log.exception("cannot receive exits")
+            self._exits.put_nowait(NodeLost(f"{type(error).__name__}: {error}"))
 
     async def _next_news(self) -> News:
         loop = asyncio.get_running_loop()
-        end_s = loop.time() + NEWS_S
+        end_s = loop.time() + NEWS_TIMEOUT_S
         while (left_s := end_s - loop.time()) > 0:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(LOOK_S, left_s) if self._is_away else left_s):
-                    gone = await self._told.get()
-                    if isinstance(gone, NodeLost):
-                        self._told.put_nowait(gone)  # to be heard again, if the answer is lost on its way
-                        raise gone
-                    end = Exit(gone.rank, gone.code, gone.last_words, gone.step)
-                    return News(exit=end, logs=self._read_logs(gone.rank))
+                async with asyncio.timeout(min(LOG_INTERVAL_S, left_s) if self._is_away else left_s):
+                    event = await self._exits.get()
+                    if isinstance(event, NodeLost):
+                        self._exits.put_nowait(event)  # raise it again, in case the answer is lost on its way
+                        raise event
+                    end = WorkerExit(event.rank, event.code, event.last_words, step=event.step)
+                    return News(exit=end, logs=self._read_logs(event.rank))
             if logs := self._read_logs():
                 return News(logs=logs)
         return News()
@@ -272,30 +243,30 @@ class NodeActor:
 
 
 class _Node(LocalNode):
-    """Workers see the GPUs of all workers on their machine, as scripts for torchrun expect."""
+    """A node whose workers see the GPUs of all workers on their machine, as scripts for torchrun expect."""
 
     devices: Mapping[str, str] = {}
 
-    def _order(self, place: Place) -> WorkerOrder:
-        order = super()._order(place)
-        return replace(order, variables={**order.variables, **self.devices})
+    def _process_spec(self, worker: WorkerSpec) -> ProcessSpec:
+        spec = super()._process_spec(worker)
+        return replace(spec, variables={**spec.variables, **self.devices})
 
 
 def _newest(data: bytes) -> bytes:
-    """What is new in a log; of that the end if it is too much."""
+    """Return what is new in a log, or only its end if that is too large."""
     left_out = max(len(data) - MAX_NEWS_BYTES, 0)
-    return (b"\n[%d bytes are left out here]\n" % left_out if left_out else b"") + data[left_out:]
+    return (b"\n[%d bytes omitted]\n" % left_out if left_out else b"") + data[left_out:]
 
 
-class _Own:
-    """A directory on this machine for logs and secrets, while the actor lives."""
+class _Scratch:
+    """A directory on this machine for logs and secrets, for the life of the actor."""
 
     def __init__(self) -> None:
         self._scratch = Scratch("strata-ray-")
         self.path = self._scratch.path
 
-    def credentials(self, begin: Begin) -> dict[str, str]:
-        """Variables that name files with them. Environments can be read by more people than files."""
+    def credentials(self, begin: BeginActor) -> dict[str, str]:
+        """Write credentials to files and return the variables that name them: environments are less private."""
         found = {}
         for variable, name, content in (
             (CA_VARIABLE, "ca.crt", begin.ca),
@@ -313,7 +284,7 @@ class _Own:
 
 
 def at_home(spec: RunSpec, copy: Path) -> RunSpec:
-    """The spec with the paths of a copy of its working directory.
+    """Return the spec with the paths of a copy of its working directory.
 
     Raises:
         ConfigError: The script is outside of it.
@@ -324,8 +295,8 @@ def at_home(spec: RunSpec, copy: Path) -> RunSpec:
         script = Path(spec.script).relative_to(spec.directory)
     except ValueError:
         raise ConfigError(
-            f"{spec.script} is not in {spec.directory}, which is what the nodes get; call `strata run` in a directory "
-            "that holds the script, or with --no-ship where all nodes have the same file system",
+            f"{spec.script} is not in {spec.directory}, the directory that is copied to the nodes; call `strata run` "
+            "in a directory that contains the script, or with --no-ship if all nodes share a file system",
             field="script",
         ) from None
     return msgspec.structs.replace(spec, directory=str(copy), script=str(copy / script))

@@ -1,7 +1,7 @@
-"""What a script will import, read from its text: the warm process imports it before the script is there.
+"""Find out what a script will import from its text, so that the warm process can import it in advance.
 
-Only libraries that are known to be safe to fork count: they start no threads and touch no accelerator when they are
-imported. The script never runs for this, nor does anything that it imports and that is not on the list.
+Only libraries that are known to be safe to fork count: importing them starts no threads and touches no accelerator.
+Neither the script nor any other of its imports is executed for this.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 MAX_SOURCE_BYTES = 8 << 20
-"""A longer script is data."""
+"""A larger file is not a script."""
 
 SAFE = ("numpy", "torch", "pyarrow", "pandas", "msgspec", "xxhash", "safetensors")
-"""Imported as a whole, whichever part of it a script names. A test counts the threads after them and all of ours."""
+"""Imported as a whole, whichever part a script names. A test counts the threads after these and our own modules."""
 
 FRAMEWORKS = {
     "accelerate": ("accelerate", "strata.integrations.accelerate"),
     "lightning": ("lightning.pytorch", "strata.integrations.lightning"),
     "transformers": ("transformers", "strata.integrations.transformers"),
 }
-"""As safe, and slow: they take longer than torch, which they import. Our module, where the script names it."""
+"""Frameworks, with the module to import and our integration. They are slower to import than torch, which they use."""
 
 LAZY = ("transformers",)
-"""Of these a name is imported when it is first looked up, so what a script imports from them is looked up, too."""
+"""Packages that import a name when it is first looked up; the names that a script uses are looked up, too."""
 
 BEHIND = {
     "strata.train": ("strata.train.context", "strata.train.startup"),
@@ -37,17 +37,17 @@ BEHIND = {
     "strata.data": ("strata.data.structured", "strata.data.formats.parquet.format"),
     "strata.coordinator.client": ("strata.coordinator.client",),
 }
-"""Our packages load what stands behind a name when it is first used, so it is this that takes the time."""
+"""Our packages import lazily; these are the modules that take time."""
 BEHIND_WITH_TORCH = {"strata.data": ("strata.data.torch",)}
-"""What is used in a script that has torch; it would import it."""
+"""The same for scripts that use torch, which these modules import."""
 
 
 AT_FIRST_USE = {"optim": "torch._dynamo", "DistributedDataParallel": "torch._dynamo"}
-"""What torch imports when something of this name is first used: an optimizer alone takes as long as torch itself."""
+"""Modules that torch imports when a name is first used: an optimizer alone takes as long as torch itself."""
 
 
 def preloads(script: str, *, is_module: bool = False, directory: str = ".") -> tuple[str, ...]:
-    """What the script in this file, or this module, will import. Nothing if it cannot be read: running it says why."""
+    """Return what a script or module will import; nothing if it cannot be read, as running it will report."""
     path = _find_module(script, directory) if is_module else Path(directory, script)
     try:
         if path is None or path.stat().st_size > MAX_SOURCE_BYTES:
@@ -58,14 +58,14 @@ def preloads(script: str, *, is_module: bool = False, directory: str = ".") -> t
 
 
 def safe_imports(source: str | bytes) -> tuple[str, ...]:
-    """Modules to import before a script with this text is run, in a fixed order."""
+    """Return the modules to import before a script with this text runs, in a fixed order."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
         return ()
     names, words = set(_imported(tree.body)), _words(tree)
     frameworks = [name for name in FRAMEWORKS if any(_is_within(each, name) for each in names)]
-    if frameworks:  # they import torch, and make optimizers
+    if frameworks:  # they import torch and create optimizers
         names.add("torch")
         words.add("optim")
     found = [name for name in SAFE if any(_is_within(each, name) for each in names)]
@@ -94,7 +94,7 @@ def _of_framework(framework: str, names: set[str], words: set[str]) -> Iterator[
 
 
 def _imported(body: Sequence[ast.stmt]) -> Iterator[str]:
-    """At the top level, also where that is conditional. What a function imports, it may never import."""
+    """Yield imports at the top level, even conditional ones. Imports inside functions may never happen."""
     for node in body:
         match node:
             case ast.Import(names=names):
@@ -111,7 +111,7 @@ def _imported(body: Sequence[ast.stmt]) -> Iterator[str]:
 
 
 def _words(tree: ast.AST) -> set[str]:
-    """Every name that stands somewhere in a script: of variables, attributes (also as `owner.name`) and imports."""
+    """Return every name in a script: of variables, attributes (also as `owner.name`) and imports."""
     found: set[str] = set()
     for node in ast.walk(tree):
         match node:
@@ -137,13 +137,13 @@ def _is_within(name: str, package: str) -> bool:
 
 
 def _find_module(name: str, directory: str) -> Path | None:
-    """Where `python -m name` finds its text. A package above it is not imported, as it would be to find it exactly."""
+    """Return the file that `python -m name` runs, without importing parent packages."""
     paths: Sequence[str] | None = [directory, *sys.path]
     for package in name.split("."):
         spec = PathFinder.find_spec(package, paths) if paths is not None else None
         if spec is None:
             return None
         paths = spec.submodule_search_locations
-    if paths is not None:  # a package: what it runs is its `__main__`
+    if paths is not None:  # a package runs its `__main__`
         spec = PathFinder.find_spec("__main__", paths)
     return Path(spec.origin) if spec is not None and spec.has_location and spec.origin is not None else None

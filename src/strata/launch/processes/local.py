@@ -1,10 +1,10 @@
-"""Workers on this machine: the agent's end of `strata.launch.processes.warm`.
+"""Worker processes on this machine: the agent's side of `strata.launch.processes.warm`.
 
-A *host* is a process that forks workers. The warm one has imported what the script will import, forks them all, and
-stays for the next attempt. Without it every worker has a cold one to itself, in the worker's own environment: the same
-program, with nothing imported.
+A *host* is a process that forks workers. The warm host has imported what the script needs, forks all workers, and stays
+for the next attempt. Without it, every worker has its own cold host, in the worker's environment: the same program with
+nothing imported.
 
-A host that dies takes its workers along. It is not missed until the next start, which starts another one.
+If a host dies, its workers die. The next start replaces it.
 """
 
 from __future__ import annotations
@@ -26,32 +26,34 @@ from typing import TYPE_CHECKING
 
 from strata.errors import ConfigError, InvalidArgument
 from strata.launch.processes import warm
-from strata.launch.processes.base import NOT_STARTED, WorkerExit
+from strata.launch.protocol import NOT_STARTED, WorkerExit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
-    from strata.launch.processes.base import WorkerOrder
+    from strata.launch.processes.base import ProcessSpec
 
 log = logging.getLogger(__name__)
 READY_TIMEOUT_S = 300.0
-"""For the imports. From a file system at the other end of the building they take minutes."""
+"""Longest time for the imports, which take minutes from a slow network file system."""
 ANSWER_TIMEOUT_S = 60.0
-"""For a fork."""
+"""Longest time for a fork."""
 CLOSE_TIMEOUT_S = 10.0
-"""For processes that were killed to be gone: the system must take their memory back."""
+"""Longest time for killed processes to disappear: the system must free their memory."""
 MAX_FAILED_WARMINGS = 2
-"""In a row; then workers start cold for good."""
+"""Failures in a row after which workers always start cold."""
 _REAP_TIMEOUT_S = 1.0
 _POLL_S = 0.005
 SINGLE_THREADED = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
-"""numpy's and pyarrow's libraries start threads as they are loaded, unless they are told not to."""
+"""Variables that keep the libraries of numpy and pyarrow from starting threads when they are loaded."""
 
 
 class LocalWorkers:
-    """`workers.Workers` as processes of this machine. Used from one event loop, in a thread that lives as long as the
-    workers shall: Linux takes the end of the thread that has started them for the end of the agent.
+    """`Workers` as processes of this machine.
+
+    Use it from one event loop, in a thread that lives as long as the workers: Linux treats the end of the thread that
+    started them as the death of the agent.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class LocalWorkers:
         self._preload = tuple(dict.fromkeys(preload))
         self._is_warm = is_warm
         self._variables = variables
-        """The warm process's environment, ours if None: Python and some libraries look at it only as they start."""
+        """Environment of the warm host; None: ours. Python and some libraries read it only when they start."""
         self._warm: _Host | None = None
         self._num_failed_warmings = 0
         self._hosts: set[_Host] = set()
@@ -72,18 +74,18 @@ class LocalWorkers:
         if self._is_warm:
             self._warm_up()
 
-    async def start(self, orders: Sequence[WorkerOrder]) -> None:
-        data = self._checked(orders)
+    async def start(self, specs: Sequence[ProcessSpec]) -> None:
+        orders = self._encode_checked(specs)
         with contextlib.ExitStack() as logs:
-            workers = [_Worker(order.rank, logs.enter_context(_open_log(order.log))) for order in orders]
-            self._roster.add(workers)  # before anything is waited for: from here on they can be killed
+            workers = [_Worker(spec.rank, logs.enter_context(_open_log(spec.log))) for spec in specs]
+            self._roster.add(workers)  # before the first wait: from here on they can be killed
             try:
                 async with self._starting:
-                    hosts = await self._unless_killed(self._hosts_for(orders, workers), workers)
-                    for host, worker, order in zip(hosts, workers, data, strict=True):
+                    hosts = await self._unless_killed(self._hosts_for(specs, workers), workers)
+                    for host, worker, order in zip(hosts, workers, orders, strict=True):
                         if host is not None:
                             await host.start(worker, order)
-            finally:  # cancelled, perhaps
+            finally:  # perhaps cancelled
                 for worker in workers:
                     worker.log = -1
                     if not worker.is_ordered:
@@ -128,25 +130,25 @@ class LocalWorkers:
 
     # -- starting --------------------------------------------------------------------------------------------------
 
-    def _checked(self, orders: Sequence[WorkerOrder]) -> list[bytes]:
+    def _encode_checked(self, specs: Sequence[ProcessSpec]) -> list[bytes]:
         ranks = set(self._roster.by_rank)
-        for order in orders:
-            if order.rank in ranks:
-                raise InvalidArgument(f"rank {order.rank} runs already; wait for its end first", field="rank")
-            ranks.add(order.rank)
-        data = [_encode(order) for order in orders]
-        if max(map(len, data), default=0) > warm.MAX_ORDER_BYTES:
+        for spec in specs:
+            if spec.rank in ranks:
+                raise InvalidArgument(f"rank {spec.rank} is already running; wait for its exit first", field="rank")
+            ranks.add(spec.rank)
+        orders = [_encode(spec) for spec in specs]
+        if max(map(len, orders), default=0) > warm.MAX_ORDER_BYTES:
             raise InvalidArgument(
                 f"a worker's arguments and environment have more than {warm.MAX_ORDER_BYTES} bytes; "
                 "let the script read them from a file",
                 field="arguments",
             )
-        return data
+        return orders
 
     async def _unless_killed(
         self, hosts: Coroutine[Any, Any, Sequence[_Host | None]], workers: Sequence[_Worker]
     ) -> Sequence[_Host | None]:
-        """Imports may take minutes. Who is killed meanwhile ends at once, as if it had been there."""
+        """Wait for the hosts, whose imports may take minutes. Workers that are killed meanwhile end at once."""
         coming = asyncio.create_task(hosts)
         while not coming.done():
             if all(worker.is_killed for worker in workers):
@@ -166,17 +168,17 @@ class LocalWorkers:
                 killed.cancel()
         return coming.result()
 
-    async def _hosts_for(self, orders: Sequence[WorkerOrder], workers: Sequence[_Worker]) -> Sequence[_Host | None]:
-        """None for a worker that could not be started."""
+    async def _hosts_for(self, specs: Sequence[ProcessSpec], workers: Sequence[_Worker]) -> Sequence[_Host | None]:
+        """Return a host for each worker; None if none could be started."""
         if self._is_warm:
             host = await self._warm_host()
             if host is not None:
-                return [host] * len(orders)
-        # all of them are begun before the first is waited for
-        return [self._cold_host(order, worker) for order, worker in zip(orders, workers, strict=True)]
+                return [host] * len(specs)
+        # start all of them before the first wait
+        return [self._cold_host(spec, worker) for spec, worker in zip(specs, workers, strict=True)]
 
     async def _warm_host(self) -> _Host | None:
-        """None if there is none, and this start must do without."""
+        """Return the warm host, or None if this start must do without."""
         host = self._warm_up()
         if host is None:
             return None
@@ -187,7 +189,7 @@ class LocalWorkers:
         self._num_failed_warmings = 0
         if ready.threads_of:
             log.warning(
-                "%s starts threads when it is imported, which no fork takes along; every worker imports it itself",
+                "importing %s starts threads, which a fork does not copy; every worker imports it itself",
                 ready.threads_of,
             )
             await host.close()
@@ -210,11 +212,11 @@ class LocalWorkers:
     def _failed_to_warm(self, reason: str) -> None:
         self._num_failed_warmings += 1
         self._is_warm = self._num_failed_warmings < MAX_FAILED_WARMINGS
-        log.warning("workers start cold: there is no warm process: %s", reason)
+        log.warning("workers start cold, because the warm process failed: %s", reason)
 
-    def _cold_host(self, order: WorkerOrder, worker: _Worker) -> _Host | None:
+    def _cold_host(self, spec: ProcessSpec, worker: _Worker) -> _Host | None:
         try:
-            return self._spawn((), order.variables, worker.log, is_for_one=True)
+            return self._spawn((), spec.variables, worker.log, is_for_one=True)
         except OSError as error:
             worker.is_ordered = True
             self._roster.not_started(worker, str(error))
@@ -225,19 +227,19 @@ class LocalWorkers:
     ) -> _Host:
         """
         Raises:
-            OSError: There is no room for another process.
+            OSError: The system cannot start another process.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with contextlib.ExitStack() as unless_started, theirs:
             unless_started.callback(ours.close)
             process = subprocess.Popen(
-                [sys.executable, "-u", "-P", warm.__file__, str(theirs.fileno()), "-" * warm.TITLE_ROOM, *modules],
+                [sys.executable, "-u", "-P", warm.__file__, str(theirs.fileno()), "-" * warm.TITLE_BYTES, *modules],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
                 env=dict(variables),
-                start_new_session=True,  # Ctrl-C is for the agent; it asks the workers to stop
+                start_new_session=True,  # only the agent receives Ctrl-C, and asks the workers to stop
             )
             unless_started.pop_all()
         host = _Host(process, ours, self._roster, self._hosts.discard, is_for_one=is_for_one)
@@ -249,24 +251,24 @@ class LocalWorkers:
 class _Worker:
     rank: int
     log: int
-    """The descriptor, while it is being started; then below 0."""
+    """Descriptor of the log during the start; -1 afterwards."""
     pid: int | None = None
     is_ordered: bool = False
-    """It will end some day, also if it never was."""
+    """The order was given: it will end, even if it never ran."""
     is_killed: bool = False
-    """Perhaps before it was there."""
+    """Perhaps before it ran."""
     signals: set[signal.Signals] = field(default_factory=set)
-    """Sent before it was there."""
+    """Signals that were sent before it ran."""
 
 
 class _Roster:
-    """Who runs, and who has ended."""
+    """Running workers, and the exits of others."""
 
     def __init__(self) -> None:
         self.by_rank: dict[int, _Worker] = {}
-        """Until they have ended."""
+        """Workers that have not ended."""
         self.groups: set[int] = set()
-        """The process groups of all since there last was nobody."""
+        """Process groups of all workers since there were none."""
         self.exits: asyncio.Queue[WorkerExit] = asyncio.Queue()
         self.is_empty = asyncio.Event()
         self.is_empty.set()
@@ -302,7 +304,7 @@ class _Roster:
         self.exits.put_nowait(WorkerExit(worker.rank, code, log_end=tuple(unwritten.splitlines())))
 
     def lost(self, worker: _Worker) -> None:
-        """Its host is dead, so it dies. When it is gone, that is its end."""
+        """Kill a worker whose host is dead, and report its exit once it is gone."""
         assert worker.pid is not None
         warm.kill_group(worker.pid)
         _when_gone(worker.pid, lambda: self.ended(worker, -signal.SIGKILL))
@@ -328,9 +330,9 @@ class _Host:
         self._when_over = when_over
         self._is_for_one = is_for_one
         self._workers: dict[int, _Worker] = {}
-        """By process, until they have ended."""
+        """Running workers, by process id."""
         self._waiting: deque[tuple[_Worker, asyncio.Future[None]]] = deque()
-        """For the answers to their orders, which come in the same sequence."""
+        """Workers whose orders were sent. Answers come in the same order."""
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[warm.Ready | None] = self._loop.create_future()
         link.setblocking(False)
@@ -341,7 +343,7 @@ class _Host:
         return self._ended.is_set()
 
     async def when_ready(self) -> warm.Ready | None:
-        """None if it died before; or was killed, because it took too long."""
+        """Wait for the imports; return None if the host died or was killed because it took too long."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(READY_TIMEOUT_S):
                 return await asyncio.shield(self._ready)
@@ -349,7 +351,7 @@ class _Host:
         return None
 
     async def start(self, worker: _Worker, order: bytes) -> None:
-        """Returns when the worker runs, or has ended."""
+        """Start a worker; return when it runs or has ended."""
         await self.when_ready()
         worker.is_ordered = True
         if self.is_over:
@@ -362,12 +364,12 @@ class _Host:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 await asyncio.shield(answer)
         except TimeoutError:
-            self.kill(f"it has not answered for {ANSWER_TIMEOUT_S:g} s")
+            self.kill(f"it did not answer within {ANSWER_TIMEOUT_S:g} s")
 
     async def close(self) -> None:
-        """Its workers go with it."""
+        """End the host, with its workers."""
         if not self._ready.done():
-            self.kill("it was closed")  # it imports, and hears nothing
+            self.kill("it was closed")  # it is importing and does not read
             return
         self._let_go()
         with contextlib.suppress(TimeoutError):
@@ -381,13 +383,13 @@ class _Host:
             self._over()
 
     def _let_go(self) -> None:
-        """It ends when nobody speaks to it any more."""
+        """Close our side of the socket, on which the host exits."""
         if not self.is_over:
             with contextlib.suppress(OSError):
                 self._link.shutdown(socket.SHUT_WR)
 
     def _send(self, order: bytes, log_fd: int) -> None:
-        """In a file: a message has little room, and it must be there whole or not at all."""
+        """Send an order in a file, since messages are small and an order must arrive whole."""
         try:
             fd = os.memfd_create("strata-order", os.MFD_CLOEXEC)
             with os.fdopen(fd, "wb") as file:
@@ -395,7 +397,7 @@ class _Host:
                 file.flush()
                 socket.send_fds(self._link, [b"\0"], [fd, log_fd])
         except OSError as error:
-            self.kill(f"it takes no orders: {error}")
+            self.kill(f"it accepts no orders: {error}")
 
     def _listen(self) -> None:
         while not self.is_over:
@@ -406,14 +408,14 @@ class _Host:
             except OSError:
                 data = b""
             if data:
-                self._hear(warm.decode(data))
+                self._receive(warm.decode(data))
             else:
                 self._over()
 
-    def _hear(self, message: warm.FromWarm) -> None:
+    def _receive(self, message: warm.FromWarm) -> None:
         match message:
-            case warm.Ready(passed_over):
-                for each in passed_over:
+            case warm.Ready(skipped):
+                for each in skipped:
                     log.info("not preloaded: %s", each)
                 self._ready.set_result(message)
                 return
@@ -433,7 +435,7 @@ class _Host:
         return worker
 
     def _over(self) -> None:
-        """It has ended, or must."""
+        """Clean up after the host has ended, or kill it."""
         self._ended.set()
         self._loop.remove_reader(self._link)
         self._link.close()
@@ -441,7 +443,7 @@ class _Host:
         try:
             self._process.wait(_REAP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            log.warning("process %d was killed and does not end", self._process.pid)
+            log.warning("process %d does not exit after SIGKILL", self._process.pid)
         if not self._ready.done():
             self._ready.set_result(None)
         while self._waiting:
@@ -452,18 +454,18 @@ class _Host:
         self._when_over(self)
 
 
-def _encode(order: WorkerOrder) -> bytes:
+def _encode(spec: ProcessSpec) -> bytes:
     return warm.encode_order(
         warm.Order(
-            rank=order.rank,
-            title=order.title or shlex.join([order.script, *order.arguments]),
-            log=str(order.log.absolute()),
-            log_bytes=order.log_bytes,
-            script=order.script,
-            arguments=list(order.arguments),
-            is_module=order.is_module,
-            directory=order.directory,
-            variables=dict(order.variables),
+            rank=spec.rank,
+            title=spec.title or shlex.join([spec.script, *spec.arguments]),
+            log=str(spec.log.absolute()),
+            log_bytes=spec.log_bytes,
+            script=spec.script,
+            arguments=list(spec.arguments),
+            is_module=spec.is_module,
+            directory=spec.directory,
+            variables=dict(spec.variables),
         )
     )
 
@@ -474,7 +476,7 @@ def _open_log(path: Path) -> Iterator[int]:
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise ConfigError(
-            f"a worker's log cannot be written ({error}); choose another directory for the run", field="log"
+            f"cannot write a worker's log ({error}); choose another directory for the run", field="log"
         ) from None
     try:
         yield fd
@@ -488,11 +490,11 @@ def _send_signal(pid: int, number: signal.Signals) -> None:
 
 
 def _when_gone(pid: int, then: Callable[[], None]) -> None:
-    """Calls `then` when the process has ended. It is not our child, so nobody else tells us."""
+    """Call `then` once a process that is not our child has exited."""
     loop = asyncio.get_running_loop()
     try:
         fd = os.pidfd_open(pid)
-    except OSError:  # it has gone, or this system cannot tell
+    except OSError:  # it is gone, or the system has no pidfd
         loop.call_soon(then)
         return
 
@@ -505,7 +507,7 @@ def _when_gone(pid: int, then: Callable[[], None]) -> None:
 
 
 def _are_running(groups: set[int]) -> bool:
-    """Whether a process of one of these groups is there. One that has ended, and nobody has waited for it, is not."""
+    """Return whether a process of one of these groups runs. Zombies do not count."""
     if groups:
         for path in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):

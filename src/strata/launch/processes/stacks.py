@@ -1,6 +1,6 @@
-"""Where a process stands: written into its log before it is killed.
+"""Dump the stacks of a worker to its log before it is killed.
 
-A worker with a context writes it by itself when it gets the signal; of others py-spy can tell, if it is installed.
+A worker with a context does so itself on a signal; for others, py-spy does, if it is installed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _POLL_S = 0.02
 
 
 async def dump(pid: int, log: Path) -> bool:
-    """Whether something was written."""
+    """Dump the stacks; return whether something was written."""
     number = signal.Signals[STACKS_SIGNAL]
     if handles(pid, number):
         before = _size(log)
@@ -32,7 +32,7 @@ async def dump(pid: int, log: Path) -> bool:
 
 
 def handles(pid: int, number: signal.Signals) -> bool:
-    """Whether the process catches this signal; one that does not would die of it."""
+    """Return whether the process handles this signal; one that does not would die of it."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/status").read_text("ascii", "replace").splitlines():
             if line.startswith("SigCgt:"):
@@ -41,7 +41,7 @@ def handles(pid: int, number: signal.Signals) -> bool:
 
 
 async def _grown(log: Path, before: int) -> bool:
-    """Waits until what is written to the log comes to rest."""
+    """Wait until the log stops growing."""
     deadline_s = time.monotonic() + WAIT_S
     last = before
     while time.monotonic() < deadline_s:

@@ -1,17 +1,18 @@
-"""The process that workers are forked from, and what a worker does until the first line of its script.
+"""The warm process, which forks workers, and what a worker does until the first line of its script.
 
-Importing torch takes seconds, a fork milliseconds. So `local.LocalWorkers` starts this program once, with a socket and
-the names of modules; it imports them, and then forks a worker for every order that comes. What follows from that:
+Importing torch takes seconds, a fork takes milliseconds. So `local.LocalWorkers` starts this program once, with a
+socket
+and the names of modules. It imports them, and then forks a worker for every order. Consequences:
 
-- It has one thread when it forks, for a fork takes no other along, only the locks that they hold.
-- A worker is like a new interpreter: nothing of this process is left in it but what is imported.
-- It watches its workers and tells of their ends. When the agent is gone, the socket closes, and they all go.
-- It copies what they write from a pipe to their logs, which it rotates. A worker never writes into a pipe without a
-  reader: it dies with this process.
-- It inherits what their descendants leave behind, and ends it when the last worker has ended.
+- It has one thread when it forks: a fork copies no other thread, only the locks that they hold.
+- A worker is like a new interpreter: it keeps nothing of this process but the imported modules.
+- It watches its workers and reports their exits. When the agent dies, the socket closes, and all of them exit.
+- It copies their output from a pipe to their logs, which it rotates. No worker writes into a pipe without a reader,
+  because it dies with this process.
+- It adopts orphaned descendants of workers, and kills them after the last worker has exited.
 
-It is run by its path and needs nothing but the standard library, so that a worker's search path is just Python's own.
-The agent's end uses the messages that are defined here.
+It is started by its path and uses only the standard library, so that a worker's search path is Python's default. The
+agent's side uses the messages that are defined here.
 """
 
 from __future__ import annotations
@@ -43,18 +44,18 @@ if TYPE_CHECKING:
 
 MAX_MESSAGE_BYTES = 32 << 10
 MAX_ORDER_BYTES = 16 << 20
-"""Linux has less room for the arguments and the environment of a program."""
+"""More than Linux allows for the arguments and environment of a program."""
 PREVIOUS = ".1"
-"""Behind the name of a log: the half that was written before it."""
+"""Suffix of the older half of a log."""
 OUTLIVES = "STRATA_OUTLIVES_WORKER"
-"""A process with this variable in its environment may outlive the worker that has started it, as a saver does."""
-TITLE_ROOM = 160
-"""Bytes for what `ps` shows of a process."""
+"""Variable of processes that may outlive the worker that started them, such as a saver."""
+TITLE_BYTES = 160
+"""Bytes for the title of a process in `ps`."""
 STRAY_GRACE_S = 3.0
-"""From SIGTERM to SIGKILL, for descendants that have left their worker's process group."""
+"""Time from SIGTERM to SIGKILL for descendants that have left their worker's process group."""
 SWEEP_S = 0.2
-"""From the end of the last worker to the search for them: first the next attempt is started."""
-_MAX_PASSED_OVER = 20
+"""Time from the exit of the last worker to the search for them: the next attempt starts first."""
+_MAX_SKIPPED = 20
 _MAX_REASON = 200
 _MAX_UNWRITTEN = 4 << 10
 _BLOCK_BYTES = 64 << 10
@@ -67,19 +68,19 @@ _BLAS_SETTERS = tuple(
 )
 
 
-# -- what is said ------------------------------------------------------------------------------------------------------
+# -- messages ----------------------------------------------------------------------------------------------------------
 
 
 class Order(NamedTuple):
-    """A worker to start. Too large for a message: it comes in a file of its own, beside the descriptor of the log."""
+    """The order to start a worker. It is too large for a message and comes in a file, with the log's descriptor."""
 
     rank: int
     title: str
-    """What `ps` shows of it."""
+    """Title in `ps`."""
     log: str
-    """The path, absolute."""
+    """Absolute path."""
     log_bytes: int
-    """What the log and its previous half have together; 0: no limit."""
+    """Limit for the log and its older half together; 0: no limit."""
     script: str
     arguments: list[str]
     is_module: bool
@@ -88,34 +89,34 @@ class Order(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """Everything is imported, as far as it can be."""
+    """The modules are imported."""
 
-    passed_over: list[str]
-    """Modules that cannot be imported, and why."""
+    skipped: list[str]
+    """Modules that cannot be imported, and the reasons."""
     threads_of: str
-    """The first module after which there was more than one thread; it must not be forked then."""
+    """First module that started a thread; the process must not fork then."""
 
 
 class Started(NamedTuple):
-    """The answer to an order."""
+    """Answer to an order: the worker runs."""
 
     pid: int
 
 
 class NotStarted(NamedTuple):
-    """The other answer to an order."""
+    """Answer to an order: the worker could not be started."""
 
     reason: str
 
 
 class Exited(NamedTuple):
-    """Of a worker that was started; what was in its process group has been killed."""
+    """A worker has exited, and its process group was killed."""
 
     pid: int
     code: int
-    """Below 0: the signal that ended it."""
+    """Below 0: the signal that ended the process."""
     unwritten: str
-    """The end of its output that could not be written to its log, as on a full disk."""
+    """End of the output that could not be written to the log, for example on a full disk."""
 
 
 FromWarm = Ready | Started | NotStarted | Exited
@@ -132,7 +133,7 @@ def decode(data: bytes) -> FromWarm:
 
 
 def encode_order(order: Order) -> bytes:
-    """Python's own JSON takes what cannot be said in UTF-8: names of files and variables may be any bytes."""
+    """Encode an order. Python's JSON supports surrogates: names of files and variables may be any bytes."""
     return json.dumps(order).encode("ascii")
 
 
@@ -140,19 +141,19 @@ def encode_order(order: Order) -> bytes:
 
 
 def main() -> None:
-    """Goes on in every worker, where it runs the script; never returns in the process that forks them."""
+    """Serve orders. Continue in every worker and run its script; never return in the warm process."""
     die_with_parent(signal.SIGTERM)
-    show_title("strata: workers are forked from here")
+    show_title("strata: forks the workers of a run")
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     link = socket.socket(fileno=int(sys.argv[1]))
     link.set_inheritable(False)
-    gc.disable()  # imports make much and drop little: looking for garbage in it is a quarter of torch's time
+    gc.disable()  # imports create little garbage: looking for it takes a quarter of torch's import time
     ready = _preload(sys.argv[3:])
     gc.enable()
     gc.collect()
-    gc.freeze()  # in the workers, too: what is there now stays, and to look at it again would copy all its pages
+    gc.freeze()  # for the workers: scanning these objects again would copy all their pages
     warm = _Warm(link)
-    warm.say(ready)
+    warm.send(ready)
     order = warm.serve()
     show_title(order.title)
     _settle(order)
@@ -160,20 +161,20 @@ def main() -> None:
 
 
 def _preload(names: Iterable[str]) -> Ready:
-    passed_over = []
+    skipped = []
     threads_of = ""
     for name in names:
         try:
             _import(name)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the script meets it too, and says it better
-            passed_over.append(f"{name}: {type(error).__name__}: {error}"[:_MAX_REASON])
-        if not threads_of and len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208 - of threads, not of files
+        except Exception as error:  # noqa: BLE001 - the script raises it again, with a better traceback
+            skipped.append(f"{name}: {type(error).__name__}: {error}"[:_MAX_REASON])
+        if not threads_of and len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208 - threads, not files
             threads_of = name[:_MAX_REASON]
-    return Ready(passed_over[:_MAX_PASSED_OVER], threads_of)
+    return Ready(skipped[:_MAX_SKIPPED], threads_of)
 
 
 def _import(name: str) -> None:
-    """A module; or `module:name`, of a module that imports what stands behind a name when it is looked up."""
+    """Import a module, or look up `module:name` in a module that imports lazily."""
     module, _, attribute = name.partition(":")
     imported = importlib.import_module(module)
     if attribute:
@@ -181,13 +182,13 @@ def _import(name: str) -> None:
 
 
 def die_with_parent(number: signal.Signals) -> None:
-    """Linux sends this signal when the thread that has started us ends."""
+    """Let Linux send this signal when the thread that started this process ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
 
 
 def show_title(text: str) -> None:
-    """Let `ps` and the like show this instead of the command line: it is written over the memory of that, and nothing
-    beyond. Python has a copy. Where the system does not say for sure where that memory is, nothing changes.
+    """Show this text in `ps` instead of the command line, by overwriting the memory of the latter; Python has a copy.
+    Do nothing if the location of that memory is not certain.
     """
     with contextlib.suppress(OSError, ValueError, IndexError):
         fields = Path("/proc/self/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
@@ -199,11 +200,11 @@ def show_title(text: str) -> None:
 
 
 class _Log:
-    """A worker's output: from its pipe into its log, of which the newest part is kept."""
+    """Copies a worker's output from its pipe to its log, of which it keeps the newest part."""
 
     def __init__(self, pipe: int, file: int, path: str, max_bytes: int) -> None:
         self.unwritten = b""
-        """The end of what could not be written, since something could be."""
+        """End of what could not be written since the last successful write."""
         self._pipe = pipe
         self._file = file
         self._path = path
@@ -212,14 +213,14 @@ class _Log:
         self._num_lost = 0
 
     def pump(self) -> int | None:
-        """Copies a block of what has come; gives its size, or None if nobody can write any more."""
+        """Copy a block; return its size, or None if no process can write any more."""
         try:
             data = os.read(self._pipe, _BLOCK_BYTES)
         except BlockingIOError:
             return 0
         num_bytes = len(data)
         while self._half_bytes and len(data) > (room := self._half_bytes - self._size):
-            end = data.rfind(b"\n", 0, max(room, 0)) + 1  # of a line, if one ends here
+            end = data.rfind(b"\n", 0, max(room, 0)) + 1  # the end of a line, if there is one
             end = end or (self._half_bytes if self._size == 0 else 0)
             self._write(data[:end])
             self._rotate()
@@ -228,7 +229,7 @@ class _Log:
         return num_bytes or None
 
     def drain(self) -> None:
-        """All that a worker wrote before it ended, also while others hold its pipe and write."""
+        """Copy everything that a worker wrote before it exited, even while others write to its pipe."""
         for _ in range(2 * _PIPE_BYTES // _BLOCK_BYTES):
             if self._pipe < 0 or not self.pump():
                 return
@@ -242,7 +243,7 @@ class _Log:
         try:
             os.replace(self._path, self._path + PREVIOUS)  # noqa: PTH105
             file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError:  # then it begins again where it is
+        except OSError:  # truncate it instead
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, 0)
         else:
@@ -251,7 +252,7 @@ class _Log:
         self._size = 0
 
     def _write(self, data: bytes) -> None:
-        """A disk that is full stops nobody: what does not fit is counted, and said as soon as something fits again."""
+        """Write to the log. On a full disk, count the lost bytes, and report them once a write succeeds."""
         left = b"\n[strata: %d bytes could not be written here]\n" % self._num_lost if data and self._num_lost else b""
         left += data
         try:
@@ -272,44 +273,44 @@ class _Warm:
         self._link = link
         self._agent = os.getppid()
         self._children: dict[int, _Log] = {}
-        """Workers by their process, until they have ended."""
+        """Logs of running workers, by process id."""
         self._logs: dict[int, _Log] = {}
-        """By the pipe that they are read from, until nobody writes to it."""
+        """Logs by pipe, until no process writes to it."""
         self._sweeps: list[tuple[float, float, signal.Signals]] = []
-        """When to send which signal to strays, and how old those are at least: began before then, after the boot."""
+        """When to send which signal to strays that started before a time after the boot: (due, before, signal)."""
         self._poll = select.poll()
         self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
         for number in (signal.SIGCHLD, signal.SIGTERM):
-            signal.signal(number, lambda *_: None)  # the pipe tells of it
+            signal.signal(number, lambda *_: None)  # the pipe reports it
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
-    def say(self, message: FromWarm) -> None:
-        with contextlib.suppress(OSError):  # nobody is there: reading finds that out, too
+    def send(self, message: FromWarm) -> None:
+        with contextlib.suppress(OSError):  # the agent is gone, which the next read notices
             self._link.send(encode(message))
 
     def serve(self) -> Order:
-        """Returns in workers only."""
+        """Serve orders; return in workers only."""
         self._poll.register(self._link, select.POLLIN)
         self._poll.register(self._wake, select.POLLIN)
         while True:
             ready = {fd for fd, _ in self._poll.poll(self._pause_ms())}
             if self._wake in ready:
-                # One that was sent to everybody, as at a shutdown, is the agent's business: the workers save first.
+                # The agent handles a SIGTERM to all processes, as at a shutdown: the workers save first.
                 if signal.SIGTERM in os.read(self._wake, 4096) and os.getppid() != self._agent:
                     self._end()
-                self._tell_of_exits()
+                self._report_exits()
             for pipe in ready & self._logs.keys():
                 if self._logs[pipe].pump() is None:
                     self._poll.unregister(pipe)
                     self._logs.pop(pipe).close()
             self._sweep()
             if self._link.fileno() in ready:
-                order = self._hear()
+                order = self._receive()
                 if order is not None:
                     return order
 
-    def _hear(self) -> Order | None:
+    def _receive(self) -> Order | None:
         try:
             _, files, _, _ = socket.recv_fds(self._link, 1, 2, socket.MSG_CMSG_CLOEXEC)
         except OSError:
@@ -321,15 +322,15 @@ class _Warm:
         os.close(order_file)
         pipe, output = _pipe()
         warm_pid = os.getpid()
-        # a signal that is meant for the worker must not find our handlers there
+        # a signal for the worker must not run our handlers there
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         log = _Log(pipe, log_file, order.log, order.log_bytes)
         try:
             pid = os.fork()
         except OSError as error:
-            self._go_on(output)
+            self._continue(output)
             log.close()
-            self.say(NotStarted(f"{error}; see the limits of processes and memory (ulimit -u, the container's)"))
+            self.send(NotStarted(f"{error}; check the limits on processes and memory (ulimit -u, the container's)"))
             return None
         if pid == 0:
             log.close()
@@ -337,18 +338,18 @@ class _Warm:
             return order
         self._children[pid] = self._logs[pipe] = log
         self._poll.register(pipe, select.POLLIN)
-        self._go_on(output)
-        self.say(Started(pid))
+        self._continue(output)
+        self.send(Started(pid))
         return None
 
-    def _go_on(self, output: int) -> None:
+    def _continue(self, output: int) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.close(output)
 
     def _leave(self, warm_pid: int, output: int) -> None:
-        """The child parts with everything of this process, and has a session, an output and signals of its own."""
+        """Drop everything of this process in the child, and give it its own session, output and signals."""
         die_with_parent(signal.SIGKILL)
-        if os.getppid() != warm_pid:  # it had gone before it could be said
+        if os.getppid() != warm_pid:  # the parent died before the call above
             os._exit(1)
         os.setsid()
         self._link.close()
@@ -364,17 +365,17 @@ class _Warm:
         os.close(output)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
-    def _tell_of_exits(self) -> None:
-        """Also those that we have inherited are waited for, lest they stay as zombies."""
+    def _report_exits(self) -> None:
+        """Report exits of workers, and reap adopted processes, which would otherwise stay zombies."""
         while (pid := _exited()) is not None:
             if pid in self._children:
-                kill_group(pid)  # as long as the worker is not waited for, the number is its own
+                kill_group(pid)  # before the worker is reaped, its process id is not reused
             _, status = os.waitpid(pid, 0)
             if pid in self._children:
                 log = self._children.pop(pid)
                 log.drain()
                 unwritten = log.unwritten.decode("utf-8", "replace")
-                self.say(Exited(pid, os.waitstatus_to_exitcode(status), unwritten))
+                self.send(Exited(pid, os.waitstatus_to_exitcode(status), unwritten))
                 if not self._children:
                     now_s, boot_s = time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME)
                     self._sweeps += [
@@ -394,7 +395,7 @@ class _Warm:
             _send_all(strays(self._children, before_s), number)
 
     def _end(self) -> NoReturn:
-        """With all workers, and not before they and what they have started have gone, but for savers."""
+        """Kill all workers and their descendants, except savers; exit once they are gone."""
         for pid in self._children:
             kill_group(pid)
         for pid, log in self._children.items():
@@ -406,22 +407,22 @@ class _Warm:
             _send_all(strays((), float("inf")), number)
             while (left := strays((), float("inf"))) and time.monotonic() < end_s:
                 if number is signal.SIGKILL:
-                    _send_all(left, number)  # who was forked meanwhile
+                    _send_all(left, number)  # including those forked in the meantime
                 time.sleep(_POLL_S)
-        os._exit(0)  # there is nothing to clean up, and taking down what was imported takes time
+        os._exit(0)  # nothing to clean up, and tearing down modules takes time
 
 
 def _pipe() -> tuple[int, int]:
-    """Its end to read from, which never waits, and the one to write to."""
+    """Return a pipe: the non-blocking end to read from, and the end to write to."""
     pipe, output = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(pipe, False)
-    with contextlib.suppress(OSError):  # there is a limit for all pipes of a user
+    with contextlib.suppress(OSError):  # a limit applies to all pipes of a user
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
     return pipe, output
 
 
 def _exited() -> int | None:
-    """A child that has ended and was not waited for."""
+    """Return the process id of a child that has exited and was not reaped."""
     try:
         found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -430,8 +431,8 @@ def _exited() -> int | None:
 
 
 def strays(workers: Collection[int], before_s: float) -> set[int]:
-    """Descendants of this process that are neither workers nor below one, began before then (in seconds after the
-    boot), and may not outlive their worker; with all that they have started.
+    """Return adopted descendants of this process, outside of running workers, that started before a time (in seconds
+    after the boot) and may not outlive their worker; and their own descendants.
     """
     children: dict[int, list[tuple[int, float]]] = {}
     tick_s = 1 / os.sysconf("SC_CLK_TCK")
@@ -463,7 +464,7 @@ def _send_all(pids: Iterable[int], number: signal.Signals) -> None:
 
 
 def kill_group(pid: int) -> None:
-    """A worker with everything in its process group; it may have been forked a moment ago, and not lead one yet."""
+    """Kill a worker with its process group; it may have been forked a moment ago and not lead a group yet."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -475,32 +476,32 @@ def kill_group(pid: int) -> None:
 
 
 def _settle(order: Order) -> None:
-    """All that a new interpreter would find or do itself."""
+    """Set up what a new interpreter would have: directory, environment, search path, threads, seeds."""
     before, path_before = dict(os.environ), _python_path(os.environ)
     try:
         os.chdir(order.directory)
     except OSError as error:
-        sys.exit(f"strata: the worker cannot run in its directory: {error}")
+        sys.exit(f"strata: cannot enter the working directory: {error}")
     os.environ.clear()
     os.environ.update(order.variables)
     path = _python_path(os.environ)
     if path != path_before and sys.path[: len(path_before)] == path_before:
         sys.path[:] = dict.fromkeys([*path, *sys.path[len(path_before) :]])
     _set_num_threads(before, order.variables)
-    if "numpy.random" in sys.modules:  # Python's own generator does so itself
+    if "numpy.random" in sys.modules:  # Python's own generator reseeds itself
         sys.modules["numpy.random"].seed()
 
 
 def _python_path(variables: Mapping[str, str]) -> list[str]:
-    """What `PYTHONPATH` puts before everything else, in a process that is started here."""
+    """Return the entries that `PYTHONPATH` adds to the search path in this directory."""
     text = variables.get("PYTHONPATH", "")
     paths = [os.path.abspath(entry) for entry in text.split(os.pathsep)] if text else []  # noqa: PTH100 - links stay
     return list(dict.fromkeys(paths))
 
 
 def _set_num_threads(before: Mapping[str, str], after: Mapping[str, str]) -> None:
-    """Libraries read this when they are loaded, which was in another environment; and OpenBLAS was kept from starting
-    threads then.
+    """Apply the worker's numbers of threads: libraries were loaded in another environment, with a single-threaded
+    OpenBLAS.
     """
     num_threads = _number(after.get("OMP_NUM_THREADS"))
     if "torch" in sys.modules and num_threads and num_threads != _number(before.get("OMP_NUM_THREADS")):
@@ -523,14 +524,14 @@ def _set_blas_threads(num_threads: int) -> None:
 
 
 def _number(text: str | None) -> int:
-    """The first of what may be a list, one for each level of nesting; 0 if there is none."""
+    """Return the first number of a list, which has one per level of nesting; 0 if there is none."""
     first = (text or "").partition(",")[0].strip()
     return int(first) if first.isascii() and first.isdecimal() else 0
 
 
 def _run(order: Order) -> None:
-    """As `python script.py` or `python -m module` does, in a `__main__` that is the script's own to the very end: its
-    classes can be pickled, and threads that go on after its last line find it.
+    """Run the script as `python script.py` or `python -m module` does, in its own `__main__`: its classes can be
+    pickled, and threads that continue after its last line find it.
     """
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     main.__dict__.update(__builtins__=builtins, __annotations__={})
@@ -548,7 +549,7 @@ def _run(order: Order) -> None:
             sys.path.insert(0, str(Path(order.script).resolve().parent))
             _run_file(str(Path.cwd() / order.script), main.__dict__)
     except SystemExit as error:
-        if error.code not in (None, 0):  # what is called at exit can tell a failure by it, as after any other exception
+        if error.code not in (None, 0):  # exit hooks recognize a failure by it, as after any other exception
             sys.last_value = error
         raise
     except BaseException as error:
@@ -557,7 +558,7 @@ def _run(order: Order) -> None:
 
 
 def _run_module(name: str, *, alter_argv: bool) -> None:
-    runpy._run_module_as_main(name, alter_argv)  # type: ignore[attr-defined]  # it is what Python itself calls
+    runpy._run_module_as_main(name, alter_argv)  # type: ignore[attr-defined]  # what Python itself calls
 
 
 def _run_file(path: str, names: dict[str, Any]) -> None:
@@ -572,7 +573,7 @@ def _run_file(path: str, names: dict[str, Any]) -> None:
 
 
 def _hide_our_frames(error: BaseException) -> None:
-    """From the traceback that Python shows at its end, by the hook that the script may have set."""
+    """Remove our frames from the traceback that Python prints, with the hook that the script may have set."""
     ours = {each.__code__.co_filename for each in (_run, runpy.run_path)}
     traceback: TracebackType | None = error.__traceback__
     while traceback is not None and traceback.tb_frame.f_code.co_filename in ours:

@@ -1,1 +1,5 @@
-"""What a run leaves behind and shows: its directory, timeline, logs, causes of failure, and the live view."""
+"""The record of a run: its directory, timeline and logs, and the live display.
+
+It may import `launch.processes`, `launch.environment`, `launch.protocol` and `launch.spec`. It never starts or kills
+processes.
+"""

@@ -1,17 +1,17 @@
-"""Where runs live, and what is in one.
+"""The directory of a run, and the list of all runs.
 
-Each run has a directory of its name. The agent that runs it writes there, everybody else only reads, also while it runs
-and after it was killed:
+Each run has a directory of its name. Its agent writes there; everything else only reads, even while the run is active
+or after its agent was killed:
 
-    run.json                    what is to be run
-    status.json                 how it stands; replaced as a whole, so that a reader never finds half of it
-    events.jsonl                what happened, one line each
-    logs/attempt-000/rank-0.log what the workers wrote
+    run.json                    the specification
+    status.json                 the current status; replaced atomically, so that a reader never sees half of it
+    events.jsonl                the timeline, one event per line
+    logs/attempt-000/rank-0.log the output of a worker
     checkpoints/, coordinator.db
     lock                        held by the agent
 
-A status says `running` also when its agent was killed. Who wrote it is therefore part of it: the process, when that
-began, and on which boot, since numbers of processes are used again.
+The status still says `running` after its agent was killed. Therefore it identifies its writer: the process id, the
+start time of that process and the boot, since process ids are reused.
 """
 
 from __future__ import annotations
@@ -47,17 +47,16 @@ log = logging.getLogger(__name__)
 
 DIRECTORY_VARIABLE = "STRATA_RUNS_DIR"
 MAX_SPEC_BYTES = 8 << 20
-"""Arguments and variables go to a process, which takes no more either."""
+"""Limit for arguments and variables; a process accepts no more either."""
 MAX_STATUS_BYTES = 64 << 10
 STATUS_BYTES = 4_096
-"""Of the file, at least: one block, which it has from the beginning and can be written over on a full disk."""
+"""Smallest size of the file: one block, allocated from the start, which can be overwritten on a full disk."""
 MAX_REASON = 2_000
 MAX_EVENT_BYTES = 8 << 10
-"""Of a line."""
 MAX_EVENTS_BYTES = 16 << 20
-"""Of the end of the events that are read: those of weeks."""
+"""Bytes at the end of the timeline that are read: weeks of events."""
 MAX_NAMED = 8
-"""Runs in a message."""
+"""Runs listed in a message."""
 _NAME_TRIES = 100
 _LOG = re.compile(r"rank-(\d{1,9})\.log")
 _ATTEMPT = re.compile(r"attempt-(\d{1,9})")
@@ -67,18 +66,18 @@ UNDER_WAY: frozenset[str] = frozenset({"starting", "running", "stopping"})
 
 
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run stands, as its agent last said."""
+    """The status of a run, as its agent last wrote it."""
 
     state: State
     pid: int
-    """Of the agent."""
+    """Process id of the agent."""
     pid_started: int
-    """When that process began, in ticks since the boot."""
+    """Start time of that process, in ticks since the boot."""
     boot_id: str
     attempt: int = 0
     world_size: int = 0
     only_workers: int = 0
-    """The number of workers that alone can go on from the last checkpoint; 0: any."""
+    """The only world size that can resume from the last checkpoint; 0: any."""
     num_restarts: int = 0
     step: int = 0
     started_at_s: float = 0.0
@@ -86,15 +85,15 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     exit_code: int | None = None
     control: str = ""
-    """The address of the agent's control socket."""
+    """Path of the agent's control socket."""
     checkpoint: str = ""
-    """Where the last one is that was committed."""
+    """Path of the last committed checkpoint."""
     coordinator: str = ""
-    """Where the run's coordinator is reached."""
+    """Address of the run's coordinator."""
 
     @classmethod
     def of_this_process(cls, *, now_s: float) -> RunStatus:
-        """The first of an agent; the others are this one with something replaced."""
+        """Return the first status of an agent; later ones replace some of its fields."""
         pid = os.getpid()
         return cls(
             state="starting",
@@ -114,8 +113,8 @@ class LogFile(NamedTuple):
 
 class Runs(NamedTuple):
     found: list[RunDirectory]
-    passed_over: dict[str, str]
-    """Names of those that cannot be read, and why."""
+    unreadable: dict[str, str]
+    """Names of runs that cannot be read, and the reasons."""
 
 
 # -- one run -----------------------------------------------------------------------------------------------------------
@@ -126,7 +125,7 @@ class RunDirectory:
         self.path = path
         self.spec = spec
         self._failing: set[str] = set()
-        """Files that could not be written the last time."""
+        """Files whose last write failed."""
 
     @property
     def name(self) -> str:
@@ -134,34 +133,34 @@ class RunDirectory:
 
     @property
     def checkpoints(self) -> Path:
-        """Where they are, unless the spec names another place."""
+        """Default location of the checkpoints."""
         return self.path / "checkpoints"
 
     @property
     def journal(self) -> Path:
-        """The state of the coordinator that the agent has inside."""
+        """Journal of the agent's own coordinator."""
         return self.path / "coordinator.db"
 
     def write_spec(self, spec: RunSpec) -> None:
-        """Another one from the next start on, as with another number of workers. When the run was made stays.
+        """Replace the spec for the next start, for example with another number of workers. Keep the creation time.
 
         Raises:
-            ConfigError: It is too large, or cannot be written.
+            ConfigError: The spec is too large or cannot be written.
         """
         path = self.path / "run.json"
         spec = msgspec.structs.replace(spec, name=self.name)
-        encoded = _encoded(spec)
+        encoded = _encode(spec)
         try:
             times = path.stat()
             _replace(path, encoded)
             os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
         except OSError as error:
-            raise ConfigError(f"{path} cannot be written ({error.strerror}); nothing was changed") from error
+            raise ConfigError(f"cannot write {path} ({error.strerror}); nothing was changed") from error
         self.spec = spec
 
     @property
     def created_at_s(self) -> float:
-        with contextlib.suppress(OSError):  # removed meanwhile
+        with contextlib.suppress(OSError):  # removed in the meantime
             return (self.path / "run.json").stat().st_mtime
         return 0.0
 
@@ -169,17 +168,17 @@ class RunDirectory:
 
     @property
     def status(self) -> RunStatus | None:
-        """As last written; None if nothing is there that can be read, as after a power cut."""
+        """The last status; None if it cannot be read, for example after a power failure."""
         try:
             return msgspec.json.decode(_read(self.path / "status.json", MAX_STATUS_BYTES), type=RunStatus)
         except (OSError, ValueError):
             return None
 
     def write_status(self, status: RunStatus) -> None:
-        """Called by whoever holds the lock, from one thread. A full disk does not end a run: it is logged."""
+        """Write the status; only the holder of the lock may, from one thread. A full disk is logged and ignored."""
         path = self.path / "status.json"
         status = msgspec.structs.replace(status, reason=printable(status.reason, max_chars=MAX_REASON))
-        with self._unless_it_fails("status.json"):
+        with self._log_failure("status.json"):
             try:
                 _replace(path, msgspec.json.encode(status).ljust(STATUS_BYTES))
             except OSError:
@@ -188,7 +187,9 @@ class RunDirectory:
     # -- logs ------------------------------------------------------------------------------------------------------
 
     def log_path(self, attempt: int, rank: int) -> Path:
-        """Padded, so that a listing is in order. Its directory is made, if it can be; else opening the log says why."""
+        """Return the path of a log, padded so that listings are in order. Create its directory if possible; otherwise
+        opening the log reports the reason.
+        """
         width = len(str(self.spec.workers.at_most - 1))
         path = self.path / "logs" / f"attempt-{attempt:03}" / f"rank-{rank:0{width}}.log"
         with contextlib.suppress(OSError):
@@ -196,27 +197,27 @@ class RunDirectory:
         return path
 
     def keep_log_end(self, attempt: int, rank: int, lines: Sequence[str]) -> None:
-        """Of a worker on another machine, whose log is there. One that is here is left as it is."""
+        """Store the end of a log that is on another machine. Do not touch a log that exists here."""
         if not lines:
             return
         path = self.log_path(attempt, rank)
-        with self._unless_it_fails(path.name), contextlib.suppress(FileExistsError):
+        with self._log_failure(path.name), contextlib.suppress(FileExistsError):
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with os.fdopen(fd, "w", encoding="utf-8", errors="replace") as file:
                 file.write("\n".join(("(the log is on another machine; this is its end)", *lines, "")))
 
     def logs(self, *, first_attempt: int = 0) -> list[LogFile]:
-        """All that there are, by attempt and rank."""
+        """Return all logs, sorted by attempt and rank."""
         found = []
-        for directory in _listed(self.path / "logs"):
+        for directory in _list(self.path / "logs"):
             attempt = _ATTEMPT.fullmatch(directory.name)
             if attempt is not None and int(attempt[1]) >= first_attempt:
-                ranks = ((path, _LOG.fullmatch(path.name)) for path in _listed(directory))
+                ranks = ((path, _LOG.fullmatch(path.name)) for path in _list(directory))
                 found += [LogFile(int(attempt[1]), int(rank[1]), path) for path, rank in ranks if rank]
         return sorted(found)
 
     def first_failure(self, attempt: int | None = None) -> LogFile | None:
-        """The log of the worker that ended the attempt, or the newest attempt; None if nobody has failed in it."""
+        """Return the log of the worker whose failure ended the attempt (default: the newest), or None."""
         event = self.failure(attempt)
         if event is None:
             return None
@@ -224,7 +225,7 @@ class RunDirectory:
         return next((log for log in self.logs() if (log.attempt, log.rank) == failed), None)
 
     def failure(self, attempt: int | None = None) -> RunEvent | None:
-        """What ended the attempt, or the newest attempt that has logs; None if nobody has failed in it."""
+        """Return the failure that ended the attempt (default: the newest with logs), or None."""
         if attempt is None:
             attempt = max((log.attempt for log in self.logs()), default=0)
         events = [event for event in self.events() if event.attempt == attempt]
@@ -233,22 +234,22 @@ class RunDirectory:
     # -- events ----------------------------------------------------------------------------------------------------
 
     def note(self, event: RunEvent) -> None:
-        """Append it; what is too long is cut. A full disk does not end a run: it is logged."""
+        """Append an event; truncate what is too long. A full disk is logged and ignored."""
         what, text = printable(event.what, max_chars=MAX_WHAT), printable(event.text, max_chars=MAX_TEXT)
         line = msgspec.json.encode(msgspec.structs.replace(event, what=what, text=text)) + b"\n"
         assert len(line) <= MAX_EVENT_BYTES, len(line)
-        with self._unless_it_fails("events.jsonl"):
+        with self._log_failure("events.jsonl"):
             fd = os.open(self.path / "events.jsonl", os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             try:
                 end = os.fstat(fd).st_size
                 if end and os.pread(fd, 1, end - 1) != b"\n":
-                    line = b"\n" + line  # behind a line that was cut
+                    line = b"\n" + line  # after a truncated line
                 os.write(fd, line)
             finally:
                 os.close(fd)
 
     def events(self) -> list[RunEvent]:
-        """In the order in which they were noted. A line that was cut, by a kill or a full disk, is left out."""
+        """Return the events in order. Skip a line that a kill or a full disk has truncated."""
         try:
             with (self.path / "events.jsonl").open("rb") as file:
                 start = max(file.seek(0, os.SEEK_END) - MAX_EVENTS_BYTES, 0)
@@ -266,10 +267,10 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """One agent at a time. A killed one has let go of it.
+        """Hold the lock of the run's agent. The system releases that of a killed one.
 
         Raises:
-            ConfigError: Another process has it; the message says which.
+            ConfigError: Another process holds it; the message names it.
         """
         lock = Descriptor(os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         try:
@@ -279,8 +280,8 @@ class RunDirectory:
                 pid = os.pread(lock.fd, 20, 0).decode(errors="replace").strip()
                 holder = f"process {pid}" if pid.isdecimal() else "another process"
                 raise ConfigError(
-                    f"{holder} runs {self.name} already; look at it with `strata logs -f {self.name}`, "
-                    "stop it before you start it again, or give this run another name",
+                    f"{holder} already runs {self.name}; follow it with `strata logs -f {self.name}`, stop it before "
+                    "you start it again, or give this run another name",
                     field="name",
                 ) from None
             self._sign(lock.fd, str(os.getpid()))
@@ -290,17 +291,17 @@ class RunDirectory:
             lock.close()
 
     def _sign(self, fd: int, holder: str) -> None:
-        with contextlib.suppress(OSError):  # a full disk: the lock holds without its holder's name
+        with contextlib.suppress(OSError):  # on a full disk the lock has no holder's name
             os.ftruncate(fd, 0)
             os.pwrite(fd, holder.encode(), 0)
 
     @contextlib.contextmanager
-    def _unless_it_fails(self, name: str) -> Iterator[None]:
+    def _log_failure(self, name: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
             if name not in self._failing:
-                log.warning("%s cannot be written (%s); the run goes on without", self.path / name, error.strerror)
+                log.warning("cannot write %s (%s); the run continues without it", self.path / name, error.strerror)
             self._failing.add(name)
         else:
             self._failing.discard(name)
@@ -310,71 +311,70 @@ class RunDirectory:
 
 
 def root() -> Path:
-    """`STRATA_RUNS_DIR`, or where this system keeps the state of users' programs."""
+    """Return `STRATA_RUNS_DIR`, or the system's directory for users' state."""
     chosen = os.environ.get(DIRECTORY_VARIABLE)
     return Path(chosen).expanduser().absolute() if chosen else platformdirs.user_state_path("strata") / "runs"
 
 
 def new_name(clock: Clock) -> str:
-    """Of a run that nobody has named, as `251116-0912-3fa2`: in a listing they are in the order of their starts."""
+    """Generate a name such as `251116-0912-3fa2`, so that listings are in the order of the starts."""
     began = datetime.fromtimestamp(clock.wall_s()).astimezone()
     for _ in range(_NAME_TRIES):
         name = f"{began:%y%m%d-%H%M}-{secrets.token_hex(2)}"
         if not (root() / name).exists():
             return name
-    raise ConfigError(f"there are too many runs in {root()}; give this one a name", field="name")
+    raise ConfigError(f"{root()} has too many runs; pass a name", field="name")
 
 
-def checkpoints_at(place: str, directory: Path) -> str:
-    """A directory or URL that a user has named, as it is called from anywhere; none is in the run's own directory."""
-    if not place:
+def checkpoints_at(location: str, directory: Path) -> str:
+    """Return the user's directory (as an absolute path) or URL; if empty, a directory inside the run's."""
+    if not location:
         return str(directory / "checkpoints")
-    return place if "://" in place else str(Path(place).absolute())
+    return location if "://" in location else str(Path(location).absolute())
 
 
 def create(spec: RunSpec) -> RunDirectory:
-    """A new run's directory. It is there with its spec in it, or not at all.
+    """Create the directory of a new run atomically, with its spec.
 
     Raises:
-        ConfigError: There is a run of this name, or the place cannot be written to.
+        ConfigError: A run of this name exists, or the directory cannot be written.
     """
-    encoded = _encoded(spec)
+    encoded = _encode(spec)
     path = root() / spec.name
     draft = root() / f".new-{secrets.token_hex(8)}"
     try:
         _make_directory(draft)
         try:
             _replace(draft / "run.json", encoded)
-            draft.rename(path)  # also in the place of an empty directory, which is no run
+            draft.rename(path)  # replaces an empty directory, which is not a run
         finally:
             shutil.rmtree(draft, ignore_errors=True)
     except OSError as error:
         if path.exists():
             raise ConfigError(
-                f"there is a run {spec.name} in {root()} already; give this one another name, "
-                f"or go on with that one: strata resume {spec.name}",
+                f"run {spec.name} already exists in {root()}; give this one another name, or resume that one: strata "
+                f"resume {spec.name}",
                 field="name",
             ) from None
         raise ConfigError(
-            f"no run can be kept in {root()} ({error.strerror}); set {DIRECTORY_VARIABLE} to a directory that can be "
-            "written to"
+            f"cannot write to {root()} ({error.strerror}); set {DIRECTORY_VARIABLE} to a writable directory"
         ) from error
     return RunDirectory(path, spec)
 
 
 def open_run(name: str) -> RunDirectory:
-    """The run of this name, or the only one whose name begins so.
+    """Return the run of this name, or the only one whose name starts with it.
 
     Raises:
-        ConfigError: There is none, or several, or it is damaged.
+        ConfigError: No run matches, several do, or it is damaged.
     """
     names = _names()
     matching = [name] if name in names else [each for each in names if name and each.startswith(name)]
     if len(matching) == 1:
-        return _opened(root() / matching[0])
+        return _open(root() / matching[0])
     if matching:
         listed = ", ".join(matching[:MAX_NAMED]) + (", …" if len(matching) > MAX_NAMED else "")
-        raise ConfigError(f"{len(matching)} runs begin with {name!r}: {listed}; say more of the name", field="run")
+        raise ConfigError(f"{len(matching)} runs start with {name!r}: {listed}; type more of the name", field="run")
     near = difflib.get_close_matches(name, names, n=1)
     guess = f"; did you mean {near[0]}?" if near else ";"
     raise ConfigError(f"no such run: {name!r}{guess} `strata ps --all` lists them", field="run")
@@ -384,86 +384,88 @@ def remove(run: RunDirectory) -> None:
     """Delete a run's directory, with its logs and the checkpoints in it.
 
     Raises:
-        ConfigError: It is under way, or cannot be deleted.
+        ConfigError: The run is active, or its directory cannot be deleted.
     """
     with run.lock():
         doomed = run.path.with_name(f".removed-{secrets.token_hex(8)}")
         try:
-            run.path.rename(doomed)  # nobody sees half a run
+            run.path.rename(doomed)  # so that half a run is never visible
             shutil.rmtree(doomed)
         except OSError as error:
-            raise ConfigError(f"{run.path} cannot be deleted: {error}", field="run") from error
+            raise ConfigError(f"cannot delete {run.path}: {error}; remove it by hand", field="run") from error
 
 
 def all_runs() -> Runs:
-    """The newest first. One that is damaged hides no other."""
-    runs, passed_over = [], {}
+    """Return all runs, the newest first. A damaged run does not hide the others."""
+    runs, unreadable = [], {}
     for name in _names():
         try:
-            runs.append(_opened(root() / name))
+            runs.append(_open(root() / name))
         except ConfigError as error:
-            passed_over[name] = error.message
-    runs.sort(key=lambda run: (_began_at_s(run), run.name), reverse=True)
-    return Runs(runs, passed_over)
+            unreadable[name] = error.message
+    runs.sort(key=lambda run: (_started_at_s(run), run.name), reverse=True)
+    return Runs(runs, unreadable)
 
 
-def _began_at_s(run: RunDirectory) -> float:
-    """A run that was resumed is as new as that."""
+def _started_at_s(run: RunDirectory) -> float:
+    """Return the time of the last start: a resumed run is as new as its resume."""
     status = run.status
     return max(run.created_at_s, status.started_at_s if status else 0.0)
 
 
 def _names() -> list[str]:
-    return sorted(path.name for path in _listed(root()) if path.is_dir() and not path.name.startswith("."))
+    return sorted(path.name for path in _list(root()) if path.is_dir() and not path.name.startswith("."))
 
 
-def _encoded(spec: RunSpec) -> bytes:
+def _encode(spec: RunSpec) -> bytes:
     try:
         encoded = msgspec.json.encode(spec)
     except UnicodeEncodeError as error:
         raise ConfigError(
-            f"{printable(str(error.object), max_chars=200)} is not UTF-8, and names and arguments must be; rename it"
+            f"{printable(str(error.object), max_chars=200)} is not UTF-8; names and arguments must be, so rename it"
         ) from None
     if len(encoded) > MAX_SPEC_BYTES:
-        raise ConfigError(f"arguments and variables of {len(encoded):,} bytes are too much; put them into a file")
+        raise ConfigError(
+            f"arguments and variables have {len(encoded):,} bytes, more than {MAX_SPEC_BYTES:,}; put them into a file"
+        )
     return encoded
 
 
-def _opened(path: Path) -> RunDirectory:
+def _open(path: Path) -> RunDirectory:
     try:
         return RunDirectory(path, msgspec.json.decode(_read(path / "run.json", MAX_SPEC_BYTES), type=RunSpec))
     except FileNotFoundError:
         why = "has no run.json"
     except OSError as error:
         why = f"cannot be read ({error.strerror})"
-    except (ValueError, ConfigError) as error:  # a spec refuses what makes no sense by itself
-        why = f"has a run.json that is none ({error})"
-    raise ConfigError(f"{path} {why}; remove it, once nothing in it is needed", field="run")
+    except (ValueError, ConfigError) as error:  # a spec validates itself
+        why = f"has an invalid run.json ({error})"
+    raise ConfigError(f"{path} {why}; delete the directory if you do not need it", field="run")
 
 
-# -- whether it lives --------------------------------------------------------------------------------------------------
+# -- is the agent alive? -----------------------------------------------------------------------------------------------
 
 
 def state_now(status: RunStatus | None) -> str:
-    """What the status says, unless nobody is left of whom it could be true."""
+    """Return the state, or `interrupted` if the agent of an active run is dead."""
     if status is None or (status.state in UNDER_WAY and not is_alive(status)):
         return "interrupted"
     return status.state
 
 
 def is_alive(status: RunStatus) -> bool:
-    """Whether the very process that wrote it still runs on this machine."""
+    """Return whether the process that wrote the status still runs on this machine."""
     started = started_ticks(status.pid)
     return started is not None and started == status.pid_started and status.boot_id == boot_id()
 
 
 def started_ticks(pid: int) -> int | None:
-    """When the process began, in ticks since the boot; None if it has ended, also if nobody has asked after it yet."""
+    """Return the start time of a process, in ticks since the boot; None if it has ended or is a zombie."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    # The name, in brackets, may hold spaces and brackets. Behind it come the state, the third field, and the others.
+    # The name, in brackets, may contain spaces and brackets. The state, which is the third field, follows it.
     fields = text.rpartition(")")[2].split()
     if len(fields) < 20 or fields[0] in ("Z", "X"):
         return None
@@ -471,14 +473,14 @@ def started_ticks(pid: int) -> int | None:
 
 
 def boot_id() -> str:
-    """Another one after each boot; empty where the system does not say."""
+    """Return an id of this boot; empty if the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         return ""
 
 
-# -- within ------------------------------------------------------------------------------------------------------------
+# -- files -------------------------------------------------------------------------------------------------------------
 
 _EVENT = msgspec.json.Decoder(RunEvent)
 
@@ -492,7 +494,7 @@ def _read(path: Path, max_bytes: int) -> bytes:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Whole or as before. Without fsync: after a power cut it may be empty, which readers know."""
+    """Replace a file atomically, without fsync: after a power failure it may be empty, which readers handle."""
     draft = path.with_name(f".{path.name}.new")
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with open(fd, "wb") as file:  # noqa: PTH123 - a descriptor
@@ -501,7 +503,7 @@ def _replace(path: Path, data: bytes) -> None:
 
 
 def _write_over(path: Path, status: RunStatus) -> None:
-    """In the room that the file has: on a full disk there is no other. A reason that does not fit is cut."""
+    """Overwrite the file within its size, for a full disk. Truncate a reason that does not fit."""
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     with open(fd, "wb", buffering=0) as file:  # noqa: PTH123 - a descriptor
         room = os.fstat(fd).st_size
@@ -514,7 +516,7 @@ def _write_over(path: Path, status: RunStatus) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _listed(directory: Path) -> list[Path]:
+def _list(directory: Path) -> list[Path]:
     try:
         return list(directory.iterdir())
     except OSError:
@@ -522,7 +524,7 @@ def _listed(directory: Path) -> list[Path]:
 
 
 def _make_directory(directory: Path) -> None:
-    """Only the user may look into the directories that we make."""
+    """Create a directory that only the user can enter."""
     missing = [parent for parent in (directory, *directory.parents) if not parent.exists()]
     for parent in reversed(missing):
         parent.mkdir(mode=0o700, exist_ok=True)

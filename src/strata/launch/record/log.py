@@ -1,40 +1,50 @@
-"""Reading the log of a worker on and on, while it grows and through its rotations.
+"""Logs of workers: follow one while it grows, find the last lines and the cause of a failure, show new lines live.
 
-A log is two files: `rank-0.log`, which grows, and `rank-0.log.1`, what was written before it. When the first has half
-of what a log may have, it takes the place of the second (see `warm`). A reader knows by the file's number on its disk,
-and by how it begins, since numbers are used again, whether it has been moved since it last looked.
+A log is two files: `rank-0.log`, which grows, and `rank-0.log.1`, which holds what was written before. Once the first
+has half of the bytes that a log may have, it replaces the second (see `warm`). A log may be gigabytes large, so its end
+is read from the back. Its content comes from users' programs: control characters are removed before it is shown.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import os
-from typing import TYPE_CHECKING, BinaryIO
+import re
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, BinaryIO, Literal, get_args
 
+from strata.errors import ConfigError
+from strata.launch.environment import NOTE
 from strata.launch.processes.warm import PREVIOUS
-from strata.launch.record.failure import tail_start
+from strata.printing import log_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    from strata.launch.record.directory import LogFile, RunDirectory
+    from strata.launch.record.timeline import RunEvent
+    from strata.launch.record.view import Display, RunView
 
 BLOCK_BYTES = 1 << 20
 HEAD_BYTES = 64
 MAX_LINE_BYTES = 64 << 10
 """A longer line is broken."""
 MAX_TAIL_BYTES = 256 << 20
-"""Of a log's end that are searched for its last lines."""
+"""Bytes at the end of a log that are searched for its last lines."""
 SKIPPED = b"\n[strata: lines are missing here; the log has outgrown its limit]\n"
 
 
 def previous(path: Path) -> Path:
-    """Where the older half of a log is, if it was ever rotated."""
+    """Return the path of the older half of a log."""
     return path.with_name(path.name + PREVIOUS)
 
 
 def append(path: Path, data: bytes, *, max_bytes: int) -> None:
-    """Add to a log that came from another machine, within the same limit as there; 0 is none."""
+    """Append to a log that comes from another machine, within the limit that holds there; 0: no limit."""
     with contextlib.suppress(FileNotFoundError):
         if max_bytes and path.stat().st_size + len(data) > max_bytes // 2:
             path.replace(previous(path))
@@ -44,42 +54,46 @@ def append(path: Path, data: bytes, *, max_bytes: int) -> None:
 
 
 class LogReader:
-    """Reads on from where it was. The file is not kept open: there may be thousands."""
+    """Read a log from where the last read ended, across rotations.
+
+    The file is not kept open, since there may be thousands. Its inode and its first bytes (inodes are reused) tell
+    whether it was rotated since.
+    """
 
     def __init__(self, path: Path, num_lines: int | None = None) -> None:
-        """`num_lines`: begin with the last so many; left out, with the oldest that there is."""
+        """`num_lines`: start with the last lines of this number; None: start with the oldest line."""
         self._path = path
         self._num_lines = num_lines
         self._inode = -1
         self._head = b""
-        """What the file begins with."""
+        """First bytes of the file."""
         self._offset = 0
         self._rest = b""
-        """A line that is not ended yet."""
+        """The last line, as long as it has no end."""
 
     def blocks(self) -> Iterator[bytes]:
-        """What is new."""
+        """Yield what is new."""
         try:
             with self._path.open("rb") as file:
                 if not self._is_same(file):
                     yield from self._finish_previous(file)
                 self._head = self._head or _head(file)
                 yield from self._read_on(file)
-        except OSError:  # not there yet, or removed meanwhile
+        except OSError:  # not created yet, or removed
             return
 
     @property
     def unfinished(self) -> str:
-        """The line that has no end yet; a progress bar has none for long."""
+        """The line that has no end yet, such as a progress bar."""
         return self._rest.decode(errors="replace")
 
     def lines(self, *, is_last_look: bool = False, max_blocks: int | None = None) -> Iterator[list[str]]:
-        """What is new, in whole lines; at the last look, also the one that has no end. With `max_blocks` the rest is
-        left for the next look.
+        """Yield what is new in whole lines; at the last look, also the line without an end. What `max_blocks` cuts off
+        is left for the next look.
         """
         for block in itertools.islice(self.blocks(), max_blocks):
             *whole, rest = (self._rest + block).split(b"\n")
-            self._rest = rest[max(rest.rfind(b"\r", 0, -1), 0) :]  # a progress bar writes over itself
+            self._rest = rest[max(rest.rfind(b"\r", 0, -1), 0) :]  # a progress bar overwrites itself
             if len(self._rest) > MAX_LINE_BYTES:
                 whole.append(self._rest)
                 self._rest = b""
@@ -90,7 +104,7 @@ class LogReader:
             self._rest = b""
 
     def _finish_previous(self, current: BinaryIO) -> Iterator[bytes]:
-        """What is left in the file before this one; then the reader stands at the beginning of this one."""
+        """Yield the rest of the file before this one, and move to the beginning of this one."""
         is_first, num_lines, start = self._inode < 0, self._num_lines, 0
         if is_first and num_lines is not None:
             start = tail_start(current, num_lines, max_bytes=MAX_TAIL_BYTES)
@@ -127,3 +141,207 @@ def _head(file: BinaryIO) -> bytes:
 def _num_lines(file: BinaryIO) -> int:
     file.seek(0)
     return sum(block.count(b"\n") for block in iter(lambda: file.read(BLOCK_BYTES), b""))
+
+
+# -- the end of a log --------------------------------------------------------------------------------------------------
+
+MAX_END_BYTES = 64 << 10
+"""Bytes at the end of a log that are searched for a cause."""
+NUM_LAST_LINES = 20
+"""Log lines of a failed worker that are shown."""
+_TAIL_BLOCK_BYTES = 64 << 10
+
+
+def last_words(path: Path) -> str:
+    """Return the cause of a worker's end as far as its log has it, or an empty string."""
+    return cause(last_lines(path))
+
+
+def last_lines(path: Path, num_lines: int | None = None, *, max_bytes: int = MAX_END_BYTES) -> list[str]:
+    """Return the last lines within the last `max_bytes`, without control characters; none if the log is unreadable."""
+    data = _end_of(path, num_lines, max_bytes)
+    if len(data) < max_bytes and (num_lines is None or data.count(b"\n") < num_lines):  # it was rotated a moment ago
+        data = _end_of(previous(path), num_lines, max_bytes - len(data)) + data
+    lines = [log_line(line) for line in data.decode(errors="replace").split("\n")]
+    lines = lines[:-1] if lines and not lines[-1] else lines
+    return lines if num_lines is None else lines[-num_lines:]
+
+
+def _end_of(path: Path, num_lines: int | None, max_bytes: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(tail_start(file, num_lines, max_bytes=max_bytes))
+            return file.read(max_bytes)
+    except OSError:
+        return b""
+
+
+def tail_start(file: BinaryIO, num_lines: int | None, *, max_bytes: int) -> int:
+    """Return the offset of the last lines; with None, of the first whole line within the last bytes."""
+    end = file.seek(0, 2)
+    if num_lines == 0:
+        return end
+    lowest = max(end - max_bytes, 0)
+    position, left = end, num_lines
+    first_newline = None
+    while position > lowest:
+        start = max(position - _TAIL_BLOCK_BYTES, lowest)
+        file.seek(start)
+        block = file.read(position - start)
+        at = len(block)
+        while (at := block.rfind(b"\n", 0, at)) >= 0:
+            if start + at == end - 1:
+                continue  # it ends the last line
+            first_newline = start + at
+            if left is not None:
+                left -= 1
+                if left <= 0:
+                    return first_newline + 1
+        position = start
+    if lowest == 0:
+        return 0
+    return lowest if first_newline is None else first_newline + 1
+
+
+# -- the cause of a failure --------------------------------------------------------------------------------------------
+
+MAX_CAUSE_CHARS = 300
+MAX_AFTER_TRACEBACK = 20
+"""Lines that may follow the traceback of which a program died: the rest of a message, and library messages at exit.
+If more follow, the exception was caught and the program continued.
+"""
+_TRACEBACK = "Traceback (most recent call last):"
+_IGNORED = "Exception ignored in"
+_FATAL = "Fatal Python error: "
+_RANK_PREFIX = re.compile(r"\[rank\d+\]: ?")
+"""Prefix that torch adds to the lines of a traceback."""
+_MARGIN = " |+"
+"""Characters that Python puts before the tracebacks of an exception group."""
+
+
+def cause(lines: Sequence[str]) -> str:
+    """Return the exception of a traceback, the name of an interpreter crash, or else the last line with text."""
+    bare = [_RANK_PREFIX.sub("", line, count=1) if line.startswith("[rank") else line for line in lines]
+    last_fatal = next((n for n in reversed(range(len(bare))) if bare[n].startswith(_FATAL)), -1)
+    last_exception = _last_exception(bare)
+    if last_exception > last_fatal and len(bare) - 1 - last_exception <= MAX_AFTER_TRACEBACK:
+        return _shorten(bare[last_exception].lstrip(_MARGIN))
+    if last_fatal >= 0:
+        return _shorten(bare[last_fatal])
+    return _shorten(next((line for line in reversed(bare) if line.strip() and not line.startswith(NOTE)), ""))
+
+
+def _last_exception(lines: Sequence[str]) -> int:
+    """Return the index of the last line of the last traceback that a program can die of, or -1."""
+    for start in reversed(range(len(lines))):
+        if not lines[start].endswith(_TRACEBACK) or (start and lines[start - 1].startswith(_IGNORED)):
+            continue
+        margin = len(lines[start]) - len(lines[start].lstrip(_MARGIN))
+        for n in range(start + 1, len(lines)):
+            line = lines[n][margin:]
+            if line and not line.startswith(" "):
+                return n
+    return -1
+
+
+def _shorten(line: str) -> str:
+    line = line.strip()
+    return line if len(line) <= MAX_CAUSE_CHARS else f"{line[: MAX_CAUSE_CHARS - 1]}…"
+
+
+# -- live output -------------------------------------------------------------------------------------------------------
+
+UPDATE_S = 0.1
+UNFINISHED_S = 10.0
+"""Seconds without a new line after which one without an end, such as a progress bar, is shown."""
+MAX_BLOCKS = 4
+"""Blocks of a rank's log per update. The output of a worker that writes more for long is shown in part."""
+REST = "[strata: the rest of this attempt's output is in its log]"
+Which = Literal["auto", "all", "rank0", "none"]
+"""Whose output to show. `auto` is rank 0."""
+
+
+def parse_which(text: str) -> Which:
+    """
+    Raises:
+        ConfigError: The text is not one of the choices.
+    """
+    for each in get_args(Which):
+        if text == each:
+            found: Which = each
+            return found
+    choices = ", ".join(get_args(Which))
+    raise ConfigError(f"logs={text!r} is not one of {choices}; choose one of them", field="logs")
+
+
+@dataclass(slots=True)
+class _Reading:
+    reader: LogReader
+    shown_s: float
+    unfinished: str = ""
+
+
+class LogStream:
+    """A `Display` that shows the new lines of workers before everything else that it is given.
+
+    It reads the logs in the run's directory, as `strata logs --follow` does. So it works alike for workers on this
+    machine and on a cluster, and cannot slow them down.
+    """
+
+    def __init__(self, directory: RunDirectory, display: Display, which: Which) -> None:
+        self._directory = directory
+        self._display = display
+        self._which = which
+        before = directory.status
+        self._first_attempt = 0 if before is None else before.attempt + 1  # earlier ones were shown while they ran
+        self._readings: dict[LogFile, _Reading] = {}
+        self._has_prefix = directory.spec.workers.at_most > 1
+
+    def show(self, view: RunView) -> None:
+        self.update()
+        self._display.show(view)
+
+    def print_event(self, event: RunEvent) -> None:
+        self.update()
+        self._display.print_event(event)
+
+    def write(self, rank: int | None, lines: list[str]) -> None:
+        self._display.write(rank, lines)
+
+    def close(self) -> None:
+        self.update(is_last=True)
+        self._display.close()
+
+    async def run(self) -> None:
+        """Update until it is cancelled."""
+        while True:
+            self.update()
+            await asyncio.sleep(UPDATE_S)
+
+    def update(self, *, is_last: bool = False) -> None:
+        if self._which == "none":
+            return
+        now_s = time.monotonic()
+        found = [log for log in self._directory.logs(first_attempt=self._first_attempt) if self._is_wanted(log)]
+        newest = max((log.attempt for log in found), default=self._first_attempt)
+        for log in found:
+            reading = self._readings.setdefault(log, _Reading(LogReader(log.path), now_s))
+            is_over = is_last or log.attempt < newest
+            num_blocks = 0
+            for lines in reading.reader.lines(is_last_look=is_over, max_blocks=None if is_last else MAX_BLOCKS):
+                self._write(log, lines)
+                reading.shown_s = now_s
+                num_blocks += 1
+            if is_over and not is_last and num_blocks >= MAX_BLOCKS:  # do not delay the next attempt
+                self._write(log, [REST])
+            if now_s - reading.shown_s > UNFINISHED_S and reading.reader.unfinished not in ("", reading.unfinished):
+                reading.unfinished, reading.shown_s = reading.reader.unfinished, now_s
+                self._write(log, [reading.unfinished])
+        self._first_attempt = newest
+        self._readings = {log: reading for log, reading in self._readings.items() if log.attempt == newest}
+
+    def _write(self, log: LogFile, lines: list[str]) -> None:
+        self._display.write(log.rank if self._has_prefix else None, lines)
+
+    def _is_wanted(self, log: LogFile) -> bool:
+        return self._which == "all" or log.rank == 0

@@ -1,7 +1,7 @@
-"""What happened to a run, one event a line, and what the events say together.
+"""The timeline of a run: its events, their text, and the recoveries that they show.
 
-The agent notes them as they come; people read them in words, and `recoveries` measures how long the run stood still
-after each failure. Nothing here reads a clock or a file.
+The agent records the events; `recoveries` measures how long the run was interrupted by each failure. Nothing here reads
+a clock or a file.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MAX_TEXT = 1_000
-"""Characters of an event's text that are kept and shown."""
+"""Characters of an event's text that are stored and shown."""
 MAX_WHAT = 40
 _SECONDS_UNTIL_S = 1_000.0
-"""Later than this, hundredths tell nobody anything."""
+"""Above this, show hours and minutes instead of hundredths of a second."""
 _RANK = re.compile(r"rank (\d{1,9})\b")
 
 
@@ -29,9 +29,9 @@ class RunEvent(msgspec.Struct, frozen=True, kw_only=True):
     at_s: float
     """Wall time, for people."""
     monotonic_s: float
-    """For durations. Another boot of the machine counts from another start."""
+    """For durations. It starts anew with each boot of the machine."""
     what: str
-    """What the supervisor tells of, or `checkpoint`, `restored`, `first_step`, `finished`."""
+    """A kind of the supervisor's notes, or `checkpoint`, `restored`, `first_step`, `finished`."""
     text: str = ""
     attempt: int = 0
     rank: int | None = None
@@ -40,31 +40,31 @@ class RunEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """One failure, and how the run came back from it. Times count from the moment at which the failure was seen."""
+    """One failure and the recovery from it. Times count from the detection of the failure."""
 
     attempt: int
-    """The one that was started."""
+    """The attempt that was started."""
     failure: str
     detected_s: float
-    """Monotonic: what was measured elsewhere, as the moment of a kill, can be compared with it."""
+    """Monotonic time, comparable with other measurements, such as the time of a kill."""
     started_ms: float
     restored_ms: float | None
-    """When the last worker had its state back. None: none was told of, as there was no checkpoint or no time for it."""
+    """Time until the state was restored. None: there was no checkpoint, or the attempt ended before."""
     first_step_ms: float | None
-    """When a worker had made a step again. None: the attempt ended before."""
+    """Time until the first step. None: the attempt ended before."""
 
 
 def recoveries(events: Iterable[RunEvent]) -> list[Recovery]:
-    """One per failure that was followed by another attempt, in the order of the failures."""
+    """Return one recovery per failure that was followed by another attempt, in order."""
     found: list[Recovery] = []
     failed: RunEvent | None = None
     for event in events:
         if event.what == "failed":
-            # The first of an attempt is its cause; the others died of it.
+            # The first failure of an attempt is its cause; the others followed from it.
             if failed is None or event.attempt != failed.attempt:
                 failed = event
         elif event.what == "cause":
-            # Unless it turned out later that the first died of another's death.
+            # … unless it turned out later that the first followed from another one.
             if failed is not None and event.attempt == failed.attempt:
                 failed = msgspec.structs.replace(failed, text=event.text, rank=event.rank)
         elif event.what == "started":
@@ -72,15 +72,15 @@ def recoveries(events: Iterable[RunEvent]) -> list[Recovery]:
                 found.append(_begun(failed, event))
             failed = None
         elif event.what == "finished":
-            failed = None  # whatever starts later was asked for by somebody
+            failed = None  # a later start is a resume, not a recovery
         elif event.what in ("restored", "first_step"):
-            # Workers tell of their moments a little late, perhaps after their failure was seen.
+            # Workers report their events a little late, perhaps after the detection of their failure.
             found = [_gone_on(each, event) if each.attempt == event.attempt else each for each in found]
     return found
 
 
 def _follows(started: RunEvent, failed: RunEvent) -> bool:
-    """Not, where somebody has begun to count anew in between: a resumed run, or another boot."""
+    """Return whether the start follows the failure: a resume or another boot restarts the counters."""
     return started.attempt > failed.attempt and started.monotonic_s >= failed.monotonic_s
 
 
@@ -108,18 +108,18 @@ def _ms(since_s: float, event: RunEvent) -> float:
 
 
 def failed_rank(event: RunEvent) -> int | None:
-    """Which worker a failure is of; where the event does not say, its words do: `rank 2: exit code 1`."""
+    """Return the rank of a failure, from the event or from its text: `rank 2: exit code 1`."""
     if event.rank is not None:
         return event.rank
     named = _RANK.match(event.text)
     return int(named[1]) if named else None
 
 
-# -- in words ----------------------------------------------------------------------------------------------------------
+# -- text --------------------------------------------------------------------------------------------------------------
 
 
 def in_words(event: RunEvent, since_s: float) -> str:
-    """One line; `since_s` is the wall time that it counts from."""
+    """Return an event as one line; `since_s` is the wall time that it counts from."""
     what = printable(event.what.replace("_", " "), max_chars=MAX_WHAT)
     return f"{time_in_words(event.at_s - since_s):>10}  {what}: {_text(event)}"
 
@@ -132,14 +132,14 @@ def _text(event: RunEvent) -> str:
 
 
 def time_in_words(seconds: float) -> str:
-    """`12.34 s`, and from a quarter of an hour on `0:16:40`. Clocks may be set back, so it may be below 0."""
+    """Return `12.34 s`, or from a quarter of an hour on `0:16:40`. Clocks may be set back, so it may be negative."""
     if abs(seconds) < _SECONDS_UNTIL_S:
         return f"{seconds:.2f} s"
     return hours(seconds)
 
 
 def hours(seconds: float) -> str:
-    """`1:02:03`, with days from the second on."""
+    """Return `1:02:03`, or `2d 1:02:03`."""
     whole = int(abs(seconds))
     days, rest = divmod(whole, 86_400)
     sign = "-" if seconds < 0 else ""

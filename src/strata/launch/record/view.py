@@ -1,10 +1,9 @@
-"""What people see of a run while it runs: a live view on a terminal, plain lines anywhere else.
+"""The display of a run while it is active: a live view on a terminal, plain lines anywhere else.
 
-`render` makes the picture out of a `RunView` and knows no clock; a `Shower` decides when it is drawn. None of them may
-end the run or hold it up: a terminal that was closed is shown nothing from then on, and one that is stopped is shown it
-later.
+`render` draws a `RunView` and knows no clock; a `Display` decides when to draw. A display neither ends the run nor
+delays it: it stops drawing to a closed terminal, and continues later on a stopped one.
 
-States, metrics and messages come from users' programs. They are printed, never obeyed: see `strata.printing`.
+States, metrics and messages come from users' programs, so control characters are removed: see `strata.printing`.
 """
 
 from __future__ import annotations
@@ -40,30 +39,30 @@ if TYPE_CHECKING:
 
 REFRESH_S = 0.25
 PROGRESS_S = 10.0
-"""Between two lines that say how far a run is, where nothing can be drawn over."""
-MAX_UNSAID = 10_000
-"""Lines that wait for somebody to read; of more, the oldest are dropped, and counted."""
+"""Interval between two progress lines, where nothing can be redrawn."""
+MAX_PENDING_LINES = 10_000
+"""Lines that wait for a slow reader; the oldest are dropped and counted."""
 MAX_DRAWN = 100
-"""Lines of workers that are printed above the live view in one go; drawing takes time that the run needs."""
+"""Lines of workers printed above the live view at once; drawing takes time that the run needs."""
 LAST_WAIT_S = 1.0
-"""For somebody to read the end."""
+"""Longest wait for a reader at the end."""
 MAX_WORKERS_SHOWN = 16
 _MIN_SHOWN = 4
 _OTHER_LINES = 8
-"""Of the view, and a few above it, on a terminal that is not high."""
+"""Lines of the rest of the view, and a few above it, on a small terminal."""
 SILENT_S = 3.0
-"""A worker that was not heard of for longer is remarkable."""
+"""Time without a heartbeat after which a worker is highlighted."""
 FIRST_METRICS = ("loss", "rows_per_s")
-"""What people look for; the others follow by name, as far as there is room."""
+"""Metrics that are shown first; the others follow by name, as far as there is room."""
 _MAX_STATE = 14
 _MIN_METRIC = 8
 _MAX_METRIC_NAME = 12
 _METRIC_WIDTH = _MAX_METRIC_NAME + 2
 _OTHERS_WIDTH = 52
-"""Columns that all but the metrics take."""
+"""Width of all columns except the metrics."""
 _LABEL = 12
 _RANKS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
-_COLOURS = {
+_COLORS = {
     "running": "green",
     "done": "green",
     "training": "green",
@@ -76,7 +75,7 @@ _COLOURS = {
     "checkpointing": "cyan",
     "recovering": "cyan",
 }
-_EVENT_COLOURS = {
+_EVENT_COLORS = {
     "failed": "red",
     "cause": "red",
     "hung": "red",
@@ -108,20 +107,20 @@ class RunView:
     elapsed_s: float
     workers: Sequence[WorkerView]
     checkpoint: str
-    """As `step 50, 0.8 s ago; step 100 is being saved, 40%`."""
+    """Such as `step 50, 0.8 s ago; saving step 100, 40%`."""
     last_event: str
     directory: str
 
 
-# -- the picture -------------------------------------------------------------------------------------------------------
+# -- rendering ---------------------------------------------------------------------------------------------------------
 
 
 def render(view: RunView) -> RenderableType:
-    return _Picture(view)
+    return _Rendered(view)
 
 
 @dataclass(frozen=True, slots=True)
-class _Picture:
+class _Rendered:
     view: RunView
 
     def __rich_console__(self, console: rich.console.Console, options: ConsoleOptions) -> RenderResult:
@@ -138,7 +137,7 @@ def _header(view: RunView) -> RenderableType:
     line.add_column(no_wrap=True, justify="right")
     facts = Text(" · ").join(
         [
-            _coloured(view.phase),
+            _colored(view.phase),
             Text(_num_workers(view)),
             Text(_restarts(view), style="yellow" if view.num_restarts else ""),
             Text(hours(view.elapsed_s)),
@@ -149,16 +148,16 @@ def _header(view: RunView) -> RenderableType:
 
 
 def _workers(view: RunView, width: int, *, max_shown: int) -> Table:
-    shown, folded = folding(view.workers, max_shown=max_shown)
+    shown, folded = fold(view.workers, max_shown=max_shown)
     names = metric_names(view.workers, max_names=max((width - _OTHERS_WIDTH) // _METRIC_WIDTH, len(FIRST_METRICS)))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    # With the least widths, columns stay where they are when a worker does something else.
+    # Minimum widths keep the columns in place when a state changes.
     for heading, min_width in (("rank", 4), ("state", 13), ("step", 8), ("epoch", 5)):
         justify: Literal["left", "right"] = "left" if heading == "state" else "right"
         table.add_column(heading, justify=justify, min_width=min_width, no_wrap=True)
     for name in names:
         table.add_column(_metric_heading(name), justify="right", min_width=_MIN_METRIC, no_wrap=True)
-    table.add_column("heard of", justify="right", min_width=8, no_wrap=True)
+    table.add_column("silent", justify="right", min_width=8, no_wrap=True)
     slow = len(shown) // 2 if folded else len(shown)
     for worker in shown[:slow]:
         table.add_row(*_cells(worker, names))
@@ -174,7 +173,7 @@ def _workers(view: RunView, width: int, *, max_shown: int) -> Table:
 def _cells(worker: WorkerView, names: Sequence[str]) -> list[Text]:
     return [
         Text(str(worker.rank)),
-        _coloured(worker.state),
+        _colored(worker.state),
         Text(str(worker.step)),
         Text(str(worker.epoch)),
         *(_metric(name, worker.metrics.get(name)) for name in names),
@@ -182,13 +181,13 @@ def _cells(worker: WorkerView, names: Sequence[str]) -> list[Text]:
     ]
 
 
-def folding(
+def fold(
     workers: Sequence[WorkerView], *, max_shown: int = MAX_WORKERS_SHOWN
 ) -> tuple[list[WorkerView], list[WorkerView]]:
-    """All of them by rank; or, of too many, half of the lines for the slowest and half for the fastest, and the rest.
+    """Return all workers by rank; or, if there are too many, the slowest and the fastest, and the rest.
 
-    Among those of the same step, one that has fallen silent is slower. How long it is silent does not count: lines
-    that change places all the time cannot be read.
+    Among workers of the same step, a silent one counts as slower. For how long does not matter: lines that move all the
+    time cannot be read.
     """
     if len(workers) <= max_shown:
         return sorted(workers, key=lambda worker: worker.rank), []
@@ -198,7 +197,7 @@ def folding(
 
 
 def metric_names(workers: Sequence[WorkerView], *, max_names: int) -> list[str]:
-    """Those that some worker reports."""
+    """Return the names of reported metrics."""
     known = {name for worker in workers for name in worker.metrics}
     first = [name for name in FIRST_METRICS if name in known]
     return [*first, *sorted(known.difference(first))][:max_names]
@@ -223,10 +222,10 @@ def _silence(silent_s: float) -> Text:
     return Text(words, style="red" if silent_s > SILENT_S else "")
 
 
-def _coloured(state: str) -> Text:
-    """`LOADING_DATA` reads better as `loading data`."""
+def _colored(state: str) -> Text:
+    """Return a state such as `LOADING_DATA` as colored text: `loading data`."""
     words = printable(state, max_chars=_MAX_STATE).lower().replace("_", " ")
-    return Text(words, style=_COLOURS.get(words, ""))
+    return Text(words, style=_COLORS.get(words, ""))
 
 
 def _num_workers(view: RunView) -> str:
@@ -241,50 +240,50 @@ def _footer(view: RunView, width: int) -> list[Text]:
     room = max(width - _LABEL, 1)
     path = printable(view.directory)
     if len(path) > room:
-        path = f"…{path[len(path) - room + 1 :]}"  # its end says more than its start
-    told = [("checkpoint", printable(view.checkpoint)), ("last event", printable(view.last_event)), ("directory", path)]
+        path = f"…{path[len(path) - room + 1 :]}"  # its end tells more than its start
+    rows = [("checkpoint", printable(view.checkpoint)), ("last event", printable(view.last_event)), ("directory", path)]
     return [
         Text(no_wrap=True, overflow="ellipsis").append(f"{what:<{_LABEL}}", style="dim").append(text)
-        for what, text in told
+        for what, text in rows
         if text
     ]
 
 
-# -- showers -----------------------------------------------------------------------------------------------------------
+# -- displays ----------------------------------------------------------------------------------------------------------
 
 
-class Shower(Protocol):
+class Display(Protocol):
     def show(self, view: RunView) -> None:
-        """How it stands; may be called as often as one likes."""
+        """Show the current view. May be called at any rate."""
         ...
 
-    def say(self, event: RunEvent) -> None:
-        """Something has happened."""
+    def print_event(self, event: RunEvent) -> None:
+        """Show an event."""
         ...
 
     def write(self, rank: int | None, lines: list[str]) -> None:
-        """Lines that a worker has written, as they are in its log; without a rank where there is only one worker."""
+        """Show lines of a worker's log; `rank` is None if there is only one worker."""
         ...
 
     def close(self) -> None:
-        """Nothing is shown any more; the last view stays. May be called twice."""
+        """Stop, and leave the last view on the screen. May be called twice."""
         ...
 
 
-def shower_for(stream: TextIO, clock: Clock, quiet: bool = False, output: TextIO | None = None) -> Shower:
-    """Who can show a run there. What workers write goes to `output`, or to stdout."""
+def display_for(stream: TextIO, clock: Clock, quiet: bool = False, output: TextIO | None = None) -> Display:
+    """Return the display for a stream. The output of workers goes to `output`, or to stdout."""
     if output is None:
         output = sys.stdout if sys.stdout is not None else Path(os.devnull).open("w")  # noqa: SIM115
     if quiet:
-        return SilentShower(output)
-    # Not rich's own opinion: FORCE_COLOR makes it take a log file for a terminal.
+        return SilentDisplay(output)
+    # Do not ask rich: with FORCE_COLOR, it takes a log file for a terminal.
     if stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown"):
-        return LiveShower(stream, clock, output)
-    return PlainShower(stream, clock, output)
+        return LiveDisplay(stream, clock, output)
+    return PlainDisplay(stream, clock, output)
 
 
-class SilentShower:
-    """Shows nothing but what workers write, and that only if somebody hands it over."""
+class SilentDisplay:
+    """Show only the output of workers."""
 
     def __init__(self, output: TextIO) -> None:
         self._output = _Output(output)
@@ -292,7 +291,7 @@ class SilentShower:
     def show(self, view: RunView) -> None:
         pass
 
-    def say(self, event: RunEvent) -> None:
+    def print_event(self, event: RunEvent) -> None:
         pass
 
     def write(self, rank: int | None, lines: list[str]) -> None:
@@ -302,38 +301,37 @@ class SilentShower:
         self._output.close()
 
 
-class LiveShower:
-    """The view at the bottom of the terminal, drawn over at most four times a second, and above it what happened.
+class LiveDisplay:
+    """Show the view at the bottom of the terminal, redrawn at most four times a second, and events above it.
 
-    It draws when it is called, by no thread of its own, so that who calls it may fork.
+    It draws in the caller's thread, so that the caller may fork.
     """
 
     def __init__(self, stream: TextIO, clock: Clock, output: TextIO) -> None:
         self._outlet = _Outlet(stream)
         self._console = _Steady(file=cast("TextIO", self._outlet))
-        # Workers' lines scroll above the view, unless they go elsewhere.
+        # Lines of workers scroll above the view, unless they go to a file.
         self._output = None if output.isatty() else _Output(output)
         self._clock = clock
         self._since_s = clock.wall_s()
         self._drawn_s = -math.inf
         self._view: RunView | None = None
-        self._unsaid: deque[Text] = deque(maxlen=MAX_UNSAID)
-        # What is printed to stderr meanwhile, as by a warning, goes above the view, too. What goes to stdout may be
-        # for a program.
+        self._pending: deque[Text] = deque(maxlen=MAX_PENDING_LINES)
+        # Text printed to stderr, such as a warning, goes above the view, too. Text for stdout may be for a program.
         is_ours = stream is sys.stderr
         self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=is_ours)
         self._is_open = True
 
     def show(self, view: RunView) -> None:
-        # Events stand right above; the last one need not stand there twice.
+        # The last event is right above; do not show it twice.
         self._view = replace(view, last_event="")
         if self._clock.monotonic_s() - self._drawn_s >= REFRESH_S:
             self._draw()
 
-    def say(self, event: RunEvent) -> None:
-        if event.what == "checkpoint":  # of which there are many; the view shows the last
+    def print_event(self, event: RunEvent) -> None:
+        if event.what == "checkpoint":  # frequent, and the view shows the last one
             return
-        self._unsaid.append(Text(in_words(event, self._since_s), style=_EVENT_COLOURS.get(event.what, "")))
+        self._pending.append(Text(in_words(event, self._since_s), style=_EVENT_COLORS.get(event.what, "")))
         self._draw()
 
     def write(self, rank: int | None, lines: list[str]) -> None:
@@ -341,10 +339,10 @@ class LiveShower:
             self._output.write(rank, lines)
             return
         prefix = ("" if rank is None else f"[{rank}] ", rank_style(rank or 0))
-        left_out = lines[:-MAX_DRAWN]
-        if left_out:
-            self._unsaid.append(Text(_left_out(len(left_out)), style="dim"))
-        self._unsaid += [
+        omitted = lines[:-MAX_DRAWN]
+        if omitted:
+            self._pending.append(Text(_omitted(len(omitted)), style="dim"))
+        self._pending += [
             Text.assemble(prefix, Text.from_ansi(log_line(line, with_colours=True))) for line in lines[-MAX_DRAWN:]
         ]
         self._draw()
@@ -359,14 +357,14 @@ class LiveShower:
         if not self._is_open:
             return
         try:
-            while self._unsaid and self._outlet.drain():
-                self._console.print(self._unsaid.popleft(), soft_wrap=True)
+            while self._pending and self._outlet.drain():
+                self._console.print(self._pending.popleft(), soft_wrap=True)
             if self._view is not None and self._outlet.drain():
                 self._live.update(render(self._view))
                 self._live.start()
                 self._live.refresh()
                 self._drawn_s = self._clock.monotonic_s()
-        except (OSError, ValueError):  # nobody looks any more
+        except (OSError, ValueError):  # the terminal is closed
             self._give_up()
 
     def _give_up(self) -> None:
@@ -377,25 +375,25 @@ class LiveShower:
             self._outlet.close()
 
 
-class PlainShower:
-    """A line for each event, and every ten seconds one that says how far the run is."""
+class PlainDisplay:
+    """Print a line for each event, and a progress line every ten seconds."""
 
     def __init__(self, stream: TextIO, clock: Clock, output: TextIO) -> None:
         self._lines = _Lines(stream)
         self._output = _Output(output)
         self._clock = clock
         self._since_s = clock.wall_s()
-        self._told_s = clock.monotonic_s()
+        self._printed_s = clock.monotonic_s()
 
     def show(self, view: RunView) -> None:
         now_s = self._clock.monotonic_s()
-        is_due = now_s - self._told_s >= PROGRESS_S
+        is_due = now_s - self._printed_s >= PROGRESS_S
         if is_due:
-            self._told_s = now_s
+            self._printed_s = now_s
         self._lines.put([f"{hours(view.elapsed_s):>10}  {progress(view)}"] if is_due else [])
         self._output.flush()
 
-    def say(self, event: RunEvent) -> None:
+    def print_event(self, event: RunEvent) -> None:
         self._lines.put([in_words(event, self._since_s)])
 
     def write(self, rank: int | None, lines: list[str]) -> None:
@@ -406,73 +404,77 @@ class PlainShower:
         self._lines.close()
 
 
-def checkpoint_in_words(last: tuple[int, float] | None, saving: Sequence[tuple[int, float]]) -> str:
-    """Of the last one its step and its age in seconds; and, for every rank, the step that it is saving (below 0: none)
-    and how much of that is done. The slowest rank says how far a checkpoint is.
+def describe_checkpoint(last: tuple[int, float] | None, saving: Sequence[tuple[int, float]]) -> str:
+    """Describe the last checkpoint and the save in progress.
+
+    Args:
+        last: Step of the last checkpoint, and its age in seconds.
+        saving: For every rank, the step that it is saving (below 0: none) and the completed fraction. The slowest rank
+            counts.
     """
-    told = [] if last is None else [f"step {last[0]}, {max(last[1], 0.0):.1f} s ago"]
+    parts = [] if last is None else [f"step {last[0]}, {max(last[1], 0.0):.1f} s ago"]
     newest = max((step for step, _ in saving), default=-1)
-    if newest > (-1 if last is None else last[0]):  # what ranks say is up to a second old: it may be done
-        told.append(f"step {newest} is being saved, {min(done for step, done in saving if step == newest):.0%}")
-    return "; ".join(told)
+    if newest > (-1 if last is None else last[0]):  # reports are up to a second old: it may be done
+        parts.append(f"saving step {newest}, {min(done for step, done in saving if step == newest):.0%}")
+    return "; ".join(parts)
 
 
 def progress(view: RunView) -> str:
-    """`running: step 120 (rank 3: 118), loss 0.25, 8,000 rows/s, 4 workers, checkpoint step 100, 2.1 s ago`."""
-    told = []
+    """Return `running: step 120 (rank 3: 118), loss 0.25, 8,000 rows/s, 4 workers, checkpoint step 100, 2.1 s ago`."""
+    parts = []
     if view.workers:
         fastest = max(view.workers, key=lambda worker: (worker.step, -worker.rank))
         slowest = min(view.workers, key=lambda worker: (worker.step, worker.rank))
         behind = f" (rank {slowest.rank}: {slowest.step})" if slowest.step < fastest.step else ""
-        told.append(f"step {fastest.step}{behind}")
+        parts.append(f"step {fastest.step}{behind}")
         losses = [worker.metrics["loss"] for worker in view.workers if "loss" in worker.metrics]
         if losses:
-            told.append(f"loss {sum(losses) / len(losses):.4g}")
+            parts.append(f"loss {sum(losses) / len(losses):.4g}")
         rates = [worker.metrics["rows_per_s"] for worker in view.workers if "rows_per_s" in worker.metrics]
         if rates:
-            told.append(f"{_metric('rows_per_s', sum(rates))} rows/s")
-    told.append(_num_workers(view))
+            parts.append(f"{_metric('rows_per_s', sum(rates))} rows/s")
+    parts.append(_num_workers(view))
     if view.num_restarts:
-        told.append(_restarts(view))
+        parts.append(_restarts(view))
     if view.checkpoint:
-        told.append(f"checkpoint {printable(view.checkpoint)}")
-    return f"{_coloured(view.phase)}: {', '.join(told)}"
+        parts.append(f"checkpoint {printable(view.checkpoint)}")
+    return f"{_colored(view.phase)}: {', '.join(parts)}"
 
 
 def rank_style(rank: int) -> str:
-    """The colour of a rank's lines."""
+    """Return the color of a rank's lines."""
     return _RANKS[rank % len(_RANKS)]
 
 
-def _left_out(number: int) -> str:
-    return f"[strata: {counted(number, 'line is', 'lines are')} left out here; `strata logs` shows all]"
+def _omitted(number: int) -> str:
+    return f"[strata: {counted(number, 'line')} omitted; `strata logs` shows all]"
 
 
 class _Lines:
-    """Lines to a stream that may be read slowly, or not at all."""
+    """Lines for a stream whose reader may be slow or absent."""
 
     def __init__(self, stream: TextIO) -> None:
         self._outlet = _Outlet(stream)
-        self._unsaid: deque[str] = deque()
-        self._num_left_out = 0
+        self._pending: deque[str] = deque()
+        self._num_omitted = 0
         self._is_open = True
 
     def put(self, lines: Iterable[str]) -> None:
         if not self._is_open:
             return
-        self._unsaid.extend(lines)
+        self._pending.extend(lines)
         try:
-            while self._outlet.drain() and self._unsaid:
-                if self._num_left_out:
-                    self._unsaid.appendleft(_left_out(self._num_left_out))
-                    self._num_left_out = 0
-                self._outlet.write("".join(f"{self._unsaid.popleft()}\n" for _ in range(min(len(self._unsaid), 100))))
-        except (OSError, ValueError):  # nobody reads any more
+            while self._outlet.drain() and self._pending:
+                if self._num_omitted:
+                    self._pending.appendleft(_omitted(self._num_omitted))
+                    self._num_omitted = 0
+                self._outlet.write("".join(f"{self._pending.popleft()}\n" for _ in range(min(len(self._pending), 100))))
+        except (OSError, ValueError):  # the reader is gone
             self._is_open = False
             self._outlet.close()
-        while len(self._unsaid) > MAX_UNSAID:
-            self._unsaid.popleft()
-            self._num_left_out += 1
+        while len(self._pending) > MAX_PENDING_LINES:
+            self._pending.popleft()
+            self._num_omitted += 1
 
     def close(self) -> None:
         self.put(())
@@ -482,7 +484,7 @@ class _Lines:
 
 
 class _Output:
-    """What workers write, on the way to stdout: each line with its rank, and on a terminal with its colours."""
+    """The output of workers on stdout: each line with its rank and, on a terminal, its colors."""
 
     def __init__(self, stream: TextIO) -> None:
         self._lines = _Lines(stream)
@@ -502,23 +504,23 @@ class _Output:
 
 
 class _Steady(Console):
-    """Rich ends the process when a pipe breaks; a run goes on."""
+    """A console that does not exit when a pipe breaks, as rich does: the run continues."""
 
     def on_broken_pipe(self) -> None:
-        raise OSError("nobody reads it any more")
+        raise OSError("the reader is gone")
 
 
 class _Outlet:
-    """A stream that never waits for who reads it: what does not fit now is kept, and goes out with the next call.
+    """A stream that never waits for its reader: what does not fit is kept for the next call.
 
-    A terminal that was stopped with Ctrl-S, or a pager that nobody scrolls, must not hold up who watches the workers.
+    A terminal that was stopped with Ctrl-S, or an idle pager, must not delay the agent.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self.encoding = stream.encoding or "utf-8"
         self._stream = stream
-        self._fd = _reopened(stream)
-        """None: the stream cannot be had without waiting; or, as a file, is never waited for."""
+        self._fd = _reopen(stream)
+        """None: the stream cannot be opened without blocking, or is a file, which never blocks."""
         self._left = bytearray()
 
     def isatty(self) -> bool:
@@ -535,7 +537,7 @@ class _Outlet:
         self.drain()
 
     def drain(self) -> bool:
-        """Whether all that was written is out."""
+        """Write what is left; return whether everything is written."""
         if self._fd is None:
             text = self._left.decode(self.encoding)
             self._left.clear()
@@ -550,7 +552,7 @@ class _Outlet:
         return True
 
     def close(self) -> None:
-        """What is left goes out now, if somebody reads it soon."""
+        """Write what is left, if the reader takes it soon."""
         with contextlib.suppress(OSError, ValueError):
             poll = select.poll()
             while not self.drain() and self._fd is not None:
@@ -563,13 +565,13 @@ class _Outlet:
             self._fd = None
 
 
-def _reopened(stream: TextIO) -> int | None:
-    """The same terminal or pipe, opened once more: not to wait is a property that all who have it open would share."""
+def _reopen(stream: TextIO) -> int | None:
+    """Open the same terminal or pipe again: otherwise all its users would share the non-blocking mode."""
     try:
         fd = stream.fileno()
         mode = os.fstat(fd).st_mode
         if not (stat.S_ISFIFO(mode) or os.isatty(fd)):
             return None
         return os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    except (OSError, ValueError):  # no file at all, or one that may not be opened again
+    except (OSError, ValueError):  # not a file, or one that cannot be opened again
         return None

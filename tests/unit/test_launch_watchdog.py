@@ -1,4 +1,4 @@
-"""Workers that make no more steps are found; those that may take their time are left alone."""
+"""Hung workers are found; others are not."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def worker(rank: int, step: int, *, state: WorkerStateName = "TRAINING", silent_
     )
 
 
-def test_who_hangs_is_found_together_with_those_who_wait_for_it() -> None:
+def test_a_hung_worker_is_found_with_those_that_wait_for_it() -> None:
     watch = StepWatch(LIMIT_S)
     for now_s in range(5):  # rank 2 hangs after step 4, the others wait in the collective of step 5
         assert watch.look({rank: worker(rank, now_s) for rank in range(3)}, {0, 1, 2}, now_s=float(now_s)) is None
@@ -38,8 +38,8 @@ def test_who_hangs_is_found_together_with_those_who_wait_for_it() -> None:
     assert watch.look(stuck, {0, 1, 2}, now_s=14.5) == Hung((0, 1, 2), 10.5)
 
 
-def test_a_process_that_stands_still_is_found_although_the_coordinator_has_given_it_up() -> None:
-    """It does not beat, so it is no member any more; a single worker has nobody who waits for it."""
+def test_a_stopped_process_is_found_after_the_coordinator_has_removed_it() -> None:
+    """It sends no heartbeats, so it is no longer a member; and no other worker waits for it."""
     watch = StepWatch(LIMIT_S)
     watch.look({0: worker(0, 7)}, {0}, now_s=0.0)
     watch.look({0: worker(0, 7, silent_s=4.9)}, {0}, now_s=4.9)
@@ -47,13 +47,13 @@ def test_a_process_that_stands_still_is_found_although_the_coordinator_has_given
     assert watch.look({}, {0}, now_s=10.1) == Hung((0,), 10.1)
 
 
-def test_who_has_left_by_itself_may_take_its_time() -> None:
+def test_a_worker_that_has_left_is_not_watched() -> None:
     watch = StepWatch(LIMIT_S)
     watch.look({0: worker(0, 7)}, {0}, now_s=0.0)
     assert watch.look({}, {0}, now_s=1_000.0) is None
 
 
-def test_who_was_silent_for_a_while_and_is_heard_of_again_has_not_been_given_up() -> None:
+def test_a_worker_that_was_silent_and_returned_was_not_removed() -> None:
     watch = StepWatch(LIMIT_S)
     watch.look({0: worker(0, 7, silent_s=5.0)}, {0}, now_s=0.0)
     watch.look({0: worker(0, 8)}, {0}, now_s=1.0)
@@ -68,7 +68,7 @@ def test_only_training_is_watched_and_a_limit_of_0_is_none() -> None:
 
 
 @given(st.lists(st.floats(0.01, LIMIT_S), min_size=1, max_size=50))
-def test_nobody_who_makes_a_step_within_the_limit_is_ever_found(pauses_s: list[float]) -> None:
+def test_a_worker_that_steps_within_the_limit_is_never_found(pauses_s: list[float]) -> None:
     watch, now_s = StepWatch(LIMIT_S), 0.0
     for step, pause_s in enumerate(pauses_s):
         assert watch.look({0: worker(0, step)}, {0}, now_s=now_s) is None

@@ -1,12 +1,12 @@
-"""Which failures are retried, and which would only happen again."""
+"""Failures that are retried, and programming errors that are not."""
 
 from __future__ import annotations
 
 import pytest
 
-from strata.launch.mistakes import is_mistake
+from strata.launch.protocol import WorkerExit
 from strata.launch.spec import Size
-from strata.launch.supervisor import EARLY_S, Exited, Finish, Start, Supervisor
+from strata.launch.supervisor import EARLY_S, Finish, StartAttempt, Supervisor, is_programming_error
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from strata.launch.supervisor import EARLY_S, Exited, Finish, Start, Supervisor
     ],
 )
 def test_mistakes_in_a_program_are_recognised(code: int, last_words: str) -> None:
-    assert is_mistake(code, last_words)
+    assert is_programming_error(code, last_words)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_mistakes_in_a_program_are_recognised(code: int, last_words: str) -> Non
     ],
 )
 def test_what_may_come_from_data_or_the_machine_is_no_mistake(code: int, last_words: str) -> None:
-    assert not is_mistake(code, last_words)
+    assert not is_programming_error(code, last_words)
 
 
 def started(now_s: float = 0.0) -> Supervisor:
@@ -53,7 +53,7 @@ def started(now_s: float = 0.0) -> Supervisor:
 
 
 def fails(run: Supervisor, now_s: float) -> list[object]:
-    return [*run.exited(Exited(0, 1, "TypeError: bad"), now_s=now_s)]
+    return [*run.exited(WorkerExit(0, 1, "TypeError: bad"), now_s=now_s)]
 
 
 def test_a_mistake_before_the_first_step_fails_at_once_with_the_cause_first() -> None:
@@ -75,5 +75,5 @@ def test_without_a_context_only_the_first_minute_counts() -> None:
 def test_once_a_step_was_made_everything_is_retried_in_later_attempts_too() -> None:
     run = started()
     run.advanced(1)
-    assert fails(run, now_s=1.0)[-1] == Start(1, 1)
+    assert fails(run, now_s=1.0)[-1] == StartAttempt(1, 1)
     assert not isinstance(fails(run, now_s=2.0)[-1], Finish)

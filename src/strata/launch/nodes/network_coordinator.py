@@ -1,7 +1,7 @@
-"""A coordinator inside the agent that workers on other machines reach.
+"""The agent's own coordinator, reachable by workers on other machines.
 
-It listens on the network, so it has TLS and tokens, as every coordinator there must. An authority, a certificate and
-the tokens are made for this one start, and end with it: nobody has to set up anything, and nobody else can use them.
+It listens on the network, so it needs TLS and tokens, as every coordinator there. The CA, the certificate and the
+tokens are generated for one start of the run: there is nothing to set up, and they are worthless afterwards.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ VALID_DAYS = 3650
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class NetworkCoordinator:
     address: str
     security: ClientSecurity
-    """The agent's, who commands."""
+    """Credentials of the agent, with the role admin."""
     ca: bytes
-    """What workers need: whom to believe,"""
+    """CA certificate for the workers."""
     token: str
-    """and what to show."""
+    """Token for the workers."""
 
     def __repr__(self) -> str:
-        return f"Reached({self.address!r}, …)"
+        return f"NetworkCoordinator({self.address!r}, …)"
 
 
 @contextlib.contextmanager
-def on_network(config: CoordinatorConfig, host: str, secrets: Path) -> Iterator[Reached]:
-    """At a free port of this address. `secrets` is a directory that only this user can enter."""
+def start_on_network(config: CoordinatorConfig, host: str, secrets: Path) -> Iterator[NetworkCoordinator]:
+    """Start a coordinator at a free port of this address. `secrets` is a directory that only this user can enter."""
     write_set(secrets, hosts=[host], now=datetime.now(UTC), days=VALID_DAYS)
     write_tokens(secrets)
     security = SecurityConfig(
@@ -51,7 +51,7 @@ def on_network(config: CoordinatorConfig, host: str, secrets: Path) -> Iterator[
     )
     where = f"[{host}]:0" if ":" in host else f"{host}:0"
     with EmbeddedCoordinator(replace(config, security=security), listen=where) as coordinator:
-        yield Reached(
+        yield NetworkCoordinator(
             coordinator.address,
             ClientSecurity(ca=str(secrets / "ca.crt"), token_file=str(secrets / "admin.token")),
             (secrets / "ca.crt").read_bytes(),

@@ -1,4 +1,4 @@
-"""What people see of a run: a view that fits, lines that say enough, and nothing that could end or hold up the run."""
+"""The display of a run: a view that fits, complete lines, and nothing that could end or delay the run."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from strata.clock import ManualClock
 from strata.launch.record.timeline import RunEvent
 from strata.launch.record.view import (
     MAX_WORKERS_SHOWN,
-    LiveShower,
-    PlainShower,
+    LiveDisplay,
+    PlainDisplay,
     RunView,
-    SilentShower,
+    SilentDisplay,
     WorkerView,
-    checkpoint_in_words,
-    folding,
+    describe_checkpoint,
+    display_for,
+    fold,
     metric_names,
     progress,
     render,
-    shower_for,
 )
 from strata.printing import printable
 
@@ -75,21 +75,21 @@ def event(what: str, text: str, at_s: float = 1_700_000_001.5) -> RunEvent:
         (None, [(-1, 0.0), (-1, 0.9)], ""),
         ((100, 0.84), [(-1, 0.0)], "step 100, 0.8 s ago"),
         ((100, -0.2), [], "step 100, 0.0 s ago"),
-        (None, [(50, 0.25), (50, 0.5)], "step 50 is being saved, 25%"),
+        (None, [(50, 0.25), (50, 0.5)], "saving step 50, 25%"),
         ((50, 0.3), [(50, 0.25), (50, 0.5)], "step 50, 0.3 s ago"),
-        ((50, 3.0), [(100, 0.75), (-1, 0.9), (50, 0.1)], "step 50, 3.0 s ago; step 100 is being saved, 75%"),
+        ((50, 3.0), [(100, 0.75), (-1, 0.9), (50, 0.1)], "step 50, 3.0 s ago; saving step 100, 75%"),
     ],
 )
-def test_it_is_said_which_checkpoint_there_is_and_which_is_under_way(
+def test_the_last_checkpoint_and_the_save_in_progress_are_described(
     last: tuple[int, float] | None, saving: list[tuple[int, float]], words: str
 ) -> None:
-    assert checkpoint_in_words(last, saving) == words
+    assert describe_checkpoint(last, saving) == words
 
 
-def test_the_view_says_who_does_what_and_where_everything_is() -> None:
+def test_the_view_shows_workers_checkpoint_and_directory() -> None:
     assert drawn(VIEW) == [
         "run 251116-0912-3fa2             running · 2 workers · 1 of 3 restarts · 0:12:34",
-        "rank  state              step  epoch      loss    rows/s  heard of",
+        "rank  state              step  epoch      loss    rows/s    silent",
         "   0  training            120      3      0.25    12,346     0.2 s",
         "   1  training            118      3      0.25    12,346     0.2 s",
         "checkpoint  step 100, 0.8 s ago",
@@ -109,7 +109,7 @@ def test_after_the_last_failure_there_was_no_restart() -> None:
     assert "3 of 3 restarts" in drawn(replace(VIEW, num_restarts=3))[0]
 
 
-def test_a_worker_that_was_not_heard_of_and_a_number_that_is_none_are_seen() -> None:
+def test_a_silent_worker_and_a_nan_metric_are_highlighted() -> None:
     odd = [
         replace(WORKER, metrics={"loss": math.nan}, silent_s=45.23, state="LOADING_DATA"),
         replace(WORKER, rank=1, metrics={}, silent_s=math.inf, state="starting"),
@@ -127,8 +127,8 @@ def test_more_metrics_are_shown_where_there_is_room() -> None:
     metrics = {"zeta": 1.0, "accuracy": 0.5, **WORKER.metrics}
     view = replace(VIEW, workers=[replace(WORKER, metrics=metrics)])
 
-    assert drawn(view, 80)[1].split()[4:] == ["loss", "rows/s", "heard", "of"]
-    assert drawn(view, 120)[1].split()[4:] == ["loss", "rows/s", "accuracy", "zeta", "heard", "of"]
+    assert drawn(view, 80)[1].split()[4:] == ["loss", "rows/s", "silent"]
+    assert drawn(view, 120)[1].split()[4:] == ["loss", "rows/s", "accuracy", "zeta", "silent"]
     assert metric_names([WORKER, replace(WORKER, metrics={"a": 1.0})], max_names=9) == ["loss", "rows_per_s", "a"]
 
 
@@ -145,7 +145,7 @@ def test_of_many_workers_the_slowest_and_the_fastest_are_shown_and_the_others_co
 def test_among_workers_of_one_step_a_silent_one_is_among_the_slowest() -> None:
     workers = [replace(WORKER, rank=rank, silent_s=60.0 if rank == 40 else rank / 100) for rank in range(64)]
 
-    shown, folded = folding(workers)
+    shown, folded = fold(workers)
 
     assert [worker.rank for worker in shown[:3]] == [40, 0, 1]
     assert len(shown) + len(folded) == 64
@@ -219,19 +219,19 @@ def test_printable_text_is_as_long_as_it_may_be() -> None:
 # -- plain lines -------------------------------------------------------------------------------------------------------
 
 
-def test_without_a_terminal_there_is_a_line_an_event_and_one_every_ten_seconds() -> None:
+def test_without_a_terminal_each_event_and_every_ten_seconds_is_a_line() -> None:
     clock, out = ManualClock(), io.StringIO()
-    shower = shower_for(out, clock, quiet=False)
-    assert isinstance(shower, PlainShower)
+    display = display_for(out, clock, quiet=False)
+    assert isinstance(display, PlainDisplay)
 
-    shower.say(event("started", "attempt 0 with 2 workers"))
+    display.print_event(event("started", "attempt 0 with 2 workers"))
     for _ in range(99):
         clock.advance(0.25)
-        shower.show(VIEW)
-    shower.say(event("failed", "rank 1: killed\x1b[2J"))
-    shower.close()
-    shower.say(event("finished", "too late"))
-    shower.show(VIEW)
+        display.show(VIEW)
+    display.print_event(event("failed", "rank 1: killed\x1b[2J"))
+    display.close()
+    display.print_event(event("finished", "too late"))
+    display.show(VIEW)
 
     how = "running: step 120 (rank 1: 118), loss 0.25, 24,691 rows/s, 2 workers, 1 of 3 restarts"
     assert out.getvalue().splitlines() == [
@@ -244,45 +244,45 @@ def test_without_a_terminal_there_is_a_line_an_event_and_one_every_ten_seconds()
 
 def test_a_stream_that_knows_no_such_letter_gets_its_number() -> None:
     raw = io.BytesIO()
-    shower = PlainShower(io.TextIOWrapper(raw, encoding="ascii"), ManualClock(), io.StringIO())
-    shower.say(event("failed", "naïve"))
+    display = PlainDisplay(io.TextIOWrapper(raw, encoding="ascii"), ManualClock(), io.StringIO())
+    display.print_event(event("failed", "naïve"))
 
     assert raw.getvalue().endswith(b"failed: na\\xefve\n")
 
 
 def test_quiet_is_silent() -> None:
     out = io.StringIO()
-    shower = shower_for(out, ManualClock(), quiet=True)
-    shower.say(event("failed", "x"))
-    shower.show(VIEW)
-    shower.close()
+    display = display_for(out, ManualClock(), quiet=True)
+    display.print_event(event("failed", "x"))
+    display.show(VIEW)
+    display.close()
 
-    assert isinstance(shower, SilentShower)
+    assert isinstance(display, SilentDisplay)
     assert out.getvalue() == ""
 
 
-def test_a_pipe_that_nobody_reads_any_more_ends_nothing() -> None:
+def test_a_broken_pipe_does_not_end_the_run() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     stream = open(writing, "w")  # noqa: PTH123, SIM115
-    shower = shower_for(stream, ManualClock())
-    shower.say(event("failed", "x"))
-    shower.say(event("failed", "y"))
-    shower.close()
+    display = display_for(stream, ManualClock())
+    display.print_event(event("failed", "x"))
+    display.print_event(event("failed", "y"))
+    display.close()
     with contextlib.suppress(BrokenPipeError):  # what is left in its buffer
         stream.close()
 
 
-def test_a_pipe_that_nobody_empties_holds_up_nothing_and_is_told_later() -> None:
+def test_a_full_pipe_does_not_delay_the_run_and_gets_the_lines_later() -> None:
     reading, writing = os.pipe()
     with open(reading, "rb", buffering=0) as reader, open(writing, "w") as stream:  # noqa: PTH123
-        shower = PlainShower(stream, ManualClock(), io.StringIO())
+        display = PlainDisplay(stream, ManualClock(), io.StringIO())
         for number in range(1_200):
-            shower.say(event("failed", f"{number} " + "x" * 200))  # it would block after some 300 of them
+            display.print_event(event("failed", f"{number} " + "x" * 200))  # it would block after some 300 of them
         said = b""
         while b" 1199 " not in said:
             said += reader.read(1 << 20)
-            shower.show(VIEW)
+            display.show(VIEW)
 
     numbers = [int(line.split()[3]) for line in said.splitlines()]
     assert numbers == sorted(numbers)
@@ -297,36 +297,36 @@ class Terminal(io.StringIO):
         return True
 
 
-def live(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> tuple[LiveShower, io.StringIO]:
+def live(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> tuple[LiveDisplay, io.StringIO]:
     for name, value in (("TERM", "xterm"), ("COLUMNS", "80"), ("LINES", "24"), ("NO_COLOR", "1")):
         monkeypatch.setenv(name, value)
     out = Terminal()
-    return LiveShower(out, clock, out), out
+    return LiveDisplay(out, clock, out), out
 
 
 def test_the_live_view_is_drawn_at_most_four_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = ManualClock()
-    shower, out = live(clock, monkeypatch)
+    display, out = live(clock, monkeypatch)
     try:
         for number in range(100):
-            shower.show(replace(VIEW, directory=f"/{number}/"))
+            display.show(replace(VIEW, directory=f"/{number}/"))
             clock.advance(0.02)
         assert out.getvalue().count("directory") == 8
     finally:
-        shower.close()
+        display.close()
 
     assert "/99/" in out.getvalue(), "the last view stays"
     assert out.getvalue().endswith("\x1b[?25h"), "the cursor is back"
-    shower.close()
+    display.close()
 
 
 def test_what_happens_is_printed_above_the_live_view_but_for_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
-    shower, out = live(ManualClock(), monkeypatch)
-    shower.say(event("started", "attempt 0 with 2 workers"))
-    shower.show(VIEW)
-    shower.say(event("checkpoint", "step 100"))
-    shower.say(event("failed", "rank 1: [red]\x1b[2J"))
-    shower.close()
+    display, out = live(ManualClock(), monkeypatch)
+    display.print_event(event("started", "attempt 0 with 2 workers"))
+    display.show(VIEW)
+    display.print_event(event("checkpoint", "step 100"))
+    display.print_event(event("failed", "rank 1: [red]\x1b[2J"))
+    display.close()
 
     said = out.getvalue()
     assert r"failed: rank 1: [red]\x1b[2J" in said
@@ -335,20 +335,20 @@ def test_what_happens_is_printed_above_the_live_view_but_for_checkpoints(monkeyp
     assert said.index("started: attempt 0") < said.index("run 251116") < said.index("failed: rank 1")
 
 
-def test_lines_of_workers_scroll_above_the_live_view_and_obey_nothing(
+def test_lines_of_workers_scroll_above_the_live_view_without_control_characters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    shower, out = live(ManualClock(), monkeypatch)
-    shower.show(VIEW)
-    shower.write(3, ["\x1b[31mred\x1b[0m \x1b]0;title\x07\x1b[2J[bold]plain", " 10%\r 20%"])
-    shower.write(None, [f"line {number}" for number in range(1_000)])
-    shower.close()
+    display, out = live(ManualClock(), monkeypatch)
+    display.show(VIEW)
+    display.write(3, ["\x1b[31mred\x1b[0m \x1b]0;title\x07\x1b[2J[bold]plain", " 10%\r 20%"])
+    display.write(None, [f"line {number}" for number in range(1_000)])
+    display.close()
 
     said = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())  # its colours
     assert "[3] red [bold]plain" in said
     assert "[3]  20%" in said
     assert "title" not in said
-    assert "[strata: 900 lines are left out here; `strata logs` shows all]" in said
+    assert "[strata: 900 lines omitted; `strata logs` shows all]" in said
     assert "line 999" in said
     assert "line 899" not in said
 
@@ -356,9 +356,9 @@ def test_lines_of_workers_scroll_above_the_live_view_and_obey_nothing(
 def test_lines_of_workers_go_to_stdout_if_that_is_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     terminal, file = Terminal(), io.StringIO()
-    shower = LiveShower(terminal, ManualClock(), file)
-    shower.write(0, ["\x1b[31mred\x1b[0m"])
-    shower.close()
+    display = LiveDisplay(terminal, ManualClock(), file)
+    display.write(0, ["\x1b[31mred\x1b[0m"])
+    display.close()
 
     assert file.getvalue() == "[0] red\n"
     assert "red" not in terminal.getvalue()
@@ -380,36 +380,36 @@ def terminal() -> Iterator[tuple[int, TextIO]]:
 def test_a_terminal_gets_the_live_view_unless_it_is_a_dumb_one(monkeypatch: pytest.MonkeyPatch) -> None:
     with terminal() as (_, stream):
         monkeypatch.setenv("TERM", "xterm")
-        assert isinstance(shower_for(stream, ManualClock()), LiveShower)
+        assert isinstance(display_for(stream, ManualClock()), LiveDisplay)
         monkeypatch.setenv("TERM", "dumb")
-        assert isinstance(shower_for(stream, ManualClock()), PlainShower)
+        assert isinstance(display_for(stream, ManualClock()), PlainDisplay)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("FORCE_COLOR", "1")
-    assert isinstance(shower_for(io.StringIO(), ManualClock()), PlainShower)
+    assert isinstance(display_for(io.StringIO(), ManualClock()), PlainDisplay)
 
 
-def test_a_terminal_that_is_closed_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_terminal_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     clock = ManualClock()
     with terminal() as (outside, stream):
-        shower = shower_for(stream, clock)
-        shower.show(VIEW)
+        display = display_for(stream, clock)
+        display.show(VIEW)
         os.close(outside)
         clock.advance(1.0)
-        shower.show(VIEW)
-        shower.say(event("failed", "x"))
-        shower.close()
+        display.show(VIEW)
+        display.print_event(event("failed", "x"))
+        display.close()
 
 
 def test_a_terminal_that_is_stopped_holds_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody reads what is written to it, as after Ctrl-S."""
+    """A stream without a reader, as after Ctrl-S."""
     monkeypatch.setenv("TERM", "xterm")
     clock = ManualClock()
     with terminal() as (outside, stream):
-        shower = shower_for(stream, clock)
+        display = display_for(stream, clock)
         for number in range(60):
-            shower.say(event("hung", f"event {number}"))
-            shower.show(VIEW)
+            display.print_event(event("hung", f"event {number}"))
+            display.show(VIEW)
             clock.advance(1.0)
         os.set_blocking(outside, False)
         said = b""
@@ -417,9 +417,9 @@ def test_a_terminal_that_is_stopped_holds_up_nothing(monkeypatch: pytest.MonkeyP
             with contextlib.suppress(BlockingIOError):
                 said += os.read(outside, 1 << 16)
             clock.advance(1.0)
-            shower.show(VIEW)
+            display.show(VIEW)
             if b"event 59" in said:
                 break
         assert b"event 59" in said
         os.close(outside)
-        shower.close()
+        display.close()

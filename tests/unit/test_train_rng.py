@@ -1,4 +1,4 @@
-"""Random generators go on as if nothing had happened."""
+"""Random generators resume exactly."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_what_was_taken_gives_the_same_numbers_again() -> None:
     assert [numbers() for _ in range(3)] == first
 
 
-def test_a_rank_of_its_own_derives_numbers_of_its_own_and_always_the_same() -> None:
+def test_a_new_rank_derives_its_own_numbers_and_always_the_same() -> None:
     states = rng.take()
     own = numbers()
     found = {}

@@ -12,7 +12,7 @@ from strata.train.agreement import Agreement, Due
 DEADLINE_S = 30.0
 
 
-def test_nothing_is_due_unless_somebody_asks() -> None:
+def test_nothing_is_due_without_a_request() -> None:
     agreement = Agreement()
     assert all(agreement.take_due(step, timeout_s=0.0) == [] for step in range(5))
 
@@ -48,7 +48,7 @@ def test_training_waits_at_its_limit_until_the_step_is_known() -> None:
     assert found == [[due]]
 
 
-def test_training_goes_on_when_nothing_comes_of_it() -> None:
+def test_training_continues_when_an_agreement_fails() -> None:
     agreement = Agreement()
     agreement.set_limit()
     agreement.give_up()
@@ -75,7 +75,7 @@ class World:
         self.found: dict[int, int] = {}
 
     def answer(self, rank: int) -> None:
-        """The thread beside a rank's training gets its turn."""
+        """Let the thread beside a rank's training run."""
         if rank not in self.limits:
             self.limits[rank] = self.ranks[rank].set_limit()
         elif len(self.limits) == len(self.ranks) and rank not in self.told:
@@ -83,7 +83,7 @@ class World:
             self.ranks[rank].agree(Due("stop", max(self.limits.values()), "asked"))
 
     def train(self, rank: int) -> None:
-        """One step, unless it would have to wait for the others or at its limit."""
+        """Make one step, unless it would have to wait."""
         step = self.done[rank] + 1
         is_held = rank in self.limits and rank not in self.told and step >= self.limits[rank]
         if rank in self.found or is_held or self.done[rank] > min(self.done):

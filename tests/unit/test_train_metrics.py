@@ -1,4 +1,4 @@
-"""What can be seen of a training from beside it: rows a second, and the save under way."""
+"""Metrics of a context: the row rate and the save in progress."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from strata.clock import ManualClock
 from strata.launch.environment import METRICS, NOT_SAVING
-from strata.train.gauges import WINDOW_S, Gauges
+from strata.train.metrics import WINDOW_S, Gauges
 
 
 @dataclass
@@ -35,23 +35,23 @@ def test_rows_a_second_are_those_of_all_loaders_over_the_last_seconds() -> None:
     gauges = Gauges(clock)
     gauges.add_rows(first)
     gauges.add_rows(second)
-    assert "rows_per_s" not in gauges.look(), "there is nothing to compare with yet"
+    assert "rows_per_s" not in gauges.read(), "there is nothing to compare with yet"
     for _ in range(5):
         clock.advance(1.0)
         first.number += 100
         second.number += 20
-        assert gauges.look()["rows_per_s"] == pytest.approx(120)
+        assert gauges.read()["rows_per_s"] == pytest.approx(120)
     for _ in range(int(WINDOW_S) - 1):
         clock.advance(1.0)
-        assert 0 < gauges.look()["rows_per_s"] < 120
+        assert 0 < gauges.read()["rows_per_s"] < 120
     for _ in range(5):
         clock.advance(1.0)
-        rate = gauges.look()["rows_per_s"]
+        rate = gauges.read()["rows_per_s"]
     assert rate == 0, "what is longer ago does not count"
 
 
-def test_without_a_loader_nothing_is_said_of_rows() -> None:
-    assert Gauges(ManualClock()).look() == {METRICS.saving_step: NOT_SAVING}
+def test_without_a_loader_there_is_no_row_rate() -> None:
+    assert Gauges(ManualClock()).read() == {METRICS.saving_step: NOT_SAVING}
 
 
 def test_counts_that_were_set_back_begin_anew() -> None:
@@ -59,13 +59,13 @@ def test_counts_that_were_set_back_begin_anew() -> None:
     gauges = Gauges(clock)
     gauges.add_rows(rows)
     rows.number = 1_000
-    gauges.look()
+    gauges.read()
     clock.advance(1.0)
     rows.number = 10  # reset_metrics()
-    assert "rows_per_s" not in gauges.look()
+    assert "rows_per_s" not in gauges.read()
     clock.advance(1.0)
     rows.number = 40
-    assert gauges.look()["rows_per_s"] == pytest.approx(30)
+    assert gauges.read()["rows_per_s"] == pytest.approx(30)
 
 
 @given(st.lists(st.tuples(st.floats(0.01, 5.0), st.integers(0, 1_000)), min_size=30, max_size=60))
@@ -75,19 +75,19 @@ def test_a_rate_is_never_below_the_slowest_nor_above_the_fastest_moment(
     clock, rows = ManualClock(), Rows()
     gauges = Gauges(clock)
     gauges.add_rows(rows)
-    gauges.look()
+    gauges.read()
     rates = []
     for seconds, number in moments:
         clock.advance(seconds)
         rows.number += number
         rates.append(number / seconds)
-        assert min(rates) * 0.999 <= gauges.look()["rows_per_s"] <= max(rates) * 1.001
+        assert min(rates) * 0.999 <= gauges.read()["rows_per_s"] <= max(rates) * 1.001
 
 
-def test_a_save_is_told_of_while_it_is_under_way() -> None:
+def test_a_save_in_progress_is_reported() -> None:
     gauges, save = Gauges(ManualClock()), Save(step=50)
     gauges.save = save
     save.progress = 0.25
-    assert gauges.look() == {METRICS.saving_step: 50.0, METRICS.saving_fraction: 0.25}
+    assert gauges.read() == {METRICS.saving_step: 50.0, METRICS.saving_fraction: 0.25}
     save.done = True
-    assert gauges.look() == {METRICS.saving_step: NOT_SAVING}
+    assert gauges.read() == {METRICS.saving_step: NOT_SAVING}

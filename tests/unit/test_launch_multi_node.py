@@ -26,8 +26,8 @@ def test_a_node_without_a_role_does_not_promise_another_number_of_workers(tmp_pa
             num_nodes=2,
             coordinator="127.0.0.1:1",
         )
-        shower: Any = SimpleNamespace()
-        agent = NodeAgent(RunDirectory(tmp_path, spec), shower, tmp_path / "door")
+        display: Any = SimpleNamespace()
+        agent = NodeAgent(RunDirectory(tmp_path, spec), display, tmp_path / "door")
         with pytest.raises(ConfigError, match="ask for 3 workers again in a moment"):
             agent.scale(3)
 

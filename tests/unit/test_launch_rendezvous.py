@@ -1,4 +1,4 @@
-"""Agents that speak to each other through a coordinator that is not always there."""
+"""Agents that exchange messages through a coordinator that may be down."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ import pytest
 
 from strata.errors import ConfigError, CoordinatorUnavailable, PermissionRefused
 from strata.launch.nodes import rendezvous
-from strata.launch.nodes.rendezvous import Meeting, Member, Outbox, Over
+from strata.launch.nodes.rendezvous import AgentGroup, Member, Outbox
+from strata.launch.protocol import RunOver
 
-OVER = Over("done", "2 workers are done")
+OVER = RunOver("done", "2 workers are done")
 
 
 class FakeCoordinator:
-    """The client and the worker of one member: who is in the job, and what was sent to whom."""
+    """Client and worker of one member: the members of the job, and the sent messages."""
 
     job_id = "job.nodes"
     lease_s = 5.0
@@ -30,7 +31,7 @@ class FakeCoordinator:
         self.sent: list[tuple[str, object]] = []
         self.num_calls = 0
         self.errors: list[Exception] = []
-        """Of the next calls that send."""
+        """Errors of the next calls that send."""
         self.on_look: Callable[[], None] = lambda: None
 
     async def list_workers(self, *, job_id: str) -> Any:
@@ -55,16 +56,16 @@ class FakeCoordinator:
         return []
 
 
-async def joined(coordinator: FakeCoordinator) -> Meeting:
-    made = Meeting(coordinator, coordinator, Member(coordinator.members[0], 1))  # type: ignore[arg-type]
-    await made.look()
+async def join_group(coordinator: FakeCoordinator) -> AgentGroup:
+    made = AgentGroup(coordinator, coordinator, Member(coordinator.members[0], 1))  # type: ignore[arg-type]
+    await made.refresh()
     return made
 
 
-def test_the_end_of_a_run_is_said_until_the_coordinator_takes_it_and_to_those_who_join_meanwhile() -> None:
+def test_the_end_of_a_run_is_sent_until_the_coordinator_accepts_it_and_to_late_members() -> None:
     async def scene() -> None:
         coordinator = FakeCoordinator("a@1", "b@2")
-        here = await joined(coordinator)
+        here = await join_group(coordinator)
         coordinator.errors = [CoordinatorUnavailable("it is away")] * 3
         looks = iter(range(100))
 
@@ -77,29 +78,29 @@ def test_the_end_of_a_run_is_said_until_the_coordinator_takes_it_and_to_those_wh
 
         coordinator.on_look = happen
         assert await here.dismiss(OVER) == []
-        assert coordinator.sent == [("b@2", "Over"), ("c@3", "Over")]
+        assert coordinator.sent == [("b@2", "RunOver"), ("c@3", "RunOver")]
 
     asyncio.run(scene())
 
 
-def test_who_was_told_and_does_not_leave_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "LEFT_S", 0.01)
+def test_the_wait_for_a_member_that_does_not_leave_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "LEAVE_S", 0.01)
 
     async def scene() -> None:
-        here = await joined(FakeCoordinator("a@1", "b@2"))
+        here = await join_group(FakeCoordinator("a@1", "b@2"))
         assert await here.dismiss(OVER) == []
 
     asyncio.run(scene())
 
 
-def test_who_could_not_be_told_in_more_than_a_lease_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "TELL_S", 0.01)
+def test_a_member_that_could_not_be_reached_for_a_lease_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "DISMISS_S", 0.01)
 
     async def scene() -> None:
         coordinator = FakeCoordinator("a@1", "b@2")
         coordinator.lease_s = 0.02
         coordinator.errors = [CoordinatorUnavailable("it is away")] * 1_000_000
-        here = await joined(coordinator)
+        here = await join_group(coordinator)
         began_s = asyncio.get_running_loop().time()
         assert [member.name for member in await here.dismiss(OVER)] == ["b"]
         assert asyncio.get_running_loop().time() - began_s > coordinator.lease_s
@@ -121,22 +122,24 @@ def test_who_could_not_be_told_in_more_than_a_lease_is_named(monkeypatch: pytest
 )
 def test_nodes_are_all_on_one_machine_or_all_where_others_reach_them(mine: str, others: list[str]) -> None:
     coordinator = FakeCoordinator(f"a@{mine}", *(f"b-{number}@{each}" for number, each in enumerate(others)))
-    rendezvous.check_reach(asyncio.run(joined(coordinator)))
+    rendezvous.check_reachable(asyncio.run(join_group(coordinator)))
 
 
 @pytest.mark.parametrize(("mine", "other"), [("127.0.0.1", "10.0.0.2"), ("10.0.0.2", "127.0.0.1"), ("::1", "node-2")])
-def test_a_node_at_a_loopback_address_beside_one_elsewhere_is_refused_with_the_cure(mine: str, other: str) -> None:
-    here = asyncio.run(joined(FakeCoordinator(f"a@{mine}", f"b@{other}")))
-    with pytest.raises(ConfigError, match=rf"this node is at {mine} and node b at {other}.* not localhost, or"):
-        rendezvous.check_reach(here)
+def test_a_loopback_node_beside_a_remote_one_is_refused_with_the_cure(mine: str, other: str) -> None:
+    here = asyncio.run(join_group(FakeCoordinator(f"a@{mine}", f"b@{other}")))
+    with pytest.raises(ConfigError, match=rf"this node has address {mine} and node b has {other}.* not localhost, or"):
+        rendezvous.check_reachable(here)
 
 
-def test_a_coordinator_whose_host_nobody_knows_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_coordinator_with_an_unknown_host_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def look_up(*_: object, **__: object) -> None:
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    with pytest.raises(ConfigError, match=r"host 'trainer-l' is not found from here \(Name or service not known\)"):
+    with pytest.raises(
+        ConfigError, match=r"cannot resolve the coordinator's host 'trainer-l' \(Name or service not known\)"
+    ):
         rendezvous.own_address("trainer-l:50051")
 
 
@@ -148,34 +151,34 @@ def test_the_way_to_a_coordinator_on_this_machine_is_the_loopback() -> None:
 # -- who may speak -----------------------------------------------------------------------------------------------------
 
 
-def test_a_member_that_may_not_speak_hears_why_and_what_it_needs_and_does_not_try_for_ever() -> None:
+def test_a_member_without_permission_raises_the_cure_and_stops_retrying() -> None:
     async def scene() -> None:
         coordinator = FakeCoordinator("a@1", "b@2")
         coordinator.errors = [PermissionRefused("SendCommand needs the role admin, this token has worker")] * 2
-        here = await joined(coordinator)
+        here = await join_group(coordinator)
         outbox = Outbox(here)
-        outbox.say("b@2", OVER)
+        outbox.send("b@2", OVER)
         for _ in range(20):
             await asyncio.sleep(0)
         assert coordinator.num_calls == 1
-        with pytest.raises(PermissionRefused, match=r"this token has worker.* needs a token of the role admin"):
-            await here.hear()
+        with pytest.raises(PermissionRefused, match=r"this token has worker.* needs a token with the role admin"):
+            await here.receive()
         assert [member.name for member in await here.dismiss(OVER)] == ["b"]
         await outbox.close()
 
     asyncio.run(scene())
 
 
-def test_what_a_coordinator_that_was_away_did_not_take_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "AGAIN_S", 0.001)
+def test_a_message_that_the_coordinator_missed_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "RETRY_S", 0.001)
 
     async def scene() -> None:
         coordinator = FakeCoordinator("a@1", "b@2")
         coordinator.errors = [CoordinatorUnavailable("it is away")] * 2
-        outbox = Outbox(await joined(coordinator))
-        outbox.say("b@2", OVER)
+        outbox = Outbox(await join_group(coordinator))
+        outbox.send("b@2", OVER)
         await asyncio.sleep(0.1)
-        assert (coordinator.num_calls, coordinator.sent) == (3, [("b@2", "Over")])
+        assert (coordinator.num_calls, coordinator.sent) == (3, [("b@2", "RunOver")])
         await outbox.close()
 
     asyncio.run(scene())

@@ -1,4 +1,4 @@
-"""Functions that are handed to workers: what is written, who may have written it, and what cannot be."""
+"""Functions that run on workers: files, permissions and errors."""
 
 from __future__ import annotations
 
@@ -13,29 +13,33 @@ from typing import Any
 import pytest
 
 from strata.errors import ConfigError, InvalidArgument, LimitExceeded, RunFailed
-from strata.launch.environment import Place, environment
+from strata.identity import Identity
+from strata.launch.environment import WorkerSpec, worker_environment
 from strata.train import function as calling
 from strata.train.function import Call, read_call, read_error, read_result, write_call
 
 
 @pytest.fixture
 def call_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """With a search path that is put back afterwards."""
+    """Restore the search path afterwards."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     return tmp_path / "call" / calling.FUNCTION
 
 
 @pytest.fixture
 def work(call_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Any]], Path]:
-    """Does what a worker of attempt 3, rank 1, does with a function; gives the directory of results."""
+    """Act as a worker of attempt 3, rank 1; return the directory of results."""
 
     def run(function: Callable[..., Any]) -> Path:
         write_call(call_path, Call(function, (), {}))
-        place = Place(
-            run="r", attempt=3, rank=1, world_size=2, local_rank=1, local_world_size=2, master_port=1, coordinator="",
+        worker_spec = WorkerSpec(
+            identity=Identity(
+                run="r", attempt=3, rank=1, world_size=2, local_rank=1, local_world_size=2, master_port=1
+            ),
+            coordinator="",
             checkpoints="",
-        )  # fmt: skip
-        for name, value in environment(place).items():
+        )
+        for name, value in worker_environment(worker_spec).items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(sys, "argv", ["calling", str(call_path)])
         calling.main()
@@ -58,14 +62,14 @@ def test_a_function_of_this_very_test_arrives_with_its_arguments_and_search_path
     assert sys.path == list(dict.fromkeys([*theirs, "/other"]))
 
 
-def test_on_a_machine_without_the_directory_of_runs_the_worker_says_so(call_path: Path, work: Any) -> None:
+def test_a_worker_without_the_run_directory_reports_it(call_path: Path, work: Any) -> None:
     work(int)
     shutil.rmtree(call_path.parent)
-    with pytest.raises(ConfigError, match=r"is not on this machine; .* share the directory of runs"):
+    with pytest.raises(ConfigError, match=r"is not on this machine; .* set STRATA_RUNS_DIR"):
         calling.main()
 
 
-def test_nobody_else_can_read_what_is_written(call_path: Path, work: Any) -> None:
+def test_only_this_user_can_read_the_files(call_path: Path, work: Any) -> None:
     before = os.umask(0)
     try:
         work(lambda: 1)
@@ -77,11 +81,11 @@ def test_nobody_else_can_read_what_is_written(call_path: Path, work: Any) -> Non
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o666])
-def test_what_others_may_have_written_or_read_is_not_loaded(call_path: Path, mode: int) -> None:
+def test_files_that_others_can_write_or_read_are_not_loaded(call_path: Path, mode: int) -> None:
     write_call(call_path, Call(print, (), {}))
     call_path.chmod(mode)
 
-    with pytest.raises(ConfigError, match=r"not this user's alone.*STRATA_RUNS_DIR"):
+    with pytest.raises(ConfigError, match=r"does not belong to this user alone.*STRATA_RUNS_DIR"):
         read_call(call_path)
 
 
@@ -94,29 +98,29 @@ def test_a_link_is_not_followed(call_path: Path) -> None:
         read_call(link)
 
 
-def test_what_cannot_be_handed_over_is_named_and_nothing_is_left(call_path: Path) -> None:
+def test_what_cannot_be_pickled_is_named_and_leaves_no_file(call_path: Path) -> None:
     lock = threading.Lock()
     for call, named in (
         (Call(max, (1, lock), {}), "argument 2 of max, a lock,"),
         (Call(max, (1,), {"key": lock}), "argument 'key' of max, a lock,"),
-        (Call(lambda: lock, (), {}), "the function test_what_cannot.*, with what it uses of its script,"),
+        (Call(lambda: lock, (), {}), "the function test_what_cannot.*, with the globals that it uses,"),
     ):
-        with pytest.raises(InvalidArgument, match=f"{named} cannot be handed to workers.*inside the function"):
+        with pytest.raises(InvalidArgument, match=f"{named} cannot be pickled for the workers.*inside the function"):
             write_call(call_path, call)
     assert list(call_path.parent.iterdir()) == []
 
 
-def test_what_is_too_large_to_hand_over_is_refused_with_the_cure(
-    call_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_that_is_too_large_is_refused_with_the_cure(call_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calling, "MAX_CALL_BYTES", 1 << 20)
 
-    with pytest.raises(LimitExceeded, match="more than 1 MiB; put what is large into a file"):
+    with pytest.raises(LimitExceeded, match="exceed 1 MiB; write large objects to a file"):
         write_call(call_path, Call(len, (bytes(1 << 20),), {}))
     assert list(call_path.parent.iterdir()) == []
 
 
-def test_without_cloudpickle_it_is_said_how_to_get_it(call_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_cloudpickle_the_error_names_the_install_command(
+    call_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
 
     with pytest.raises(ConfigError, match=r"strata-runtime\[functions\]"):
@@ -128,18 +132,18 @@ def test_a_result_is_that_of_its_rank_and_attempt(work: Any) -> None:
 
     assert read_result(directory, 3, 1) == {"loss": 0.5}
     for attempt, rank in ((2, 1), (3, 0)):
-        with pytest.raises(RunFailed, match=f"rank {rank} ended without a result; the function must return"):
+        with pytest.raises(RunFailed, match=f"rank {rank} exited without a result; let the function return"):
             read_result(directory, attempt, rank)
 
 
-def test_a_result_that_cannot_be_kept_does_not_fail_the_worker(work: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_that_cannot_be_stored_does_not_fail_the_worker(work: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = work(threading.Lock)
-    with pytest.raises(RunFailed, match=r"a lock, cannot be pickled.*return where it is"):
+    with pytest.raises(RunFailed, match=r"a lock, cannot be pickled.*return its path"):
         read_result(directory, 3, 1)
 
     monkeypatch.setattr(calling, "MAX_RESULT_BYTES", 1 << 20)
     directory = work(lambda: bytes(1 << 20))
-    with pytest.raises(RunFailed, match=r"more than 1 MiB; save it"):
+    with pytest.raises(RunFailed, match=r"exceeds 1 MiB; save it"):
         read_result(directory, 3, 1)
 
 
@@ -157,7 +161,7 @@ def test_a_function_that_raises_leaves_its_traceback_without_our_frames(work: An
     assert "strata/train/function.py" not in said
 
 
-def test_what_a_worker_cannot_import_is_said_by_its_name(call_path: Path, tmp_path: Path) -> None:
+def test_a_module_that_a_worker_cannot_import_is_named(call_path: Path, tmp_path: Path) -> None:
     module = tmp_path / "only_here_for_a_moment.py"
     module.write_text("def train():\n    pass\n")
     sys.path.append(str(tmp_path))
@@ -167,14 +171,14 @@ def test_what_a_worker_cannot_import_is_said_by_its_name(call_path: Path, tmp_pa
     del sys.modules["only_here_for_a_moment"]
     module.unlink()
 
-    with pytest.raises(ConfigError, match=r"cannot be loaded in a worker \(ModuleNotFoundError.*only_here"):
+    with pytest.raises(ConfigError, match=r"cannot load the function in a worker \(ModuleNotFoundError.*only_here"):
         read_call(call_path)
 
 
-def test_a_result_that_cannot_be_read_here_is_no_crash(work: Any) -> None:
+def test_an_unreadable_result_raises_run_failed(work: Any) -> None:
     directory = work(lambda: 1)
     result = directory / "attempt-003-rank-1.result"
     result.write_bytes(b"no pickle")
 
-    with pytest.raises(RunFailed, match="what rank 1 gave back cannot be read here"):
+    with pytest.raises(RunFailed, match="cannot read the result of rank 1"):
         read_result(directory, 3, 1)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.launch.record.failure import MAX_BYTES, MAX_CHARS, cause, last_lines, last_words, tail_start
+from strata.launch.record.log import MAX_CAUSE_CHARS, MAX_END_BYTES, cause, last_lines, last_words, tail_start
 from strata.printing import log_line
 
 TRACEBACK = """\
@@ -56,7 +56,7 @@ def log_of(tmp_path: Path, text: str | bytes) -> Path:
         ("print('step 7', flush=True); print(); import os; os.kill(os.getpid(), 9)", "step 7"),
     ],
 )
-def test_the_cause_is_what_python_says_of_its_own_end(tmp_path: Path, code: str, words: str) -> None:
+def test_the_cause_is_the_exception_that_python_prints(tmp_path: Path, code: str, words: str) -> None:
     path = tmp_path / "rank-0.log"
     with path.open("wb") as log:
         subprocess.run([sys.executable, "-I", "-S", "-c", code], stdout=log, stderr=log, check=False, cwd=tmp_path)
@@ -82,7 +82,7 @@ def test_the_prefix_that_torch_gives_to_a_traceback_is_left_out(tmp_path: Path) 
     assert last_words(log_of(tmp_path, f"epoch 3\n{prefixed}")) == "ValueError: bad row 7"
 
 
-def test_of_a_group_the_last_traceback_in_it_is_told() -> None:
+def test_of_an_exception_group_the_last_traceback_is_the_cause() -> None:
     lines = [
         "  + Exception Group Traceback (most recent call last):",
         '  |   File "x.py", line 8, in <module>',
@@ -103,7 +103,7 @@ def test_a_traceback_that_was_cut_leaves_its_last_line() -> None:
 
 
 def test_a_cause_has_an_end(tmp_path: Path) -> None:
-    assert len(last_words(log_of(tmp_path, "x" * 10_000))) == MAX_CHARS
+    assert len(last_words(log_of(tmp_path, "x" * 10_000))) == MAX_CAUSE_CHARS
     assert last_words(log_of(tmp_path, "ValueError: " + "y" * 10_000)).endswith("y…")
 
 
@@ -130,7 +130,7 @@ def test_a_log_that_is_empty_or_missing_has_no_last_words(tmp_path: Path) -> Non
         ("naïve – 你好", "naïve – 你好"),
     ],
 )
-def test_what_only_a_terminal_understands_is_taken_out(line: str, shown: str) -> None:
+def test_control_characters_are_removed(line: str, shown: str) -> None:
     assert log_line(line) == shown
 
 
@@ -158,7 +158,7 @@ def test_the_last_lines_come_from_the_end_and_not_more_is_read(tmp_path: Path) -
     assert last_lines(path, 3) == ["line 99997", "line 99998", "line 99999"]
     all_of_it = last_lines(path)
     assert all_of_it[-1] == "line 99999"
-    assert sum(len(line) + 1 for line in all_of_it) <= MAX_BYTES
+    assert sum(len(line) + 1 for line in all_of_it) <= MAX_END_BYTES
     assert all(line.startswith("line ") for line in all_of_it), "the first is a whole one"
     assert last_lines(path, 2, max_bytes=15) == ["line 99999"]
     assert last_lines(path, 0) == []
@@ -175,6 +175,6 @@ def test_the_start_of_the_tail_is_that_of_a_line(lines: list[bytes], num_lines: 
         assert tail == whole[len(whole) - min(num_lines, len(whole)) :]
 
 
-def test_a_log_that_cannot_be_read_tells_nothing(tmp_path: Path) -> None:
+def test_an_unreadable_log_has_no_cause(tmp_path: Path) -> None:
     for path in (tmp_path / "none.log", tmp_path):  # the second is EISDIR, as EIO or ESTALE are elsewhere
         assert (last_lines(path), last_words(path)) == ([], "")

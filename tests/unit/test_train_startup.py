@@ -1,4 +1,4 @@
-"""Who a process is, and when it saves, from what it was told."""
+"""The identity of a process and its save strategy, from its environment."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import pytest
 
 from strata.checkpoint import Adaptive, AnyOf, EverySeconds, EverySteps, Manual
 from strata.errors import ConfigError
-from strata.launch.environment import JOINED, Place, environment
+from strata.identity import Identity
+from strata.launch.environment import JOINED, WorkerSpec, worker_environment
 from strata.train.context import decides_by_steps
-from strata.train.startup import _check_is_the_rank, _place_without_agent, _stop_when_asked, init, strategy_of
+from strata.train.startup import _check_is_the_rank, _spec_without_agent, _stop_when_asked, init, strategy_of
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,7 @@ from strata.train.startup import _check_is_the_rank, _place_without_agent, _stop
         (Manual(), Manual()),
     ],
 )
-def test_when_to_save_is_said_in_steps_or_time(every: object, strategy: object) -> None:
+def test_the_save_interval_is_steps_or_a_time(every: object, strategy: object) -> None:
     assert strategy_of(every) == strategy  # type: ignore[arg-type]
 
 
@@ -60,22 +61,32 @@ def test_a_misspelt_argument_is_refused_with_the_one_that_was_meant(name: str, c
         init(**{name: 3})
 
 
-def test_a_process_that_nobody_started_is_a_world_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_a_launcher_is_a_world_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/somewhere/train.py", "--lr", "1"])
-    place = _place_without_agent({"HOME": "/root"})
-    assert (place.rank, place.world_size, place.run, place.coordinator) == (0, 1, "train", "")
-    assert place.checkpoints == "checkpoints/train"
+    worker_spec = _spec_without_agent({"HOME": "/root"})
+    assert (
+        worker_spec.identity.rank,
+        worker_spec.identity.world_size,
+        worker_spec.identity.run,
+        worker_spec.coordinator,
+    ) == (
+        0,
+        1,
+        "train",
+        "",
+    )
+    assert worker_spec.checkpoints == "checkpoints/train"
 
 
 @pytest.mark.parametrize(("program", "name"), [("-c", "c"), ("", "run"), ("my job (1).py", "my-job--1-"), ("…", "run")])
 def test_any_program_has_a_name_that_a_job_can_have(monkeypatch: pytest.MonkeyPatch, program: str, name: str) -> None:
     monkeypatch.setattr(sys, "argv", [program])
-    assert _place_without_agent({}).run == name
+    assert _spec_without_agent({}).identity.run == name
 
 
 def test_under_torchrun_it_is_one_of_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["train.py"])
-    place = _place_without_agent(
+    worker_spec = _spec_without_agent(
         {
             "RANK": "3",
             "WORLD_SIZE": "4",
@@ -87,34 +98,33 @@ def test_under_torchrun_it_is_one_of_its_ranks(monkeypatch: pytest.MonkeyPatch) 
             "MASTER_PORT": "29500",
         }
     )
-    assert (place.rank, place.world_size, place.local_rank, place.local_world_size) == (3, 4, 1, 2)
-    assert place.session == "night/2/10.0.0.1:29500"
+    assert (
+        worker_spec.identity.rank,
+        worker_spec.identity.world_size,
+        worker_spec.identity.local_rank,
+        worker_spec.identity.local_world_size,
+    ) == (3, 4, 1, 2)
+    assert worker_spec.identity.session == "night/2/10.0.0.1:29500"
 
 
-PLACE = Place(
-    run="job",
-    attempt=0,
-    rank=1,
-    world_size=2,
-    local_rank=1,
-    local_world_size=2,
-    master_port=1,
+WORKER_SPEC = WorkerSpec(
+    identity=Identity(run="job", attempt=0, rank=1, world_size=2, local_rank=1, local_world_size=2, master_port=1),
     coordinator="unix:/nowhere",
     checkpoints="ckpt",
 )
 
 
-def test_a_process_joins_once_and_what_it_starts_does_not() -> None:
-    variables = environment(PLACE)
+def test_a_process_joins_once_and_its_children_do_not() -> None:
+    variables = worker_environment(WORKER_SPEC)
     _check_is_the_rank(variables)
-    with pytest.raises(ConfigError, match="was called before in this process"):
+    with pytest.raises(ConfigError, match="was already called in this process"):
         _check_is_the_rank({**variables, JOINED: str(os.getpid())})
-    with pytest.raises(ConfigError, match="process 1 is rank 1 of run 'job' already"):
+    with pytest.raises(ConfigError, match="process 1 is already rank 1 of run 'job'"):
         _check_is_the_rank({**variables, JOINED: "1"})
 
 
 class Asked:
-    """A membership of which only wishes count."""
+    """A fake membership that records requests."""
 
     def __init__(self) -> None:
         self.reasons: list[str] = []
@@ -123,7 +133,7 @@ class Asked:
         self.reasons.append(reason)
 
 
-def test_a_signal_to_end_is_a_wish_of_the_rank_and_ends_what_it_has_forked() -> None:
+def test_sigterm_requests_a_stop_in_the_rank_and_ends_its_forked_children() -> None:
     before, asked = signal.getsignal(signal.SIGTERM), Asked()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:

@@ -1,4 +1,4 @@
-"""Workers die in every way that there is, without a process."""
+"""The supervisor's decisions, without processes."""
 
 from __future__ import annotations
 
@@ -11,21 +11,19 @@ from hypothesis import strategies as st
 
 from strata.errors import ConfigError
 from strata.launch.environment import STOPPED
+from strata.launch.protocol import DumpStacks, KillWorkers, WorkerExit
 from strata.launch.spec import Size
 from strata.launch.supervisor import (
-    END_AGAIN_S,
+    KILL_AGAIN_S,
     LONGEST_PAUSE_S,
     MAX_ALIKE,
+    Action,
     AskToStop,
-    DumpStacks,
-    End,
-    Exited,
     Finish,
-    Order,
+    Note,
     Phase,
-    Start,
+    StartAttempt,
     Supervisor,
-    Tell,
 )
 
 KILLED = -signal.SIGKILL
@@ -35,28 +33,28 @@ def supervisor(at_least: int = 2, at_most: int | None = None, *, max_restarts: i
     return Supervisor(Size(at_least, at_most or at_least), max_restarts, grace_s=30.0)
 
 
-def orders_of(found: list[Order]) -> list[Order]:
-    """Without what is only told."""
-    return [order for order in found if not isinstance(order, Tell)]
+def orders_of(found: list[Action]) -> list[Action]:
+    """Return the actions without the notes."""
+    return [order for order in found if not isinstance(order, Note)]
 
 
-def fail(run: Supervisor, rank: int = 0, code: int = KILLED, words: str = "", now_s: float = 0.0) -> list[Order]:
-    """One worker fails, the others are ended; what is ordered then."""
-    found = orders_of(run.exited(Exited(rank, code, words), now_s=now_s))
+def fail(run: Supervisor, rank: int = 0, code: int = KILLED, words: str = "", now_s: float = 0.0) -> list[Action]:
+    """Let one worker fail and the others be killed; return the actions that follow."""
+    found = orders_of(run.exited(WorkerExit(rank, code, words), now_s=now_s))
     if run.running:
-        assert found == [End(tuple(sorted(run.running)))]
+        assert found == [KillWorkers(run.attempt, tuple(sorted(run.running)))]
         found = []
     for other in sorted(run.running):
-        found += orders_of(run.exited(Exited(other, KILLED), now_s=now_s))
+        found += orders_of(run.exited(WorkerExit(other, KILLED), now_s=now_s))
     return found
 
 
 def test_a_run_is_done_when_all_workers_are() -> None:
     run = supervisor(3)
-    assert orders_of(run.begin(now_s=0.0)) == [Start(0, 3)]
-    assert run.exited(Exited(1, 0), now_s=1.0) == []
-    assert run.exited(Exited(0, 0), now_s=1.0) == []
-    assert run.exited(Exited(2, 0), now_s=2.0) == [Finish("done", "3 workers are done")]
+    assert orders_of(run.begin(now_s=0.0)) == [StartAttempt(0, 3)]
+    assert run.exited(WorkerExit(1, 0), now_s=1.0) == []
+    assert run.exited(WorkerExit(0, 0), now_s=1.0) == []
+    assert run.exited(WorkerExit(2, 0), now_s=2.0) == [Finish("done", "3 workers are done")]
     assert run.phase is Phase.OVER
 
 
@@ -64,10 +62,10 @@ def test_when_one_fails_the_others_are_ended_and_the_first_is_the_cause() -> Non
     run = supervisor(3)
     run.begin(now_s=0.0)
     run.advanced(7)
-    found = run.exited(Exited(1, 1, "ValueError: bad row"), now_s=1.0)
-    assert found == [Tell("failed", "rank 1: exit code 1: ValueError: bad row", 0, 1), End((0, 2))]
-    assert run.exited(Exited(0, KILLED), now_s=1.0) == []
-    assert orders_of(run.exited(Exited(2, 1, "ConnectionReset"), now_s=1.0)) == [Start(1, 3)]
+    found = run.exited(WorkerExit(1, 1, "ValueError: bad row"), now_s=1.0)
+    assert found == [Note("failed", "rank 1: exit code 1: ValueError: bad row", 0, 1), KillWorkers(0, (0, 2))]
+    assert run.exited(WorkerExit(0, KILLED), now_s=1.0) == []
+    assert orders_of(run.exited(WorkerExit(2, 1, "ConnectionReset"), now_s=1.0)) == [StartAttempt(1, 3)]
     assert run.cause is None
 
 
@@ -76,7 +74,7 @@ def test_an_attempt_that_made_a_step_is_followed_at_once() -> None:
     run.begin(now_s=0.0)
     for attempt in range(3):
         run.advanced(attempt)
-        assert fail(run) == [Start(attempt + 1, 2)]
+        assert fail(run) == [StartAttempt(attempt + 1, 2)]
 
 
 def test_attempts_without_a_step_are_followed_later_and_later() -> None:
@@ -90,13 +88,13 @@ def test_attempts_without_a_step_are_followed_later_and_later() -> None:
         low = now_s
         while not (found := run.tick(now_s=now_s)):
             now_s += 0.05
-        assert orders_of(found) == [Start(attempt + 1, 2)]
+        assert orders_of(found) == [StartAttempt(attempt + 1, 2)]
         pauses_s.append(now_s - low)
     assert pauses_s[0] <= 0.2
     assert all(later >= sooner - 0.06 for sooner, later in itertools.pairwise(pauses_s))
     assert LONGEST_PAUSE_S - 0.1 <= pauses_s[-1] <= LONGEST_PAUSE_S + 0.1
     run.advanced(5)
-    assert fail(run, now_s=now_s) == [Start(13, 2)]
+    assert fail(run, now_s=now_s) == [StartAttempt(13, 2)]
 
 
 def test_no_more_restarts_than_are_allowed() -> None:
@@ -104,9 +102,9 @@ def test_no_more_restarts_than_are_allowed() -> None:
     run.begin(now_s=0.0)
     for _ in range(2):
         run.advanced(1)
-        assert isinstance(fail(run)[0], Start)
+        assert isinstance(fail(run)[0], StartAttempt)
     run.advanced(9)
-    assert fail(run) == [Finish("failed", "rank 0: killed by SIGKILL (2 restarts are spent)")]
+    assert fail(run) == [Finish("failed", "rank 0: killed by SIGKILL (all 2 restarts used)")]
     assert run.tick(now_s=1e9) == []
     assert supervisor(max_restarts=0).begin(now_s=0.0)
 
@@ -116,18 +114,18 @@ def test_a_worker_that_fails_on_its_own_input_stops_the_run_with_the_reason() ->
     run.begin(now_s=0.0)
     for _ in range(MAX_ALIKE - 1):
         run.advanced(7)
-        assert isinstance(fail(run, 1, 1, "ValueError: row 7 is bad")[0], Start)
+        assert isinstance(fail(run, 1, 1, "ValueError: row 7 is bad")[0], StartAttempt)
     run.advanced(7)
     assert fail(run, 1, 1, "ValueError: row 7 is bad") == [
-        Finish("failed", "rank 1: exit code 1: ValueError: row 7 is bad (3 times in a row at the same place)")
+        Finish("failed", "rank 1: exit code 1: ValueError: row 7 is bad (3 times in a row at the same step)")
     ]
 
 
 def test_a_place_is_known_as_exactly_as_steps_are_seen() -> None:
-    """Of steps that take a millisecond only every hundredth is seen, and not always the same ones."""
+    """Of steps that take a millisecond, only about every hundredth is reported."""
     run = supervisor(max_restarts=100)
     run.begin(now_s=0.0)
-    found: list[Order] = []
+    found: list[Action] = []
     for seen in ([100, 220, 340], [180, 290], [120, 260, 350]):
         for step in seen:
             run.advanced(step)
@@ -148,47 +146,47 @@ def test_failures_that_differ_are_not_the_input(changing: str) -> None:
             code=KILLED if changing == "killed" else 1,
             words=f"error {number}" if changing == "words" else "error",
         )
-        assert isinstance(found[0], Start)
+        assert isinstance(found[0], StartAttempt)
 
 
 def test_a_hung_worker_is_looked_at_then_killed_and_named() -> None:
     run = supervisor()
     run.begin(now_s=0.0)
     run.advanced(3)
-    assert orders_of(run.hung([1], 61.0)) == [DumpStacks((1,)), End((1,))]
+    assert orders_of(run.hung([1], 61.0)) == [DumpStacks(0, (1,)), KillWorkers(0, (1,))]
     assert run.hung([1], 62.0) == []
-    found = run.exited(Exited(1, KILLED, "whatever"), now_s=1.0)
-    assert found == [Tell("failed", "rank 1: killed by SIGKILL: no step for 61 s", 0, 1), End((0,))]
+    found = run.exited(WorkerExit(1, KILLED, "whatever"), now_s=1.0)
+    assert found == [Note("failed", "rank 1: killed by SIGKILL: no step for 61 s", 0, 1), KillWorkers(0, (0,))]
 
 
 def test_workers_that_wait_for_a_hung_one_are_looked_at_too() -> None:
     run = supervisor(3)
     run.begin(now_s=0.0)
     found = run.hung([2, 0], 61.0)
-    assert found[0] == Tell("hung", "no step for 61 s on ranks 0, 2; where they stand is in their logs", 0)
-    assert orders_of(found) == [DumpStacks((0, 2)), End((0, 2))]
+    assert found[0] == Note("hung", "no step for 61 s on ranks 0, 2; see the stacks in the logs", 0)
+    assert orders_of(found) == [DumpStacks(0, (0, 2)), KillWorkers(0, (0, 2))]
 
 
 @pytest.mark.parametrize("why", ["failed", "hung", "stopped"])
-def test_who_was_killed_and_does_not_end_is_killed_again_and_it_is_said(why: str) -> None:
+def test_a_killed_worker_that_does_not_exit_is_killed_again(why: str) -> None:
     run = supervisor(3)
     run.begin(now_s=0.0)
     if why == "failed":
-        run.exited(Exited(0, 1, "ValueError: bad row"), now_s=1.0)
+        run.exited(WorkerExit(0, 1, "ValueError: bad row"), now_s=1.0)
     elif why == "hung":
         run.hung([1, 2], 61.0)
     else:
         run.stop("strata stop", now_s=1.0, is_now=True)
-        run.exited(Exited(0, KILLED), now_s=1.0)
-    run.exited(Exited(1, KILLED), now_s=1.0)
-    for began_s in (1.0, 1.0 + END_AGAIN_S):
+        run.exited(WorkerExit(0, KILLED), now_s=1.0)
+    run.exited(WorkerExit(1, KILLED), now_s=1.0)
+    for began_s in (1.0, 1.0 + KILL_AGAIN_S):
         assert run.tick(now_s=began_s) == []
-        assert run.tick(now_s=began_s + END_AGAIN_S - 0.1) == []
-        told, *orders = run.tick(now_s=began_s + END_AGAIN_S)
+        assert run.tick(now_s=began_s + KILL_AGAIN_S - 0.1) == []
+        told, *orders = run.tick(now_s=began_s + KILL_AGAIN_S)
         left = (2,) if why != "hung" else (0, 2)
-        assert orders == [End(left)]
-        assert isinstance(told, Tell)
-        assert told.text.startswith("killed 30 s ago, and not known to have ended: rank")
+        assert orders == [KillWorkers(0, left)]
+        assert isinstance(told, Note)
+        assert " did not exit within 30 s of being killed; killing again" in told.text
 
 
 def test_asked_to_stop_workers_save_first_and_at_the_second_time_they_do_not() -> None:
@@ -196,9 +194,9 @@ def test_asked_to_stop_workers_save_first_and_at_the_second_time_they_do_not() -
     run.begin(now_s=0.0)
     assert orders_of(run.stop("Ctrl-C", now_s=0.0)) == [AskToStop("Ctrl-C")]
     assert run.tick(now_s=29.0) == []
-    assert orders_of(run.stop("Ctrl-C", now_s=1.0)) == [End((0, 1))]
-    run.exited(Exited(0, KILLED), now_s=1.0)
-    assert orders_of(run.exited(Exited(1, KILLED), now_s=1.0)) == [
+    assert orders_of(run.stop("Ctrl-C", now_s=1.0)) == [KillWorkers(0, (0, 1))]
+    run.exited(WorkerExit(0, KILLED), now_s=1.0)
+    assert orders_of(run.exited(WorkerExit(1, KILLED), now_s=1.0)) == [
         Finish("stopped", "Ctrl-C; 2 of 2 workers had to be killed")
     ]
 
@@ -208,24 +206,24 @@ def test_one_worker_is_not_several() -> None:
     run.begin(now_s=0.0)
     found = run.scale(1, now_s=1.0)
     assert AskToStop("scaling to 1 worker") in found
-    assert Tell("scaling", "from 2 to 1 worker: they save first", attempt=0) in found
+    assert Note("scaling", "from 2 to 1 worker; saving a checkpoint first", attempt=0) in found
 
 
 def test_workers_that_have_saved_end_the_run() -> None:
     run = supervisor()
     run.begin(now_s=0.0)
     run.stop("SIGTERM", now_s=0.0)
-    run.exited(Exited(0, STOPPED), now_s=1.0)
-    assert run.exited(Exited(1, STOPPED), now_s=1.0) == [Finish("stopped", "SIGTERM; the workers have saved")]
+    run.exited(WorkerExit(0, STOPPED), now_s=1.0)
+    assert run.exited(WorkerExit(1, STOPPED), now_s=1.0) == [Finish("stopped", "SIGTERM; the workers have saved")]
 
 
 def test_workers_that_do_not_stop_in_time_are_killed() -> None:
     run = supervisor()
     run.begin(now_s=0.0)
     run.stop("SIGTERM", now_s=10.0)
-    run.exited(Exited(0, STOPPED), now_s=11.0)
+    run.exited(WorkerExit(0, STOPPED), now_s=11.0)
     assert run.tick(now_s=39.9) == []
-    assert orders_of(run.tick(now_s=40.0)) == [End((1,))]
+    assert orders_of(run.tick(now_s=40.0)) == [KillWorkers(0, (1,))]
     assert run.tick(now_s=41.0) == []
 
 
@@ -233,31 +231,29 @@ def test_scripts_that_only_know_signals_all_get_their_grace() -> None:
     run = supervisor()
     run.begin(now_s=0.0)
     run.stop("SIGTERM", now_s=0.0)
-    assert run.exited(Exited(0, -signal.SIGTERM), now_s=1.0) == []
-    assert run.exited(Exited(1, -signal.SIGTERM), now_s=9.0) == [
-        Finish("stopped", "SIGTERM; the workers have ended, without a last checkpoint")
+    assert run.exited(WorkerExit(0, -signal.SIGTERM), now_s=1.0) == []
+    assert run.exited(WorkerExit(1, -signal.SIGTERM), now_s=9.0) == [
+        Finish("stopped", "SIGTERM; the workers exited without saving a checkpoint")
     ]
 
 
-def test_a_script_without_a_context_that_ends_well_at_the_signal_has_stopped_and_is_not_done() -> None:
+def test_a_script_without_a_context_that_exits_with_0_on_a_signal_is_stopped_not_done() -> None:
     run = supervisor()
     run.begin(now_s=0.0)
     run.stop("SIGTERM", now_s=0.0)
     run.signalled([0, 1])
-    run.exited(Exited(0, 0), now_s=1.0)
-    assert run.exited(Exited(1, 0), now_s=1.0) == [
-        Finish("stopped", "SIGTERM; the workers have ended as they were asked to")
-    ]
+    run.exited(WorkerExit(0, 0), now_s=1.0)
+    assert run.exited(WorkerExit(1, 0), now_s=1.0) == [Finish("stopped", "SIGTERM; the workers exited on request")]
 
 
-def test_a_script_without_a_context_that_ends_well_at_the_signal_goes_on_with_the_new_size() -> None:
+def test_a_script_without_a_context_that_exits_with_0_on_a_signal_restarts_with_the_new_size() -> None:
     run = supervisor(1, 2)
     run.begin(now_s=0.0)
     run.scale(1, now_s=0.0)
-    run.exited(Exited(0, 0), now_s=0.1)  # before it could be asked
+    run.exited(WorkerExit(0, 0), now_s=0.1)  # before it could be asked
     run.signalled([0, 1])
-    assert orders_of(run.exited(Exited(1, 0), now_s=1.0)) == [Start(1, 1)]
-    assert run.exited(Exited(0, 0), now_s=2.0) == [Finish("done", "1 worker is done")]
+    assert orders_of(run.exited(WorkerExit(1, 0), now_s=1.0)) == [StartAttempt(1, 1)]
+    assert run.exited(WorkerExit(0, 0), now_s=2.0) == [Finish("done", "1 worker is done")]
 
 
 def test_a_stop_between_two_attempts_ends_the_run() -> None:
@@ -269,41 +265,41 @@ def test_a_stop_between_two_attempts_ends_the_run() -> None:
     assert run.stop("Ctrl-C", now_s=0.0) == []
 
 
-def test_a_stop_while_others_die_begins_no_new_attempt() -> None:
+def test_a_stop_while_workers_are_being_killed_starts_no_attempt() -> None:
     run = supervisor()
     run.begin(now_s=0.0)
     run.advanced(1)
-    run.exited(Exited(0, KILLED), now_s=0.0)
-    assert orders_of(run.stop("Ctrl-C", now_s=0.0)) == [End((1,))]
-    assert isinstance(run.exited(Exited(1, KILLED), now_s=0.0)[-1], Finish)
+    run.exited(WorkerExit(0, KILLED), now_s=0.0)
+    assert orders_of(run.stop("Ctrl-C", now_s=0.0)) == [KillWorkers(0, (1,))]
+    assert isinstance(run.exited(WorkerExit(1, KILLED), now_s=0.0)[-1], Finish)
 
 
-def test_scaling_lets_workers_save_and_begins_again_with_another_number() -> None:
+def test_scaling_lets_workers_save_and_restarts_with_another_number() -> None:
     run = supervisor(1, 8)
-    assert orders_of(run.begin(now_s=0.0)) == [Start(0, 8)]
+    assert orders_of(run.begin(now_s=0.0)) == [StartAttempt(0, 8)]
     assert orders_of(run.scale(2, now_s=0.0)) == [AskToStop("scaling to 2 workers")]
-    found: list[Order] = []
+    found: list[Action] = []
     for rank in range(8):
-        found += run.exited(Exited(rank, STOPPED), now_s=1.0)
-    assert orders_of(found) == [Start(1, 2)]
+        found += run.exited(WorkerExit(rank, STOPPED), now_s=1.0)
+    assert orders_of(found) == [StartAttempt(1, 2)]
     assert run.num_restarts == 0
 
 
-def test_scaling_back_before_the_workers_have_saved_goes_on_too() -> None:
+def test_scaling_back_before_the_workers_have_saved_restarts_too() -> None:
     run = supervisor(1, 3)
     run.begin(now_s=0.0)
     run.scale(2, now_s=0.0)
     assert run.scale(3, now_s=0.1) == []
-    found = [order for rank in range(3) for order in run.exited(Exited(rank, STOPPED), now_s=1.0)]
-    assert orders_of(found) == [Start(1, 3)]
+    found = [order for rank in range(3) for order in run.exited(WorkerExit(rank, STOPPED), now_s=1.0)]
+    assert orders_of(found) == [StartAttempt(1, 3)]
 
 
 def test_workers_that_are_done_before_they_can_scale_are_done() -> None:
     run = supervisor(1, 2)
     run.begin(now_s=0.0)
     run.scale(1, now_s=0.0)
-    run.exited(Exited(0, 0), now_s=1.0)
-    assert isinstance(run.exited(Exited(1, 0), now_s=1.0)[-1], Finish)
+    run.exited(WorkerExit(0, 0), now_s=1.0)
+    assert isinstance(run.exited(WorkerExit(1, 0), now_s=1.0)[-1], Finish)
 
 
 def test_a_worker_that_dies_while_scaling_is_a_failure_and_the_new_size_holds() -> None:
@@ -311,7 +307,7 @@ def test_a_worker_that_dies_while_scaling_is_a_failure_and_the_new_size_holds() 
     run.begin(now_s=0.0)
     run.advanced(3)
     run.scale(2, now_s=0.0)
-    assert fail(run) == [Start(1, 2)]
+    assert fail(run) == [StartAttempt(1, 2)]
     assert run.num_restarts == 1
 
 
@@ -319,58 +315,58 @@ def test_workers_that_are_done_when_asked_to_stop_are_done() -> None:
     run = supervisor()
     run.begin(now_s=0.0)
     run.stop("Ctrl-C", now_s=0.0)
-    run.exited(Exited(0, 0), now_s=1.0)
-    assert run.exited(Exited(1, 0), now_s=1.0) == [Finish("done", "2 workers are done")]
+    run.exited(WorkerExit(0, 0), now_s=1.0)
+    assert run.exited(WorkerExit(1, 0), now_s=1.0) == [Finish("done", "2 workers are done")]
 
 
 def test_workers_that_save_too_slowly_for_scaling_are_no_failure() -> None:
     run = supervisor(1, 4)
     run.begin(now_s=0.0)
     run.scale(2, now_s=0.0)
-    assert orders_of(run.tick(now_s=30.0)) == [End((0, 1, 2, 3))]
-    found = [order for rank in range(4) for order in run.exited(Exited(rank, KILLED), now_s=31.0)]
-    assert orders_of(found) == [Start(1, 2)]
+    assert orders_of(run.tick(now_s=30.0)) == [KillWorkers(0, (0, 1, 2, 3))]
+    found = [order for rank in range(4) for order in run.exited(WorkerExit(rank, KILLED), now_s=31.0)]
+    assert orders_of(found) == [StartAttempt(1, 2)]
     assert run.num_restarts == 0
 
 
-def test_a_stop_that_a_failure_spoiled_says_so() -> None:
+def test_a_stop_that_failed_reports_the_failure() -> None:
     run = supervisor()
     run.begin(now_s=0.0)
     run.stop("SIGTERM", now_s=0.0)
-    run.exited(Exited(0, 1, "OSError: disk full"), now_s=1.0)
-    found = run.exited(Exited(1, KILLED), now_s=1.0)
-    assert found == [Finish("stopped", "SIGTERM; without a last checkpoint: rank 0: exit code 1: OSError: disk full")]
+    run.exited(WorkerExit(0, 1, "OSError: disk full"), now_s=1.0)
+    found = run.exited(WorkerExit(1, KILLED), now_s=1.0)
+    assert found == [Finish("stopped", "SIGTERM; no checkpoint was saved: rank 0: exit code 1: OSError: disk full")]
     assert found[0].exit_code == 143
 
 
-def test_who_died_of_anothers_death_is_not_the_cause_even_if_heard_of_first() -> None:
+def test_a_worker_that_died_because_of_another_is_not_the_cause_even_if_reported_first() -> None:
     run = supervisor(3)
     run.begin(now_s=0.0)
     run.advanced(7)
-    run.exited(Exited(0, 1, "RuntimeError: Connection closed by peer [10.0.0.2]:29844"), now_s=1.0)
-    run.exited(Exited(2, KILLED), now_s=1.0)
-    found = run.exited(Exited(1, 1, "ValueError: bad row"), now_s=1.0)
-    assert found[0] == Tell("cause", "rank 1: exit code 1: ValueError: bad row", 0, 1)
-    assert orders_of(found) == [Start(1, 3)]
+    run.exited(WorkerExit(0, 1, "RuntimeError: Connection closed by peer [10.0.0.2]:29844"), now_s=1.0)
+    run.exited(WorkerExit(2, KILLED), now_s=1.0)
+    found = run.exited(WorkerExit(1, 1, "ValueError: bad row"), now_s=1.0)
+    assert found[0] == Note("cause", "rank 1: exit code 1: ValueError: bad row", 0, 1)
+    assert orders_of(found) == [StartAttempt(1, 3)]
 
 
 # -- room --------------------------------------------------------------------------------------------------------------
 
 
-def test_as_many_are_started_as_there_is_room_for() -> None:
+def test_as_many_workers_start_as_can_be_placed() -> None:
     run = supervisor(2, 8)
     run.room = 5
-    assert orders_of(run.begin(now_s=0.0)) == [Start(0, 5)]
+    assert orders_of(run.begin(now_s=0.0)) == [StartAttempt(0, 5)]
 
 
-def test_below_the_least_a_run_waits_for_room_and_says_so() -> None:
+def test_below_the_minimum_a_run_waits_for_room_and_reports_it() -> None:
     run = supervisor(2, 8)
     run.room = 1
     (told,) = run.begin(now_s=0.0)
-    assert told == Tell("waiting", "there is room for 1 of at least 2 workers; waiting up to 300 s for more", -1)
+    assert told == Note("waiting", "only 1 of at least 2 workers can be placed; waiting up to 300 s for more", -1)
     assert orders_of(run.room_changed(1, "still", now_s=10.0)) == []
     assert run.tick(now_s=299.0) == []
-    assert orders_of(run.room_changed(3, "node b has joined", now_s=299.5)) == [Start(0, 3)]
+    assert orders_of(run.room_changed(3, "node b has joined", now_s=299.5)) == [StartAttempt(0, 3)]
 
 
 def test_a_run_that_waits_in_vain_fails() -> None:
@@ -378,7 +374,9 @@ def test_a_run_that_waits_in_vain_fails() -> None:
     run.room = 0
     run.begin(now_s=0.0)
     (found,) = run.tick(now_s=300.0)
-    assert found == Finish("failed", "there is room for 0 of at least 2 workers and no more came within 300 s")
+    assert found == Finish(
+        "failed", "only 0 of at least 2 workers can be placed, and no more became available in 300 s"
+    )
 
 
 def test_a_stop_while_waiting_for_room_ends_the_run() -> None:
@@ -388,49 +386,51 @@ def test_a_stop_while_waiting_for_room_ends_the_run() -> None:
     assert run.stop("Ctrl-C", now_s=1.0) == [Finish("stopped", "Ctrl-C")]
 
 
-def test_more_room_is_used_as_soon_as_it_is_there_and_no_more_than_wanted() -> None:
+def test_more_room_is_used_at_once_up_to_the_wanted_number() -> None:
     run = supervisor(2, 4)
     run.room = 2
     run.begin(now_s=0.0)
     assert orders_of(run.room_changed(6, "node b has joined", now_s=1.0)) == [AskToStop("node b has joined")]
-    found = [order for rank in range(2) for order in run.exited(Exited(rank, STOPPED), now_s=2.0)]
-    assert orders_of(found) == [Start(1, 4)]
-    assert run.room_changed(8, "node c has joined", now_s=3.0) == [Tell("nodes", "node c has joined", 1)]
+    found = [order for rank in range(2) for order in run.exited(WorkerExit(rank, STOPPED), now_s=2.0)]
+    assert orders_of(found) == [StartAttempt(1, 4)]
+    assert run.room_changed(8, "node c has joined", now_s=3.0) == [Note("nodes", "node c has joined", 1)]
 
 
-def test_less_room_that_is_announced_lets_workers_save_first() -> None:
+def test_announced_loss_of_room_lets_workers_save_first() -> None:
     run = supervisor(2, 4)
     run.room = 4
     run.begin(now_s=0.0)
     assert orders_of(run.room_changed(2, "node b is leaving", now_s=1.0)) == [AskToStop("node b is leaving")]
-    found = [order for rank in range(4) for order in run.exited(Exited(rank, STOPPED), now_s=2.0)]
-    assert orders_of(found) == [Start(1, 2)]
+    found = [order for rank in range(4) for order in run.exited(WorkerExit(rank, STOPPED), now_s=2.0)]
+    assert orders_of(found) == [StartAttempt(1, 2)]
     assert run.num_restarts == 0
 
 
-def test_workers_of_a_node_that_is_leaving_move_also_if_there_is_room_for_all_of_them_elsewhere() -> None:
+def test_workers_of_a_leaving_node_move_even_if_their_number_stays() -> None:
     run = supervisor(2, 4)
     run.room = 8
     run.begin(now_s=0.0)
     assert orders_of(run.room_changed(6, "node c, without workers, is leaving", now_s=1.0)) == []
     found = run.room_changed(4, "node b is leaving", now_s=1.0, must_move=True)
-    assert found[1] == Tell("scaling", "node b is leaving: 4 workers as before, elsewhere: they save first", 0)
+    assert found[1] == Note(
+        "scaling", "node b is leaving: moving 4 workers to other nodes; saving a checkpoint first", 0
+    )
     assert orders_of(found) == [AskToStop("node b is leaving")]
-    found = [order for rank in range(4) for order in run.exited(Exited(rank, STOPPED), now_s=2.0)]
-    assert orders_of(found) == [Start(1, 4)]
+    found = [order for rank in range(4) for order in run.exited(WorkerExit(rank, STOPPED), now_s=2.0)]
+    assert orders_of(found) == [StartAttempt(1, 4)]
     assert run.num_restarts == 0
 
 
-def test_a_lost_node_is_one_failure_and_the_run_goes_on_with_the_room_that_is_left() -> None:
+def test_a_lost_node_is_one_failure_and_the_run_continues_with_the_remaining_room() -> None:
     run = supervisor(2, 4)
     run.room = 4
     run.begin(now_s=0.0)
     run.advanced(3)
-    assert orders_of(run.exited(Exited(2, KILLED, "node b is lost"), now_s=1.0)) == [End((0, 1, 3))]
-    run.exited(Exited(3, KILLED, "node b is lost"), now_s=1.0)
+    assert orders_of(run.exited(WorkerExit(2, KILLED, "node b is lost"), now_s=1.0)) == [KillWorkers(0, (0, 1, 3))]
+    run.exited(WorkerExit(3, KILLED, "node b is lost"), now_s=1.0)
     assert orders_of(run.room_changed(2, "node b is lost", now_s=1.0)) == []
-    run.exited(Exited(0, KILLED), now_s=1.0)
-    assert orders_of(run.exited(Exited(1, KILLED), now_s=1.0)) == [Start(1, 2)]
+    run.exited(WorkerExit(0, KILLED), now_s=1.0)
+    assert orders_of(run.exited(WorkerExit(1, KILLED), now_s=1.0)) == [StartAttempt(1, 2)]
     assert run.num_restarts == 1
 
 
@@ -438,22 +438,22 @@ def test_a_lost_node_is_one_failure_and_the_run_goes_on_with_the_room_that_is_le
 def test_a_size_outside_of_the_bounds_is_refused(workers: int) -> None:
     run = supervisor(2, 8)
     run.begin(now_s=0.0)
-    with pytest.raises(ConfigError, match=r"not within 2:8.*resume it with --workers"):
+    with pytest.raises(ConfigError, match=r"outside of 2:8.*resume it with --workers"):
         run.scale(workers, now_s=0.0)
 
 
-def test_exits_of_an_earlier_attempt_are_passed_over() -> None:
+def test_exits_of_an_earlier_attempt_are_ignored() -> None:
     run = supervisor()
     run.begin(now_s=0.0)
     run.advanced(1)
     fail(run)
-    run.exited(Exited(0, 0), now_s=0.0)
-    assert run.exited(Exited(0, 0), now_s=0.0) == []
-    assert run.exited(Exited(5, 1), now_s=0.0) == []
+    run.exited(WorkerExit(0, 0), now_s=0.0)
+    assert run.exited(WorkerExit(0, 0), now_s=0.0) == []
+    assert run.exited(WorkerExit(5, 1), now_s=0.0) == []
 
 
 class Machine:
-    """Processes that obey; who is to be killed exits at some time after."""
+    """Simulated processes; a killed one exits some time later."""
 
     def __init__(self) -> None:
         self.alive: set[int] = set()
@@ -461,15 +461,15 @@ class Machine:
         self.num_finished = 0
         self.num_started = 0
 
-    def obey(self, found: list[Order]) -> None:
+    def obey(self, found: list[Action]) -> None:
         for order in found:
             match order:
-                case Start(attempt, world_size):
+                case StartAttempt(attempt, world_size):
                     assert not self.alive
                     assert attempt == self.num_started
                     self.num_started += 1
                     self.alive.update(range(world_size))
-                case End(ranks):
+                case KillWorkers(0, ranks):
                     assert set(ranks) <= self.alive
                     self.doomed |= set(ranks)
                 case Finish():
@@ -478,12 +478,12 @@ class Machine:
                 case _:
                     pass
 
-    def one_exits(self, data: st.DataObject) -> Exited:
+    def one_exits(self, data: st.DataObject) -> WorkerExit:
         rank = data.draw(st.sampled_from(sorted(self.doomed or self.alive)))
         code = KILLED if rank in self.doomed else data.draw(st.sampled_from([0, STOPPED, 1, -signal.SIGSEGV]))
         self.alive.discard(rank)
         self.doomed.discard(rank)
-        return Exited(rank, code)
+        return WorkerExit(rank, code)
 
 
 @settings(max_examples=200)
@@ -516,16 +516,18 @@ def test_whatever_happens_every_attempt_ends_before_the_next_and_the_run_ends_on
 # -- loaders whose state is each rank's own ----------------------------------------------------------------------------
 
 
-def test_another_number_of_workers_is_refused_while_a_loader_cannot_be_divided() -> None:
+def test_another_number_of_workers_is_refused_while_a_loader_is_per_rank() -> None:
     run = supervisor(1, 4)
     run.wanted = 2
     run.begin(now_s=0.0)
     run.only = 2
-    with pytest.raises(ConfigError, match=r"3 workers cannot go on from where 2 stand.*ctx\.dataloader\(dataset"):
+    with pytest.raises(
+        ConfigError, match=r"3 workers cannot resume from a checkpoint of 2 workers.*ctx\.dataloader\(dataset"
+    ):
         run.scale(3, now_s=1.0)
     assert (run.phase, run.wanted) == (Phase.RUNNING, 2)
     assert run.scale(2, now_s=1.0) == []
-    assert run.room_changed(8, "a node came", now_s=1.0) == [Tell("nodes", "a node came", 0)]
+    assert run.room_changed(8, "a node came", now_s=1.0) == [Note("nodes", "a node came", 0)]
 
 
 def test_with_less_room_than_they_need_workers_save_and_wait_for_more() -> None:
@@ -533,12 +535,12 @@ def test_with_less_room_than_they_need_workers_save_and_wait_for_more() -> None:
     run.begin(now_s=0.0)
     run.only = 4
     assert orders_of(run.room_changed(3, "a node left", now_s=1.0)) == [AskToStop("a node left")]
-    found: list[Order] = []
+    found: list[Action] = []
     for rank in range(4):
-        found += run.exited(Exited(rank, STOPPED), now_s=2.0)
+        found += run.exited(WorkerExit(rank, STOPPED), now_s=2.0)
     assert run.phase is Phase.SHORT
-    assert "room for 3 of at least 4 workers (the state of an attached loader" in found[-1].text  # type: ignore[union-attr]
-    assert orders_of(run.room_changed(4, "a node came", now_s=3.0)) == [Start(1, 4)]
+    assert "only 3 of at least 4 workers can be placed (the state of an attached loader" in found[-1].text  # type: ignore[union-attr]
+    assert orders_of(run.room_changed(4, "a node came", now_s=3.0)) == [StartAttempt(1, 4)]
 
 
 def test_after_a_node_is_lost_as_many_workers_as_before_are_waited_for() -> None:
@@ -557,19 +559,19 @@ def test_a_request_that_came_before_it_was_known_is_not_followed() -> None:
     run.begin(now_s=0.0)
     assert orders_of(run.scale(3, now_s=1.0)) == [AskToStop("scaling to 3 workers")]
     run.only = 2
-    run.exited(Exited(0, STOPPED), now_s=2.0)
-    told, start = run.exited(Exited(1, STOPPED), now_s=2.0)
-    assert start == Start(1, 2)
+    run.exited(WorkerExit(0, STOPPED), now_s=2.0)
+    told, start = run.exited(WorkerExit(1, STOPPED), now_s=2.0)
+    assert start == StartAttempt(1, 2)
     assert "with 2 workers, not 3: the state of an attached loader" in told.text  # type: ignore[union-attr]
 
 
-def test_a_resume_with_a_number_that_cannot_go_on_fails_before_it_starts() -> None:
+def test_a_resume_with_an_impossible_world_size_fails_before_it_starts() -> None:
     run = supervisor(3)
     run.only = 2
     (finish,) = run.begin(now_s=0.0)
     assert isinstance(finish, Finish)
     assert finish.outcome == "failed"
-    assert "3 workers cannot go on from where 2 stand" in finish.reason
+    assert "3 workers cannot resume from a checkpoint of 2 workers" in finish.reason
     run = supervisor(1, 4)
     run.only = 2
-    assert orders_of(run.begin(now_s=0.0)) == [Start(0, 2)]
+    assert orders_of(run.begin(now_s=0.0)) == [StartAttempt(0, 2)]

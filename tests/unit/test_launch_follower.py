@@ -1,4 +1,4 @@
-"""A node that follows, with orders that come as close together as they can."""
+"""A following node, with orders in quick succession."""
 
 from __future__ import annotations
 
@@ -9,29 +9,32 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 
 import pytest
 
-from strata.launch.environment import Place
-from strata.launch.follower import Follower
-from strata.launch.nodes.rendezvous import AnyMessage, Ended, Heard, Kill, Launch, Member, Over, SendSignal
-from strata.launch.processes.base import WorkerExit
+from strata.identity import Identity
+from strata.launch.environment import WorkerSpec
+from strata.launch.multi_node import Follower
+from strata.launch.nodes.rendezvous import Member, Received
+from strata.launch.protocol import (
+    AnyMessage,
+    KillWorkers,
+    RunOver,
+    SignalWorker,
+    StartWorkers,
+    WorkerExit,
+    WorkersExited,
+)
 from strata.launch.supervisor import Finish
 
 LEADER, ME = Member("a.1.x@10.0.0.1", 2), Member("b.1.x@10.0.0.2", 2)
 KILLED = -signal.SIGKILL
-PLACE = Place(
-    run="job",
-    attempt=3,
-    rank=0,
-    world_size=4,
-    local_rank=0,
-    local_world_size=2,
-    master_port=1,
+WORKER_SPEC = WorkerSpec(
+    identity=Identity(run="job", attempt=3, rank=0, world_size=4, local_rank=0, local_world_size=2, master_port=1),
     coordinator="leader:1",
     checkpoints="/k",
 )
 
 
 class FakeMeeting:
-    """What the leader says, in the portions in which it comes."""
+    """Delivers the leader's messages in batches."""
 
     def __init__(self) -> None:
         self.me = ME
@@ -39,31 +42,31 @@ class FakeMeeting:
         self.is_out = False
         self.sent: list[AnyMessage] = []
         self.ended: asyncio.Queue[WorkerExit] = asyncio.Queue()
-        self._coming: asyncio.Queue[list[Heard]] = asyncio.Queue()
+        self._coming: asyncio.Queue[list[Received]] = asyncio.Queue()
 
     def say(self, *messages: AnyMessage) -> None:
-        self._coming.put_nowait([Heard(LEADER.id, each) for each in messages])
+        self._coming.put_nowait([Received(LEADER.id, each) for each in messages])
 
-    async def hear(self) -> list[Heard]:
+    async def receive(self) -> list[Received]:
         return await self._coming.get()
 
     async def send(self, to: Sequence[str], message: AnyMessage) -> None:
         assert to == [LEADER.id]
         self.sent.append(message)
-        for gone in message.exits if isinstance(message, Ended) else ():
+        for gone in message.exits if isinstance(message, WorkersExited) else ():
             self.ended.put_nowait(gone)
 
 
 class FakeNode:
-    """As real ones: who is not there yet cannot be killed."""
+    """Like a real node: a worker that does not run yet cannot be killed."""
 
     def __init__(self) -> None:
-        self.running: dict[int, Place] = {}
+        self.running: dict[int, WorkerSpec] = {}
         self.heard: list[object] = []
         self._exits: asyncio.Queue[WorkerExit] = asyncio.Queue()
 
-    async def launch(self, places: Sequence[Place]) -> None:
-        self.running |= {place.rank: place for place in places}
+    async def launch(self, workers: Sequence[WorkerSpec]) -> None:
+        self.running |= {worker_spec.identity.rank: worker_spec for worker_spec in workers}
 
     async def next_exit(self) -> WorkerExit:
         return await self._exits.get()
@@ -86,7 +89,7 @@ async def following(here: FakeMeeting, node: FakeNode) -> AsyncIterator[Follower
     follower = Follower(here, LEADER, node, lambda what, text: None, coordinator="own:1")  # type: ignore[arg-type]
     running = asyncio.create_task(follower.run())
     yield follower
-    here.say(Over("done", "2 workers are done"))
+    here.say(RunOver("done", "2 workers are done"))
     assert await running == Finish("done", "2 workers are done")
 
 
@@ -95,14 +98,14 @@ async def everybody_has_had_their_turn() -> None:
         await asyncio.sleep(0)
 
 
-def test_a_kill_that_comes_in_the_same_breath_as_the_launch_meets_its_workers() -> None:
+def test_a_kill_right_after_the_launch_order_hits_its_workers() -> None:
     async def scene() -> None:
         here, node = FakeMeeting(), FakeNode()
         async with following(here, node):
-            here.say(Launch(PLACE, ((2, 0), (3, 1))), Kill(3, (2,)))
+            here.say(StartWorkers(WORKER_SPEC, ((2, 0), (3, 1))), KillWorkers(3, (2,)))
             assert await here.ended.get() == WorkerExit(2, KILLED)
             assert sorted(node.running) == [3]
-            here.say(Kill(3, (2, 3)))
+            here.say(KillWorkers(3, (2, 3)))
             assert await here.ended.get() == WorkerExit(3, KILLED)
 
     asyncio.run(scene())
@@ -112,21 +115,21 @@ def test_workers_find_the_coordinator_as_their_own_machine_does() -> None:
     async def scene() -> None:
         here, node = FakeMeeting(), FakeNode()
         async with following(here, node):
-            here.say(Launch(PLACE, ((2, 0), (3, 1))))
+            here.say(StartWorkers(WORKER_SPEC, ((2, 0), (3, 1))))
             await everybody_has_had_their_turn()
-            assert PLACE.coordinator == "leader:1"
-            assert {place.coordinator for place in node.running.values()} == {"own:1"}
+            assert WORKER_SPEC.coordinator == "leader:1"
+            assert {worker_spec.coordinator for worker_spec in node.running.values()} == {"own:1"}
 
     asyncio.run(scene())
 
 
-def test_a_signal_that_comes_in_the_same_breath_as_the_launch_ends_who_has_not_begun() -> None:
+def test_a_signal_right_after_the_launch_order_ends_workers_that_have_not_started() -> None:
     async def scene() -> None:
         here, node = FakeMeeting(), FakeNode()
         async with following(here, node):
-            here.say(Launch(PLACE, ((2, 0), (3, 1))), SendSignal(3, 2, signal.SIGTERM))
+            here.say(StartWorkers(WORKER_SPEC, ((2, 0), (3, 1))), SignalWorker(3, 2, signal.SIGTERM))
             assert await here.ended.get() == WorkerExit(2, -signal.SIGTERM)
-            here.say(SendSignal(3, 3, signal.SIGTERM))
+            here.say(SignalWorker(3, 3, signal.SIGTERM))
             await everybody_has_had_their_turn()
             assert node.heard == [(signal.SIGTERM, 3)]
 
@@ -134,33 +137,33 @@ def test_a_signal_that_comes_in_the_same_breath_as_the_launch_ends_who_has_not_b
 
 
 @pytest.mark.parametrize("attempt", [2, 4])
-def test_a_kill_of_another_attempt_meets_nobody(attempt: int) -> None:
+def test_a_kill_of_another_attempt_is_ignored(attempt: int) -> None:
     async def scene() -> None:
         here, node = FakeMeeting(), FakeNode()
         async with following(here, node):
-            here.say(Launch(PLACE, ((2, 0),)), Kill(attempt, (2,)))
+            here.say(StartWorkers(WORKER_SPEC, ((2, 0),)), KillWorkers(attempt, (2,)))
             await everybody_has_had_their_turn()
             assert (sorted(node.running), here.sent) == ([2], [])
 
     asyncio.run(scene())
 
 
-def test_a_run_that_is_over_as_soon_as_its_workers_are_launched_starts_nobody() -> None:
+def test_a_run_that_ends_right_after_the_launch_order_starts_no_worker() -> None:
     async def scene() -> None:
         here, node = FakeMeeting(), FakeNode()
         async with following(here, node):
-            here.say(Launch(PLACE, ((2, 0),)), Over("done", "2 workers are done"))
+            here.say(StartWorkers(WORKER_SPEC, ((2, 0),)), RunOver("done", "2 workers are done"))
         assert node.running == {}
         assert node.heard == ["close"]
 
     asyncio.run(scene())
 
 
-def test_of_those_that_fail_together_the_first_say_how_their_logs_end() -> None:
+def test_of_workers_that_fail_together_the_first_report_the_end_of_their_logs() -> None:
     async def scene() -> None:
         here, node = FakeMeeting(), FakeNode()
         async with following(here, node):
-            here.say(Launch(PLACE, ((1, 0), (2, 1), (3, 2))))
+            here.say(StartWorkers(WORKER_SPEC, ((1, 0), (2, 1), (3, 2))))
             await everybody_has_had_their_turn()
             for rank in (1, 2, 3):
                 node._exits.put_nowait(WorkerExit(rank, 1, "ValueError: bad", ("Traceback", "ValueError: bad")))
