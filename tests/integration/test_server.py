@@ -26,7 +26,8 @@ from strata.coordinator.client import CoordinatorClient
 from strata.coordinator.client._sync import shared_loop
 from strata.coordinator.config import CoordinatorConfig
 from strata.coordinator.embedded import EmbeddedCoordinator
-from strata.coordinator.server import GRACE_S, CoordinatorServer
+from strata.coordinator.serve.listener import GRACE_S
+from strata.coordinator.server import CoordinatorServer
 from strata.errors import ConfigError
 from strata.v1 import calls_pb2, coordinator_pb2
 

@@ -8,9 +8,9 @@ import pytest
 
 from strata.clock import ManualClock
 from strata.coordinator.config import CoordinatorConfig, SecurityConfig
-from strata.coordinator.http import connections as module
-from strata.coordinator.http.connections import MAX_CONNECTIONS, MAX_CONNECTIONS_PER_PEER, Connections
-from strata.coordinator.http.hosts import is_own, own_names
+from strata.coordinator.http import server as module
+from strata.coordinator.http.checks import is_own, own_names
+from strata.coordinator.http.server import MAX_CONNECTIONS, MAX_CONNECTIONS_PER_PEER, Connections
 
 
 class Peer:

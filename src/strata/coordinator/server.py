@@ -3,56 +3,50 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
-import signal
 import socket
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
-import grpc
-from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2
-from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from strata.clock import SystemClock
 from strata.coordinator import wire
 from strata.coordinator.journal import MemoryJournal, describe, open_journal, open_leadership
-from strata.coordinator.serve.admission import Door
+from strata.coordinator.serve.admission import AdmissionControl
 from strata.coordinator.serve.backend import EngineBackend
 from strata.coordinator.serve.engine import Engine
-from strata.coordinator.serve.intake import Bodies
 from strata.coordinator.serve.leader import STARTING, Candidate, LeaseKeeper
-from strata.coordinator.serve.service import METHODS, abort, unary_handler
+from strata.coordinator.serve.listener import (
+    GRACE_S,
+    lock_socket,
+    make_grpc_server,
+    require_safe,
+    serve_until_shutdown,
+    start_frames,
+    start_grpc_server,
+)
+from strata.coordinator.serve.service import METHODS
 from strata.coordinator.serve.session import SessionHub
-from strata.coordinator.serve.session_frames import FramesServer
-from strata.coordinator.serve.session_grpc import Places, session_handler
-from strata.errors import ConfigError, InvalidArgument, LimitExceeded, NotLeader, StrataError
+from strata.errors import ConfigError, NotLeader, StrataError
 from strata.transport import forks
 from strata.transport.addresses import Address, parse_address
-from strata.transport.channels import server_options
-from strata.transport.credentials import server_credentials
-from strata.transport.sockets import SocketLock
 from strata.transport.tokens import Guard, grants_from
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
 
+    import grpc
     import uvicorn
 
     from strata.clock import Clock
-    from strata.coordinator.config import CoordinatorConfig, Limits, SecurityConfig
+    from strata.coordinator.config import CoordinatorConfig
     from strata.coordinator.journal import Leadership, Term
-    from strata.coordinator.serve.backend import Backend
+    from strata.coordinator.serve.session_frames import FramesServer
     from strata.errors import JournalFenced
+    from strata.transport.sockets import SocketLock
 
 log = logging.getLogger(__name__)
-
-A_co = TypeVar("A_co", covariant=True)
-Context = grpc.aio.ServicerContext[Any, Any]
-
-GRACE_S = 2.0
-"""How long calls under way have to end when the coordinator leaves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +99,9 @@ class CoordinatorServer:
             self._engine.leadership = self._leadership
             self._engine.standby = STARTING
             backend = EngineBackend(self._engine)
-            door = Door(guard, config.limits, self._clock)
-            hub = self._hub = SessionHub(backend, METHODS, door, self._engine.metrics)
-            server = make_grpc_server(backend, hub, door, self._health)
+            admission = AdmissionControl(guard, config.limits, self._clock)
+            hub = self._hub = SessionHub(backend, METHODS, admission, self._engine.metrics)
+            server = make_grpc_server(backend, hub, admission, self._health)
             hub.refusal = self._engine.not_leader
             await self._tell_health(serving=False)
             self._lock = lock_socket(listen)
@@ -264,144 +258,6 @@ class CoordinatorServer:
         return f"{'https' if self._config.security.certificate else 'http'}://{Address(host, port)}"
 
 
-HEALTH_BODIES = 8
-"""Health checks, for which nobody needs a token, whose requests are received at once."""
-MAX_WATCHES = 256
-"""Callers that are told when the health changes."""
-
-
-def health_handlers(servicer: health.aio.HealthServicer) -> grpc.GenericRpcHandler:
-    """Health for everybody, bounded: a request is read as unary calls are, and held as little."""
-    bodies = Bodies(HEALTH_BODIES)
-    num_watches = 0
-
-    async def request(context: Context) -> Any:
-        body = await bodies.receive(context)
-        try:
-            return health_pb2.HealthCheckRequest.FromString(body)
-        except DecodeError:
-            raise InvalidArgument("the message is not a grpc.health.v1.HealthCheckRequest") from None
-
-    async def check(_requests: Any, context: Context) -> Any:
-        try:
-            asked = await request(context)
-        except StrataError as error:
-            await abort(context, error.with_traceback(None))
-        return await servicer.Check(asked, context)
-
-    async def watch(_requests: Any, context: Context) -> None:
-        nonlocal num_watches
-        num_watches += 1
-        try:
-            if num_watches > MAX_WATCHES:
-                raise LimitExceeded(f"{MAX_WATCHES} callers watch the health already; call Check instead")
-            await servicer.Watch(await request(context), context)
-        except StrataError as error:
-            await abort(context, error.with_traceback(None))
-        finally:
-            num_watches -= 1
-
-    serialize = health_pb2.HealthCheckResponse.SerializeToString
-    return grpc.method_handlers_generic_handler(
-        health.SERVICE_NAME,
-        {
-            "Check": grpc.stream_unary_rpc_method_handler(check, response_serializer=serialize),
-            "Watch": grpc.stream_stream_rpc_method_handler(watch, response_serializer=serialize),
-        },
-    )
-
-
-class GuardedReflection(reflection.aio.ReflectionServicer):  # type: ignore[misc]  # its package has no types
-    """What the service looks like, for those who may at least read."""
-
-    def __init__(self, names: tuple[str, ...], door: Door, places: Places) -> None:
-        super().__init__(names)
-        self._door = door
-        self._places = places
-
-    async def ServerReflectionInfo(  # noqa: N802 - gRPC's name
-        self, requests: Any, context: Context
-    ) -> AsyncIterator[Any]:
-        try:
-            with self._places.one(self._door.role(context)):
-                async for answer in super().ServerReflectionInfo(requests, context):
-                    yield answer
-        except StrataError as error:
-            await abort(context, error.with_traceback(None))
-
-
-def make_grpc_server(
-    backend: Backend, hub: SessionHub, door: Door, health_servicer: health.aio.HealthServicer
-) -> grpc.aio.Server:
-    """The service, unary and framed, with health and reflection; in a coordinator and in a relay alike."""
-    places = Places(backend.limits)
-    options = server_options(
-        max_message_bytes=backend.limits.max_message_bytes, max_request_bytes=places.max_message_bytes
-    )
-    server = grpc.aio.server(options=options)
-    handlers = {method.name: unary_handler(method, backend, door, hub.metrics) for method in METHODS}
-    handlers["Session"] = session_handler(hub, door, places)
-    service = grpc.method_handlers_generic_handler(wire.SERVICE, handlers)
-    server.add_generic_rpc_handlers((service, health_handlers(health_servicer)))
-    names = (wire.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
-    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(GuardedReflection(names, door, places), server)
-    return server
-
-
-def lock_socket(address: Address) -> SocketLock | None:
-    """So that no other coordinator or relay serves there; None: it is a port, which has no need of it.
-
-    Raises:
-        ConfigError: Another one does.
-    """
-    return SocketLock(address.path, field="listen") if address.path else None
-
-
-async def start_grpc_server(server: grpc.aio.Server, address: str, security: SecurityConfig) -> str:
-    """Where it listens: port 0 has become a number."""
-    try:
-        port = add_port(server, address, security)
-    except RuntimeError as error:
-        raise ConfigError(
-            f"listen={address!r} cannot be bound ({error}); is another coordinator running? choose another port",
-            field="listen",
-        ) from error
-    await server.start()
-    return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
-
-
-async def start_frames(
-    hub: SessionHub, wanted: str, grpc_address: str, limits: Limits, security: SecurityConfig, guard: Guard
-) -> FramesServer | None:
-    """Beside the gRPC server; None: it is off."""
-    if wanted == "off":
-        return None
-    if wanted != "auto":
-        require_safe(parse_address(wanted, field="frames"), security, guard, field="frames")
-    server = FramesServer(hub, limits)
-    await server.start(wanted, grpc_address, security)
-    return server
-
-
-def add_port(server: grpc.aio.Server, address: str, security: SecurityConfig) -> int:
-    if not security.certificate or address.startswith("unix:"):
-        return server.add_insecure_port(address)
-    credentials = server_credentials(security.certificate, security.key, security.client_ca)
-    return server.add_secure_port(address, credentials)
-
-
-def require_safe(address: Address, security: SecurityConfig, guard: Guard, *, field: str) -> None:
-    """Nothing listens where others can reach it without tokens and TLS, unless that is said to be meant."""
-    if address.is_local or security.insecure or (security.certificate and not guard.is_open):
-        return
-    lacking = [name for name, has in (("tokens", not guard.is_open), ("TLS", bool(security.certificate))) if not has]
-    raise ConfigError(
-        f"{field}={str(address)!r} can be reached from other machines, and has no {' and no '.join(lacking)}; "
-        "give --tokens, --tls-cert and --tls-key (`strata certs` makes a set), or say --insecure if it is meant",
-        field=field,
-    )
-
-
 def _http_address(config: CoordinatorConfig) -> Address:
     address = parse_address(config.http, field="http")
     if address.path:
@@ -421,46 +277,4 @@ def run(config: CoordinatorConfig, *, announce: Callable[[ServerAddresses], None
 async def _run(config: CoordinatorConfig, announce: Callable[[ServerAddresses], None]) -> None:
     server = CoordinatorServer(config)
     server.on_lead = announce
-    await until_told_to_leave(lambda: server, announce, ended=server.ended)
-
-
-class Server(Protocol[A_co]):
-    async def start(self) -> A_co: ...
-    async def stop(self) -> None: ...
-
-
-def settle_memory() -> None:
-    """Spares the garbage collector the modules and what was read at start, and lets it look at the rest less often.
-
-    Left as it is, it takes a fifth of an idle coordinator's time and now and then stops a barrier for 40 ms. Nearly
-    everything here is freed by its reference count anyway.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 100)
-
-
-async def until_told_to_leave(
-    make: Callable[[], Server[A_co]],
-    announce: Callable[[A_co], None],
-    *,
-    ended: asyncio.Future[StrataError] | None = None,
-) -> None:
-    """Serves until SIGTERM or SIGINT, or until `ended` says why it cannot go on; `announce` hears the addresses."""
-    leave = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, leave.set)
-    server = make()
-    addresses = await server.start()
-    settle_memory()
-    leaving = asyncio.create_task(leave.wait())
-    try:
-        announce(addresses)
-        ends: set[asyncio.Future[Any]] = {leaving} if ended is None else {leaving, ended}
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        leaving.cancel()
-        await server.stop()
-    if ended is not None and ended.done():
-        raise ended.result()
+    await serve_until_shutdown(lambda: server, announce, ended=server.ended)

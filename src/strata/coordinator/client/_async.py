@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from strata.coordinator import wire
 from strata.coordinator.client._config import ClientConfig
-from strata.coordinator.client._link import SessionLink
-from strata.coordinator.client._messages import message
+from strata.coordinator.client._link import SessionLink, message
 from strata.coordinator.client._worker import OUT, AsyncWorker
 from strata.coordinator.state import views
 from strata.coordinator.state.job import DEFAULT_JOB

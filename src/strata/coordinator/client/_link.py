@@ -12,7 +12,7 @@ import itertools
 import logging
 import random
 import uuid
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import grpc
 import tenacity
@@ -23,6 +23,7 @@ from strata.coordinator.client._streams import TRANSIENT, FramedStream, GrpcStre
 from strata.errors import (
     ConfigError,
     CoordinatorUnavailable,
+    InvalidArgument,
     JournalFenced,
     LimitExceeded,
     NotLeader,
@@ -34,7 +35,7 @@ from strata.transport.channels import LONGEST_CONNECT_S, client_options
 from strata.v1 import session_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from google.protobuf.message import Message
 
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from strata.transport.credentials import ClientSecurity
 
 log = logging.getLogger(__name__)
+
+M = TypeVar("M", bound="Message")
 
 _FINAL: dict[grpc.StatusCode, type[StrataError]] = {
     grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
@@ -70,6 +73,23 @@ FRAMES_AGAIN_S = 60.0
 
 _ELSEWHERE = {NotLeader.__name__, JournalFenced.__name__}
 """Answers of a coordinator that does not lead any more: the call was not carried out, the next address may do it."""
+
+
+def message(kind: type[M], /, **fields: Any) -> M:
+    """A protobuf message; a value that does not fit its field is the caller's mistake, told by the field's name."""
+    try:
+        return kind(**fields)
+    except (ValueError, TypeError) as error:
+        raise InvalidArgument(f"{_misfit(kind, fields)} does not fit: {error}", field=_misfit(kind, fields)) from None
+
+
+def _misfit(kind: type[Message], fields: Mapping[str, Any]) -> str:
+    for name, value in fields.items():
+        try:
+            kind(**{name: value})
+        except (ValueError, TypeError):
+            return name
+    return kind.__name__
 
 
 class Place(NamedTuple):

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from strata.coordinator import wire
-from strata.coordinator.client._messages import message
+from strata.coordinator.client._link import message
 from strata.coordinator.state import limits, views
 from strata.coordinator.state.events import number_of
 from strata.errors import (

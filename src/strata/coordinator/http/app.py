@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
@@ -19,9 +20,7 @@ from strata import errors
 from strata._version import __version__
 from strata.coordinator.http import exposition, views
 from strata.coordinator.http import models as m
-from strata.coordinator.http.hosts import HostCheck, own_names
-from strata.coordinator.http.query import ask
-from strata.coordinator.http.rate_limit import Pace
+from strata.coordinator.http.checks import HostCheck, RateLimit, own_names
 from strata.coordinator.state.checkpoints import Attempt
 from strata.coordinator.state.events import CheckpointKind  # noqa: TC001 - read at run time
 from strata.coordinator.state.membership import WorkerStateName  # noqa: TC001 - read at run time
@@ -38,6 +37,8 @@ if TYPE_CHECKING:
     from strata.coordinator.state.core import Core
     from strata.transport.tokens import Guard
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 Item = TypeVar("Item", bound="BaseModel")
 
@@ -46,6 +47,9 @@ MAX_OFFSET = 2**53
 MAX_READERS = 4
 """Threads that may read the journal at once."""
 SIZE_TIMEOUT_S = 2.0
+QUERY_TIMEOUT_S = 10.0
+NUM_ATTEMPTS = 2
+"""A read that was caught in a batch that failed sees the state before it at the second attempt."""
 
 Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="How many items at the most.")]
 Offset = Annotated[int, Query(ge=0, le=MAX_OFFSET, description="How many to pass over.")]
@@ -90,7 +94,7 @@ def make_app(engine: Engine, hub: SessionHub, guard: Guard) -> FastAPI:
         redoc_url=None,
     )
 
-    pace = Pace(engine.config.limits)
+    pace = RateLimit(engine.config.limits)
 
     async def paced(request: Request) -> None:
         pace.admit(request.client.host if request.client else "", engine.metrics.now_s())
@@ -163,7 +167,7 @@ def _add_state(router: APIRouter, engine: Engine, hub: SessionHub, guard: Guard)
             shown = itertools.islice(core.jobs.values(), MAX_LIMIT)
             return len(core.jobs), num_workers, [views.status_job(job) for job in shown]
 
-        num_jobs, num_workers, jobs = await ask(engine, look)
+        num_jobs, num_workers, jobs = await query(engine, look)
         return m.Status(
             version=__version__,
             num_sessions=hub.num_sessions,
@@ -180,7 +184,7 @@ def _add_state(router: APIRouter, engine: Engine, hub: SessionHub, guard: Guard)
     @router.get("/api/jobs")
     async def jobs(job: JobId = None, limit: Limit = 100, offset: Offset = 0) -> m.Page[m.Job]:
         """Jobs, in the order in which they began."""
-        return await ask(engine, lambda core, _at: page(views.jobs(core, job), views.job, limit=limit, offset=offset))
+        return await query(engine, lambda core, _at: page(views.jobs(core, job), views.job, limit=limit, offset=offset))
 
     @router.get("/api/workers")
     async def workers(
@@ -204,7 +208,7 @@ def _add_state(router: APIRouter, engine: Engine, hub: SessionHub, guard: Guard)
             )
             return page(found, lambda one: views.worker(*one, at.monotonic_s), limit=limit, offset=offset)
 
-        return await ask(engine, look)
+        return await query(engine, look)
 
     @router.get("/api/datasets")
     async def datasets(
@@ -221,7 +225,7 @@ def _add_state(router: APIRouter, engine: Engine, hub: SessionHub, guard: Guard)
             )
             return page(found, lambda one: views.dataset(*one), limit=limit, offset=offset)
 
-        return await ask(engine, look)
+        return await query(engine, look)
 
     @router.get("/api/checkpoints")
     async def checkpoints(
@@ -243,7 +247,7 @@ def _add_state(router: APIRouter, engine: Engine, hub: SessionHub, guard: Guard)
             )
             return page(found, lambda one: views.checkpoint(*one), limit=limit, offset=offset)
 
-        return await ask(engine, look)
+        return await query(engine, look)
 
     @router.get("/api/barriers")
     async def barriers(
@@ -260,7 +264,7 @@ def _add_state(router: APIRouter, engine: Engine, hub: SessionHub, guard: Guard)
             )
             return page(found, lambda one: views.barrier(*one, at.monotonic_s), limit=limit, offset=offset)
 
-        return await ask(engine, look)
+        return await query(engine, look)
 
 
 # -- events --------------------------------------------------------------------------------------------------------
@@ -285,7 +289,7 @@ def _add_events(router: APIRouter, engine: Engine) -> None:
             )
         _require_leader(engine)
         if job is not None and not found.items and not after:  # a job that was dropped has a history, and no more
-            await ask(engine, lambda core, _at: core.job(job).job_id)
+            await query(engine, lambda core, _at: core.job(job).job_id)
         return found
 
 
@@ -349,3 +353,42 @@ async def _refuse_request(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     headers = dict(error.headers) if error.headers else None
     return _told(error.status_code, "RequestRefused", f"{error.detail}; /openapi.json names what there is", "", headers)
+
+
+async def query(engine: Engine, read: Callable[[Core, Moment], T]) -> T:
+    """What `read` says of the state, once everything that it saw is durable."""
+    for attempt in range(1, NUM_ATTEMPTS + 1):
+        answer = await _query_once(engine, read)
+        if isinstance(answer, errors.JournalWriteFailed) and attempt < NUM_ATTEMPTS:
+            continue
+        if isinstance(answer, errors.StrataError):
+            raise answer
+        return answer
+    raise AssertionError("unreachable")
+
+
+async def _query_once(engine: Engine, read: Callable[[Core, Moment], T]) -> T | errors.StrataError:
+    answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def done(answer: Any) -> None:
+        if not answered.done():  # we may have given up
+            answered.set_result(answer)
+
+    def looked(core: Core, at: Moment) -> T | errors.StrataError:
+        try:
+            return read(core, at)
+        except errors.StrataError as error:
+            return error
+        except Exception as error:
+            # It runs among the calls of others, who must not suffer from it.
+            log.exception("a read over HTTP failed in a way that was not foreseen")
+            return errors.StrataError(
+                f"the coordinator failed on this request ({type(error).__name__}); its log says where"
+            )
+
+    engine.call(lambda core, at: lambda: looked(core, at), done)
+    try:
+        async with asyncio.timeout(QUERY_TIMEOUT_S):
+            return await answered  # type: ignore[no-any-return]
+    except TimeoutError:
+        return errors.CoordinatorUnavailable(f"the journal did not answer within {QUERY_TIMEOUT_S} s; try again")

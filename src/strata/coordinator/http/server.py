@@ -2,20 +2,136 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ssl
+import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from strata.coordinator.http.connections import Connections, GuardedProtocol
 from strata.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fastapi import FastAPI
 
     from strata.coordinator.config import SecurityConfig
+
+MAX_CONNECTIONS = 1_000
+MAX_CONNECTIONS_PER_PEER = 128
+REQUEST_WITHIN_S = 10.0
+"""From the connection, or from the last answer, to the end of the next request's headers."""
+
+
+class Connection(Protocol):
+    peer: str
+
+    def abort(self) -> None: ...
+
+
+class Connections:
+    """All of one server."""
+
+    def __init__(self, *, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._num_of: dict[str, int] = {}
+        """By peer."""
+        self._waiting: dict[Connection, float] = {}
+        """Those without a request under way, and until when they may be; the longest waiting first."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return sum(self._num_of.values())
+
+    def join(self, connection: Connection) -> bool:
+        """Whether there is room for it; if not, all others are being served."""
+        peer = connection.peer
+        is_one_too_many = self._num_of.get(peer, 0) >= MAX_CONNECTIONS_PER_PEER
+        if (is_one_too_many or len(self) >= MAX_CONNECTIONS) and not self._displace(peer if is_one_too_many else None):
+            return False
+        self._num_of[peer] = self._num_of.get(peer, 0) + 1
+        self.waits(connection)
+        return True
+
+    def leave(self, connection: Connection) -> None:
+        self._waiting.pop(connection, None)
+        self._num_of[connection.peer] -= 1
+        if not self._num_of[connection.peer]:
+            del self._num_of[connection.peer]
+
+    def serves(self, connection: Connection) -> None:
+        """A request of its is under way."""
+        self._waiting.pop(connection, None)
+
+    def waits(self, connection: Connection) -> None:
+        """It owes us a request, from now on."""
+        self._waiting.pop(connection, None)
+        self._waiting[connection] = self._now_s() + REQUEST_WITHIN_S
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(REQUEST_WITHIN_S, self._look)
+
+    def _displace(self, peer: str | None) -> bool:
+        for connection in self._waiting:
+            if peer in (None, connection.peer):
+                del self._waiting[connection]
+                connection.abort()
+                return True
+        return False
+
+    def _look(self) -> None:
+        self._timer = None
+        for connection, until_s in list(self._waiting.items()):
+            left_s = until_s - self._now_s()
+            if left_s > 0:
+                self._timer = asyncio.get_running_loop().call_later(left_s, self._look)
+                return
+            del self._waiting[connection]
+            connection.abort()
+
+
+class GuardedProtocol(H11Protocol):
+    """uvicorn's, one of `Connections`."""
+
+    def __init__(self, connections: Connections, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._registry = connections
+        self._has_joined = False
+        self.peer = ""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.peer = self.client[0] if self.client else ""
+        self._has_joined = self._registry.join(self)
+        if not self._has_joined:
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._has_joined:
+            self._registry.leave(self)
+            self._has_joined = False
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._is_serving:
+            self._registry.serves(self)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._has_joined and not self._is_serving:
+            self._registry.waits(self)
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+    @property
+    def _is_serving(self) -> bool:
+        cycle = self.cycle  # None before the first request, whatever its type says
+        return bool(cycle) and not cycle.response_complete
 
 
 class Server(uvicorn.Server):

@@ -21,18 +21,18 @@ from strata.coordinator.client._config import ClientConfig
 from strata.coordinator.client._link import SessionLink
 from strata.coordinator.config import Limits, SecurityConfig
 from strata.coordinator.relay.folds import BarrierKey, Gathering, Pulses, arriving, barrier_key, combined
-from strata.coordinator.serve.admission import Door
-from strata.coordinator.serve.service import METHODS
-from strata.coordinator.serve.session import SessionHub
-from strata.coordinator.server import (
+from strata.coordinator.serve.admission import AdmissionControl
+from strata.coordinator.serve.listener import (
     GRACE_S,
     lock_socket,
     make_grpc_server,
     require_safe,
+    serve_until_shutdown,
     start_frames,
     start_grpc_server,
-    until_told_to_leave,
 )
+from strata.coordinator.serve.service import METHODS
+from strata.coordinator.serve.session import SessionHub
 from strata.coordinator.state.job import DEFAULT_JOB, CommandQueued, GenerationChanged
 from strata.errors import BarrierBroken, ConfigError, LimitExceeded, PermissionRefused, StrataError
 from strata.transport.addresses import parse_address, parse_addresses
@@ -380,9 +380,9 @@ class RelayServer:
         try:
             self._lock = lock_socket(listen)
             await self._backend.open()
-            door = Door(guard, config.limits, self._clock)
-            self._hub = SessionHub(self._backend, METHODS, door)
-            server = make_grpc_server(self._backend, self._hub, door, self._health)
+            admission = AdmissionControl(guard, config.limits, self._clock)
+            self._hub = SessionHub(self._backend, METHODS, admission)
+            server = make_grpc_server(self._backend, self._hub, admission, self._health)
             await self._tell_health(serving=True)
             address = await start_grpc_server(server, str(listen), config.security)
             self._grpc = server
@@ -430,4 +430,4 @@ class RelayServer:
 
 def run(config: RelayConfig, *, security: ClientSecurity, announce: Callable[[RelayAddresses], None]) -> None:
     """Serves until SIGTERM or SIGINT."""
-    asyncio.run(until_told_to_leave(lambda: RelayServer(config, security=security), announce))
+    asyncio.run(serve_until_shutdown(lambda: RelayServer(config, security=security), announce))

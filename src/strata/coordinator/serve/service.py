@@ -18,7 +18,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from strata.coordinator import wire
-from strata.coordinator.serve.intake import SMALL_BYTES, check_repeated, check_wire
+from strata.coordinator.serve.admission import SMALL_BYTES, check_repeated, check_wire
 from strata.coordinator.serve.metrics import Metrics
 from strata.coordinator.state import limits
 from strata.errors import InvalidArgument, LimitExceeded, StrataError
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from strata.clock import Moment
     from strata.coordinator.config import CoordinatorConfig
-    from strata.coordinator.serve.admission import Door
+    from strata.coordinator.serve.admission import AdmissionControl
     from strata.coordinator.serve.backend import Backend
     from strata.coordinator.state.barriers import Released, Ticket
     from strata.coordinator.state.checkpoints import CheckpointProgress
@@ -493,7 +493,7 @@ METHODS = (
 
 
 def unary_handler(
-    method: Method, backend: Backend, door: Door, metrics: Metrics | None = None
+    method: Method, backend: Backend, admission: AdmissionControl, metrics: Metrics | None = None
 ) -> grpc.RpcMethodHandler[Any, Any]:
     """Serves a unary call as a stream of one request: it is refused, where it is, before its body is read."""
     metrics = metrics or Metrics()
@@ -523,11 +523,11 @@ def unary_handler(
             backend.submit(method, request, done)
 
         try:
-            with door.call(context, method) as (role, account):
-                body = await door.bodies(role).receive(context)
-                door.check_size(role, len(body))
+            with admission.call(context, method) as (role, account):
+                body = await admission.body_slots(role).receive(context)
+                admission.check_size(role, len(body))
                 if method.is_heavy or len(body) > SMALL_BYTES:
-                    await door.lane.run(partial(begin, role, body), account)
+                    await admission.fair_queue.run(partial(begin, role, body), account)
                 else:
                     begin(role, body)
                 answer = await answered

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 
 from strata._version import __version__
 from strata.coordinator import wire
-from strata.coordinator.serve.intake import SMALL_BYTES, check_repeated, check_wire, receivable_bytes
+from strata.coordinator.serve.admission import SMALL_BYTES, check_repeated, check_wire, receivable_bytes
 from strata.coordinator.serve.metrics import Metrics
 from strata.coordinator.state import limits
 from strata.coordinator.state.job import DEFAULT_JOB, CommandQueued, GenerationChanged
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
-    from strata.coordinator.serve.admission import Bucket, Door
+    from strata.coordinator.serve.admission import AdmissionControl, Bucket
     from strata.coordinator.serve.backend import Backend
     from strata.coordinator.serve.service import Method
     from strata.coordinator.state.job import Notice
@@ -209,9 +209,11 @@ def _frame(answers: Iterable[Answer], notices: Iterable[pb.Notice]) -> pb.Server
 class SessionHub:
     """All open sessions."""
 
-    def __init__(self, backend: Backend, methods: Iterable[Method], door: Door, metrics: Metrics | None = None) -> None:
+    def __init__(
+        self, backend: Backend, methods: Iterable[Method], admission: AdmissionControl, metrics: Metrics | None = None
+    ) -> None:
         self._backend = backend
-        self._door = door
+        self._admission = admission
         self.metrics = metrics or Metrics()
         self._methods = {method.field: method for method in methods}
         self._heavy = {method.field for method in self._methods.values() if method.is_heavy}
@@ -280,7 +282,7 @@ class SessionHub:
         link = Link(
             hello.session_id,
             role=role,
-            bucket=before.bucket if before else self._door.bucket(),
+            bucket=before.bucket if before else self._admission.bucket(),
             unread=self._unread,
             max_backlog=limits_.max_session_backlog,
             max_frame_bytes=limits_.max_message_bytes,
@@ -315,7 +317,7 @@ class SessionHub:
         return data
 
     def role_of(self, token: str) -> Role:
-        return self._door.role_of(token)
+        return self._admission.role_of(token)
 
     def hear(self, link: Link, message: bytes) -> None:
         """A frame. A small one is carried out now; a large one makes the link busy."""
@@ -357,7 +359,7 @@ class SessionHub:
                 link.on_idle()
 
         link.is_busy = True
-        self._door.lane.add(until_idle(), link.bucket.account)
+        self._admission.fair_queue.add(until_idle(), link.bucket.account)
 
     def _hear_large(self, link: Link) -> Iterator[None]:
         message, link.large = link.large, b""
@@ -401,7 +403,7 @@ class SessionHub:
             return None
         num_paced = link.bucket.take(max(num, 1), came_s)
         if not num_paced and not num:
-            link.give_up(grpc.StatusCode.RESOURCE_EXHAUSTED, self._door.too_fast().message)
+            link.give_up(grpc.StatusCode.RESOURCE_EXHAUSTED, self._admission.too_fast().message)
             return None
         link.asked(num)
         return num_paced
@@ -419,7 +421,7 @@ class SessionHub:
         if is_paced:
             self._call(link, request, field, came_s, is_large=is_large)
         else:
-            self._refuse(link, request, self._door.too_fast(), came_s)
+            self._refuse(link, request, self._admission.too_fast(), came_s)
 
     def _refuse(self, link: Link, request: pb.Request, error: StrataError, came_s: float) -> None:
         stats = self._stats.get(request.WhichOneof("call") or "")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from strata.coordinator import wire
-from strata.coordinator.serve.intake import SMALL_BYTES, Buffers
+from strata.coordinator.serve.admission import SMALL_BYTES, Buffers
 from strata.coordinator.serve.session import HELLO_WITHIN_S, LOOK_EVERY, NO_FRAME, NO_HELLO
 from strata.errors import ConfigError, StrataError
 from strata.transport import frames

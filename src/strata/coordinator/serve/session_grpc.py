@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from strata.coordinator.serve.intake import SMALL_BYTES
+from strata.coordinator.serve.admission import SMALL_BYTES
 from strata.coordinator.serve.service import abort
 from strata.coordinator.serve.session import HELLO_WITHIN_S, NO_HELLO
 from strata.coordinator.state.limits import check_room
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from strata.coordinator.config import Limits
-    from strata.coordinator.serve.admission import Door
+    from strata.coordinator.serve.admission import AdmissionControl
     from strata.coordinator.serve.session import Link, SessionHub
     from strata.v1 import session_pb2 as pb
 
@@ -29,19 +29,21 @@ MAX_READERS = 64
 """Sessions through gRPC with the role reader: each may have a message of up to `max_grpc_message_bytes` on its way."""
 
 
-def session_handler(hub: SessionHub, door: Door, places: Places) -> grpc.RpcMethodHandler[Any, Any]:
+def session_handler(
+    hub: SessionHub, admission: AdmissionControl, slots: StreamSlots
+) -> grpc.RpcMethodHandler[Any, Any]:
     async def serve(_requests: Any, context: Context) -> None:
         try:
-            role = door.role(context)
-            with places.one(role):
-                await _serve(hub, context, role, places.max_message_bytes)
+            role = admission.role(context)
+            with slots.take(role):
+                await _serve(hub, context, role, slots.max_message_bytes)
         except StrataError as error:
             await abort(context, error.with_traceback(None))
 
     return grpc.stream_stream_rpc_method_handler(serve, response_serializer=hub.encode)
 
 
-class Places:
+class StreamSlots:
     """Places for streams of requests through gRPC, which may hold a whole message of each while it arrives."""
 
     def __init__(self, limits: Limits) -> None:
@@ -51,7 +53,7 @@ class Places:
         self._num_readers = 0
 
     @contextlib.contextmanager
-    def one(self, role: Role) -> Iterator[None]:
+    def take(self, role: Role) -> Iterator[None]:
         """
         Raises:
             LimitExceeded: They are all taken.

@@ -12,12 +12,12 @@ from hypothesis import given
 
 from strata.clock import ManualClock
 from strata.coordinator.config import Limits
-from strata.coordinator.serve import intake
-from strata.coordinator.serve.intake import (
+from strata.coordinator.serve import admission
+from strata.coordinator.serve.admission import (
     Account,
-    Bodies,
+    BodySlots,
     Buffers,
-    Lane,
+    FairQueue,
     check_repeated,
     check_wire,
     num_fields,
@@ -67,9 +67,9 @@ def test_a_large_message_of_too_many_elements_is_refused_and_a_small_one_is_left
     limits = Limits(max_message_elements=1_000)
     empty = b"\x2a\x00"
     with pytest.raises(LimitExceeded, match="max_message_elements=1000 elements"):
-        check_wire(empty * intake.UNSCANNED_BYTES, levels=1, limits=limits)
-    check_wire(empty * (intake.UNSCANNED_BYTES // 2), levels=1, limits=limits)
-    check_wire(b"\x12" + b"\xff\xff\x7f" + bytes(intake.UNSCANNED_BYTES), levels=1, limits=limits)
+        check_wire(empty * admission.UNSCANNED_BYTES, levels=1, limits=limits)
+    check_wire(empty * (admission.UNSCANNED_BYTES // 2), levels=1, limits=limits)
+    check_wire(b"\x12" + b"\xff\xff\x7f" + bytes(admission.UNSCANNED_BYTES), levels=1, limits=limits)
     request = calls.RegisterDatasetRequest.FromString(empty * 1_001)
     with pytest.raises(LimitExceeded, match="shards holds 1001 and so more than") as caught:
         check_repeated(("shards",), request, limits)
@@ -116,7 +116,7 @@ def test_when_the_buffers_are_full_whoever_has_held_some_for_longest_goes() -> N
 
 
 def test_a_frame_has_a_deadline_until_it_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake, "FRAME_WITHIN_S", 0.01)
+    monkeypatch.setattr(admission, "FRAME_WITHIN_S", 0.01)
 
     async def play() -> None:
         clock = ManualClock()
@@ -153,11 +153,11 @@ class Call:
 
 
 def test_a_call_that_waits_for_a_place_hurries_the_oldest_body(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake, "PATIENCE_S", 0.01)
-    monkeypatch.setattr(intake, "LOOK_S", 0.001)
+    monkeypatch.setattr(admission, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(admission, "LOOK_S", 0.001)
 
     async def play() -> None:
-        bodies = Bodies(2)
+        bodies = BodySlots(2)
         slow = [Call(), Call()]
         reading = [asyncio.create_task(bodies.receive(call)) for call in slow]  # type: ignore[arg-type]
         for call in slow:
@@ -177,13 +177,13 @@ def test_a_call_that_waits_for_a_place_hurries_the_oldest_body(monkeypatch: pyte
 
 
 def test_a_body_that_is_overdue_is_not_hurried_and_fails_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake, "BODY_WITHIN_S", 0.0)
+    monkeypatch.setattr(admission, "BODY_WITHIN_S", 0.0)
 
     async def play() -> None:
-        bodies, slow, loop = Bodies(1), Call(), asyncio.get_running_loop()
+        bodies, slow, loop = BodySlots(1), Call(), asyncio.get_running_loop()
         reading = asyncio.create_task(bodies.receive(slow))  # type: ignore[arg-type]
         await slow.is_read.wait()
-        monkeypatch.setattr(intake, "BODY_WITHIN_S", 10.0)
+        monkeypatch.setattr(admission, "BODY_WITHIN_S", 10.0)
         bodies._look(loop)
         assert await bodies.receive(Call(b"here")) == b"here"  # type: ignore[arg-type]  # in the same turn
         with pytest.raises(LimitExceeded, match="did not arrive in time"):
@@ -194,7 +194,7 @@ def test_a_body_that_is_overdue_is_not_hurried_and_fails_nobody_else(monkeypatch
 
 def test_a_caller_that_hangs_up_is_not_taken_for_one_that_is_late() -> None:
     async def play() -> None:
-        bodies, slow = Bodies(1), Call()
+        bodies, slow = BodySlots(1), Call()
         reading = asyncio.create_task(bodies.receive(slow))  # type: ignore[arg-type]
         await slow.is_read.wait()
         reading.cancel()
@@ -211,7 +211,7 @@ def test_a_caller_that_hangs_up_is_not_taken_for_one_that_is_late() -> None:
 def test_large_work_takes_turns_piece_by_piece_with_others_of_its_kind_and_with_the_loop() -> None:
     async def play() -> None:
         clock = ManualClock()
-        lane, done = Lane(now_s=clock.monotonic_s), []
+        lane, done = FairQueue(now_s=clock.monotonic_s), []
 
         def work(name: str, num: int) -> Iterator[None]:
             for number in range(num):
@@ -237,7 +237,7 @@ def test_large_work_takes_turns_piece_by_piece_with_others_of_its_kind_and_with_
 def test_whoever_has_used_the_lane_least_comes_first() -> None:
     async def play() -> None:
         clock = ManualClock()
-        lane, done = Lane(now_s=clock.monotonic_s), []
+        lane, done = FairQueue(now_s=clock.monotonic_s), []
 
         def work(name: str, num: int) -> Iterator[None]:
             for _ in range(num):
@@ -259,7 +259,7 @@ def test_whoever_has_used_the_lane_least_comes_first() -> None:
 def test_a_caller_with_much_work_in_the_lane_does_not_hold_up_another() -> None:
     async def play() -> None:
         clock = ManualClock()
-        lane, done, busy = Lane(now_s=clock.monotonic_s), [], Account()
+        lane, done, busy = FairQueue(now_s=clock.monotonic_s), [], Account()
 
         def work(name: str) -> Iterator[None]:
             done.append(name)
@@ -277,7 +277,7 @@ def test_a_caller_with_much_work_in_the_lane_does_not_hold_up_another() -> None:
 
 def test_a_piece_that_fails_is_heard_by_its_caller_and_the_lane_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     async def play() -> None:
-        lane = Lane()
+        lane = FairQueue()
 
         def broken() -> Iterator[None]:
             yield
@@ -299,7 +299,7 @@ def _too_much() -> None:
 def test_a_long_piece_is_followed_by_a_pause_as_long_as_itself() -> None:
     async def play() -> None:
         clock = ManualClock()
-        lane, loop = Lane(now_s=clock.monotonic_s), asyncio.get_running_loop()
+        lane, loop = FairQueue(now_s=clock.monotonic_s), asyncio.get_running_loop()
         began_s: list[float] = []
 
         def work() -> Iterator[None]:

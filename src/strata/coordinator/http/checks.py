@@ -11,6 +11,8 @@ import ipaddress
 import socket
 from typing import TYPE_CHECKING
 
+from strata.coordinator.serve.admission import Bucket
+from strata.errors import LimitExceeded
 from strata.transport.addresses import parse_address
 
 if TYPE_CHECKING:
@@ -18,9 +20,11 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from strata.coordinator.config import CoordinatorConfig
+    from strata.coordinator.config import CoordinatorConfig, Limits
 
 LOOPBACK = "localhost"
+MAX_PEERS = 1_000
+"""Peers whose rate is remembered; the longest silent are forgotten first."""
 
 
 def own_names(config: CoordinatorConfig) -> frozenset[str]:
@@ -65,3 +69,19 @@ class HostCheck:
                 await self._refuse(foreign)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+class RateLimit:
+    def __init__(self, limits: Limits) -> None:
+        self._per_s = limits.max_http_requests_per_s
+        self._buckets: dict[str, Bucket] = {}
+
+    def admit(self, peer: str, now_s: float) -> None:
+        bucket = self._buckets.pop(peer, None) or Bucket(self._per_s, now_s)
+        self._buckets[peer] = bucket
+        if len(self._buckets) > MAX_PEERS:
+            del self._buckets[next(iter(self._buckets))]
+        if not bucket.take(1, now_s):
+            raise LimitExceeded(
+                f"more than limits.max_http_requests_per_s={self._per_s} requests a second from {peer}; slow down"
+            )
