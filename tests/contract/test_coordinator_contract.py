@@ -216,7 +216,7 @@ class TestDirect(CoordinatorContract):
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(wire, "encode_shards", lambda _: [types_pb2.Shard(index=-1)])
-        with pytest.raises(Refused, match="cannot be sent") as refused:
+        with pytest.raises(Refused, match="cannot encode its answer") as refused:
             world.call("GetAssignedShards", pb.GetAssignedShardsRequest(worker_id="a"))
         assert refused.value.code is grpc.StatusCode.INTERNAL
         assert list(world.workers()) == ["a", "b"]
@@ -284,7 +284,7 @@ class TestSession:
         with pytest.raises(grpc.RpcError) as dropped:
             list(stream(frame))
         assert dropped.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "max_session_backlog=100 calls without an answer" in dropped.value.details()
+        assert "max_session_backlog=100 unanswered calls" in dropped.value.details()
         assert next(stream(session_pb2.ClientFrame(hello=session_pb2.Hello(session_id="s1")))).HasField("welcome")
 
     def test_notices_go_to_sessions_with_a_worker_in_the_job_and_to_no_others(self) -> None:

@@ -116,7 +116,7 @@ class TestPostgresJournal(JournalContract):
         old.append(entries(1))
         new = state.open(CONFIG)
         assert new.load().last_seq == 1
-        with pytest.raises(JournalFenced, match=r"another coordinator has become the leader .* term 1 is over"):
+        with pytest.raises(JournalFenced, match=r"another coordinator leads .* term 1 is over"):
             old.append(entries(1, start=2))
         with pytest.raises(JournalFenced):
             old.load()
@@ -139,7 +139,7 @@ class TestPostgresJournal(JournalContract):
         journal.load()
         journal.append(entries(2))
         assert postgres.cut(state._url) >= 1
-        with pytest.raises(JournalWriteFailed, match="what was acknowledged is safe"):
+        with pytest.raises(JournalWriteFailed, match="acknowledged data is safe"):
             journal.append(entries(1, start=3))
         assert journal.load().last_seq == 2
         assert journal.append(entries(1, start=3)) == 3
@@ -178,7 +178,7 @@ class TestFile:
         journal.close()
 
     def test_a_second_coordinator_is_told_who_has_the_state(self, path: Path, journal: Journal) -> None:
-        with pytest.raises(JournalLocked, match=rf"is open in process {os.getpid()}; stop that coordinator, or give"):
+        with pytest.raises(JournalLocked, match=rf"is open in process {os.getpid()}; stop that coordinator, or use"):
             open_journal(str(path))
         journal.append(entries(1))
         journal.close()
@@ -260,12 +260,12 @@ class TestOpen:
     @pytest.mark.parametrize(
         ("state", "words"),
         [
-            ("sqlite://", "names no file; use sqlite:///PATH, or 'memory'"),
+            ("sqlite://", "contains no path; use sqlite:///PATH or 'memory'"),
             ("sqlite:///:memory:", "names no file"),
             ("mysql://root:secret@db/x", "mysql is not supported; use a path"),
             ("postgresql+asyncpg://u:secret@db/x", "is not supported"),
-            ("://secret", "is not a database URL"),
-            ("postgresql://u:secret@db:port/x", "is not a database URL"),
+            ("://secret", "is not a valid database URL"),
+            ("postgresql://u:secret@db:port/x", "is not a valid database URL"),
         ],
     )
     def test_a_state_that_cannot_be_used_is_refused_with_the_cure(self, state: str, words: str) -> None:

@@ -62,8 +62,8 @@ def goodbye(stranger: socket.socket) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("sent", "code", "words"),
     [
-        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "INVALID_ARGUMENT", "gRPC is on another"),
-        (b"\x16\x03\x01\x02\x00\x01\x00\x01", "INVALID_ARGUMENT", "gRPC is on another"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "INVALID_ARGUMENT", "gRPC uses another port"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01", "INVALID_ARGUMENT", "gRPC uses another port"),
         (PREFACE + b"\xff\xff\xff\xff", "INVALID_ARGUMENT", "4294967295 bytes, more than"),
         (PREFACE + b"\x00\x01\x00\x01", "INVALID_ARGUMENT", "65537 bytes, more than the 65536"),
         (
@@ -220,7 +220,7 @@ def test_tokens_and_tls_guard_it_as_they_guard_grpc(nursery: Nursery, tmp_path: 
     process = CoordinatorProcess(nursery, tmp_path, lease=CALM, security=security, frames=f"127.0.0.1:{free_port()}")
     process.start()
     trusting = ssl.create_default_context(cafile=str(tmp_path / "ca.crt"))
-    for token, words in (("", "a token is needed"), ("wrong" * 10, "not known here")):
+    for token, words in (("", "the token is missing"), ("wrong" * 10, "not known here")):
         hello = pb.Hello(session_id="s", token=token)
         with trusting.wrap_socket(connected(process), server_hostname="127.0.0.1") as stranger:
             stranger.sendall(PREFACE + packed(pb.ClientFrame(hello=hello).SerializeToString()))
@@ -265,7 +265,7 @@ def stranger_at(port: int, reply: bytes) -> Iterator[None]:
             thread.join()
 
 
-REFUSAL = pb.ServerFrame(goodbye=pb.Goodbye(code=grpc.StatusCode.UNAUTHENTICATED.value[0], message="a token is needed"))
+REFUSAL = pb.ServerFrame(goodbye=pb.Goodbye(code=grpc.StatusCode.UNAUTHENTICATED.value[0], message="the token is missing"))
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_after_a_cut_a_client_is_back_on_a_bare_connection(coordinator: Coordina
             worker.heartbeat()
             until(lambda number=number: client.num_connections == number, "it is back")
             assert client._client._link._frames_at, "and not through gRPC"
-            assert not client._client._link._frames_in_vain
+            assert not client._client._link._failed_frames
 
 
 def test_a_coordinator_leaves_in_time_whoever_is_connected(coordinator: CoordinatorProcess) -> None:

@@ -331,7 +331,7 @@ def test_forty_workers_of_one_session_that_is_killed_are_one_new_generation(nurs
         until(lambda: len(client.list_workers().workers) == 1, "the forty are gone")
         after = client.list_workers()
         assert after.generation == before + 1
-        assert "connection lost and not renewed within 0.2 s" in after.reason
+        assert "connection lost and not restored within 0.2 s" in after.reason
         assert "and 36 more" in after.reason
 
 

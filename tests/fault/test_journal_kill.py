@@ -343,7 +343,7 @@ def test_a_full_disk_is_called_one_and_appends_work_again_when_there_is_room(sma
     journal = open_journal(str(path), config=CONFIG)
     last_seq = journal.load().last_seq
     last_seq, refused = append_until_refused(journal, last_seq)
-    assert f"cannot write {path}: disk full. Free some space there" in refused
+    assert f"cannot write {path}: disk full. Free some space" in refused
     assert last_seq > 100
     with pytest.raises(JournalWriteFailed, match="disk full"):
         append_batch(journal, last_seq, with_snapshot=False)

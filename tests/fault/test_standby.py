@@ -201,10 +201,10 @@ def test_a_standby_sends_its_callers_to_the_leader_at_once(pair: Pair) -> None:
     until(lambda: pair.leader.address in ask_alone(pair.standby.address).message, "it names the leader")
     refusal = ask_alone(pair.standby.address)
     assert refusal.kind == "NotLeader"
-    assert refusal.message == f"this coordinator stands by; the leader is at {pair.leader.address}"
+    assert refusal.message == f"this coordinator is a standby; the leader is at {pair.leader.address}"
     assert (health_of(pair.leader.address), health_of(pair.standby.address)) == (SERVING, NOT_SERVING)
     impatient = ClientConfig(connect_timeout_s=2.0)
-    with pytest.raises(NotLeader, match="give the client the addresses of all coordinators"):
+    with pytest.raises(NotLeader, match="pass the addresses of all coordinators"):
         CoordinatorClient(pair.standby.address, config=impatient).connect()
     with CoordinatorClient(f"{pair.standby.address},{pair.leader.address}") as client:
         assert client.list_jobs() == []
@@ -270,7 +270,7 @@ def test_a_paused_leader_can_neither_write_nor_speak_when_it_wakes_up(
                 }
             code, errors = old.ended()
             assert code == ExitCode.STATE_BUSY
-            assert "another coordinator has become the leader" in errors
+            assert "another coordinator leads" in errors
             assert "term 1 is over" in errors
             load.wait_more()
             assert who(client) == before

@@ -241,7 +241,7 @@ def test_a_client_that_is_not_connected_says_how_to(closed: bool, embedded: Embe
         client.connect()
         client.close()
         client.close()
-    with pytest.raises(CoordinatorUnavailable, match=r"use it in a `with` block, or call connect\(\)"):
+    with pytest.raises(CoordinatorUnavailable, match=r"use it in a `with` block or call connect\(\)"):
         client.list_jobs()
     assert client.num_connections == 0
 
@@ -269,7 +269,7 @@ def test_closing_ends_the_calls_under_way(
         workers[2].refresh()
         until(lambda: num_arrived(quiet) == 2, "two are waiting")
     for one in waiting:
-        with pytest.raises(CoordinatorUnavailable, match="closed before the answer came"):
+        with pytest.raises(CoordinatorUnavailable, match="closed before the answer arrived"):
             one.result(DEADLINE_S)
     until(lambda: quiet_client.list_workers().workers[0].suspect, "its worker is suspect")
 
@@ -539,7 +539,7 @@ def test_a_barrier_that_is_not_elastic_breaks_when_somebody_joins(
     waiting = pool.submit(first.barrier, "sync", timeout_s=DEADLINE_S)
     until(lambda: num_arrived(quiet) == 1, "the first is there")
     quiet_client.register_worker("w2")
-    with pytest.raises(BarrierBroken, match=r"generation 3 began: w2 joined") as broken:
+    with pytest.raises(BarrierBroken, match=r"generation 3 started: w2 joined") as broken:
         waiting.result(DEADLINE_S)
     assert (broken.value.generation, broken.value.missing) == (3, {})
 
@@ -561,7 +561,7 @@ def test_a_member_killed_at_a_barrier_breaks_it_for_everybody_at_once_with_the_r
         for one in waiting:
             with pytest.raises(BarrierBroken) as broken:
                 one.result(DEADLINE_S)
-            assert broken.value.missing == {"victim": "connection lost and not renewed within 0.2 s"}
+            assert broken.value.missing == {"victim": "connection lost and not restored within 0.2 s"}
             assert broken.value.generation == 6
         assert survivors[3].refresh().generation == 6
 

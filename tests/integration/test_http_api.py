@@ -369,7 +369,7 @@ def test_a_rate_is_seen_while_workers_beat_and_a_killed_one_is_an_expiry(nursery
         told = strata("events", "--job", "default", "--http", f"http://{process.settings['http']}")
         story = told.stdout.splitlines()
         (left,) = [place for place, line in enumerate(story) if line.split(maxsplit=4)[4].startswith("victim left")]
-        assert "with 1 worker: victim left: connection lost and not renewed within 0.2 s" in story[left + 1]
+        assert "with 1 worker: victim left: connection lost and not restored within 0.2 s" in story[left + 1]
 
 
 # -- the command line ----------------------------------------------------------------------------------------------
@@ -445,7 +445,7 @@ def test_explain_shows_the_chain_and_a_broken_one_is_refused(tmp_path: Path) -> 
     settings.write_text("lease: {lease_s: 400.0}\n")
     refused = strata("coordinator", "--explain", "--config", str(settings))
     assert refused.returncode == ExitCode.USAGE
-    assert "barrier.timeout_s=300.0 does not outlast lease.lease_s=400.0" in refused.stderr
+    assert "barrier.timeout_s=300.0 does not exceed lease.lease_s=400.0" in refused.stderr
 
 
 # -- who asks too often, or the wrong one --------------------------------------------------------------------------
@@ -457,7 +457,7 @@ def test_a_machine_that_asks_too_often_gets_429_until_it_asks_less(nursery: Nurs
     assert [code for code, _ in answers[:5]] == [200] * 5
     refused = next(answer["error"] for code, answer in answers if code == 429)
     assert refused["kind"] == "LimitExceeded"
-    assert "limits.max_http_requests_per_s=5 requests a second from 127.0.0.1" in refused["message"]
+    assert "limits.max_http_requests_per_s=5 requests per second from 127.0.0.1" in refused["message"]
     assert [get(process, "/api/health")[0] for _ in range(20)] == [200] * 20
     until(lambda: get(process, "/api/jobs")[0] == 200, "it is let in again")
 
@@ -511,7 +511,7 @@ def test_a_file_of_tokens_that_cannot_be_used_is_shown_and_the_old_tokens_stay(
     assert seen() == (None, True)
     tokens.write_text(f"reeder {READER} and more\n")
     problem, is_ok = seen()
-    assert (problem, is_ok) == (f"{tokens}, line 1: write ROLE TOKEN, with worker, reader or admin as the role", False)
+    assert (problem, is_ok) == (f"{tokens}, line 1: expected ROLE TOKEN, with the role worker, reader or admin", False)
     assert READER not in problem
     tokens.write_text(f"# rotated\nreader {READER}\n")
     assert seen() == (None, True)

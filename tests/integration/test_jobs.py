@@ -90,7 +90,7 @@ def test_a_dropped_job_is_gone_also_after_kill_9_and_its_workers_are_told(coordi
         again = boss.register_worker("a", job_id="old")
         assert (again.incarnation, again.rank, again.world_size) == (2, 0, 1)
         assert again.generation > worker.generation
-        with pytest.raises(StaleGeneration, match="another job of that name"):
+        with pytest.raises(StaleGeneration, match="a new job of that name"):
             boss.drop_job("old", force=True, generation=worker.generation)
     with Replay(str(coordinator.state)) as story:
         told = [line.words for line in story.lines(job_id="old")]
@@ -110,7 +110,7 @@ def test_jobs_are_listed_and_dropped_on_the_command_line(coordinator: Coordinato
         ]
         refused = jobs("drop", "busy", *at)
         assert refused.returncode == 1
-        assert "wait until none is left, or set force" in refused.stderr
+        assert "wait until all have left, or set force" in refused.stderr
         unknown = jobs("drop", "bussy", *at)
         assert (unknown.returncode, unknown.stdout) == (1, "")
         assert "there is no job 'bussy'" in unknown.stderr

@@ -87,7 +87,7 @@ def test_a_relay_speaks_tls_and_takes_tokens_on_both_sides_each_its_own(
             pass
         believed = ClientSecurity(ca=f"{upstream_certs}/ca.crt", token_file=f"{node_certs}/worker.token")
         with (
-            pytest.raises(CoordinatorUnavailable, match="is not believed"),
+            pytest.raises(CoordinatorUnavailable, match="is not trusted"),
             CoordinatorClient(address, security=believed),
         ):
             pass
@@ -96,9 +96,9 @@ def test_a_relay_speaks_tls_and_takes_tokens_on_both_sides_each_its_own(
 @pytest.mark.parametrize(
     ("relays_role", "callers_role", "words"),
     [
-        ("worker", "worker", "needs the role admin, this token has worker; use another token$"),
-        ("admin", "worker", "needs the role admin, this token has worker; use another token$"),
-        ("worker", "admin", "that is the relay's own token, which counts beside yours"),
+        ("worker", "worker", "requires the role admin, this token has worker; use another token$"),
+        ("admin", "worker", "requires the role admin, this token has worker; use another token$"),
+        ("worker", "admin", "this concerns the relay's own token, which is checked in addition to yours"),
         ("admin", "admin", ""),
     ],
 )

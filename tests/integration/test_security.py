@@ -188,20 +188,20 @@ def test_a_unary_call_of_a_stranger_is_refused(server: str, certs: Path, sent: A
 def test_a_server_of_another_authority_is_not_believed(server: str, certs: Path, others: Path) -> None:
     error, took_s = refusal(server, ClientSecurity(ca=f"{others}/ca.crt", token_file=f"{certs}/worker.token"))
     assert isinstance(error, CoordinatorUnavailable)
-    assert "certificate is not believed" in str(error)
+    assert "certificate is not trusted" in str(error)
     assert took_s < QUICK_S
 
 
 def test_a_client_without_tls_is_told_what_may_lack(server: str, certs: Path) -> None:
     error, _ = refusal(server, ClientSecurity(token_file=f"{certs}/worker.token"), SHORT)
     assert isinstance(error, CoordinatorUnavailable)
-    assert "does it want TLS" in str(error)
+    assert "if it requires TLS" in str(error)
 
 
 def test_a_client_with_tls_is_told_that_the_server_has_none(tmp_path: Path, certs: Path) -> None:
     with command_line(tmp_path, "--listen=127.0.0.1:0", *BASE) as coordinator:
         error, took_s = refusal(coordinator.addresses()["grpc"], as_role(certs, "worker"))
-    assert "does not speak TLS" in str(error)
+    assert "does not use TLS" in str(error)
     assert took_s < QUICK_S
 
 
@@ -252,7 +252,7 @@ def test_a_reader_looks_and_changes_nothing(server: str, certs: Path) -> None:
         client.register_worker("w0", job_id="read")
         with CoordinatorClient(server, security=as_role(certs, "reader")) as reader:
             before = reader.list_workers(job_id="read")
-            with pytest.raises(PermissionRefused, match="RegisterWorker needs the role worker"):
+            with pytest.raises(PermissionRefused, match="RegisterWorker requires the role worker"):
                 reader.register_worker("w1", job_id="read")
             with pytest.raises(PermissionRefused, match="RegisterDataset"):
                 reader.register_dataset("d", job_id="read", total_samples=1, shard_size=1)
@@ -267,7 +267,7 @@ def test_a_worker_lets_its_job_save_and_stop_and_all_else_takes_an_admin(server:
         client.register_worker("w0", job_id="command")
         assert [client.send_command(name, job_id="command") for name in ("CHECKPOINT_NOW", "STOP")] == [1, 2]
         for name in ("MESSAGE", "REBALANCE", "DUMP_STACKS"):
-            with pytest.raises(PermissionRefused, match="SendCommand needs the role admin"):
+            with pytest.raises(PermissionRefused, match="SendCommand requires the role admin"):
                 client.send_command(name, job_id="command")
         with CoordinatorClient(server, security=as_role(certs, "admin")) as admin:
             assert admin.send_command("MESSAGE", job_id="command") == 3

@@ -256,7 +256,7 @@ def test_a_port_that_is_taken_is_refused_with_the_cure(flag: str, directory: Pat
 @pytest.mark.parametrize("flag", ["listen", "http"])
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.7", "[::]", "example.org"])
 def test_an_address_that_others_can_reach_is_refused_with_the_cure(flag: str, host: str) -> None:
-    with pytest.raises(ConfigError, match=r"can be reached from other machines.*give --tokens, --tls-cert") as no:
+    with pytest.raises(ConfigError, match=r"is reachable from other machines.*pass --tokens, --tls-cert") as no:
         start_here(**{flag: f"{host}:0"})
     assert no.value.field == flag
 
@@ -270,7 +270,7 @@ def test_the_command_line_refuses_such_an_address_in_one_line(directory: Path) -
 
 
 def test_http_on_a_unix_socket_is_refused_rather_than_opened_to_everybody(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="write HOST:PORT, or 'off'") as refused:
+    with pytest.raises(ConfigError, match="write HOST:PORT or 'off'") as refused:
         start_here(http=f"unix:{tmp_path}/http.sock")
     assert refused.value.field == "http"
 

@@ -55,7 +55,7 @@ def test_of_two_processes_that_take_one_name_in_one_batch_only_the_second_is_tol
                 )
             )
     core.drain()
-    with pytest.raises(StaleIncarnation, match="another process has its id"):
+    with pytest.raises(StaleIncarnation, match="another process uses its id"):
         answers[0]()
     assert (answers[1]().incarnation, answers[1]().generation) == (2, 1)
 

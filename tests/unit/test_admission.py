@@ -105,7 +105,7 @@ def test_each_role_may_call_what_it_may(admission: AdmissionControl, role: Role,
     if role >= needed:
         admit(admission, Call(role), BY_NAME[name])
     else:
-        with pytest.raises(PermissionRefused, match=f"{name} needs the role {needed.name.lower()}"):
+        with pytest.raises(PermissionRefused, match=f"{name} requires the role {needed.name.lower()}"):
             admit(admission, Call(role), BY_NAME[name])
 
 
@@ -115,9 +115,9 @@ def test_workers_may_send_what_ranks_agree_on_and_no_other_command(admission: Ad
     if types_pb2.CommandKind.Name(kind) in ("COMMAND_KIND_STOP", "COMMAND_KIND_CHECKPOINT_NOW"):
         admit(admission, Call(Role.WORKER), BY_NAME["SendCommand"], request)
     else:
-        with pytest.raises(PermissionRefused, match="SendCommand needs the role admin"):
+        with pytest.raises(PermissionRefused, match="SendCommand requires the role admin"):
             admit(admission, Call(Role.WORKER), BY_NAME["SendCommand"], request)
-    with pytest.raises(PermissionRefused, match="SendCommand needs the role"):
+    with pytest.raises(PermissionRefused, match="SendCommand requires the role"):
         admit(admission, Call(Role.READER), BY_NAME["SendCommand"], request)
 
 

@@ -71,7 +71,7 @@ def test_a_large_message_of_too_many_elements_is_refused_and_a_small_one_is_left
     check_wire(empty * (admission.UNSCANNED_BYTES // 2), levels=1, limits=limits)
     check_wire(b"\x12" + b"\xff\xff\x7f" + bytes(admission.UNSCANNED_BYTES), levels=1, limits=limits)
     request = calls.RegisterDatasetRequest.FromString(empty * 1_001)
-    with pytest.raises(LimitExceeded, match="shards holds 1001 and so more than") as caught:
+    with pytest.raises(LimitExceeded, match="shards contains 1001 and therefore more than") as caught:
         check_repeated(("shards",), request, limits)
     assert caught.value.field == "shards"
 
@@ -82,7 +82,7 @@ def test_readers_may_send_little_and_others_what_their_connection_carries() -> N
 
 
 def test_the_buffers_must_have_room_for_the_largest_frame() -> None:
-    with pytest.raises(ConfigError, match="so the largest frame would never arrive"):
+    with pytest.raises(ConfigError, match="so the largest frame could not be received"):
         Limits(max_receive_bytes=1_000)
 
 
@@ -129,7 +129,7 @@ def test_a_frame_has_a_deadline_until_it_is_complete(monkeypatch: pytest.MonkeyP
         buffers.hold(later, 1, is_arriving=True)
         clock.advance(0.001)
         await until(lambda: bool(slow.why))
-        assert (slow.why, waiting.why, later.why) == ("a frame took longer than 0.01 s to arrive", "", "")
+        assert (slow.why, waiting.why, later.why) == ("a frame did not arrive within 0.01 s", "", "")
         assert buffers.num_bytes == 2
 
     run(play())

@@ -204,7 +204,7 @@ def test_one_who_arrived_and_died_is_the_reason_as_well(driver: Driver) -> None:
     driver.arrive("w0")
     driver.arrive("w1")
     _, notices = driver.leave("w1")
-    assert broken(notices).missing == {"w1": "it said good-bye"}
+    assert broken(notices).missing == {"w1": "it deregistered"}
 
 
 def test_a_worker_that_left_is_not_counted_as_there_before_the_generation_is_sealed(driver: Driver) -> None:
@@ -212,7 +212,7 @@ def test_a_worker_that_left_is_not_counted_as_there_before_the_generation_is_sea
     driver.job.deregister_worker("w0", 1, "")
     with pytest.raises(StaleGeneration):
         driver.arrive("w1", generation=1)  # 2 have come and 2 are left, but not the same 2
-    assert broken(driver.settle()[1]).missing == {"w0": "it said good-bye"}
+    assert broken(driver.settle()[1]).missing == {"w0": "it deregistered"}
 
 
 def test_those_who_stay_cannot_complete_the_barrier_of_one_who_left_by_arriving_again(driver: Driver) -> None:
@@ -221,7 +221,7 @@ def test_those_who_stay_cannot_complete_the_barrier_of_one_who_left_by_arriving_
     driver.job.deregister_worker("w2", 3, "")
     with pytest.raises(StaleGeneration):
         driver.arrive("w1", generation=1)
-    assert broken(driver.settle()[1]).missing == {"w2": "it said good-bye"}
+    assert broken(driver.settle()[1]).missing == {"w2": "it deregistered"}
 
 
 def test_a_join_breaks_the_barrier_with_nobody_missing(driver: Driver) -> None:
@@ -229,7 +229,7 @@ def test_a_join_breaks_the_barrier_with_nobody_missing(driver: Driver) -> None:
     driver.register_unsealed("w3")
     error = broken(driver.settle()[1])
     assert error.missing == {}
-    assert "generation 2 began: w3 joined" in error.message
+    assert "generation 2 started: w3 joined" in error.message
 
 
 def test_a_change_breaks_a_named_barrier_too_but_names_only_its_own_missing(driver: Driver) -> None:
@@ -237,7 +237,7 @@ def test_a_change_breaks_a_named_barrier_too_but_names_only_its_own_missing(driv
     driver.arrive("w0", "all")
     _, notices = driver.leave("w2")
     assert broken(notices, Ticket("job", 1, "ours", 0, 0)).missing == {}
-    assert broken(notices, Ticket("job", 1, "all", 0, 0)).missing == {"w2": "it said good-bye"}
+    assert broken(notices, Ticket("job", 1, "all", 0, 0)).missing == {"w2": "it deregistered"}
 
 
 def test_a_replaced_worker_is_named_with_its_reason(driver: Driver) -> None:
@@ -293,7 +293,7 @@ def test_at_its_deadline_a_barrier_says_who_is_missing_and_where_they_were_last_
     assert events == []
     assert error.missing == {"w2": "LOADING_DATA at step 41, last heard 3.0 s ago"}
     assert error.generation == 1
-    assert "not everybody came within 3.0 s" in error.message
+    assert "not all members arrived within 3.0 s" in error.message
 
 
 def test_the_most_impatient_caller_sets_the_deadline(driver: Driver) -> None:

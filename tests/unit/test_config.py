@@ -126,7 +126,7 @@ def test_the_rdma_section_is_understood_and_its_transport_refused_with_the_cure(
     error = refusal({"network": {"transport": "rdma", "device": "mlx5_0", "port": 1}})
 
     assert error.field == "network.transport"
-    assert "is not built yet; use 'tcp'" in str(error)
+    assert "is not available yet; use 'tcp'" in str(error)
     assert load({"network": {"transport": "tcp", "device": "mlx5_0", "port": 1}}).network.device == "mlx5_0"
 
 

@@ -129,7 +129,7 @@ def test_a_job_with_workers_is_not_dropped_unless_forced(driver: Driver) -> None
         drop(driver)
     assert drop(driver, force=True)
     events, notices = driver.settle()
-    assert [event.words() for event in events] == ["the job was dropped, with 2 workers in it: it is over"]
+    assert [event.words() for event in events] == ["the job was dropped while it had 2 workers: it is finished"]
     assert [(n.generation, n.num_workers) for n in notices if isinstance(n, GenerationChanged)] == [(2, 0)]
     with pytest.raises(UnknownJob):
         driver.beat("w0", incarnation=1)
@@ -218,7 +218,7 @@ def test_who_waits_at_a_barrier_of_a_dropped_job_is_told(driver: Driver) -> None
     assert drop(driver, force=True, reason="a mistake")
     (end,) = ended(driver.settle()[1])
     assert isinstance(end.outcome, BarrierBroken)
-    assert "the job was dropped, with 2 workers in it: a mistake" in end.outcome.message
+    assert "the job was dropped while it had 2 workers: a mistake" in end.outcome.message
 
 
 # -- a batch -------------------------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ def test_a_recovery_says_where_to_go_on_who_one_is_what_is_left_and_why(driver: 
     assert recovery.registration.generation == recovery.page.generation == 2
     assert recovery.page.shards == driver.page("w2").shards
     assert not any(shard.done for shard in recovery.page.shards)
-    assert recovery.reason == "w0 left: it said good-bye"
+    assert recovery.reason == "w0 left: it deregistered"
 
 
 def test_a_recovery_without_a_checkpoint_starts_from_nothing(driver: Driver) -> None:
@@ -381,7 +381,7 @@ def test_a_journal_cut_before_the_shards_were_dealt_begins_a_generation_that_say
     driver.core = driver.restarted()
     _, notices = driver.settle()
     assert generations(notices) == [3]
-    assert "cut short" in driver.membership.generation_reason
+    assert "left shards without an owner" in driver.membership.generation_reason
     assert driver.indices("w0") == list(range(10))
 
 
@@ -406,7 +406,7 @@ def test_after_a_lost_end_of_the_journal_no_number_is_given_out_twice() -> None:
     assert job.membership.generation == 1_000_002
     assert job.membership.last_incarnation == 1_000_002
     assert [w.worker_id for w in job.membership.members.values()] == ["w0", "w1"]
-    assert "the journal's end was lost" in job.membership.generation_reason
+    assert "the end of the journal was lost" in job.membership.generation_reason
     assert [notice.generation for notice in notices] == [1_000_002]
     again = driver.restarted()
     for event in events:

@@ -26,7 +26,7 @@ PLAIN: dict[e.Event, str] = {
     ): "dataset d registered: 3 shards, shuffled by seed 9",
     e.ShardsAssigned(
         job_id="j", dataset_id="d", generation=4, num_workers=3, num_moved=2, moves=b"\x00\xff"
-    ): "2 shards of d moved, dealt out to 3 workers",
+    ): "2 shards of d moved, assigned to 3 workers",
     e.ShardsAssigned(
         job_id="j", dataset_id="d", generation=5, num_workers=0, num_moved=2, moves=b""
     ): "2 shards of d wait for a worker",
@@ -41,13 +41,13 @@ PLAIN: dict[e.Event, str] = {
     ): "barrier sync@7 released 2 workers of generation 4",
     e.CheckpointAborted(
         job_id="j", checkpoint_id="c", num_acked=1, reason="w0 left"
-    ): "checkpoint c given up after 1 acks: w0 left",
-    e.CommandsAcked(job_id="j", worker_id="w0", command_id=5): "w0 carried out its commands up to 5",
+    ): "checkpoint c aborted after 1 acks: w0 left",
+    e.CommandsAcked(job_id="j", worker_id="w0", command_id=5): "w0 acknowledged its commands up to 5",
     e.NumbersSkipped(job_id="j", generation=1_000_003, incarnation=1_000_007): (
-        "the journal's end was lost, so numbering goes on after generation 1000003"
+        "the end of the journal was lost, so numbering continues after generation 1000003"
     ),
     e.JobDropped(job_id="j", generation=5, incarnation=9, command_id=2, num_workers=3, reason="a mistake"): (
-        "the job was dropped, with 3 workers in it: a mistake"
+        "the job was dropped while it had 3 workers: a mistake"
     ),
 }
 # These hold maps, which have no hash.

@@ -166,7 +166,7 @@ class TestRows:
         loaded = journal.load()
         assert loaded.damage is None
         assert loaded.last_seq == 100
-        with pytest.raises(JournalDamaged, match="event 50 does not match its checksum; read on with after_seq=50"):
+        with pytest.raises(JournalDamaged, match="event 50 does not match its checksum; continue with after_seq=50"):
             journal.read()
         assert journal.read(after_seq=50) == [record(seq) for seq in range(51, 101)]
 
@@ -199,14 +199,14 @@ class TestRows:
         loaded = reopen().load()
         assert loaded.last_seq == last_seq
         assert loaded.damage is not None
-        assert f"lacks the tables {table}" in loaded.damage.reason
+        assert f"the tables are missing: {table}" in loaded.damage.reason
 
     def test_without_the_table_of_snapshots_truncated_events_are_worth_nothing(
         self, filled: Path, reopen: Reopen
     ) -> None:
         with closing(sqlite3.connect(filled)) as connection:
             connection.execute("DROP TABLE strata_snapshots")
-        with pytest.raises(JournalDamaged, match="lacks the tables strata_snapshots"):
+        with pytest.raises(JournalDamaged, match="the tables are missing: strata_snapshots"):
             reopen().load()
 
 
@@ -265,7 +265,7 @@ class TestSchema:
     def test_another_programs_database_is_refused_and_left_alone(self, path: Path, reopen: Reopen) -> None:
         with closing(sqlite3.connect(path)) as connection:
             connection.execute("CREATE TABLE theirs (x)")
-        with pytest.raises(JournalDamaged, match="lacks the tables strata_events"):
+        with pytest.raises(JournalDamaged, match="the tables are missing: strata_events"):
             reopen().load()
         assert rows(path, "SELECT name FROM sqlite_master") == [("theirs",)]
 
@@ -369,7 +369,7 @@ class TestFile:
         with pytest.raises(JournalDamaged, match="is empty, but its log"):
             reopen()
         path.unlink()
-        with pytest.raises(JournalDamaged, match="is gone, but its log"):
+        with pytest.raises(JournalDamaged, match="is missing, but its log"):
             reopen()
 
     def test_every_repair_keeps_its_own_copy(self, large: Path, reopen: Reopen) -> None:
@@ -468,7 +468,7 @@ class TestLog:
         assert loaded.records == [record(seq) for seq in range(1, 21)]
         assert loaded.damage == Damage(
             seq=21,
-            reason="the end of the write-ahead log is cut off or damaged",
+            reason="the end of the write-ahead log is truncated or damaged",
             num_lost=3,
             kept_at=f"{killed}.damaged-1",
         )
@@ -476,7 +476,7 @@ class TestLog:
 
     def test_a_damaged_header_of_the_log_is_not_taken_for_an_empty_log(self, killed: Path, reopen: Reopen) -> None:
         overwrite(Path(f"{killed}-wal"), 16, b"\xa5")
-        with pytest.raises(JournalDamaged, match="the end of the write-ahead log is cut off or damaged"):
+        with pytest.raises(JournalDamaged, match="the end of the write-ahead log is truncated or damaged"):
             reopen().load()
 
     def test_a_log_cut_short_loses_only_what_was_cut(self, killed: Path, reopen: Reopen) -> None:

@@ -282,7 +282,7 @@ def test_what_was_reported_with_a_suspicion_is_in_the_reason_of_the_death(driver
     driver.job.report_suspicion("w1", driver.incarnation("w1"), "x" * 4_096, now_s=driver.now_s)
     events, _ = driver.after(0.6)
     first, second = of(WorkerLeft, events)
-    assert first.reason == "connection lost and not renewed within 0.5 s (the node's power failed)"
+    assert first.reason == "connection lost and not restored within 0.5 s (the node's power failed)"
     assert len(second.reason) < 300
 
 
@@ -470,7 +470,7 @@ def test_a_replaced_process_is_told_that_another_has_its_id(driver: Driver) -> N
     driver.replace("w0")
     with driver.refused(StaleIncarnation, "incarnation", generation=2):
         driver.beat("w0", incarnation=1)
-    with pytest.raises(StaleIncarnation, match="another process has its id"):
+    with pytest.raises(StaleIncarnation, match="another process uses its id"):
         driver.beat("w0", incarnation=1)
 
 

@@ -246,12 +246,12 @@ def test_the_assignment_of_this_version_is_the_one_written_down_here() -> None:
     [
         (["a", "a"], [1.0, 1.0], None, "workers", "'a' is listed twice"),
         (["a", "b"], [1.0], None, "capacities", "1 capacities for 2 workers"),
-        (["a", "b"], [1.0, -1.0], None, "capacities", "none below 0"),
-        (["a", "b"], [0.0, 0.0], None, "capacities", "one above 0"),
+        (["a", "b"], [1.0, -1.0], None, "capacities", "at least 0"),
+        (["a", "b"], [0.0, 0.0], None, "capacities", "not all 0"),
         (["a", "b"], [1.0, float("nan")], None, "capacities", "finite"),
         (["a", "b"], [1.0, float("inf")], None, "capacities", "finite"),
         (["a", "b"], [1.0, 1.0], [0, 1], "current", "2 owners for 3 shards"),
-        (["a", "b"], [1.0, 1.0], [0, 1, 2], "current", "index of the 2 workers"),
+        (["a", "b"], [1.0, 1.0], [0, 1, 2], "current", "index into the 2 workers"),
         (["a", "b"], [1.0, 1.0], [0, 1, -2], "current", "must be -1 or an index"),
     ],
 )

@@ -44,11 +44,11 @@ def test_comments_and_blank_lines_are_passed_over_and_roles_may_be_written_in_ca
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        (WORKER, "line 1: write ROLE TOKEN"),
-        (f"king {WORKER}", "line 1: write ROLE TOKEN"),
-        (f"worker {WORKER} {READER}", "line 1: write ROLE TOKEN"),
-        ("worker secret-of-15-ch", "under 16 characters"),
-        ("# nothing", "holds no token"),
+        (WORKER, "line 1: expected ROLE TOKEN"),
+        (f"king {WORKER}", "line 1: expected ROLE TOKEN"),
+        (f"worker {WORKER} {READER}", "line 1: expected ROLE TOKEN"),
+        ("worker secret-of-15-ch", "fewer than 16 characters"),
+        ("# nothing", "contains no token"),
     ],
 )
 def test_a_wrong_line_is_refused_with_its_number_and_without_its_token(line: str, says: str) -> None:
@@ -94,7 +94,7 @@ def test_every_token_is_compared_in_constant_time_also_after_one_fits(monkeypatc
 def test_a_role_may_do_what_lower_ones_may_and_no_more() -> None:
     require(Role.ADMIN, Role.READER, "ListJobs")
     require(Role.WORKER, Role.WORKER, "AckShards")
-    with pytest.raises(PermissionRefused, match="SendCommand needs the role admin, this token has worker"):
+    with pytest.raises(PermissionRefused, match="SendCommand requires the role admin; this token has worker"):
         require(Role.WORKER, Role.ADMIN, "SendCommand")
 
 
@@ -134,9 +134,9 @@ def test_contents_that_cannot_be_used_are_told_once_and_not_for_every_caller(
     assert guard_.file_problem() == ""
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
     first, second = [record.getMessage() for record in caplog.records]
-    assert first.startswith("the tokens of before stay in force")
+    assert first.startswith("the new tokens are invalid")
     assert str(path) in first
-    assert second == f"the tokens of {path} are in force"
+    assert second == f"the tokens in {path} are in force"
     assert ADMIN not in caplog.text
 
 
@@ -153,7 +153,7 @@ def test_a_file_that_vanishes_keeps_the_old_tokens(path: Path) -> None:
 
 
 def test_a_file_that_is_not_there_at_the_start_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="the tokens cannot be read"):
+    with pytest.raises(ConfigError, match="cannot read the tokens"):
         TokenFile(tmp_path / "none")
 
 

@@ -1,4 +1,7 @@
-"""A coordinator as a process: gRPC, HTTP, journal, one event loop; or the same inside another process."""
+"""The coordinator process: gRPC, HTTP, journal and leadership on one event loop.
+
+`CoordinatorServer` also runs inside other processes (see `embedded`).
+"""
 
 from __future__ import annotations
 
@@ -53,16 +56,17 @@ log = logging.getLogger(__name__)
 class ServerAddresses:
     grpc: str
     http: str
-    """Empty when HTTP is off."""
+    """Empty if HTTP is off."""
     state: str
     leads: bool = True
-    """False: it stands by."""
+    """False for a standby."""
 
 
 class CoordinatorServer:
-    """Make and start it inside a running event loop; `stop` leaves cleanly.
+    """Create and start it inside a running event loop; `stop` shuts down cleanly.
 
-    It listens first and leads then: until it does, and after it has lost the leadership, calls are told `NotLeader`.
+    The server listens before it leads. Until it leads, and after it has lost the leadership, every call fails with
+    `NotLeader`.
     """
 
     def __init__(self, config: CoordinatorConfig, *, clock: Clock | None = None) -> None:
@@ -81,9 +85,9 @@ class CoordinatorServer:
         self._keeper: LeaseKeeper | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.ended: asyncio.Future[StrataError] = asyncio.get_running_loop().create_future()
-        """Set when it cannot go on: why."""
+        """Set to the error that ended the server."""
         self.on_lead: Callable[[ServerAddresses], None] = lambda _: None
-        """Called when a standby has become the leader."""
+        """Called when a standby becomes the leader."""
 
     async def start(self) -> ServerAddresses:
         forks.use_grpc()
@@ -103,7 +107,7 @@ class CoordinatorServer:
             hub = self._hub = SessionHub(backend, METHODS, admission, self._engine.metrics)
             server = make_grpc_server(backend, hub, admission, self._health)
             hub.refusal = self._engine.not_leader
-            await self._tell_health(serving=False)
+            await self._set_health(serving=False)
             self._lock = lock_socket(listen)
             grpc_address = await start_grpc_server(server, str(listen), config.security)
             self._grpc = server
@@ -147,7 +151,7 @@ class CoordinatorServer:
             await asyncio.to_thread(self._keeper.stop)
             self._keeper = None
         if self._leadership is not None:
-            # The last thing: the next leader finds all that we acknowledged.
+            # Released last, so that the next leader finds everything that we acknowledged.
             await asyncio.to_thread(self._leadership.release)
             self._leadership.close()
             self._leadership = None
@@ -155,7 +159,7 @@ class CoordinatorServer:
     # -- leading ---------------------------------------------------------------------------------------------------
 
     async def _run_for_leader(self, addresses: ServerAddresses) -> bool:
-        """Whether it leads; a standby may do so later."""
+        """Return whether this coordinator leads; a standby may lead later."""
         assert self._leadership is not None
         config = self._config
         candidate = Candidate(
@@ -165,7 +169,7 @@ class CoordinatorServer:
         if config.standby:
             term = await candidate.wait_once(self._stand_by)
         else:
-            term = await candidate.insist(addresses.state)
+            term = await candidate.lead_or_raise(addresses.state)
         if term is not None:
             await self._lead(term)
         else:
@@ -173,9 +177,9 @@ class CoordinatorServer:
         self._tasks.append(asyncio.create_task(self._watch_health(candidate), name="strata-health"))
         return term is not None
 
-    def _stand_by(self, words: NotLeader) -> None:
+    def _stand_by(self, error: NotLeader) -> None:
         assert self._engine is not None
-        self._engine.standby = words
+        self._engine.standby = error
 
     async def _lead_later(self, candidate: Candidate, addresses: ServerAddresses) -> None:
         try:
@@ -186,7 +190,7 @@ class CoordinatorServer:
         except StrataError as error:
             self._end(error)
             return
-        log.warning("this coordinator leads now (term %d)", term.number)
+        log.warning("this coordinator is now the leader (term %d)", term.number)
         self.on_lead(addresses)
 
     async def _lead(self, term: Term) -> None:
@@ -201,14 +205,14 @@ class CoordinatorServer:
             config.state, config=config.journal, term=term, leadership=config.leadership
         )
         self._engine.start()
-        await self._tell_health(serving=True)
+        await self._set_health(serving=True)
 
     def _lose(self, error: JournalFenced) -> None:
-        """Another one leads: nothing more is said here, and who waits is sent away."""
+        """Stop answering and close all sessions: another coordinator leads."""
         log.error("%s", error)
         if self._engine is not None:
             self._engine.standby = NotLeader(
-                "this coordinator has lost its leadership; try the next address of your list"
+                "this coordinator has lost its leadership; try the next address in your list"
             )
         if self._hub is not None:
             self._hub.leave()
@@ -221,16 +225,16 @@ class CoordinatorServer:
     # -- health ----------------------------------------------------------------------------------------------------
 
     async def _watch_health(self, candidate: Candidate) -> None:
-        """A coordinator that refuses calls says so to whoever balances them."""
+        """Report NOT_SERVING to load balancers while calls are rejected."""
         assert self._engine is not None
-        said: bool | None = None
+        reported: bool | None = None
         while not await candidate.resigned_within(self._config.lease.tick_s):
             serving = self._engine.refusal is None
-            if serving is not said:
-                await self._tell_health(serving=serving)
-                said = serving
+            if serving is not reported:
+                await self._set_health(serving=serving)
+                reported = serving
 
-    async def _tell_health(self, *, serving: bool) -> None:
+    async def _set_health(self, *, serving: bool) -> None:
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in ("", wire.SERVICE):
             await self._health.set(name, status)
@@ -238,18 +242,18 @@ class CoordinatorServer:
     # -- HTTP ------------------------------------------------------------------------------------------------------
 
     async def _start_http(self, hub: SessionHub, guard: Guard) -> str:
-        from strata.coordinator.http import make_app, make_server  # noqa: PLC0415 - only who serves HTTP pays for it
+        from strata.coordinator.http import make_app, make_server  # noqa: PLC0415 - only needed to serve HTTP
 
         assert self._engine is not None
         address = _http_address(self._config)
         server = make_server(make_app(self._engine, hub, guard), self._config.security)
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         try:
-            # From here on nobody is turned away: who connects before uvicorn is ready waits in the socket's queue.
+            # Listen now: clients that connect before uvicorn is ready wait in the backlog of the socket.
             listening = socket.create_server((address.host, address.port), family=family)
         except OSError as error:
             raise ConfigError(
-                f"http={self._config.http!r} cannot be bound ({error.strerror}); choose another port, or 'off'",
+                f"http={self._config.http!r} cannot be bound ({error.strerror}); choose another port or 'off'",
                 field="http",
             ) from error
         self._http = server
@@ -261,12 +265,12 @@ class CoordinatorServer:
 def _http_address(config: CoordinatorConfig) -> Address:
     address = parse_address(config.http, field="http")
     if address.path:
-        raise ConfigError(f"http={config.http!r} is a Unix socket; write HOST:PORT, or 'off'", field="http")
+        raise ConfigError(f"http={config.http!r} is a Unix socket; write HOST:PORT or 'off'", field="http")
     return address
 
 
 def run(config: CoordinatorConfig, *, announce: Callable[[ServerAddresses], None]) -> None:
-    """Serves until SIGTERM or SIGINT; a standby is announced a second time when it leads.
+    """Serve until SIGTERM or SIGINT; a standby is announced again when it becomes the leader.
 
     Raises:
         JournalFenced: Another coordinator has become the leader.

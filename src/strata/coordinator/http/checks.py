@@ -1,8 +1,9 @@
-"""Which names a coordinator without tokens answers to.
+"""Checks before a request is routed: its `Host` header, and the rate of its machine.
 
-A page of another site can make a browser ask a server on loopback: it lets its own name resolve to 127.0.0.1 (DNS
-rebinding), and then reads the answer as its own. The browser still sends that name in `Host`, so a request is answered
-only if it names this machine. An address in numbers cannot be rebound. Where there are tokens such a page has none.
+A page of another site can make a browser call a server on loopback: its own name resolves to 127.0.0.1 (DNS rebinding),
+so that the browser lets it read the answer. The browser still sends that name in `Host`. A coordinator without tokens
+therefore answers only requests that name this machine. IP addresses cannot be rebound, and with tokens such a page has
+no token to send.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
 
 LOOPBACK = "localhost"
 MAX_PEERS = 1_000
-"""Peers whose rate is remembered; the longest silent are forgotten first."""
+"""Peers whose rate is tracked; the least recent are dropped first."""
 
 
 def own_names(config: CoordinatorConfig) -> frozenset[str]:
-    """Of this machine, and those that the config adds."""
+    """Return the names of this machine, and those that the config adds."""
     bound = parse_address(config.http, field="http").host
     return frozenset(_plain(name) for name in (LOOPBACK, bound, socket.gethostname(), *config.security.hosts))
 
@@ -48,7 +49,7 @@ def _plain(name: str) -> str:
 
 
 class HostCheck:
-    """Turns away requests for another host."""
+    """Rejects requests for another host."""
 
     def __init__(
         self,
@@ -72,6 +73,8 @@ class HostCheck:
 
 
 class RateLimit:
+    """Limits the HTTP requests of one machine, so that a runaway dashboard does not slow down the workers."""
+
     def __init__(self, limits: Limits) -> None:
         self._per_s = limits.max_http_requests_per_s
         self._buckets: dict[str, Bucket] = {}
@@ -83,5 +86,5 @@ class RateLimit:
             del self._buckets[next(iter(self._buckets))]
         if not bucket.take(1, now_s):
             raise LimitExceeded(
-                f"more than limits.max_http_requests_per_s={self._per_s} requests a second from {peer}; slow down"
+                f"more than limits.max_http_requests_per_s={self._per_s} requests per second from {peer}; slow down"
             )

@@ -1,4 +1,9 @@
-"""Uvicorn inside the coordinator's event loop, with TLS where the coordinator has it."""
+"""Uvicorn inside the coordinator's event loop, with limits on its connections.
+
+uvicorn waits for a request indefinitely, so incomplete requests could occupy the server. Here, a connection without a
+request in progress has a deadline. If there are too many connections, from one machine or in total, a new one displaces
+the one that has waited for a request for longest.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +29,7 @@ if TYPE_CHECKING:
 MAX_CONNECTIONS = 1_000
 MAX_CONNECTIONS_PER_PEER = 128
 REQUEST_WITHIN_S = 10.0
-"""From the connection, or from the last answer, to the end of the next request's headers."""
+"""From the connection, or from the last answer, to the end of the headers of the next request."""
 
 
 class Connection(Protocol):
@@ -34,21 +39,21 @@ class Connection(Protocol):
 
 
 class Connections:
-    """All of one server."""
+    """All connections of one server."""
 
     def __init__(self, *, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
         self._num_of: dict[str, int] = {}
-        """By peer."""
+        """The number of connections per peer."""
         self._waiting: dict[Connection, float] = {}
-        """Those without a request under way, and until when they may be; the longest waiting first."""
+        """Connections without a request in progress and their deadlines; the longest waiting first."""
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return sum(self._num_of.values())
 
     def join(self, connection: Connection) -> bool:
-        """Whether there is room for it; if not, all others are being served."""
+        """Add a connection; return False if there is no room because all others have a request in progress."""
         peer = connection.peer
         is_one_too_many = self._num_of.get(peer, 0) >= MAX_CONNECTIONS_PER_PEER
         if (is_one_too_many or len(self) >= MAX_CONNECTIONS) and not self._displace(peer if is_one_too_many else None):
@@ -64,11 +69,11 @@ class Connections:
             del self._num_of[connection.peer]
 
     def serves(self, connection: Connection) -> None:
-        """A request of its is under way."""
+        """Record that a request is in progress on the connection."""
         self._waiting.pop(connection, None)
 
     def waits(self, connection: Connection) -> None:
-        """It owes us a request, from now on."""
+        """Record that the connection waits for a request from now on."""
         self._waiting.pop(connection, None)
         self._waiting[connection] = self._now_s() + REQUEST_WITHIN_S
         if self._timer is None:
@@ -94,7 +99,7 @@ class Connections:
 
 
 class GuardedProtocol(H11Protocol):
-    """uvicorn's, one of `Connections`."""
+    """uvicorn's protocol, with its connection counted in `Connections`."""
 
     def __init__(self, connections: Connections, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -130,23 +135,23 @@ class GuardedProtocol(H11Protocol):
 
     @property
     def _is_serving(self) -> bool:
-        cycle = self.cycle  # None before the first request, whatever its type says
+        cycle = self.cycle  # None before the first request, despite its type
         return bool(cycle) and not cycle.response_complete
 
 
 class Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Any:
-        yield  # signals are the coordinator's, not uvicorn's
+        yield  # the coordinator handles signals, not uvicorn
 
 
 def make_server(app: FastAPI, security: SecurityConfig) -> uvicorn.Server:
-    """Refuses certificates that cannot be used now, rather than connections later."""
+    """Create the server; reject invalid certificates now, instead of connections later."""
     config = uvicorn.Config(
         app,
         log_level="warning",
         access_log=False,
-        http=partial(GuardedProtocol, Connections()),  # type: ignore[arg-type]  # any factory will do
+        http=partial(GuardedProtocol, Connections()),  # type: ignore[arg-type]  # any factory works
         ssl_certfile=security.certificate or None,
         ssl_keyfile=security.key or None,
         ssl_ca_certs=security.client_ca or None,
@@ -156,7 +161,7 @@ def make_server(app: FastAPI, security: SecurityConfig) -> uvicorn.Server:
         config.load()
     except OSError as error:  # also ssl.SSLError
         raise ConfigError(
-            f"the certificates in security cannot be used for HTTP: {error}; check certificate, key and client_ca",
+            f"cannot use the certificates in security for HTTP: {error}; check certificate, key and client_ca",
             field="security.certificate",
         ) from error
     return Server(config)

@@ -41,17 +41,17 @@ A_co = TypeVar("A_co", covariant=True)
 Context = grpc.aio.ServicerContext[Any, Any]
 
 GRACE_S = 2.0
-"""How long calls under way have to end when the coordinator leaves."""
+"""Seconds that calls in progress may still take when the server shuts down."""
 
 
 HEALTH_BODIES = 8
-"""Health checks, for which nobody needs a token, whose requests are received at once."""
+"""Health-check requests received concurrently; these need no token."""
 MAX_WATCHES = 256
-"""Callers that are told when the health changes."""
+"""Callers that may watch the health at the same time."""
 
 
 def health_handlers(servicer: health.aio.HealthServicer) -> grpc.GenericRpcHandler:
-    """Health for everybody, bounded: a request is read as unary calls are, and held as little."""
+    """Serve health checks to every caller, with the same bounds on requests as unary calls."""
     bodies = BodySlots(HEALTH_BODIES)
     num_watches = 0
 
@@ -74,7 +74,7 @@ def health_handlers(servicer: health.aio.HealthServicer) -> grpc.GenericRpcHandl
         num_watches += 1
         try:
             if num_watches > MAX_WATCHES:
-                raise LimitExceeded(f"{MAX_WATCHES} callers watch the health already; call Check instead")
+                raise LimitExceeded(f"{MAX_WATCHES} callers already watch the health; call Check instead")
             await servicer.Watch(await request(context), context)
         except StrataError as error:
             await abort(context, error.with_traceback(None))
@@ -91,8 +91,8 @@ def health_handlers(servicer: health.aio.HealthServicer) -> grpc.GenericRpcHandl
     )
 
 
-class GuardedReflection(reflection.aio.ReflectionServicer):  # type: ignore[misc]  # its package has no types
-    """What the service looks like, for those who may at least read."""
+class GuardedReflection(reflection.aio.ReflectionServicer):  # type: ignore[misc]  # the package has no types
+    """gRPC reflection for callers with the role reader or higher."""
 
     def __init__(self, names: tuple[str, ...], admission: AdmissionControl, slots: StreamSlots) -> None:
         super().__init__(names)
@@ -113,7 +113,7 @@ class GuardedReflection(reflection.aio.ReflectionServicer):  # type: ignore[misc
 def make_grpc_server(
     backend: Backend, hub: SessionHub, admission: AdmissionControl, health_servicer: health.aio.HealthServicer
 ) -> grpc.aio.Server:
-    """The service, unary and framed, with health and reflection; in a coordinator and in a relay alike."""
+    """Create the gRPC server of a coordinator or relay: unary calls, sessions, health and reflection."""
     slots = StreamSlots(backend.limits)
     options = server_options(
         max_message_bytes=backend.limits.max_message_bytes, max_request_bytes=slots.max_message_bytes
@@ -129,21 +129,21 @@ def make_grpc_server(
 
 
 def lock_socket(address: Address) -> SocketLock | None:
-    """So that no other coordinator or relay serves there; None: it is a port, which has no need of it.
+    """Lock a Unix socket, so that no other process serves there; return None for a port, which needs no lock.
 
     Raises:
-        ConfigError: Another one does.
+        ConfigError: Another process serves there.
     """
     return SocketLock(address.path, field="listen") if address.path else None
 
 
 async def start_grpc_server(server: grpc.aio.Server, address: str, security: SecurityConfig) -> str:
-    """Where it listens: port 0 has become a number."""
+    """Start the server and return its actual address, with the real port for port 0."""
     try:
         port = add_port(server, address, security)
     except RuntimeError as error:
         raise ConfigError(
-            f"listen={address!r} cannot be bound ({error}); is another coordinator running? choose another port",
+            f"listen={address!r} cannot be bound ({error}); stop the process that uses it, or choose another port",
             field="listen",
         ) from error
     await server.start()
@@ -153,7 +153,7 @@ async def start_grpc_server(server: grpc.aio.Server, address: str, security: Sec
 async def start_frames(
     hub: SessionHub, wanted: str, grpc_address: str, limits: Limits, security: SecurityConfig, guard: Guard
 ) -> FramesServer | None:
-    """Beside the gRPC server; None: it is off."""
+    """Start the frames server beside the gRPC server; return None if it is off."""
     if wanted == "off":
         return None
     if wanted != "auto":
@@ -171,13 +171,13 @@ def add_port(server: grpc.aio.Server, address: str, security: SecurityConfig) ->
 
 
 def require_safe(address: Address, security: SecurityConfig, guard: Guard, *, field: str) -> None:
-    """Nothing listens where others can reach it without tokens and TLS, unless that is said to be meant."""
+    """Reject an address that other machines can reach without tokens and TLS, unless `insecure` is set."""
     if address.is_local or security.insecure or (security.certificate and not guard.is_open):
         return
     lacking = [name for name, has in (("tokens", not guard.is_open), ("TLS", bool(security.certificate))) if not has]
     raise ConfigError(
-        f"{field}={str(address)!r} can be reached from other machines, and has no {' and no '.join(lacking)}; "
-        "give --tokens, --tls-cert and --tls-key (`strata certs` makes a set), or say --insecure if it is meant",
+        f"{field}={str(address)!r} is reachable from other machines without {' and '.join(lacking)}; "
+        "pass --tokens, --tls-cert and --tls-key (`strata certs` creates them), or --insecure to allow it",
         field=field,
     )
 
@@ -188,10 +188,10 @@ class Server(Protocol[A_co]):
 
 
 def settle_memory() -> None:
-    """Spares the garbage collector the modules and what was read at start, and lets it look at the rest less often.
+    """Exclude the objects created at startup from garbage collection, and collect the rest less often.
 
-    Left as it is, it takes a fifth of an idle coordinator's time and now and then stops a barrier for 40 ms. Nearly
-    everything here is freed by its reference count anyway.
+    With the defaults, the collector takes a fifth of an idle coordinator's time and occasionally delays a barrier by 40
+    ms. Reference counts free nearly everything anyway.
     """
     gc.collect()
     gc.freeze()
@@ -204,7 +204,9 @@ async def serve_until_shutdown(
     *,
     ended: asyncio.Future[StrataError] | None = None,
 ) -> None:
-    """Serves until SIGTERM or SIGINT, or until `ended` says why it cannot go on; `announce` hears the addresses."""
+    """Serve until SIGTERM or SIGINT, or until `ended` is set to an error, which is raised. Pass the addresses to
+    `announce`.
+    """
     shutdown = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

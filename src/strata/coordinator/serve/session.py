@@ -1,10 +1,10 @@
-"""The session stream: the same calls in frames, and notices the other way.
+"""The session stream: calls in frames from the client, answers and notices in frames to it.
 
-A gRPC message costs the server far more than the work in it, so a frame carries as many calls as the client had to
-make, and an answer frame as many answers as have gathered since the last one went out. Calls run in the order they
-came; an answer that must wait for the disk or for a barrier does not hold up the others.
+A gRPC message costs the server far more than the work in it, so a frame carries all calls that the client has to make,
+and an answer frame all answers since the last one. Calls run in order of arrival; an answer that waits for the disk or
+for a barrier does not delay the others.
 
-A stream that ends casts suspicion on the workers that spoke through it.
+When a stream ends, the workers that used it become suspect.
 """
 
 from __future__ import annotations
@@ -40,42 +40,42 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Answer = tuple[int, str, "Message", int]
-"""The request's id, the name of the field of `Response`, what goes into it, and how many bytes that takes."""
+"""Request id, field name in `Response`, the message for that field, and its size in bytes."""
 WorkerKey = tuple[str, str]
-"""Job and worker."""
+"""Job id and worker id."""
 NO_HELLO = "the first frame of a session carries hello.session_id"
 MAX_SESSION_ID = 128
 HELLO_WITHIN_S = 10.0
-"""Whoever connects and says nothing is not waited for."""
+"""Seconds in which a new connection must send its first frame."""
 NO_FRAME = "a frame is not a strata.v1.ClientFrame"
 SLICE_S = 0.005
-"""How long the calls of one frame may take in one turn of the event loop."""
+"""Time that the calls of one frame may take per turn of the event loop."""
 LOOK_EVERY = 16
-"""Calls between two looks at the clock."""
+"""Calls between two readings of the clock."""
 _DONE = object()
 _LEVELS = 3
-"""Of a frame, on which there are elements: its calls, what each says, and the shards or members in that."""
+"""Levels of a frame that contain elements: its calls, the fields of each, and the shards or members in these."""
 
 
 class Unread:
-    """Answers of all sessions that their clients have not taken yet, in bytes.
+    """Counts the bytes of answers that clients have not read yet, over all sessions.
 
-    Beyond the limit the session with most of them is dropped.
+    Beyond the limit, the session with the most unread bytes is dropped.
     """
 
     def __init__(self, most_bytes: int, links: Callable[[], Iterable[Link]]) -> None:
-        """`links` gives all there are."""
+        """Create the counter; `links` returns all open links."""
         self.most_bytes = most_bytes
         self.num_bytes = 0
         self._links = links
 
     def shed(self) -> None:
         link = max(self._links(), key=lambda link: link.num_unread_bytes)
-        link.drop(f"limits.max_unread_bytes={self.most_bytes} wait for their readers")
+        link.drop(f"limits.max_unread_bytes={self.most_bytes} are unread")
 
 
 class Link:
-    """One open session: what it says of workers, and what is to be sent down it."""
+    """One open session: its workers, and the answers and notices to send."""
 
     def __init__(
         self,
@@ -90,23 +90,25 @@ class Link:
         on_news: Callable[[], None],
         on_idle: Callable[[], None],
     ) -> None:
-        """`on_news` is called when there is something to send, or to end; `on_idle` when it is not busy any more."""
+        """Open the session; `on_news` is called when there is something to send or the session must end, `on_idle` when
+        it is no longer busy.
+        """
         self.session_id = session_id
         self.role = role
         self.bucket = bucket
         self.workers: dict[WorkerKey, int] = {}
-        """(job, worker) → fence, of those that registered or beat through it."""
+        """(job, worker) → fence of the workers that registered or sent a heartbeat through this session."""
         self.given_up: tuple[grpc.StatusCode, str] | None = None
-        """Why it is ended from our side."""
+        """Why the server ends the session."""
         self.max_request_bytes = max_request_bytes
-        """Of one frame from the client."""
+        """The size limit of one frame from the client."""
         self.is_busy = False
-        """A large frame of its waits in the lane, or is under way there. Until it is done, no other may be heard."""
+        """A large frame waits in the queue or is being processed. Until it is done, no other frame is processed."""
         self.large = b""
         """That frame, while it waits."""
         self.on_idle = on_idle
         self.num_unread_bytes = 0
-        """Of its answers, here or in what its connection could not send yet."""
+        """Bytes of unread answers, here or in the buffer of the connection."""
         self._unread = unread
         self._answers: list[Answer] = []
         self._notices: list[pb.Notice] = []
@@ -131,7 +133,9 @@ class Link:
         self._wake()
 
     def count_unread(self, num_bytes: int) -> None:
-        """So many bytes more wait for the client, or fewer. Of a session that was given up they count no more."""
+        """Add `num_bytes` (possibly negative) to the unread answers. After the session was given up, they no longer
+        count.
+        """
         if self.given_up:
             return
         unread = self._unread
@@ -145,7 +149,7 @@ class Link:
         self._wake()
 
     def end(self) -> None:
-        """The client has no more calls; those it made are still answered."""
+        """The client makes no more calls; those in progress are still answered."""
         self._ended = True
         self._on_news()
 
@@ -156,8 +160,8 @@ class Link:
         self._on_news()
 
     def drop(self, why: str) -> None:
-        """Its client does not read its answers."""
-        log.warning("session %.8s… does not read its answers; dropped", self.session_id)
+        """End the session because its client does not read its answers."""
+        log.warning("dropping session %.8s…: the client does not read its answers", self.session_id)
         self.give_up(grpc.StatusCode.RESOURCE_EXHAUSTED, f"too many unread answers: {why}")
 
     def _clear(self) -> None:
@@ -167,7 +171,7 @@ class Link:
 
     @property
     def is_over(self) -> bool:
-        """Nothing more is to be sent, now or later."""
+        """Whether nothing more will be sent."""
         if self.given_up:
             return True
         return self._ended and not self._num_unanswered and not self._answers and not self._notices
@@ -181,7 +185,7 @@ class Link:
             self._on_news()
 
     def take_frame(self) -> pb.ServerFrame | None:
-        """Everything that has gathered, or as much of it as goes into one frame; None: nothing at present."""
+        """Return all pending answers, or as many as fit into one frame; None without any."""
         answers, notices = self._answers, self._notices
         if self.given_up or not (answers or notices):
             return None
@@ -197,7 +201,7 @@ class Link:
 
 
 def _frame(answers: Iterable[Answer], notices: Iterable[pb.Notice]) -> pb.ServerFrame:
-    """Each answer is copied once, to where it is sent from."""
+    """Build a frame; each answer is copied once, into its place."""
     frame = pb.ServerFrame(notices=notices)
     add = frame.responses.add
     for request_id, result, message, _ in answers:
@@ -223,16 +227,16 @@ class SessionHub:
             "heartbeat": self._beaten,
             "deregister_worker": self._deregistered,
         }
-        """Calls that tell through which stream a worker is heard."""
+        """Calls that show which stream a worker uses."""
         self._links: dict[str, Link] = {}
         self._unread = Unread(backend.limits.max_unread_bytes, self._links.values)
         self._speakers: dict[WorkerKey, Link] = {}
-        """Through which stream a worker was last heard."""
+        """The stream that each worker used last."""
         self.refusal: Callable[[], StrataError | None] = lambda: None
-        """Why no session may begin at present: a standby sends its callers elsewhere at once."""
+        """Why no session may start at present: a standby redirects its callers at once."""
         self._instance = secrets.token_hex(16)
         self.frames = ""
-        """Where sessions are served without HTTP/2, as clients are told."""
+        """The address of the frames server, which clients receive in `welcome`."""
         backend.listeners.append(self._spread)
 
     @property
@@ -240,18 +244,18 @@ class SessionHub:
         return len(self._links)
 
     def dropped(self, link: Link) -> None:
-        """It was ended from our side."""
+        """Record that the server ended a session."""
         self.metrics.num_sessions_dropped += link.given_up is not None and (
             link.given_up[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
         )
 
     def leave(self) -> None:
-        """Ends all sessions: the coordinator goes. Their clients look for the next one."""
-        self.refusal = lambda: CoordinatorUnavailable("the coordinator is leaving; try the next address of your list")
+        """End all sessions because the coordinator shuts down. Their clients connect to the next one."""
+        self.refusal = lambda: CoordinatorUnavailable("the coordinator is shutting down; try the next address")
         for link in self._links.values():
-            link.give_up(grpc.StatusCode.UNAVAILABLE, "the coordinator is leaving")
+            link.give_up(grpc.StatusCode.UNAVAILABLE, "the coordinator is shutting down")
 
-    # -- for those who carry frames --------------------------------------------------------------------------------
+    # -- for the transports ----------------------------------------------------------------------------------------
 
     def begin(
         self,
@@ -262,10 +266,10 @@ class SessionHub:
         on_news: Callable[[], None],
         on_idle: Callable[[], None],
     ) -> Link:
-        """A session for whoever says hello; its connection carries frames of up to `carrier_bytes` to us.
+        """Start a session after `hello`; its connection accepts frames of up to `carrier_bytes`.
 
         Raises:
-            StrataError: Why there is none at present.
+            StrataError: No session may start at present.
         """
         if refusal := self.refusal():
             raise refusal
@@ -278,7 +282,7 @@ class SessionHub:
         if before is None:
             limits.check_room(len(self._links), limits_.max_sessions, "sessions", "max_sessions", field="session_id")
         elif role < before.role:
-            raise PermissionRefused("this session is another's; choose a session_id of your own", field="session_id")
+            raise PermissionRefused("another caller has this session_id; choose another one", field="session_id")
         link = Link(
             hello.session_id,
             role=role,
@@ -304,7 +308,7 @@ class SessionHub:
         )
 
     def decode(self, frame: bytes) -> pb.ClientFrame | None:
-        """None: it is not a frame."""
+        """Decode a frame, or return None if it is invalid."""
         self.metrics.frames_in.add(len(frame))
         try:
             return pb.ClientFrame.FromString(frame)
@@ -320,8 +324,8 @@ class SessionHub:
         return self._admission.role_of(token)
 
     def hear(self, link: Link, message: bytes) -> None:
-        """A frame. A small one is carried out now; a large one makes the link busy."""
-        assert not link.is_busy, "frames of a session are carried out one after the other"
+        """Process a frame. A small one runs now; a large one makes the link busy."""
+        assert not link.is_busy, "frames of a session are processed one after the other"
         if len(message) > SMALL_BYTES:
             link.large = message
             self._occupy(link, self._hear_large(link))
@@ -331,12 +335,12 @@ class SessionHub:
             self.take_in(link, frame.requests)
 
     def rest(self, link: Link, since_s: float) -> None:
-        """A link whose frames have been carried out since then: it is busy for a turn if that is long enough."""
+        """Make a link that has been processing frames since `since_s` busy for one turn, if that was long enough."""
         if not link.is_busy and self.metrics.now_s() > since_s + SLICE_S:
             self._occupy(link, iter(()))
 
     def take_in(self, link: Link, requests: Sequence[pb.Request]) -> None:
-        """The calls of a small frame: as many of them as one turn allows are carried out now."""
+        """Run the calls of a small frame, as many as one turn allows."""
         came_s = self.metrics.now_s()
         if len(requests) == 1:  # most frames: they need no slices
             request = requests[0]
@@ -380,7 +384,7 @@ class SessionHub:
     def _carry_out(
         self, link: Link, requests: Sequence[pb.Request], came_s: float, *, is_large: bool = False
     ) -> Iterator[None]:
-        """A frame's calls, in slices. Rate and backlog are looked at once for all of them."""
+        """Run the calls of a frame in slices. Rate and backlog are checked once for all of them."""
         num_paced = self._admit(link, len(requests), came_s)
         if num_paced is None:
             return
@@ -395,10 +399,12 @@ class SessionHub:
             self._carry_out_one(link, request, field, came_s, is_paced=number < num_paced, is_large=is_large)
 
     def _admit(self, link: Link, num: int, came_s: float) -> int | None:
-        """How many of a frame's calls its rate allows; an empty frame counts as one. None: the session is ended."""
+        """Return how many calls of a frame the rate allows (an empty frame counts as one), or None if the session was
+        ended.
+        """
         num_allowed = self._backend.limits.max_session_backlog
         if link.num_unanswered + num > num_allowed:
-            why = f"more than limits.max_session_backlog={num_allowed} calls without an answer; wait for some first"
+            why = f"more than limits.max_session_backlog={num_allowed} unanswered calls; wait for answers first"
             link.give_up(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
             return None
         num_paced = link.bucket.take(max(num, 1), came_s)
@@ -431,7 +437,7 @@ class SessionHub:
 
     def _call(self, link: Link, request: pb.Request, field: str | None, came_s: float, *, is_large: bool) -> None:
         if field is None:
-            unknown = InvalidArgument("this call is not known to this coordinator; it may be older than the client")
+            unknown = InvalidArgument("this coordinator does not know the call; it may be older than the client")
             self._refuse(link, request, unknown, came_s)
             return
         method = self._methods[field]
@@ -462,7 +468,7 @@ class SessionHub:
         else:
             self._backend.submit(method, body, done)
 
-    # -- who speaks through which stream ---------------------------------------------------------------------------
+    # -- the streams of workers ------------------------------------------------------------------------------------
 
     def _registered(self, link: Link, body: Any, answer: Any) -> None:
         self._speaks(link, (body.job_id or DEFAULT_JOB, body.worker_id), answer.incarnation)
@@ -479,11 +485,11 @@ class SessionHub:
             del self._speakers[key]
 
     def _is_heard_elsewhere(self, link: Link, body: Any) -> bool:
-        """A relay's suspicion is void if its worker was heard through another stream since."""
+        """Whether the worker has used another stream since, which voids the suspicion of a relay."""
         return self._speakers.get((body.job_id or DEFAULT_JOB, body.worker_id), link) is not link
 
     def _open(self, link: Link) -> None:
-        """A client that comes back under its session's name speaks for the same workers as before."""
+        """Register the link. A client that reconnects with its session id keeps its workers."""
         self.metrics.num_sessions_opened += 1
         before = self._links.get(link.session_id)
         self._links[link.session_id] = link
@@ -492,19 +498,19 @@ class SessionHub:
         for key, fence in before.workers.items():
             self._speaks(link, key, fence)
         before.workers.clear()
-        before.give_up(grpc.StatusCode.ABORTED, "its client has come back on another connection")
+        before.give_up(grpc.StatusCode.ABORTED, "the client has reconnected on another connection")
 
     def _speaks(self, link: Link, key: WorkerKey, fence: int) -> None:
         link.workers[key] = fence
         self._speakers[key] = link
 
     def closed(self, link: Link) -> None:
-        """Its connection is gone: that is evidence against its workers."""
+        """Handle a lost connection: its workers become suspect."""
         link.give_up(grpc.StatusCode.CANCELLED, "the connection was lost")
         if self._links.get(link.session_id) is link:
             del self._links[link.session_id]
         for key, fence in link.workers.items():
-            if self._speakers.get(key) is link:  # else it has been heard through another stream since
+            if self._speakers.get(key) is link:  # else the worker has used another stream since
                 del self._speakers[key]
                 self._backend.suspect(*key, fence)
 

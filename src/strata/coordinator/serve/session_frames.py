@@ -1,5 +1,5 @@
-"""Sessions over bare connections (see `transport.frames`): the same frames, answered in the turn of the loop that reads
-them, without a task or a lock."""
+"""Sessions over plain connections (see `transport.frames`): the frames are those of gRPC sessions, but they are
+answered in the same turn of the event loop that reads them, without a task or a lock."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LINGER_S = 5.0
-"""How long a peer has to take our last words."""
+"""Seconds that a peer has to read the last frame."""
 LEAVE_S = 1.0
 MAX_STRANGERS = 1_000
-"""Connections that have not said hello yet; beyond this, a new one displaces the oldest."""
+"""Connections that have not sent `hello` yet; beyond this, a new one displaces the oldest."""
 
 
 class Company:
-    """All connections there are, and what they share."""
+    """All connections of a server, and their shared buffers."""
 
     def __init__(self, limits: Limits) -> None:
         self.all: set[FramedSession] = set()
         self.strangers: dict[FramedSession, None] = {}
-        """Those that have not said hello yet, the oldest first."""
+        """Connections that have not sent `hello` yet, the oldest first."""
         self.buffers = Buffers(limits.max_receive_bytes)
         self.max_message_bytes = limits.max_message_bytes
 
@@ -72,12 +72,12 @@ class FramedSession(asyncio.Protocol):
         self._flush_scheduled = False
         self._is_paused = False
         self._num_unsent = 0
-        """Bytes of answers that the peer does not take, while writing is paused."""
+        """Bytes of answers that the peer does not read, while writing is paused."""
         self._is_holding = False
-        """Some of the company's buffers."""
+        """Whether it occupies some of the shared buffers."""
         self.gone = asyncio.Event()
 
-    # -- asyncio's -------------------------------------------------------------------------------------------------
+    # -- asyncio.Protocol ------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -96,12 +96,12 @@ class FramedSession(asyncio.Protocol):
             self._hold()
 
     def _listen(self) -> None:
-        """To every frame that has arrived, for as long as one turn of the event loop allows."""
+        """Process the frames that have arrived, for as long as one turn of the event loop allows."""
         since_s, num_heard = self._hub.metrics.now_s(), 0
         try:
             while (message := self._splitter.next()) is not None and not self._is_over:
                 if self._is_holding:
-                    self._let_go()  # the time of the next one counts from now
+                    self._let_go()  # the deadline of the next frame counts from now
                 self._hear(message)
                 num_heard += 1
                 link = self._link
@@ -114,11 +114,11 @@ class FramedSession(asyncio.Protocol):
             self._end(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
     def eof_received(self) -> bool:
-        """The peer is gone: a process that is killed looks like one that has no more to say."""
+        """Close the connection: a killed process looks like one that has finished sending."""
         return False
 
     def connection_lost(self, _error: Exception | None) -> None:
-        """Lets go of everything at once: timers of the loop may hold on to us for a while."""
+        """Drop all references at once: timers of the loop may keep this object alive for a while."""
         self._transport = None
         self._splitter.clear()
         self._company.leave(self)
@@ -131,7 +131,7 @@ class FramedSession(asyncio.Protocol):
             self._hub.closed(link)
 
     def pause_writing(self) -> None:
-        """Whoever does not take the answers is not heard either."""
+        """Stop reading from a peer that does not read its answers."""
         self._is_paused = True
         self._pace()
         if self._transport is not None:
@@ -144,7 +144,7 @@ class FramedSession(asyncio.Protocol):
         self._flush()
 
     def _pace(self) -> None:
-        """Reads, or lets the peer wait."""
+        """Read from the peer, or pause it."""
         if self._is_over:
             return
         assert self._transport is not None
@@ -159,7 +159,7 @@ class FramedSession(asyncio.Protocol):
             self._link.count_unread(more)
 
     def _idle(self) -> None:
-        """Its large frame has been carried out; more may have come behind it."""
+        """Continue after a large frame was processed; more may have arrived behind it."""
         if self._is_over:
             return
         self._let_go()
@@ -182,20 +182,20 @@ class FramedSession(asyncio.Protocol):
     # -- for the server --------------------------------------------------------------------------------------------
 
     def displace(self, why: str) -> None:
-        """Its place in the buffers is needed by another."""
+        """Close the connection because another one needs its share of the buffers."""
         self._is_holding = False
         if self._link is not None:
             self._link.give_up(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
         self._end(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
 
     def leave(self) -> None:
-        self._end(grpc.StatusCode.UNAVAILABLE, "the coordinator is leaving")
+        self._end(grpc.StatusCode.UNAVAILABLE, "the coordinator is shutting down")
 
     def abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
 
-    # -- ours ------------------------------------------------------------------------------------------------------
+    # -- private ---------------------------------------------------------------------------------------------------
 
     @property
     def _is_over(self) -> bool:
@@ -244,7 +244,7 @@ class FramedSession(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Everything that has gathered in this turn of the loop goes out in one frame."""
+        """Send everything that has collected in this turn of the loop in one frame."""
         self._flush_scheduled = False
         link = self._link
         if link is None or self._is_over:
@@ -265,7 +265,7 @@ class FramedSession(asyncio.Protocol):
         self._write(pb.ServerFrame(goodbye=goodbye))
         self._transport.close()
         self._splitter.clear()
-        # One that does not read is not waited for.
+        # Do not wait for a peer that does not read.
         asyncio.get_running_loop().call_later(LINGER_S, self._transport.abort)
 
     def _write(self, frame: pb.ServerFrame) -> None:
@@ -274,7 +274,7 @@ class FramedSession(asyncio.Protocol):
 
 
 class FramesServer:
-    """Listens beside the gRPC server; `hub.frames` tells its clients where."""
+    """Listens beside the gRPC server; `hub.frames` announces its address to clients."""
 
     def __init__(self, hub: SessionHub, limits: Limits) -> None:
         self._hub = hub
@@ -284,10 +284,10 @@ class FramesServer:
         self.address = ""
 
     async def start(self, wanted: str, grpc_address: str, security: SecurityConfig) -> None:
-        """`wanted` is an address, or `auto`: a free port, or a socket, beside gRPC's.
+        """Listen on the address `wanted`, or, for `auto`, on a free port or a socket beside gRPC's.
 
         Raises:
-            ConfigError: It cannot be bound.
+            ConfigError: The address cannot be bound.
         """
         address = _beside(grpc_address) if wanted == "auto" else parse_address(wanted, field="frames")
         context = None
@@ -299,11 +299,11 @@ class FramesServer:
             self._server, self.address = await frames.listen(self._make, address, context)
         except OSError as error:
             self._unlock()
-            if wanted == "auto":  # such as a socket's path that is too long with what we add to it
-                log.warning("no sessions without HTTP/2, gRPC serves them all: %s", error)
+            if wanted == "auto":  # for example if the suffix makes the path of a socket too long
+                log.warning("cannot serve sessions without HTTP/2, so all of them use gRPC: %s", error)
                 return
             raise ConfigError(
-                f"frames={wanted!r} cannot be bound ({error}); choose another port, or 'off'", field="frames"
+                f"frames={wanted!r} cannot be bound ({error}); choose another port or 'off'", field="frames"
             ) from error
         self._hub.frames = self.address if address.path else f":{self.address.rpartition(':')[2]}"
 
@@ -311,13 +311,13 @@ class FramesServer:
         return FramedSession(self._hub, self._company)
 
     async def stop(self) -> None:
-        """Nobody is waited for longer than it takes to be polite: those who take over wait for us."""
+        """Close all connections, with a short grace period: the coordinator that takes over waits for us."""
         if self._server is None:
             return
         self._server.close()
         self._server = None
         if self.address.startswith("unix:"):
-            Path(self.address.removeprefix("unix:")).unlink(missing_ok=True)  # noqa: ASYNC240 - a name, at the very end
+            Path(self.address.removeprefix("unix:")).unlink(missing_ok=True)  # noqa: ASYNC240 - one unlink at shutdown
         self._unlock()
         for session in list(self._company.all):
             session.leave()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Context = grpc.aio.ServicerContext[Any, Any]
 
 MAX_READERS = 64
-"""Sessions through gRPC with the role reader: each may have a message of up to `max_grpc_message_bytes` on its way."""
+"""gRPC sessions with the role reader; each may have a message of up to `max_grpc_message_bytes` in transit."""
 
 
 def session_handler(
@@ -44,7 +44,7 @@ def session_handler(
 
 
 class StreamSlots:
-    """Places for streams of requests through gRPC, which may hold a whole message of each while it arrives."""
+    """Slots for streams of requests through gRPC, which may buffer a whole message for each."""
 
     def __init__(self, limits: Limits) -> None:
         self.max_message_bytes = min(limits.max_grpc_message_bytes, limits.max_message_bytes)
@@ -54,14 +54,15 @@ class StreamSlots:
 
     @contextlib.contextmanager
     def take(self, role: Role) -> Iterator[None]:
-        """
+        """Take a slot.
+
         Raises:
-            LimitExceeded: They are all taken.
+            LimitExceeded: All slots are taken.
         """
         is_reader = role <= Role.READER
         check_room(self._num, self._max_streams, "sessions through gRPC", "max_grpc_sessions", field="")
         if is_reader and self._num_readers >= MAX_READERS:
-            raise LimitExceeded(f"readers have {MAX_READERS} sessions through gRPC already; close one of them")
+            raise LimitExceeded(f"readers already have {MAX_READERS} gRPC sessions; close one of them")
         self._num += 1
         self._num_readers += is_reader
         try:
@@ -86,14 +87,14 @@ async def _serve(hub: SessionHub, context: Context, role: Role, max_bytes: int) 
             if not isinstance(frame, bytes):
                 break
             if link.given_up:
-                continue  # it must be let go of, or a client that still writes would never hear why
+                continue  # read on, or a client that is still writing would never receive the reason
             if len(frame) > link.max_request_bytes:
-                why = f"a frame of {len(frame)} bytes, more than the {link.max_request_bytes} allowed here"
+                why = f"a frame has {len(frame)} bytes; the limit is {link.max_request_bytes}"
                 link.give_up(grpc.StatusCode.INVALID_ARGUMENT, why)
             else:
                 hub.hear(link, frame)
         link.end()
-        # Not cancelled: a status cannot be sent while a message is on its way.
+        # Not cancelled: a status cannot be sent while a message is in transit.
         await writer
     finally:
         writer.cancel()
