@@ -61,7 +61,7 @@ class JournalContract:
         assert journal.append([]) == 3
         assert journal.read() == records(entries(3))
 
-    def test_a_restart_finds_what_was_appended_and_goes_on_after_it(self, state: State, journal: Journal) -> None:
+    def test_a_restart_finds_the_appended_events_and_continues(self, state: State, journal: Journal) -> None:
         journal.append(entries(3))
         journal = state.reopen(journal, CONFIG)
         loaded = journal.load()
@@ -81,14 +81,14 @@ class JournalContract:
         ],
         ids=lambda entry: entry.kind or "empty",
     )
-    def test_what_is_read_back_is_what_was_written(self, state: State, journal: Journal, entry: Entry) -> None:
+    def test_appended_events_round_trip(self, state: State, journal: Journal, entry: Entry) -> None:
         journal.append([entry])
         assert journal.read() == records([entry])
         loaded = state.reopen(journal, CONFIG).load()
         assert loaded.records == records([entry])
         assert loaded.damage is None
 
-    def test_a_snapshot_stands_for_the_events_before_it(self, state: State, journal: Journal) -> None:
+    def test_a_snapshot_replaces_the_events_before_it(self, state: State, journal: Journal) -> None:
         assert journal.append(entries(3), snapshot=b"after 3") == 3
         journal.append(entries(2, start=4))
         loaded = state.reopen(journal, CONFIG).load()
@@ -108,13 +108,13 @@ class JournalContract:
         assert journal.append([], snapshot=b"") == 0
         assert state.reopen(journal, CONFIG).load() == Loaded(snapshot=b"", snapshot_seq=0, records=[])
 
-    def test_loading_again_gives_the_same(self, journal: Journal) -> None:
+    def test_loading_again_gives_the_same_state(self, journal: Journal) -> None:
         journal.append(entries(3), snapshot=b"after 3")
         journal.append(entries(2, start=4))
         assert journal.load() == journal.load()
         assert journal.append(entries(1, start=6)) == 6
 
-    def test_history_reaches_back_behind_the_snapshot(self, journal: Journal) -> None:
+    def test_history_includes_events_before_the_snapshot(self, journal: Journal) -> None:
         journal.append(entries(3), snapshot=b"after 3")
         journal.append(entries(2, start=4))
         assert journal.read() == records(entries(5))

@@ -190,7 +190,7 @@ class TestDirect(CoordinatorContract):
 
     # -- what only we can provoke ----------------------------------------------------------------------------------
 
-    def test_a_call_that_the_coordinator_stumbles_over_harms_its_caller_alone(
+    def test_an_unexpected_error_in_a_call_fails_only_its_caller(
         self, world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         found = Core.job
@@ -210,9 +210,9 @@ class TestDirect(CoordinatorContract):
                 world.call(method, request)
             assert refused.value.code is grpc.StatusCode.INTERNAL
         assert world.everything() == before
-        assert "not foreseen" in caplog.text
+        assert "unexpected error" in caplog.text
 
-    def test_an_answer_that_cannot_be_put_into_a_message_harms_its_caller_alone(
+    def test_an_answer_that_cannot_be_encoded_fails_only_its_caller(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(wire, "encode_shards", lambda _: [types_pb2.Shard(index=-1)])
@@ -244,7 +244,7 @@ class TestSession:
         ],
         ids=["nothing", "no-id", "no-hello"],
     )
-    def test_a_session_that_does_not_say_hello_is_refused(
+    def test_a_session_without_hello_is_refused(
         self, stream: Callable[..., Any], first: session_pb2.ClientFrame
     ) -> None:
         with pytest.raises(grpc.RpcError) as refused:
@@ -252,9 +252,7 @@ class TestSession:
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert "hello.session_id" in refused.value.details()
 
-    def test_calls_may_come_with_the_greeting_and_an_unknown_one_is_refused_by_itself(
-        self, stream: Callable[..., Any]
-    ) -> None:
+    def test_calls_may_arrive_with_hello_and_an_unknown_one_is_refused(self, stream: Callable[..., Any]) -> None:
         hello = session_pb2.Hello(session_id="s1")
         calls = [session_pb2.Request(id=7), session_pb2.Request(id=8, list_jobs=pb.ListJobsRequest())]
         responses = {}
@@ -267,7 +265,7 @@ class TestSession:
         assert responses[7].error.kind == "InvalidArgument"
         assert responses[8].WhichOneof("result") == "list_jobs"
 
-    def test_what_was_asked_before_the_client_hung_up_is_answered(self, stream: Callable[..., Any]) -> None:
+    def test_calls_made_before_the_client_closed_its_side_are_answered(self, stream: Callable[..., Any]) -> None:
         calls = [
             session_pb2.Request(id=n, register_worker=pb.RegisterWorkerRequest(worker_id=f"w{n}", instance_id="i"))
             for n in range(1, 51)
@@ -278,7 +276,7 @@ class TestSession:
         assert [answers[n].rank for n in range(1, 51)] == list(range(50))
         assert {answer.generation for answer in answers.values()} == {1}
 
-    def test_a_frame_of_more_calls_than_may_wait_ends_the_session(self, stream: Callable[..., Any]) -> None:
+    def test_a_frame_above_the_backlog_ends_the_session(self, stream: Callable[..., Any]) -> None:
         calls = [session_pb2.Request(id=n, list_jobs=pb.ListJobsRequest()) for n in range(1, 102)]
         frame = session_pb2.ClientFrame(hello=session_pb2.Hello(session_id="s1"), requests=calls)
         with pytest.raises(grpc.RpcError) as dropped:

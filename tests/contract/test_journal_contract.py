@@ -123,7 +123,9 @@ class TestPostgresJournal(JournalContract):
         assert new.append(entries(1, start=2)) == 2
         assert new.read() == records(entries(2))
 
-    def test_a_live_state_can_be_looked_at(self, state: PostgresState, postgres: PostgresServer) -> None:
+    def test_the_state_of_a_running_coordinator_can_be_read(
+        self, state: PostgresState, postgres: PostgresServer
+    ) -> None:
         journal = state.open(CONFIG)
         journal.load()
         journal.append(entries(3), snapshot=b"after 3")
@@ -134,7 +136,7 @@ class TestPostgresJournal(JournalContract):
             looking.append(entries(1))
         looking.close()
 
-    def test_it_goes_on_after_its_connections_were_cut(self, state: PostgresState, postgres: PostgresServer) -> None:
+    def test_the_journal_recovers_from_lost_connections(self, state: PostgresState, postgres: PostgresServer) -> None:
         journal = state.open(CONFIG)
         journal.load()
         journal.append(entries(2))
@@ -157,14 +159,14 @@ class TestFile:
         yield journal
         journal.close()
 
-    def test_only_the_user_may_look_into_what_we_make(self, path: Path, journal: Journal) -> None:
+    def test_created_files_are_private_to_the_user(self, path: Path, journal: Journal) -> None:
         journal.append(entries(1))
         modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
         assert modes == dict.fromkeys((f"coordinator.db{end}" for end in ("", ".lock", "-wal", "-shm")), 0o600)
         for directory in (path.parent, path.parent.parent):
             assert stat.S_IMODE(directory.stat().st_mode) == 0o700
 
-    def test_a_directory_that_was_there_keeps_its_mode(self, tmp_path: Path) -> None:
+    def test_an_existing_directory_keeps_its_mode(self, tmp_path: Path) -> None:
         tmp_path.chmod(0o755)
         open_journal(str(tmp_path / "coordinator.db")).close()
         assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
@@ -177,7 +179,7 @@ class TestFile:
         assert journal.append(entries(1)) == 1
         journal.close()
 
-    def test_a_second_coordinator_is_told_who_has_the_state(self, path: Path, journal: Journal) -> None:
+    def test_a_second_coordinator_is_refused_with_the_holder_of_the_state(self, path: Path, journal: Journal) -> None:
         with pytest.raises(JournalLocked, match=rf"is open in process {os.getpid()}; stop that coordinator, or use"):
             open_journal(str(path))
         journal.append(entries(1))
@@ -192,7 +194,7 @@ class TestFile:
         with pytest.raises(JournalLocked):
             open_journal(str(link))
 
-    def test_a_live_state_can_be_looked_at(self, path: Path, journal: Journal) -> None:
+    def test_the_state_of_a_running_coordinator_can_be_read(self, path: Path, journal: Journal) -> None:
         journal.append(entries(3), snapshot=b"after 3")
         journal.append(entries(2, start=4))
         looking = open_journal(str(path), readonly=True)
@@ -205,8 +207,8 @@ class TestFile:
         looking.close()
         assert journal.append(entries(1, start=7)) == 7
 
-    def test_looking_at_a_state_that_is_not_there_makes_nothing(self, path: Path) -> None:
-        with pytest.raises(ConfigError, match="is not there"):
+    def test_reading_a_missing_state_creates_nothing(self, path: Path) -> None:
+        with pytest.raises(ConfigError, match="is missing"):
             open_journal(str(path), readonly=True)
         assert not path.parent.exists()
 
@@ -261,7 +263,7 @@ class TestOpen:
         ("state", "words"),
         [
             ("sqlite://", "contains no path; use sqlite:///PATH or 'memory'"),
-            ("sqlite:///:memory:", "names no file"),
+            ("sqlite:///:memory:", "contains no path"),
             ("mysql://root:secret@db/x", "mysql is not supported; use a path"),
             ("postgresql+asyncpg://u:secret@db/x", "is not supported"),
             ("://secret", "is not a valid database URL"),

@@ -221,7 +221,7 @@ def play_disturbed(nursery: Nursery, directory: Path, point: str, nth: int) -> A
     return told(fold(process.state, directory / "end"))
 
 
-def test_the_undisturbed_story_comes_to_every_point(undisturbed: Undisturbed) -> None:
+def test_the_scenario_without_a_kill_reaches_every_point(undisturbed: Undisturbed) -> None:
     assert set(undisturbed.counts) == {*STARTING, *RUNNING}
     num_commits = undisturbed.counts["before commit"]
     assert num_commits == undisturbed.counts["after commit"] == undisturbed.counts["before answers"] >= 15
@@ -233,7 +233,7 @@ def test_the_undisturbed_story_comes_to_every_point(undisturbed: Undisturbed) ->
 
 
 @pytest.mark.parametrize("point", RUNNING)
-def test_killed_at_any_point_it_loses_nothing_that_was_acknowledged_and_the_story_ends_the_same(
+def test_a_kill_at_any_point_loses_nothing_acknowledged_and_gives_the_same_result(
     point: str, undisturbed: Undisturbed, nursery: Nursery, tmp_path: Path
 ) -> None:
     times = range(1, undisturbed.counts[point] + 1)
@@ -247,7 +247,7 @@ def test_killed_at_any_point_it_loses_nothing_that_was_acknowledged_and_the_stor
 
 
 @pytest.mark.parametrize("point", STARTING)
-def test_killed_while_it_starts_it_finds_the_same_state_when_it_starts_again(
+def test_a_kill_during_startup_does_not_change_the_state(
     point: str, undisturbed: Undisturbed, nursery: Nursery, tmp_path: Path
 ) -> None:
     process = killable(nursery, tmp_path)
@@ -262,7 +262,7 @@ def test_killed_while_it_starts_it_finds_the_same_state_when_it_starts_again(
     assert told(fold(process.state, tmp_path / "end")) == undisturbed.end
 
 
-def test_a_good_bye_that_was_carried_out_but_not_answered_may_be_repeated(nursery: Nursery, tmp_path: Path) -> None:
+def test_a_deregistration_without_an_answer_may_be_repeated(nursery: Nursery, tmp_path: Path) -> None:
     process = CoordinatorProcess(
         nursery, tmp_path, run="killable_coordinator:serve", **{**SETTINGS, "journal": {"snapshot_every": 1}}
     )
@@ -276,7 +276,7 @@ def test_a_good_bye_that_was_carried_out_but_not_answered_may_be_repeated(nurser
         assert [w.worker_id for w in client.list_workers().workers] == ["w0"]
 
 
-def test_a_release_that_only_half_of_the_members_heard_stands_for_the_others(nursery: Nursery, tmp_path: Path) -> None:
+def test_a_release_received_by_half_of_the_members_holds_for_the_others(nursery: Nursery, tmp_path: Path) -> None:
     """Those who were told have gone on and do not come back, so nothing but the durable release can free the late."""
     process = killable(nursery, tmp_path, "killable_coordinator:serve_told_in_part")
     process.start(num_told=2)
@@ -298,7 +298,7 @@ def test_a_release_that_only_half_of_the_members_heard_stands_for_the_others(nur
         assert {client.num_connections for client in clients} == {2}
 
 
-def test_a_coordinator_frozen_for_longer_than_the_lease_declares_nobody_dead(
+def test_a_coordinator_frozen_for_longer_than_the_lease_declares_no_worker_dead(
     strict_coordinator: CoordinatorProcess,
 ) -> None:
     with CoordinatorClient(strict_coordinator.address, config=EAGER_CLIENT) as client:
@@ -318,7 +318,7 @@ def test_a_coordinator_frozen_for_longer_than_the_lease_declares_nobody_dead(
         assert [worker.lost for worker in workers] == [None] * 3
 
 
-def test_forty_workers_of_one_session_that_is_killed_are_one_new_generation(nursery: Nursery, tmp_path: Path) -> None:
+def test_forty_workers_of_one_killed_session_are_one_generation(nursery: Nursery, tmp_path: Path) -> None:
     process = CoordinatorProcess(nursery, tmp_path, lease={**CALM, "suspicion_s": 0.2})
     process.start()
     with CoordinatorClient(process.address) as client:

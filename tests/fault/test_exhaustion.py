@@ -116,7 +116,7 @@ async def called(address: str, method: str, body: bytes, token: str, *, num: int
     return Counter(await asyncio.gather(*(one() for _ in range(num))))
 
 
-def test_without_a_token_large_bodies_are_not_even_read(attacked: Attacked) -> None:
+def test_large_bodies_without_a_token_are_not_read(attacked: Attacked) -> None:
     body = EMPTY_SHARD * (8 * MB)
     with attacked.within(grown_mb=100):
         for _ in range(3):
@@ -124,7 +124,7 @@ def test_without_a_token_large_bodies_are_not_even_read(attacked: Attacked) -> N
             assert sum(num for (code, _), num in ends.items() if code == "UNAUTHENTICATED") == 10, ends
 
 
-def test_a_workers_largest_unary_calls_are_refused_by_their_elements_and_stall_nobody(attacked: Attacked) -> None:
+def test_the_largest_unary_calls_are_refused_and_stall_no_other_caller(attacked: Attacked) -> None:
     body = EMPTY_SHARD * (MB // 2)
     with attacked.within(grown_mb=250):
         for _ in range(3):
@@ -226,9 +226,7 @@ async def when(condition: Callable[[], bool]) -> None:
     [("/grpc.health.v1.Health/Check", ""), (f"/{wire.SERVICE}/ListJobs", READER), (f"/{wire.SERVICE}/Session", READER)],
     ids=["health without a token", "a reader's calls", "a reader's sessions"],
 )
-def test_half_requests_through_grpc_hold_a_bounded_number_of_messages(
-    attacked: Attacked, path: str, token: str
-) -> None:
+def test_incomplete_grpc_requests_hold_a_bounded_number_of_messages(attacked: Attacked, path: str, token: str) -> None:
     async def attack() -> None:
         attacks = [HalfCalls(path, token, num=100, announced=MB) for _ in range(8)]
         address = attacked.process.address
@@ -271,7 +269,7 @@ def exactly(link: socket.socket, num: int) -> bytes:
     return data
 
 
-def test_silent_connections_make_room_for_those_that_say_hello(attacked: Attacked) -> None:
+def test_silent_connections_are_displaced_by_those_that_send_hello(attacked: Attacked) -> None:
     host, _, port = attacked.process.settings["frames"].rpartition(":")
     with attacked.within(grown_mb=60), contextlib.ExitStack() as stack:
         for number in range(1_100):
@@ -318,7 +316,7 @@ def all_but_the_end(link: socket.socket, announced: int) -> None:
         link.sendall(announced.to_bytes(4, "big") + bytes(announced - 1))
 
 
-def test_a_reader_may_announce_no_large_frame(attacked: Attacked) -> None:
+def test_a_reader_may_not_announce_a_large_frame(attacked: Attacked) -> None:
     with attacked.within(grown_mb=60), contextlib.ExitStack() as stack:
         for number in range(150):
             link = stack.enter_context(bare(attacked, READER, number))
@@ -328,7 +326,7 @@ def test_a_reader_may_announce_no_large_frame(attacked: Attacked) -> None:
                 assert "16777216 bytes, more than the 65536" in bye.message
 
 
-def test_a_readers_half_frames_are_small_and_end_in_time(attacked: Attacked) -> None:
+def test_incomplete_frames_of_a_reader_are_small_and_time_out(attacked: Attacked) -> None:
     with attacked.within(grown_mb=150), contextlib.ExitStack() as stack:
         links = [stack.enter_context(bare(attacked, READER, number)) for number in range(1_000)]
         for link in links:
@@ -337,7 +335,7 @@ def test_a_readers_half_frames_are_small_and_end_in_time(attacked: Attacked) -> 
         assert "longer than 10 s" in answered(links[-1]).goodbye.message
 
 
-def test_half_frames_of_workers_share_a_bounded_buffer_which_is_free_again_when_they_go(attacked: Attacked) -> None:
+def test_incomplete_frames_of_workers_share_a_bounded_buffer(attacked: Attacked) -> None:
     with attacked.within(grown_mb=400):
         for _ in range(2):
             with contextlib.ExitStack() as stack:
@@ -402,7 +400,7 @@ def get(process: CoordinatorProcess, path: str, **headers: str) -> tuple[int, An
             return error.code, json.load(error)
 
 
-def test_half_http_requests_leave_room_for_whole_ones(attacked: Attacked) -> None:
+def test_incomplete_http_requests_do_not_block_complete_ones(attacked: Attacked) -> None:
     host, _, port = attacked.process.settings["http"].rpartition(":")
     with attacked.within(grown_mb=150), contextlib.ExitStack() as stack:
         for number in range(1_200):

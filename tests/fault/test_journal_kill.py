@@ -123,7 +123,7 @@ def append_for_ever(connection: Connection, path: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_killed_at_any_moment_everything_acknowledged_is_there(tmp_path: Path, seed: int) -> None:
+def test_everything_acknowledged_survives_a_kill_at_any_moment(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     path = tmp_path / "coordinator.db"
     last_seq = 0
@@ -226,7 +226,7 @@ def every_point(
             return names, found
 
 
-def test_killed_at_every_point_of_an_append_the_batch_is_there_or_not(tmp_path: Path) -> None:
+def test_a_kill_at_any_point_of_an_append_leaves_all_or_none_of_the_batch(tmp_path: Path) -> None:
     template = tmp_path / "template"
     journal = open_journal(str(template / "coordinator.db"), config=CONFIG)
     last_seq = journal.load().last_seq
@@ -251,7 +251,7 @@ def test_killed_at_every_point_of_an_append_the_batch_is_there_or_not(tmp_path: 
     assert all(loaded.snapshot_seq == loaded.last_seq for loaded in found)
 
 
-def test_killed_at_every_point_of_making_a_state_the_next_start_finds_it_new(tmp_path: Path) -> None:
+def test_a_kill_at_any_point_of_creating_a_state_leaves_a_new_state(tmp_path: Path) -> None:
     template = tmp_path / "template"
     template.mkdir()
     names, found = every_point(load_and_die, template, tmp_path / "work", load)
@@ -259,7 +259,7 @@ def test_killed_at_every_point_of_making_a_state_the_next_start_finds_it_new(tmp
     assert found == [Loaded(snapshot=None, snapshot_seq=0, records=[])] * len(found)
 
 
-def test_killed_at_every_point_of_a_repair_the_next_start_finishes_it(tmp_path: Path) -> None:
+def test_a_kill_at_any_point_of_a_repair_is_finished_by_the_next_start(tmp_path: Path) -> None:
     template = tmp_path / "template"
     path = template / "coordinator.db"
     journal = open_journal(str(path), config=CONFIG)
@@ -311,7 +311,7 @@ def run_out_of_space(connection: Connection, path: str) -> None:
     journal.close()
 
 
-def test_when_files_may_not_grow_the_append_fails_and_a_later_one_works(tmp_path: Path) -> None:
+def test_an_append_fails_at_the_file_size_limit_and_a_later_one_works(tmp_path: Path) -> None:
     path = tmp_path / "coordinator.db"
     child = Child(run_out_of_space, str(path))
     last_seq, refused, new_seq = child.receive()
@@ -336,7 +336,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(directory)], check=True)
 
 
-def test_a_full_disk_is_called_one_and_appends_work_again_when_there_is_room(small_disk: Path) -> None:
+def test_a_full_disk_is_reported_and_appends_resume_with_free_space(small_disk: Path) -> None:
     path = small_disk / "coordinator.db"
     ballast = small_disk / "ballast"
     ballast.write_bytes(b"x" * 300_000)
@@ -362,7 +362,7 @@ def fill_the_disk(connection: Connection, path: str) -> None:
     signal.pause()
 
 
-def test_a_state_left_by_a_full_disk_is_whole(small_disk: Path) -> None:
+def test_a_full_disk_leaves_a_complete_state(small_disk: Path) -> None:
     """The coordinator dies while the disk is full; the next one starts when there is room."""
     path = small_disk / "coordinator.db"
     child = Child(fill_the_disk, str(path))

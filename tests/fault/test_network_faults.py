@@ -143,7 +143,7 @@ def until_noticed(job: Job, _: Child) -> None:
 
 
 @pytest.mark.parametrize("cut", [cut_whole, cut_words])
-def test_who_is_not_heard_for_a_lease_is_dead_once_and_learns_it_when_the_network_is_back(
+def test_a_silent_worker_dies_once_and_learns_it_when_the_network_returns(
     make_job: Callable[..., Job], cut: Callable[[Network], None]
 ) -> None:
     job = make_job(SHORT)
@@ -166,7 +166,7 @@ def test_who_is_not_heard_for_a_lease_is_dead_once_and_learns_it_when_the_networ
     job.check_done_once(stop(lost, survivor))
 
 
-def test_who_is_heard_and_hears_nothing_gives_up_its_connection_and_then_its_shards(
+def test_a_worker_that_receives_nothing_drops_its_connection_and_then_its_shards(
     make_job: Callable[..., Job],
 ) -> None:
     """Never one that holds shards and cannot be told. It is dead of silence, or of a connection that it let go of."""
@@ -190,7 +190,7 @@ def test_who_is_heard_and_hears_nothing_gives_up_its_connection_and_then_its_sha
     ("cut", "wait", "num_connections"),
     [(cut_whole, until_missed, 1), (cut_whole, until_hung_up, 2), (cut_words, until_noticed, 2)],
 )
-def test_a_cut_shorter_than_the_lease_is_nothing_but_a_pause(
+def test_an_outage_shorter_than_the_lease_is_only_a_pause(
     make_job: Callable[..., Job],
     cut: Callable[[Network], None],
     wait: Callable[[Job, Child], None],
@@ -219,7 +219,7 @@ def test_a_cut_shorter_than_the_lease_is_nothing_but_a_pause(
     job.check_done_once(stop(late, survivor))
 
 
-def test_delay_and_loss_kill_nobody_and_every_ack_is_done_once(make_job: Callable[..., Job]) -> None:
+def test_delay_and_loss_kill_no_worker_and_every_ack_counts_once(make_job: Callable[..., Job]) -> None:
     """0.2 s each way, and every 20th packet is lost. To reconnect takes three round trips, so suspicion must wait."""
     job = make_job({"suspicion_s": 4.0})
     job.network.disturb(CUT, HUB, delay_s=0.2, jitter_s=0.05, loss=0.05)
@@ -241,7 +241,7 @@ def node_of_three(job: Job) -> tuple[str, list[Child]]:
     return address, [job.worker(worker_id, node=CUT, address=address) for worker_id in ("a", "b", "c")]
 
 
-def test_a_relay_that_is_cut_off_loses_its_workers_in_one_generation_and_may_come_back(
+def test_a_disconnected_relay_loses_its_workers_in_one_generation_and_may_return(
     make_job: Callable[..., Job],
 ) -> None:
     job = make_job({**SHORT, "lease_s": 3.0, "heartbeat_s": 1.0})  # their last beats lie up to a heartbeat apart
@@ -265,7 +265,7 @@ def test_a_relay_that_is_cut_off_loses_its_workers_in_one_generation_and_may_com
     job.check_done_once(stop(survivor, *lost))
 
 
-def test_a_relay_that_is_cut_off_for_less_than_the_lease_loses_nobody(make_job: Callable[..., Job]) -> None:
+def test_a_relay_disconnected_for_less_than_the_lease_loses_no_worker(make_job: Callable[..., Job]) -> None:
     job = make_job(LONG)
     _, late = node_of_three(job)
     survivor = job.worker(SURVIVOR)

@@ -42,7 +42,7 @@ def check_journal(pair: Pair, load: Load) -> None:
     assert [event for record in records if isinstance(event := e.decode(record.payload), e.WorkerLeft)] == []
 
 
-def test_when_the_replica_is_promoted_the_leader_goes_on_there_and_its_standby_too(
+def test_the_leader_and_its_standby_follow_a_promoted_replica(
     replicated_postgres: Replicated, nursery: Nursery, tmp_path: Path
 ) -> None:
     primary, replica = replicated_postgres
@@ -65,7 +65,7 @@ def test_when_the_replica_is_promoted_the_leader_goes_on_there_and_its_standby_t
     check_journal(pair, load)
 
 
-def test_a_failover_that_takes_longer_than_the_leaders_lease_loses_nothing_either(
+def test_a_failover_longer_than_the_leader_lease_loses_nothing(
     replicated_postgres: Replicated, nursery: Nursery, tmp_path: Path
 ) -> None:
     """Whoever of the two reaches the new primary first leads; and one that starts later finds it too."""

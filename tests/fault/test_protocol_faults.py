@@ -141,7 +141,7 @@ def garbage(rng: random.Random) -> bytes:
     )
 
 
-def test_garbage_and_half_frames_on_both_ports_disturb_nobody(nursery: Nursery, tmp_path: Path) -> None:
+def test_garbage_and_incomplete_frames_on_both_ports_affect_no_client(nursery: Nursery, tmp_path: Path) -> None:
     process = served(nursery, tmp_path)
     rng = random.Random(7)
     with CoordinatorClient(process.address, config=EAGER_CLIENT) as client, contextlib.ExitStack() as stack:
@@ -164,7 +164,7 @@ def test_garbage_and_half_frames_on_both_ports_disturb_nobody(nursery: Nursery, 
         assert grown_mb < 60
 
 
-def test_a_session_with_a_truncated_frame_or_without_hello_ends_and_the_others_go_on(
+def test_a_session_with_a_truncated_frame_or_without_hello_ends_alone(
     coordinator: CoordinatorProcess,
 ) -> None:
     async def play() -> list[tuple[grpc.StatusCode, str]]:
@@ -193,7 +193,7 @@ def test_a_session_with_a_truncated_frame_or_without_hello_ends_and_the_others_g
         assert client.num_connections == 1
 
 
-def test_frames_that_come_twice_or_late_change_nothing_twice(coordinator: CoordinatorProcess) -> None:
+def test_duplicate_and_late_frames_change_nothing_twice(coordinator: CoordinatorProcess) -> None:
     async def play() -> None:
         session = await RawSession(coordinator.address).greet("one")
         first, second = await session.ask(register(1, "w0"), register(1, "w0"))
@@ -296,7 +296,7 @@ def test_a_session_that_does_not_read_is_dropped_in_bounded_memory_while_others_
 # -- many at once ------------------------------------------------------------------------------------------------------
 
 
-def test_a_stampede_of_1000_registrations_over_50_sessions_makes_few_generations(
+def test_1000_registrations_over_50_sessions_make_few_generations(
     coordinator: CoordinatorProcess,
 ) -> None:
     num_sessions, num_each = 50, 20
@@ -321,7 +321,7 @@ def test_a_stampede_of_1000_registrations_over_50_sessions_makes_few_generations
     assert num_generations <= 200
 
 
-def test_300_of_1000_workers_that_die_at_once_are_one_new_generation(nursery: Nursery, tmp_path: Path) -> None:
+def test_300_of_1000_workers_that_die_at_once_are_one_generation(nursery: Nursery, tmp_path: Path) -> None:
     lease = {"lease_s": 60.0, "heartbeat_s": 5.0, "suspicion_s": 0.5, "tick_s": 0.02}
     process = CoordinatorProcess(nursery, tmp_path, lease=lease)
     process.start()
@@ -380,7 +380,7 @@ def fill(path: Path) -> None:
                     file.write(b"x" * size)
 
 
-def test_with_a_full_disk_writes_are_refused_reads_answered_and_nothing_acknowledged_is_lost(
+def test_a_full_disk_refuses_writes_answers_reads_and_loses_nothing_acknowledged(
     nursery: Nursery, tmp_path: Path, small_disk: Path
 ) -> None:
     process = served(nursery, small_disk)
@@ -419,9 +419,7 @@ def test_with_a_full_disk_writes_are_refused_reads_answered_and_nothing_acknowle
     assert [index for index in acknowledged if not done[index]] == []
 
 
-def test_killed_under_load_it_keeps_every_acknowledged_ack_and_the_load_goes_on(
-    nursery: Nursery, tmp_path: Path
-) -> None:
+def test_a_kill_under_load_keeps_every_acknowledged_ack(nursery: Nursery, tmp_path: Path) -> None:
     process = CoordinatorProcess(nursery, tmp_path, lease=CALM, journal={"snapshot_every": 50})
     process.start()
     num_clients, num_shards, num_kills = 4, 2_400, 3

@@ -197,7 +197,7 @@ def postgres_pair(postgres: PostgresServer, nursery: Nursery, tmp_path: Path) ->
     return pair
 
 
-def test_a_standby_sends_its_callers_to_the_leader_at_once(pair: Pair) -> None:
+def test_a_standby_redirects_its_callers_to_the_leader_at_once(pair: Pair) -> None:
     until(lambda: pair.leader.address in ask_alone(pair.standby.address).message, "it names the leader")
     refusal = ask_alone(pair.standby.address)
     assert refusal.kind == "NotLeader"
@@ -210,7 +210,7 @@ def test_a_standby_sends_its_callers_to_the_leader_at_once(pair: Pair) -> None:
         assert client.list_jobs() == []
 
 
-def test_a_killed_leader_is_replaced_and_nobody_and_nothing_is_lost(pair: Pair) -> None:
+def test_a_killed_leader_is_replaced_and_nothing_is_lost(pair: Pair) -> None:
     with two_workers(pair.addresses) as (client, workers), ThreadPoolExecutor(2) as pool:
         before = who(client)
         with Load(workers[0]) as load:
@@ -228,7 +228,7 @@ def test_a_killed_leader_is_replaced_and_nobody_and_nothing_is_lost(pair: Pair) 
     load.check_nothing_lost(pair.core())
 
 
-def test_a_leader_that_is_told_to_leave_hands_over_at_once(pair: Pair) -> None:
+def test_a_leader_that_is_stopped_hands_over_at_once(pair: Pair) -> None:
     with two_workers(pair.addresses) as (client, workers), Load(workers[0]) as load:
         before = who(client)
         start_s = time.monotonic()
@@ -242,7 +242,7 @@ def test_a_leader_that_is_told_to_leave_hands_over_at_once(pair: Pair) -> None:
     load.check_nothing_lost(pair.core())
 
 
-def test_a_paused_leader_can_neither_write_nor_speak_when_it_wakes_up(
+def test_a_paused_leader_can_neither_write_nor_answer_when_it_resumes(
     postgres: PostgresServer, nursery: Nursery, tmp_path: Path
 ) -> None:
     pair = Pair(nursery, tmp_path, postgres.new_state())
@@ -286,7 +286,7 @@ def test_a_paused_leader_can_neither_write_nor_speak_when_it_wakes_up(
     assert seqs == list(itertools.islice(itertools.count(seqs[0]), len(seqs)))
 
 
-def test_a_paused_leader_knows_by_its_own_clock_that_it_may_not_speak(
+def test_a_paused_leader_stops_answering_by_its_own_clock(
     postgres: PostgresServer, nursery: Nursery, tmp_path: Path
 ) -> None:
     """While the database does not answer, nothing but its own clock can tell it."""
@@ -324,7 +324,7 @@ def refusal(call: Any) -> tuple[grpc.StatusCode, str]:
     return call.code(), types_pb2.Error.FromString(details).kind if details else ""
 
 
-def test_a_leader_paused_for_less_than_anybody_noticed_goes_on(postgres: PostgresServer, nursery: Nursery) -> None:
+def test_a_leader_paused_for_less_than_its_lease_continues(postgres: PostgresServer, nursery: Nursery) -> None:
     """Its lease ran out and nobody took it: the term is still its own."""
     alone = CoordinatorProcess(nursery, Path(), state=postgres.new_state(), lease=CALM, leadership=LEADERSHIP)
     alone.start()
@@ -341,7 +341,7 @@ def test_a_leader_paused_for_less_than_anybody_noticed_goes_on(postgres: Postgre
         assert [worker.lost for worker in workers] == [None, None]
 
 
-def test_a_restarted_leader_waits_for_its_own_old_lease(postgres: PostgresServer, nursery: Nursery) -> None:
+def test_a_restarted_leader_waits_for_its_previous_lease(postgres: PostgresServer, nursery: Nursery) -> None:
     alone = CoordinatorProcess(nursery, Path(), state=postgres.new_state(), lease=CALM, leadership=LEADERSHIP)
     alone.start()
     with two_workers(alone.address) as (client, _):
@@ -365,7 +365,7 @@ def test_a_second_leader_is_refused_while_the_first_renews(
     assert "--standby" in errors
 
 
-def test_a_database_that_crashes_under_load_is_waited_for(postgres: PostgresServer, postgres_pair: Pair) -> None:
+def test_the_leader_survives_a_database_crash_under_load(postgres: PostgresServer, postgres_pair: Pair) -> None:
     pair = postgres_pair
     with two_workers(pair.addresses) as (client, workers):
         before = who(client)
@@ -378,7 +378,7 @@ def test_a_database_that_crashes_under_load_is_waited_for(postgres: PostgresServ
     load.check_nothing_lost(pair.core())
 
 
-def test_a_database_that_stays_away_for_longer_than_the_lease_is_found_again(
+def test_the_leader_survives_a_database_outage_longer_than_the_lease(
     postgres: PostgresServer, postgres_pair: Pair
 ) -> None:
     """Health says so meanwhile. Whoever of the two leads then, nobody has to be restarted."""
@@ -401,7 +401,7 @@ def test_a_database_that_stays_away_for_longer_than_the_lease_is_found_again(
     load.check_nothing_lost(pair.core())
 
 
-def test_connections_that_are_cut_under_load_are_made_again(postgres: PostgresServer, postgres_pair: Pair) -> None:
+def test_database_connections_cut_under_load_are_reestablished(postgres: PostgresServer, postgres_pair: Pair) -> None:
     pair = postgres_pair
     with two_workers(pair.addresses) as (client, workers):
         before = who(client)

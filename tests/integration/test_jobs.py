@@ -44,9 +44,7 @@ def jobs(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([STRATA, "jobs", *args], capture_output=True, text=True, check=False)
 
 
-def test_the_list_of_10_workers_comes_whole_from_3_pages_of_4(
-    small_pages: CoordinatorClient, calls: Counter[str]
-) -> None:
+def test_10_workers_are_listed_in_3_pages_of_4(small_pages: CoordinatorClient, calls: Counter[str]) -> None:
     for number in range(10):
         small_pages.register_worker(f"w{number}")
     members = small_pages.list_workers()
@@ -58,7 +56,7 @@ def test_the_list_of_10_workers_comes_whole_from_3_pages_of_4(
         assert calls["ListWorkers"] == num_pages
 
 
-def test_a_worker_that_refreshes_asks_for_its_own_place_and_not_for_the_list_of_all(
+def test_refresh_reads_the_workers_own_rank_not_the_list_of_all_workers(
     small_pages: CoordinatorClient, calls: Counter[str]
 ) -> None:
     first = small_pages.register_worker("w0")
@@ -71,7 +69,7 @@ def test_a_worker_that_refreshes_asks_for_its_own_place_and_not_for_the_list_of_
     assert (calls["ListWorkers"], calls["GetMembership"]) == (0, 2)
 
 
-def test_a_dropped_job_is_gone_also_after_kill_9_and_its_workers_are_told(coordinator: CoordinatorProcess) -> None:
+def test_a_dropped_job_is_gone_even_after_kill_9_and_its_workers_are_notified(coordinator: CoordinatorProcess) -> None:
     with (
         CoordinatorClient(coordinator.address, config=EAGER_CLIENT) as client,
         CoordinatorClient(coordinator.address, config=EAGER_CLIENT) as boss,

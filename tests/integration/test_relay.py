@@ -109,7 +109,7 @@ def test_a_barrier_of_8_local_workers_is_one_call_upstream(
         assert sum(n for (method, _), n in calls.items() if method == "WaitBarrier") == number
 
 
-def test_two_nodes_below_an_upper_relay_are_one_call_too(
+def test_two_nodes_below_an_upper_relay_are_one_call(
     nursery: Nursery, counted_coordinator: EmbeddedCoordinator, calls: Counter[tuple[str, str]]
 ) -> None:
     upper = RelayProcess(nursery, counted_coordinator.address, fold_s=1.0)
@@ -119,7 +119,7 @@ def test_two_nodes_below_an_upper_relay_are_one_call_too(
     assert sum(n for (method, _), n in calls.items() if method == "WaitBarrier") == 1
 
 
-def test_beats_of_50_workers_at_a_high_rate_go_up_once_an_interval(
+def test_heartbeats_of_50_workers_go_upstream_once_per_interval(
     nursery: Nursery, counted_coordinator: EmbeddedCoordinator, calls: Counter[tuple[str, str]]
 ) -> None:
     relay = RelayProcess(nursery, counted_coordinator.address)
@@ -148,9 +148,7 @@ def test_beats_of_50_workers_at_a_high_rate_go_up_once_an_interval(
     assert most <= elapsed_s / fold_s + 1 + 3
 
 
-def test_a_beat_that_the_coordinator_refuses_reaches_its_worker(
-    nursery: Nursery, coordinator: CoordinatorProcess
-) -> None:
+def test_a_refused_heartbeat_reaches_its_worker(nursery: Nursery, coordinator: CoordinatorProcess) -> None:
     relay = RelayProcess(nursery, coordinator.address)
     with (
         CoordinatorClient(relay.address, config=EAGER_CLIENT) as client,
@@ -184,7 +182,7 @@ def test_commands_and_generations_are_pushed_through_two_relays(nursery: Nursery
         assert worker.take_commands() == []
 
 
-def test_an_arrival_that_is_refused_among_others_is_refused_alone(
+def test_one_refused_arrival_does_not_affect_the_others(
     nursery: Nursery, counted_coordinator: EmbeddedCoordinator, calls: Counter[tuple[str, str]]
 ) -> None:
     relay = RelayProcess(nursery, counted_coordinator.address, fold_s=1.0)
@@ -216,7 +214,7 @@ def test_an_arrival_that_is_refused_among_others_is_refused_alone(
 # -- deaths ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_relay_that_dies_takes_all_its_workers_in_one_generation(
+def test_the_death_of_a_relay_removes_its_workers_in_one_generation(
     nursery: Nursery, strict_coordinator: CoordinatorProcess
 ) -> None:
     relay = RelayProcess(nursery, strict_coordinator.address)
@@ -236,7 +234,7 @@ def test_a_relay_that_dies_takes_all_its_workers_in_one_generation(
         assert after.reason.count("connection lost") == 4
 
 
-def test_nobody_dies_when_a_relay_is_back_in_time(nursery: Nursery, coordinator: CoordinatorProcess) -> None:
+def test_no_worker_dies_if_a_relay_restarts_in_time(nursery: Nursery, coordinator: CoordinatorProcess) -> None:
     relay = RelayProcess(nursery, coordinator.address)
     children = {worker_id: workers(nursery, relay.address, worker_id) for worker_id in ("a", "b", "c")}
     with CoordinatorClient(coordinator.address, config=EAGER_CLIENT) as client:
@@ -247,7 +245,7 @@ def test_nobody_dies_when_a_relay_is_back_in_time(nursery: Nursery, coordinator:
         assert client.list_workers().generation == before.generation
 
 
-def test_nobody_dies_when_the_relay_loses_its_connection_and_renews_it(nursery: Nursery, tmp_path: Path) -> None:
+def test_no_worker_dies_if_the_relay_reconnects_in_time(nursery: Nursery, tmp_path: Path) -> None:
     port = free_port()
     strict_coordinator = CoordinatorProcess(nursery, tmp_path, lease=STRICT, frames=f"127.0.0.2:{port}")
     strict_coordinator.start()
@@ -262,7 +260,7 @@ def test_nobody_dies_when_the_relay_loses_its_connection_and_renews_it(nursery: 
             assert client.list_workers().generation == before.generation
 
 
-def test_a_local_worker_that_is_killed_dies_alone_and_soon(
+def test_a_killed_local_worker_is_declared_dead_alone_and_soon(
     nursery: Nursery, strict_coordinator: CoordinatorProcess
 ) -> None:
     upper = RelayProcess(nursery, strict_coordinator.address)
@@ -284,7 +282,7 @@ def test_a_local_worker_that_is_killed_dies_alone_and_soon(
         assert meet(children, "after") == []
 
 
-def test_workers_go_on_when_the_coordinator_behind_the_relay_is_killed_and_restarted(
+def test_workers_survive_a_restart_of_the_coordinator_behind_the_relay(
     nursery: Nursery, coordinator: CoordinatorProcess
 ) -> None:
     relay = RelayProcess(nursery, coordinator.address)
@@ -299,9 +297,7 @@ def test_workers_go_on_when_the_coordinator_behind_the_relay_is_killed_and_resta
         until(lambda: any(w.suspect for w in client.list_workers().workers), "the lost connection is told upstream")
 
 
-def test_a_worker_that_moved_to_another_relay_is_not_suspect_because_the_first_lost_it(
-    nursery: Nursery, tmp_path: Path
-) -> None:
+def test_a_worker_that_moved_to_another_relay_is_not_suspect(nursery: Nursery, tmp_path: Path) -> None:
     coordinator = CoordinatorProcess(nursery, tmp_path, lease={"lease_s": 120.0, "heartbeat_s": 50.0})
     coordinator.start()  # beats are so rare that the client of the first relay sends none in between
     first, second = (RelayProcess(nursery, coordinator.address) for _ in range(2))
@@ -324,9 +320,7 @@ def strata_relay(*flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([STRATA, "relay", *flags], capture_output=True, text=True, check=False, timeout=DEADLINE_S)
 
 
-def test_the_command_serves_on_a_unix_socket_until_it_is_told_to_stop(
-    embedded: EmbeddedCoordinator, tmp_path: Path
-) -> None:
+def test_the_command_serves_on_a_unix_socket_until_a_signal(embedded: EmbeddedCoordinator, tmp_path: Path) -> None:
     listen = f"unix:{tmp_path / 'relay.sock'}"
     flags = ("--upstream", embedded.address, "--listen", listen, "--json")
     with command_line(tmp_path, *flags, command="relay") as process:
@@ -340,11 +334,11 @@ def test_the_command_serves_on_a_unix_socket_until_it_is_told_to_stop(
 @pytest.mark.parametrize(
     ("flags", "code", "words"),
     [
-        (("--upstream", "127.0.0.1:1", "--listen", "0.0.0.0:0"), 2, "no tokens and no TLS"),
+        (("--upstream", "127.0.0.1:1", "--listen", "0.0.0.0:0"), 2, "without tokens and TLS"),
         (("--upstream", "nowhere"), 2, "is not an address"),
         (("--upstream", "127.0.0.1:50052"), 2, "would call itself"),
     ],
 )
-def test_the_command_refuses_what_cannot_be_meant(flags: tuple[str, ...], code: int, words: str) -> None:
+def test_the_command_refuses_invalid_settings(flags: tuple[str, ...], code: int, words: str) -> None:
     refused = strata_relay(*flags)
     assert (refused.returncode, words in refused.stderr) == (code, True), refused.stderr

@@ -72,7 +72,7 @@ def relay(tmp_path: Path, upstream: str, upstream_certs: Path, node_certs: Path,
             yield address
 
 
-def test_a_relay_speaks_tls_and_takes_tokens_on_both_sides_each_its_own(
+def test_a_relay_uses_separate_tls_and_tokens_on_both_sides(
     tmp_path: Path, coordinator: str, upstream_certs: Path, node_certs: Path
 ) -> None:
     with relay(tmp_path, coordinator, upstream_certs, node_certs, "worker") as address:
@@ -96,13 +96,13 @@ def test_a_relay_speaks_tls_and_takes_tokens_on_both_sides_each_its_own(
 @pytest.mark.parametrize(
     ("relays_role", "callers_role", "words"),
     [
-        ("worker", "worker", "requires the role admin, this token has worker; use another token$"),
-        ("admin", "worker", "requires the role admin, this token has worker; use another token$"),
+        ("worker", "worker", "requires the role admin; this token has worker; use another token$"),
+        ("admin", "worker", "requires the role admin; this token has worker; use another token$"),
         ("worker", "admin", "this concerns the relay's own token, which is checked in addition to yours"),
         ("admin", "admin", ""),
     ],
 )
-def test_a_command_through_a_relay_takes_an_admin_on_both_sides(
+def test_a_command_through_a_relay_requires_an_admin_on_both_sides(
     tmp_path: Path,
     coordinator: str,
     upstream_certs: Path,
@@ -131,7 +131,7 @@ def test_a_command_through_a_relay_takes_an_admin_on_both_sides(
 # -- starting ------------------------------------------------------------------------------------------------------
 
 
-def test_a_relay_that_finds_no_coordinator_gives_up_with_exit_code_3() -> None:
+def test_a_relay_without_a_coordinator_exits_with_code_3() -> None:
     nobody = f"127.0.0.1:{free_port()}"
     gave_up = subprocess.run(
         [STRATA, "relay", f"--upstream={nobody}", "--listen=127.0.0.1:0", "--timeout-s=0.5"],
@@ -144,7 +144,7 @@ def test_a_relay_that_finds_no_coordinator_gives_up_with_exit_code_3() -> None:
     assert f"the coordinator at {nobody} did not answer within 0.5 s" in gave_up.stderr
 
 
-def test_a_relay_that_was_started_first_waits_for_the_coordinator(tmp_path: Path) -> None:
+def test_a_relay_started_first_waits_for_the_coordinator(tmp_path: Path) -> None:
     upstream = f"127.0.0.1:{free_port()}"
     flags = (f"--upstream={upstream}", "--listen=127.0.0.1:0", f"--timeout-s={DEADLINE_S}", "--json")
     with (

@@ -96,7 +96,7 @@ def list_jobs(address: str) -> calls_pb2.ListJobsResponse:
 # -- it is there ---------------------------------------------------------------------------------------------------
 
 
-def test_it_prints_where_it_is_and_can_be_reached_there_from_that_moment_on(
+def test_the_printed_addresses_are_reachable_at_once(
     served: tuple[CommandLine, dict[str, str]], directory: Path
 ) -> None:
     _, addresses = served
@@ -107,7 +107,7 @@ def test_it_prints_where_it_is_and_can_be_reached_there_from_that_moment_on(
     assert (directory / addresses["state"]).samefile(directory / "c.db")
 
 
-def test_people_are_shown_the_addresses_in_words(directory: Path) -> None:
+def test_the_addresses_are_printed_for_people(directory: Path) -> None:
     with command_line(directory, "--listen", "127.0.0.1:0", "--http", "off", "--state", "memory") as process:
         shown = [process.line().strip() for _ in range(4)]
     assert shown[0] == "The coordinator is up. Ctrl-C stops it."
@@ -115,7 +115,7 @@ def test_people_are_shown_the_addresses_in_words(directory: Path) -> None:
     assert shown[2:] == ["HTTP   off", "state  memory"]
 
 
-def test_its_status_tells_jobs_workers_and_sessions(nursery: Nursery, tmp_path: Path) -> None:
+def test_the_status_shows_jobs_workers_and_sessions(nursery: Nursery, tmp_path: Path) -> None:
     process = CoordinatorProcess(nursery, tmp_path, http=f"127.0.0.1:{free_port()}")
     process.start()
     with CoordinatorClient(process.address) as client:
@@ -130,7 +130,7 @@ def test_its_status_tells_jobs_workers_and_sessions(nursery: Nursery, tmp_path: 
     assert [{key: found[key] for key in job} for found in status["jobs"]] == [job]
 
 
-def test_the_health_service_says_serving_for_the_service_and_for_the_whole(address: str) -> None:
+def test_the_health_service_reports_serving(address: str) -> None:
     with grpc.insecure_channel(address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         for service in ("", SERVICE):
@@ -178,7 +178,7 @@ def test_on_sigterm_health_turns_to_not_serving_before_the_connections_end(coord
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_leaves_within_its_grace_with_its_sockets_closed_and_only_the_state_behind(
+def test_it_stops_within_its_grace_period_and_leaves_only_the_state(
     number: signal.Signals, served: tuple[CommandLine, dict[str, str]], directory: Path
 ) -> None:
     process, addresses = served
@@ -192,7 +192,7 @@ def test_it_leaves_within_its_grace_with_its_sockets_closed_and_only_the_state_b
     assert stat.S_IMODE((directory / "c.db").stat().st_mode) == 0o600
 
 
-def test_the_members_stay_when_it_leaves_and_it_finds_them_when_it_comes_back(nursery: Nursery, tmp_path: Path) -> None:
+def test_members_survive_a_restart_of_the_coordinator(nursery: Nursery, tmp_path: Path) -> None:
     """Connections that it ends itself cast no suspicion, however short that is."""
     lease = {**CALM, "suspicion_s": 0.001, "tick_s": 0.001}
     process = CoordinatorProcess(nursery, tmp_path, lease=lease, http=f"127.0.0.1:{free_port()}")
@@ -207,7 +207,7 @@ def test_the_members_stay_when_it_leaves_and_it_finds_them_when_it_comes_back(nu
     assert (members.generation, [w.incarnation for w in members.workers]) == (worker.generation, [worker.incarnation])
 
 
-def test_a_barrier_under_way_does_not_keep_it_from_leaving(coordinator: CoordinatorProcess) -> None:
+def test_a_waiting_barrier_does_not_delay_the_shutdown(coordinator: CoordinatorProcess) -> None:
     with CoordinatorClient(coordinator.address) as client, grpc.insecure_channel(coordinator.address) as channel:
         client.register_worker("w1")
         joined = channel.unary_unary(
@@ -240,7 +240,7 @@ def test_a_barrier_under_way_does_not_keep_it_from_leaving(coordinator: Coordina
 
 
 @pytest.mark.parametrize("flag", ["listen", "http"])
-def test_a_port_that_is_taken_is_refused_with_the_cure(flag: str, directory: Path) -> None:
+def test_a_port_in_use_is_refused_with_the_cure(flag: str, directory: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         addresses = {"listen": "127.0.0.1:0", "http": "127.0.0.1:0"}
         addresses[flag] = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -255,7 +255,7 @@ def test_a_port_that_is_taken_is_refused_with_the_cure(flag: str, directory: Pat
 
 @pytest.mark.parametrize("flag", ["listen", "http"])
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.7", "[::]", "example.org"])
-def test_an_address_that_others_can_reach_is_refused_with_the_cure(flag: str, host: str) -> None:
+def test_a_public_address_is_refused_with_the_cure(flag: str, host: str) -> None:
     with pytest.raises(ConfigError, match=r"is reachable from other machines.*pass --tokens, --tls-cert") as no:
         start_here(**{flag: f"{host}:0"})
     assert no.value.field == flag
@@ -269,13 +269,13 @@ def test_the_command_line_refuses_such_an_address_in_one_line(directory: Path) -
     assert [file.name for file in directory.iterdir()] == ["coordinator.yaml"]
 
 
-def test_http_on_a_unix_socket_is_refused_rather_than_opened_to_everybody(tmp_path: Path) -> None:
+def test_http_on_a_unix_socket_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="write HOST:PORT or 'off'") as refused:
         start_here(http=f"unix:{tmp_path}/http.sock")
     assert refused.value.field == "http"
 
 
-def test_a_second_coordinator_on_one_state_is_refused_and_told_who_has_it(
+def test_a_second_coordinator_on_one_state_is_refused_with_its_holder(
     coordinator: CoordinatorProcess, directory: Path
 ) -> None:
     flags = ["--listen", "127.0.0.1:0", "--http", "off", "--state", str(coordinator.state)]
@@ -309,7 +309,7 @@ def test_a_start_that_failed_leaves_nothing_behind(tmp_path: Path, monkeypatch: 
     ],
     ids=["zeros", "ones", "http1", "broken-http2", "tls"],
 )
-def test_garbage_on_the_grpc_port_harms_nobody(garbage: bytes, coordinator: CoordinatorProcess) -> None:
+def test_garbage_on_the_grpc_port_affects_no_client(garbage: bytes, coordinator: CoordinatorProcess) -> None:
     with CoordinatorClient(coordinator.address) as client:
         worker = client.register_worker("w0")
         with contextlib.suppress(ConnectionError), open_socket(coordinator.address) as stranger:
@@ -362,7 +362,7 @@ def test_a_second_coordinator_or_relay_on_a_served_socket_is_refused_with_the_pi
     assert list(tmp_path.glob("c.sock*")) == []
 
 
-def test_a_hundred_restarts_in_a_row_would_find_the_port_free(coordinator: CoordinatorProcess) -> None:
+def test_the_port_is_free_again_right_after_a_stop(coordinator: CoordinatorProcess) -> None:
     """Three will do: connections of the dead linger on the port."""
     with CoordinatorClient(coordinator.address) as client:
         for num in range(1, 4):

@@ -52,7 +52,7 @@ def admit(admission: AdmissionControl, call: Call, method: Method, request: obje
             require(role, method.needed(request), method.name)
 
 
-def test_a_bucket_gives_one_seconds_worth_at_once_and_fills_with_time() -> None:
+def test_a_bucket_allows_a_burst_of_one_second_and_refills() -> None:
     bucket = Bucket(10, 0.0)
     assert [bucket.take(1, 0.0) for _ in range(11)] == [1] * 10 + [0]
     assert bucket.take(1, 0.05) == 0
@@ -66,7 +66,7 @@ def test_a_bucket_lets_the_first_calls_of_a_frame_through_and_not_the_rest() -> 
     assert bucket.take(4, 0.25) == 2
 
 
-def test_a_machine_that_asks_too_often_waits_and_others_do_not(admission: AdmissionControl, clock: ManualClock) -> None:
+def test_the_rate_limit_applies_per_machine(admission: AdmissionControl, clock: ManualClock) -> None:
     method = BY_NAME["ListJobs"]
     for port in range(10):
         admit(admission, Call(Role.READER, f"ipv4:10.0.0.1:{port}"), method)
@@ -77,14 +77,14 @@ def test_a_machine_that_asks_too_often_waits_and_others_do_not(admission: Admiss
     admit(admission, Call(Role.READER, "ipv4:10.0.0.1:99"), method)
 
 
-def test_strangers_use_up_nobodys_rate(admission: AdmissionControl) -> None:
+def test_calls_without_a_token_do_not_use_up_the_rate(admission: AdmissionControl) -> None:
     for _ in range(20):
         with pytest.raises(Unauthenticated):
             admit(admission, Call(None), BY_NAME["ListJobs"])
     admit(admission, Call(Role.READER), BY_NAME["ListJobs"])
 
 
-def test_only_so_many_peers_are_remembered(admission: AdmissionControl) -> None:
+def test_the_number_of_tracked_peers_is_bounded(admission: AdmissionControl) -> None:
     for number in range(MAX_PEERS + 5):
         admit(admission, Call(Role.READER, f"ipv4:{number}:1"), BY_NAME["ListJobs"])
     assert len(admission._buckets) == MAX_PEERS
@@ -99,7 +99,7 @@ def test_every_call_of_the_service_has_a_role() -> None:
 
 @pytest.mark.parametrize("role", list(Role))
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
-def test_each_role_may_call_what_it_may(admission: AdmissionControl, role: Role, method: object) -> None:
+def test_each_role_may_make_its_calls_and_no_others(admission: AdmissionControl, role: Role, method: object) -> None:
     name = method.name  # type: ignore[attr-defined]
     needed = Role.READER if name in READING else Role.ADMIN if name in COMMANDING else Role.WORKER
     if role >= needed:
@@ -110,7 +110,7 @@ def test_each_role_may_call_what_it_may(admission: AdmissionControl, role: Role,
 
 
 @pytest.mark.parametrize("kind", types_pb2.CommandKind.values())
-def test_workers_may_send_what_ranks_agree_on_and_no_other_command(admission: AdmissionControl, kind: int) -> None:
+def test_workers_may_send_only_the_commands_that_ranks_agree_on(admission: AdmissionControl, kind: int) -> None:
     request = calls_pb2.SendCommandRequest(kind=kind)
     if types_pb2.CommandKind.Name(kind) in ("COMMAND_KIND_STOP", "COMMAND_KIND_CHECKPOINT_NOW"):
         admit(admission, Call(Role.WORKER), BY_NAME["SendCommand"], request)
@@ -121,7 +121,7 @@ def test_workers_may_send_what_ranks_agree_on_and_no_other_command(admission: Ad
         admit(admission, Call(Role.READER), BY_NAME["SendCommand"], request)
 
 
-def test_only_so_many_unary_calls_are_under_way_and_one_machine_has_half_of_them(clock: ManualClock) -> None:
+def test_unary_calls_are_bounded_in_total_and_per_machine(clock: ManualClock) -> None:
     admission = AdmissionControl(Guard(), Limits(max_unary_calls=4), clock)
     method = BY_NAME["ListJobs"]
     with contextlib.ExitStack() as stack:
@@ -137,7 +137,7 @@ def test_only_so_many_unary_calls_are_under_way_and_one_machine_has_half_of_them
         assert (admission._num_calls, len(admission._calls)) == (1, 1)
 
 
-def test_a_reader_may_send_no_large_request(admission: AdmissionControl) -> None:
+def test_a_reader_may_not_send_a_large_request(admission: AdmissionControl) -> None:
     admission.check_size(Role.WORKER, 1 << 20)
     admission.check_size(Role.READER, SMALL_BYTES)
     with pytest.raises(LimitExceeded, match="the role reader may send 65536"):

@@ -59,7 +59,7 @@ def test_fields_are_counted_on_the_wire_as_they_are_when_decoded(frame: pb.Clien
 
 
 @given(st.binary(max_size=300), st.integers(1, 3), st.integers(0, 20))
-def test_counting_ends_whatever_it_is_given(data: bytes, levels: int, most: int) -> None:
+def test_counting_terminates_on_any_input(data: bytes, levels: int, most: int) -> None:
     assert 0 <= num_fields(data, levels=levels, most=most) <= most + 1
 
 
@@ -97,7 +97,7 @@ class Holding:
         self.why = why
 
 
-def test_when_the_buffers_are_full_whoever_has_held_some_for_longest_goes() -> None:
+def test_full_buffers_displace_the_oldest_holder() -> None:
     async def play() -> None:
         buffers = Buffers(100)
         first, second, third = Holding(), Holding(), Holding()
@@ -152,7 +152,7 @@ class Call:
         return self._body if self._body != b"end" else None
 
 
-def test_a_call_that_waits_for_a_place_hurries_the_oldest_body(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_waits_for_a_slot_shortens_the_oldest_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "PATIENCE_S", 0.01)
     monkeypatch.setattr(admission, "LOOK_S", 0.001)
 
@@ -176,7 +176,7 @@ def test_a_call_that_waits_for_a_place_hurries_the_oldest_body(monkeypatch: pyte
     run(play())
 
 
-def test_a_body_that_is_overdue_is_not_hurried_and_fails_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_overdue_body_fails_no_other_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "BODY_WITHIN_S", 0.0)
 
     async def play() -> None:
@@ -192,7 +192,7 @@ def test_a_body_that_is_overdue_is_not_hurried_and_fails_nobody_else(monkeypatch
     run(play())
 
 
-def test_a_caller_that_hangs_up_is_not_taken_for_one_that_is_late() -> None:
+def test_a_caller_that_disconnects_is_not_treated_as_late() -> None:
     async def play() -> None:
         bodies, slow = BodySlots(1), Call()
         reading = asyncio.create_task(bodies.receive(slow))  # type: ignore[arg-type]
@@ -208,7 +208,7 @@ def test_a_caller_that_hangs_up_is_not_taken_for_one_that_is_late() -> None:
 # -- turns -----------------------------------------------------------------------------------------------------------
 
 
-def test_large_work_takes_turns_piece_by_piece_with_others_of_its_kind_and_with_the_loop() -> None:
+def test_large_requests_take_turns_with_each_other_and_with_the_loop() -> None:
     async def play() -> None:
         clock = ManualClock()
         lane, done = FairQueue(now_s=clock.monotonic_s), []
@@ -234,7 +234,7 @@ def test_large_work_takes_turns_piece_by_piece_with_others_of_its_kind_and_with_
     run(play())
 
 
-def test_whoever_has_used_the_lane_least_comes_first() -> None:
+def test_the_caller_that_used_the_queue_least_comes_first() -> None:
     async def play() -> None:
         clock = ManualClock()
         lane, done = FairQueue(now_s=clock.monotonic_s), []
@@ -256,7 +256,7 @@ def test_whoever_has_used_the_lane_least_comes_first() -> None:
     run(play())
 
 
-def test_a_caller_with_much_work_in_the_lane_does_not_hold_up_another() -> None:
+def test_a_caller_with_much_queued_work_does_not_delay_another() -> None:
     async def play() -> None:
         clock = ManualClock()
         lane, done, busy = FairQueue(now_s=clock.monotonic_s), [], Account()
@@ -275,7 +275,7 @@ def test_a_caller_with_much_work_in_the_lane_does_not_hold_up_another() -> None:
     run(play())
 
 
-def test_a_piece_that_fails_is_heard_by_its_caller_and_the_lane_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_piece_raises_in_its_caller_and_the_queue_continues(caplog: pytest.LogCaptureFixture) -> None:
     async def play() -> None:
         lane = FairQueue()
 

@@ -84,12 +84,12 @@ WITH_MAPS: list[tuple[e.Event, str]] = [
 TOLD = [*PLAIN.items(), *WITH_MAPS]
 
 
-def test_there_is_an_example_of_every_kind() -> None:
+def test_every_kind_of_event_has_an_example() -> None:
     assert {type(event) for event, _ in TOLD} == set(get_args(e.Event))
 
 
 @pytest.mark.parametrize(("event", "words"), TOLD, ids=[words for _, words in TOLD])
-def test_an_event_comes_back_as_it_was_and_tells_itself(event: e.Event, words: str) -> None:
+def test_an_event_round_trips_and_describes_itself(event: e.Event, words: str) -> None:
     again = e.decode(e.encode(event))
     assert again == event
     assert type(again) is type(event)
@@ -102,13 +102,13 @@ def test_an_event_of_an_unknown_kind_is_damage() -> None:
 
 
 @pytest.mark.parametrize("payload", [b"", b"{", b"[]", b"null", b'{"kind":"WorkerLeft"}', b"\xff\xfe"])
-def test_what_is_no_event_is_damage(payload: bytes) -> None:
+def test_invalid_bytes_are_reported_as_a_damaged_event(payload: bytes) -> None:
     with pytest.raises(JournalDamaged):
         e.decode(payload)
 
 
 @pytest.mark.parametrize("payload", [b"", b"{}", b"[{}]", b"\x00"])
-def test_what_is_no_snapshot_is_damage(payload: bytes) -> None:
+def test_invalid_bytes_are_reported_as_a_damaged_snapshot(payload: bytes) -> None:
     with pytest.raises(JournalDamaged, match="snapshot"):
         e.decode_snapshot(payload)
 
@@ -119,7 +119,7 @@ def test_an_event_with_a_field_of_a_newer_version_is_still_understood() -> None:
 
 
 @given(st.lists(st.integers(-(2**62), 2**62 - 1), max_size=50))
-def test_packed_integers_come_back_as_they_were(values: list[int]) -> None:
+def test_packed_integers_round_trip(values: list[int]) -> None:
     packed = e.pack_ints(np.array(values, dtype=np.int64))
     assert e.unpack_ints(packed).tolist() == values
 

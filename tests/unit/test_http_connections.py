@@ -22,7 +22,7 @@ class Peer:
         self.is_gone = True
 
 
-def test_a_new_connection_of_a_machine_displaces_its_longest_waiting_one_and_no_other_machines() -> None:
+def test_a_new_connection_displaces_the_longest_waiting_one_of_its_machine() -> None:
     async def play() -> None:
         all_ = Connections()
         other = Peer("b")
@@ -40,7 +40,7 @@ def test_a_new_connection_of_a_machine_displaces_its_longest_waiting_one_and_no_
     asyncio.run(play())
 
 
-def test_a_machine_whose_requests_are_all_under_way_is_refused_another_connection() -> None:
+def test_a_machine_whose_connections_are_all_busy_is_refused_another() -> None:
     async def play() -> None:
         all_ = Connections()
         for _ in range(MAX_CONNECTIONS_PER_PEER):
@@ -53,7 +53,7 @@ def test_a_machine_whose_requests_are_all_under_way_is_refused_another_connectio
     asyncio.run(play())
 
 
-def test_with_all_connections_taken_the_longest_waiting_of_all_goes() -> None:
+def test_a_full_server_displaces_the_longest_waiting_connection() -> None:
     async def play() -> None:
         all_ = Connections()
         peers = [Peer(f"machine-{number}") for number in range(MAX_CONNECTIONS)]
@@ -66,7 +66,7 @@ def test_with_all_connections_taken_the_longest_waiting_of_all_goes() -> None:
     asyncio.run(play())
 
 
-def test_a_connection_without_a_request_is_closed_in_time_however_much_of_one_has_come(
+def test_a_connection_without_a_complete_request_is_closed_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "REQUEST_WITHIN_S", 0.01)
@@ -109,6 +109,6 @@ def test_a_connection_without_a_request_is_closed_in_time_however_much_of_one_ha
         ("", False),
     ],
 )
-def test_a_host_is_ours_if_it_is_a_number_or_one_of_our_names(host: str, is_ours: bool) -> None:
+def test_a_host_is_accepted_if_it_is_an_ip_address_or_one_of_our_names(host: str, is_ours: bool) -> None:
     config = CoordinatorConfig(http="bound.example:51051", security=SecurityConfig(hosts=("added.example",)))
     assert is_own(host, own_names(config)) is is_ours

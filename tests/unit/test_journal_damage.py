@@ -132,7 +132,7 @@ class TestRows:
             kept_at=f"table strata_quarantine in {filled}",
         )
 
-    def test_text_that_is_no_text_ends_the_good_prefix(self, filled: Path, reopen: Reopen) -> None:
+    def test_undecodable_text_ends_the_good_prefix(self, filled: Path, reopen: Reopen) -> None:
         execute(filled, "UPDATE strata_events SET kind = CAST(x'fffe41' AS TEXT) WHERE seq = 80")
         loaded = reopen().load()
         assert loaded.last_seq == 79
@@ -147,7 +147,7 @@ class TestRows:
         assert loaded.damage is not None
         assert loaded.damage.num_lost == 101 - missing
 
-    def test_what_follows_the_damage_is_kept_and_appends_go_on(self, filled: Path, reopen: Reopen) -> None:
+    def test_rows_after_the_damage_are_kept_and_appends_continue(self, filled: Path, reopen: Reopen) -> None:
         execute(filled, "UPDATE strata_events SET payload = CAST('{}' AS BLOB) WHERE seq = 98")
         journal = reopen()
         assert journal.load().last_seq == 97
@@ -158,7 +158,7 @@ class TestRows:
         kept = rows(filled, "SELECT source, seq, payload FROM strata_quarantine ORDER BY seq")
         assert kept == [("event", 98, b"{}"), ("event", 99, entry(99).payload), ("event", 100, entry(100).payload)]
 
-    def test_damage_in_the_history_does_not_touch_the_state_and_is_said_when_read(
+    def test_damage_in_the_history_spares_the_state_and_is_reported_when_read(
         self, filled: Path, reopen: Reopen
     ) -> None:
         execute(filled, "UPDATE strata_events SET payload = CAST('{}' AS BLOB) WHERE seq = 50")
@@ -170,7 +170,7 @@ class TestRows:
             journal.read()
         assert journal.read(after_seq=50) == [record(seq) for seq in range(51, 101)]
 
-    def test_looking_only_changes_nothing(self, filled: Path, reopen: Reopen) -> None:
+    def test_opening_read_only_changes_nothing(self, filled: Path, reopen: Reopen) -> None:
         execute(filled, "UPDATE strata_events SET payload = CAST('{}' AS BLOB) WHERE seq = 98")
         for _ in range(2):
             damage = reopen(readonly=True).load().damage
@@ -179,7 +179,9 @@ class TestRows:
             assert "left in place" in damage.kept_at
         assert rows(filled, "SELECT count(*) FROM strata_quarantine") == [(0,)]
 
-    def test_when_nothing_is_good_it_refuses_instead_of_starting_empty(self, path: Path, reopen: Reopen) -> None:
+    def test_a_state_without_any_good_row_is_refused_instead_of_starting_empty(
+        self, path: Path, reopen: Reopen
+    ) -> None:
         fill(reopen(), num_batches=1)
         reopen().close()
         execute(path, "UPDATE strata_events SET payload = CAST('{}' AS BLOB) WHERE seq = 1")
@@ -193,7 +195,7 @@ class TestRows:
     @pytest.mark.parametrize(
         ("table", "last_seq"), [("strata_events", 60), ("strata_meta", 100), ("strata_quarantine", 100)]
     )
-    def test_a_table_that_is_gone_is_damage(self, filled: Path, reopen: Reopen, table: str, last_seq: int) -> None:
+    def test_a_missing_table_is_damage(self, filled: Path, reopen: Reopen, table: str, last_seq: int) -> None:
         with closing(sqlite3.connect(filled)) as connection:
             connection.execute(f"DROP TABLE {table}")
         loaded = reopen().load()
@@ -201,9 +203,7 @@ class TestRows:
         assert loaded.damage is not None
         assert f"the tables are missing: {table}" in loaded.damage.reason
 
-    def test_without_the_table_of_snapshots_truncated_events_are_worth_nothing(
-        self, filled: Path, reopen: Reopen
-    ) -> None:
+    def test_truncated_events_without_snapshots_are_unusable(self, filled: Path, reopen: Reopen) -> None:
         with closing(sqlite3.connect(filled)) as connection:
             connection.execute("DROP TABLE strata_snapshots")
         with pytest.raises(JournalDamaged, match="the tables are missing: strata_snapshots"):
@@ -211,7 +211,7 @@ class TestRows:
 
 
 class TestSnapshots:
-    def test_a_damaged_snapshot_is_survived_through_the_one_before(self, filled: Path, reopen: Reopen) -> None:
+    def test_a_damaged_snapshot_falls_back_to_the_previous_one(self, filled: Path, reopen: Reopen) -> None:
         execute(filled, "UPDATE strata_snapshots SET payload = CAST('lies' AS BLOB) WHERE seq = 60")
         journal = reopen()
         loaded = journal.load()
@@ -227,7 +227,7 @@ class TestSnapshots:
         assert reopen().load().snapshot == snapshot(120)
         assert rows(filled, "SELECT source, seq, payload FROM strata_quarantine") == [("snapshot", 60, b"lies")]
 
-    def test_the_first_snapshot_is_survived_through_the_events(self, path: Path, reopen: Reopen) -> None:
+    def test_a_damaged_first_snapshot_falls_back_to_the_events(self, path: Path, reopen: Reopen) -> None:
         fill(reopen(), num_batches=5, snapshots_at=(80,))
         reopen().close()
         execute(path, "UPDATE strata_snapshots SET chain = chain + 1")
@@ -236,7 +236,7 @@ class TestSnapshots:
         assert loaded.records == [record(seq) for seq in range(1, 101)]
         assert loaded.damage is not None
 
-    def test_without_any_good_snapshot_after_truncation_it_refuses(self, path: Path, reopen: Reopen) -> None:
+    def test_a_truncated_journal_without_a_good_snapshot_is_refused(self, path: Path, reopen: Reopen) -> None:
         fill(reopen(), num_batches=10, snapshots_at=(100, 120, 140))
         reopen().close()
         execute(path, "UPDATE strata_snapshots SET payload = CAST('lies' AS BLOB)")
@@ -253,7 +253,7 @@ class TestSchema:
             reopen().load()
 
     @pytest.mark.parametrize("key", ["schema", "head", "truncated"])
-    def test_a_damaged_setting_costs_no_event(self, filled: Path, reopen: Reopen, key: str) -> None:
+    def test_a_damaged_setting_loses_no_event(self, filled: Path, reopen: Reopen, key: str) -> None:
         execute(filled, "UPDATE strata_meta SET value = '9 9#0' WHERE key = ?", key)
         journal = reopen()
         loaded = journal.load()
@@ -262,7 +262,7 @@ class TestSchema:
         assert fill(journal, num_batches=1) == 120
         assert reopen().load().damage is None
 
-    def test_another_programs_database_is_refused_and_left_alone(self, path: Path, reopen: Reopen) -> None:
+    def test_another_programs_database_is_refused_and_not_changed(self, path: Path, reopen: Reopen) -> None:
         with closing(sqlite3.connect(path)) as connection:
             connection.execute("CREATE TABLE theirs (x)")
         with pytest.raises(JournalDamaged, match="the tables are missing: strata_events"):
@@ -288,7 +288,7 @@ class TestFile:
         return loaded.last_seq
 
     @pytest.mark.parametrize("kept", [0.3, 0.6, 0.95])
-    def test_a_file_cut_short_gives_its_prefix(self, large: Path, reopen: Reopen, kept: float) -> None:
+    def test_a_truncated_file_gives_its_good_prefix(self, large: Path, reopen: Reopen, kept: float) -> None:
         size = int(large.stat().st_size * kept)
         damaged = large.read_bytes()[:size]
         large.write_bytes(damaged)
@@ -308,7 +308,7 @@ class TestFile:
         assert 0 < last_seq < 2000
         assert oct(large.stat().st_mode & 0o777) == "0o600"
 
-    def test_damage_before_the_snapshot_costs_only_history(self, filled: Path, reopen: Reopen) -> None:
+    def test_damage_before_the_snapshot_loses_only_history(self, filled: Path, reopen: Reopen) -> None:
         content = filled.read_bytes()
         first = content.index(b'"step":30,') // PAGE
         assert content.index(b'"step":61,') // PAGE > first
@@ -321,7 +321,7 @@ class TestFile:
         assert journal.read() == [record(seq) for seq in range(61, 101)]
         assert fill(journal, num_batches=2, snapshots_at=(120, 140)) == 140
 
-    def test_looking_at_a_damaged_file_leaves_it_as_it_is(self, large: Path, reopen: Reopen) -> None:
+    def test_reading_a_damaged_file_does_not_change_it(self, large: Path, reopen: Reopen) -> None:
         overwrite(large, 60 * PAGE, b"\xa5" * PAGE)
         before = large.read_bytes()
         loaded = reopen(readonly=True).load()
@@ -330,7 +330,7 @@ class TestFile:
         assert "left in place" in loaded.damage.kept_at
         assert large.read_bytes() == before
 
-    def test_a_header_that_says_read_only_is_damage(self, large: Path, reopen: Reopen) -> None:
+    def test_a_header_that_claims_read_only_is_damage(self, large: Path, reopen: Reopen) -> None:
         overwrite(large, 18, b"\x07")
         journal = reopen()
         loaded = journal.load()
@@ -351,7 +351,7 @@ class TestFile:
         assert reopen().load().last_seq == 2001
 
     @pytest.mark.parametrize("garbage", [b"\xa5" * 100, b"\x00" * PAGE, b"not a database, just a text file\n" * 200])
-    def test_a_destroyed_header_is_refused_with_what_to_do(self, large: Path, reopen: Reopen, garbage: bytes) -> None:
+    def test_a_destroyed_header_is_refused_with_the_cure(self, large: Path, reopen: Reopen, garbage: bytes) -> None:
         overwrite(large, 0, garbage)
         before = large.read_bytes()
         for _ in range(2):
@@ -380,7 +380,7 @@ class TestFile:
             assert damage.kept_at == f"{large}.damaged-{number}"
             reopen().close()
 
-    def test_damage_met_by_an_append_is_repaired_by_the_next_load(self, large: Path, reopen: Reopen) -> None:
+    def test_damage_found_by_an_append_is_repaired_by_the_next_load(self, large: Path, reopen: Reopen) -> None:
         journal = reopen()
         assert journal.load().damage is None
         # Behind the back of the open journal, as a failing disk would.
@@ -401,7 +401,7 @@ class TestCutOffRepair:
     """A repair may end at any of its steps; the next start finishes it. Half of the state is in SQLite's log."""
 
     @pytest.mark.parametrize("num_steps", range(6))
-    def test_the_next_start_finishes_it(
+    def test_the_next_start_finishes_an_interrupted_repair(
         self, filled: Path, reopen: Reopen, monkeypatch: pytest.MonkeyPatch, num_steps: int
     ) -> None:
         log = Path(f"{filled}-wal")
@@ -461,7 +461,7 @@ class TestLog:
         loaded = reopen().load()
         assert (loaded.last_seq, loaded.damage) == (100, None)
 
-    def test_a_damaged_frame_that_hides_commits_is_said(self, killed: Path, reopen: Reopen) -> None:
+    def test_a_damaged_frame_that_hides_commits_is_reported(self, killed: Path, reopen: Reopen) -> None:
         log = Path(f"{killed}-wal")
         overwrite(log, log.read_bytes().index(b'"step":30,'), b"'")
         loaded = reopen().load()
@@ -474,12 +474,12 @@ class TestLog:
         )
         assert Path(f"{killed}.damaged-1-wal").exists()
 
-    def test_a_damaged_header_of_the_log_is_not_taken_for_an_empty_log(self, killed: Path, reopen: Reopen) -> None:
+    def test_a_damaged_log_header_is_not_mistaken_for_an_empty_log(self, killed: Path, reopen: Reopen) -> None:
         overwrite(Path(f"{killed}-wal"), 16, b"\xa5")
         with pytest.raises(JournalDamaged, match="the end of the write-ahead log is truncated or damaged"):
             reopen().load()
 
-    def test_a_log_cut_short_loses_only_what_was_cut(self, killed: Path, reopen: Reopen) -> None:
+    def test_a_truncated_log_loses_only_the_missing_part(self, killed: Path, reopen: Reopen) -> None:
         """Nothing in the files can tell this from a crash; the state is a true prefix."""
         log = Path(f"{killed}-wal")
         with log.open("r+b") as file:
