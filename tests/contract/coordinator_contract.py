@@ -1,7 +1,7 @@
-"""What a coordinator promises to every caller, by whichever way the call comes in.
+"""The contract of a coordinator with every caller, through whichever entry point.
 
-A `Way` is a way to call: unary, framed, through our client. The suite speaks in the messages of the .proto and knows
-nothing of our client; where the calls go, to a coordinator or to a relay before it, is up to the subclass.
+A `Way` is a way to call: unary, framed, through our client. The suite uses the messages of the .proto and does not know
+our client. The subclass decides whether calls go to a coordinator or to a relay in front of it.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ CONFIG = CoordinatorConfig(
         max_session_backlog=100,
     ),
 )
-"""Nobody dies of silence, and every limit is near."""
+"""No worker dies of silence, and every limit is small."""
 
 
 class Refused(Exception):
-    """A refusal as it came over the wire."""
+    """An error as received over the wire."""
 
     def __init__(self, code: grpc.StatusCode, error: types_pb2.Error) -> None:
         super().__init__(f"{code.name} {error.kind} ({error.field}): {error.message}")
@@ -60,10 +60,10 @@ class Way(Protocol):
     """Calls may come from several threads at once."""
 
     def call(self, method: str, request: Message) -> Any:
-        """The answer to `strata.v1.Coordinator/method`.
+        """Return the answer to `strata.v1.Coordinator/method`.
 
         Raises:
-            Refused: The coordinator said no.
+            Refused: The coordinator refused the call.
         """
         ...
 
@@ -77,7 +77,7 @@ class World:
     way: Way
     job_id: str = "resnet"
     incarnations: dict[str, int] = field(default_factory=dict)
-    """As RegisterWorker answered them: to be sent back, not to be read."""
+    """As returned by RegisterWorker: to be sent back, not to be interpreted."""
     generation: int = 0
 
     def build(self) -> World:
@@ -112,7 +112,7 @@ class World:
         return left
 
     def fenced(self, kind: type[Any], worker_id: str, **fields: Any) -> Any:
-        """A request that says who asks, and under which membership."""
+        """A request with the caller's identity and generation."""
         identity = {
             "job_id": self.job_id,
             "worker_id": worker_id,
@@ -148,7 +148,7 @@ class World:
         return {worker.worker_id: worker for worker in listed.workers}
 
     def everything(self) -> list[Message]:
-        """All that can be seen from outside, without the passing of time and the state of connections."""
+        """Everything visible from outside, except time and the state of connections."""
         members = self.call("ListWorkers", pb.ListWorkersRequest())
         for worker in members.workers:
             worker.silent_s = 0.0
@@ -167,7 +167,7 @@ class World:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A call that must be refused in a certain way, and change nothing."""
+    """A call that must be refused in a certain way and change nothing."""
 
     name: str
     method: str
@@ -192,7 +192,7 @@ JOB_CALLS: dict[str, Callable[..., Message]] = {
     "GetMembership": pb.GetMembershipRequest,
     "ListDatasets": pb.ListDatasetsRequest,
 }
-"""Calls on a job that must be there."""
+"""Calls on a job that must exist."""
 WORKER_CALLS: dict[str, dict[str, Any]] = {
     "Heartbeat": {},
     "GetAssignedShards": {},
@@ -221,7 +221,7 @@ def _beat(**fields: Any) -> Callable[[World], Message]:
 
 
 def _plain(request: Message) -> Callable[[World], Message]:
-    """A copy every time: `World.call` fills in the job."""
+    """A new copy every time: `World.call` fills in the job."""
     return lambda _: type(request).FromString(request.SerializeToString())
 
 
@@ -590,10 +590,10 @@ REFUSALS = [
 
 
 class CoordinatorContract:
-    """Subclasses bring three fixtures.
+    """Subclasses supply three fixtures.
 
-    `way`, a fresh coordinator with `CONFIG` and a way to call it; `another_way`, a second caller of the same one;
-    `wait_arrivals`, which waits until so many workers stand at barriers, since that cannot be seen over the wire.
+    `way`, a new coordinator with `CONFIG` and a way to call it; `another_way`, a second caller of the same one;
+    `wait_arrivals`, which waits until a number of workers have arrived at barriers, which is not visible on the wire.
     """
 
     @pytest.fixture
@@ -929,7 +929,7 @@ class CoordinatorContract:
             assert refused.missing == {"c": "out of memory"}
 
     def test_the_longest_list_of_missing_workers_still_arrives(self, way: Way) -> None:
-        """32 are named, in a refusal that fits into what HTTP/2 peers accept as trailers."""
+        """32 are named, in an error that fits into what HTTP/2 peers accept as trailers."""
         world = World(way)
         for number in range(33):
             world.join(f"worker-{number:02d}-" + "x" * 100)

@@ -1,4 +1,4 @@
-"""What every journal promises. An implementation supplies a fixture `state`: where its journal is kept."""
+"""The contract of every journal. An implementation supplies a fixture `state`: where its journal is stored."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from strata.errors import JournalWriteFailed
 
 class State(Protocol):
     def open(self, config: JournalConfig) -> Journal:
-        """The journal of this state, not loaded yet."""
+        """Open the journal of this state, not loaded yet."""
         ...
 
     def reopen(self, journal: Journal, config: JournalConfig) -> Journal:
-        """The same state as a restarted coordinator finds it."""
+        """Open the same state as a restarted coordinator would."""
         ...
 
     def clear(self) -> None:
-        """Close what is open and start empty."""
+        """Close everything and start empty."""
         ...
 
 
@@ -132,7 +132,7 @@ class JournalContract:
     def test_events_are_dropped_when_no_kept_snapshot_and_no_history_needs_them(
         self, state: State, journal: Journal
     ) -> None:
-        """The history is 10 events; the snapshot before the newest keeps its events too."""
+        """The history is 10 events; the second newest snapshot keeps its events, too."""
         oldest = []
         for snapshot_seq in range(8, 49, 8):
             journal.append(entries(8, start=snapshot_seq - 7), snapshot=b"after %d" % snapshot_seq)
@@ -182,7 +182,7 @@ class JournalContract:
     @settings(
         max_examples=25,
         deadline=None,
-        # The state is cleared below, and each implementation is an executor of its own.
+        # The state is cleared below, and each implementation has its own executor.
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
     )
     @given(steps=st.lists(st.tuples(st.integers(0, 9), st.booleans(), st.booleans()), max_size=12))

@@ -1,4 +1,5 @@
-"""What every leadership promises. An implementation supplies a fixture `state`: something that several can claim."""
+"""The contract of every leadership. An implementation supplies a fixture `state` that several coordinators can
+claim."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from strata.errors import JournalFenced
 
 class ClaimedState(Protocol):
     def claim(self) -> Leadership:
-        """One coordinator's claim; a claim to the same state each time."""
+        """Return a coordinator's claim; always to the same state."""
         ...
 
     def close(self) -> None: ...
@@ -62,7 +63,7 @@ class LeadershipContract:
 
 
 class SharedLeadershipContract(LeadershipContract):
-    """For a state that more than one can see."""
+    """For a state that several processes can access."""
 
     @pytest.fixture
     def other(self, state: ClaimedState) -> Iterator[Leadership]:

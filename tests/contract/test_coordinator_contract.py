@@ -1,4 +1,5 @@
-"""The coordinator's contract by every way in: unary calls, session frames, our client; and what only we can provoke."""
+"""The coordinator's contract through every entry point: unary calls, session frames, our client; and internal
+errors."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_poo
 
 
 class UnaryWay:
-    """One gRPC call a call, as any language makes it."""
+    """One gRPC call per call, as from any language."""
 
     def __init__(self, address: str) -> None:
         self._channel = grpc.insecure_channel(address, options=OPTIONS)
@@ -61,7 +62,7 @@ class SessionWay:
         self._ids = itertools.count(1)
         self._waiting: dict[int, Future[session_pb2.Response]] = {}
         self.generations: list[int] = []
-        """What was pushed, before the answers that came after it."""
+        """The notices received before the answers that follow them."""
         self._frames.put(session_pb2.ClientFrame(hello=session_pb2.Hello(session_id=f"by-hand-{id(self)}")))
         open_session = self._channel.stream_stream(
             f"/{SERVICE}/Session",
@@ -103,7 +104,7 @@ class SessionWay:
 
 
 class ClientWay:
-    """Our asyncio client, on which the plain one stands."""
+    """Our asyncio client, which the blocking client wraps."""
 
     def __init__(self, address: str, *, frames: bool = True) -> None:
         config = ClientConfig(max_message_bytes=MAX_MESSAGE_BYTES, call_timeout_s=DEADLINE_S, frames=frames)
@@ -137,7 +138,7 @@ WAYS: dict[str, Callable[[str], Way]] = {
 
 
 def _refused(error: Any) -> Refused:
-    """From a gRPC status; without our details it is gRPC itself that refused."""
+    """Build the error from a gRPC status; without our details, gRPC itself refused the call."""
     details = dict(error.trailing_metadata() or ()).get("strata-error-bin")
     known = types_pb2.Error.FromString(details) if details else types_pb2.Error(message=error.details())
     if details:
@@ -151,7 +152,7 @@ def _code(number: int) -> grpc.StatusCode:
 
 
 class TestDirect(CoordinatorContract):
-    """Straight at the coordinator. Through a relay: the same with the relay's address."""
+    """Directly to the coordinator. Through a relay: the same with the relay's address."""
 
     @pytest.fixture
     def coordinator(self) -> Iterator[EmbeddedCoordinator]:
@@ -188,7 +189,7 @@ class TestDirect(CoordinatorContract):
 
         return wait
 
-    # -- what only we can provoke ----------------------------------------------------------------------------------
+    # -- internal errors -------------------------------------------------------------------------------------------
 
     def test_an_unexpected_error_in_a_call_fails_only_its_caller(
         self, world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -223,7 +224,7 @@ class TestDirect(CoordinatorContract):
 
 
 class TestSession:
-    """What only frames can get wrong."""
+    """Errors that only frames can cause."""
 
     @pytest.fixture
     def stream(self) -> Iterator[Callable[..., Any]]:

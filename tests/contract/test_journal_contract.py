@@ -1,4 +1,4 @@
-"""Every journal passes the same suite; below it, what only a journal in a file can promise."""
+"""Every journal passes the same suite; below it are the promises of journals in files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class MemoryState:
 
 
 class DatabaseState:
-    """For every journal in a database; `clear` gives a fresh one."""
+    """For every journal in a database; `clear` creates a new one."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -74,7 +74,7 @@ class TestSqliteJournal(JournalContract):
 
 
 class PostgresState:
-    """Opened as a leader opens it, behind the fence; `clear` gives a fresh database."""
+    """Opened as a leader opens it, behind the fence; `clear` creates a new database."""
 
     def __init__(self, server: PostgresServer) -> None:
         self._server = server
@@ -84,7 +84,7 @@ class PostgresState:
     def open(self, config: JournalConfig) -> Journal:
         leadership = open_leadership(self._url)
         term = leadership.try_acquire("test", "here:1")
-        leadership.release()  # nobody else takes it, so the term goes on; and the next one need not wait
+        leadership.release()  # no other candidate takes it, so the term continues; and the next one need not wait
         leadership.close()
         assert term is not None
         self._open.append(open_journal(self._url, config=config, term=term))

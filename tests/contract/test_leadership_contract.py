@@ -1,4 +1,4 @@
-"""Every leadership passes the same suite; below it, what only a lease in a database must show."""
+"""Every leadership passes the same suite; below it are the promises of a lease in a database."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class TestPostgres(SharedLeadershipContract):
         assert one.valid_until_s == state.clock.monotonic_s() + LEASE_S
 
     def test_a_leader_is_not_replaced_in_the_middle_of_an_append(self, state: Claims, postgres: PostgresServer) -> None:
-        """The next term begins after the append is over, and finds what it wrote."""
+        """The next term starts after the append has finished, and sees what it wrote."""
         one, other = state.claim(), state.claim()
         term = one.try_acquire("a", "a:1")
         journal = open_journal(state.url, term=term)
@@ -108,7 +108,7 @@ class TestPostgres(SharedLeadershipContract):
         writer = journal._connect()  # type: ignore[attr-defined]
         with writer.begin():
             journal._check_fence(writer)  # type: ignore[attr-defined]
-            one.renew()  # which does not wait for it
+            one.renew()  # does not wait for the append
             expire(postgres, state.url)
             assert other.try_acquire("b", "b:1") is None
         assert other.try_acquire("b", "b:1") is not None

@@ -1,4 +1,4 @@
-"""Sessions without HTTP/2: what strangers, slow readers and firewalls do to them, each done to a real coordinator."""
+"""Sessions without HTTP/2 against a real coordinator: invalid connections, slow readers and firewalls."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def connected(process: CoordinatorProcess) -> socket.socket:
 
 
 def frames_of(stranger: socket.socket) -> Iterator[pb.ServerFrame]:
-    """Until the coordinator hangs up."""
+    """Read until the coordinator closes the connection."""
     with contextlib.suppress(ConnectionError), stranger.makefile("rb") as stream:
         while head := stream.read(4):
             yield pb.ServerFrame.FromString(stream.read(int.from_bytes(head, "big")))
@@ -64,8 +64,8 @@ def goodbye(stranger: socket.socket) -> tuple[str, str]:
     [
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "INVALID_ARGUMENT", "gRPC uses another port"),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01", "INVALID_ARGUMENT", "gRPC uses another port"),
-        (PREFACE + b"\xff\xff\xff\xff", "INVALID_ARGUMENT", "4294967295 bytes, more than"),
-        (PREFACE + b"\x00\x01\x00\x01", "INVALID_ARGUMENT", "65537 bytes, more than the 65536"),
+        (PREFACE + b"\xff\xff\xff\xff", "INVALID_ARGUMENT", "4294967295 bytes; the limit is"),
+        (PREFACE + b"\x00\x01\x00\x01", "INVALID_ARGUMENT", "65537 bytes; the limit is 65536"),
         (
             PREFACE + packed(pb.ClientFrame(hello=pb.Hello(session_id="x" * 129)).SerializeToString()),
             "RESOURCE_EXHAUSTED",
@@ -115,7 +115,7 @@ def test_hundreds_of_silent_or_invalid_connections_affect_no_client(coordinator:
 
 
 def test_a_closed_connection_makes_its_worker_suspect_even_at_a_barrier(coordinator: CoordinatorProcess) -> None:
-    """A process that is killed closes its connection in good order: the kernel does."""
+    """A killed process closes its connection in good order, because the kernel does."""
     register = calls.RegisterWorkerRequest(worker_id="mortal", instance_id="m")
     with CoordinatorClient(coordinator.address, config=EAGER_CLIENT) as client, connected(coordinator) as mortal:
         client.register_worker("other")
@@ -163,7 +163,7 @@ def test_a_client_that_cannot_reach_the_port_uses_grpc(nursery: Nursery, tmp_pat
             link = client._client._link
             assert link is not None
             assert link._frames_at
-            # As a firewall would have it: told of a port where nobody answers.
+            # Like a firewall: the announced port does not answer.
             link._frames_at = {process.address: Place(f":{taken.getsockname()[1]}", "x")}
             worker = client.register_worker("w0")
             process.restart()
@@ -195,7 +195,7 @@ def test_a_unix_socket_has_a_frames_socket_beside_it(nursery: Nursery, tmp_path:
 def test_another_coordinator_behind_a_tunnel_is_not_mistaken_for_the_announced_one(
     nursery: Nursery, tmp_path: Path
 ) -> None:
-    """Two coordinators behind tunnels: the first one's port, on what looks like its host, is the second's."""
+    """Two coordinators behind tunnels: the port of the first, on its apparent host, belongs to the second."""
     port = free_port()
     first = CoordinatorProcess(nursery, tmp_path / "1", lease=CALM, frames=f"127.0.0.2:{port}", security=INSECURE)
     second = CoordinatorProcess(nursery, tmp_path / "2", lease=CALM, frames=f"127.0.0.1:{port}", security=INSECURE)
@@ -220,7 +220,7 @@ def test_plain_connections_require_the_same_tokens_and_tls_as_grpc(nursery: Nurs
     process = CoordinatorProcess(nursery, tmp_path, lease=CALM, security=security, frames=f"127.0.0.1:{free_port()}")
     process.start()
     trusting = ssl.create_default_context(cafile=str(tmp_path / "ca.crt"))
-    for token, words in (("", "the token is missing"), ("wrong" * 10, "not known here")):
+    for token, words in (("", "the token is missing"), ("wrong" * 10, "the token is unknown")):
         hello = pb.Hello(session_id="s", token=token)
         with trusting.wrap_socket(connected(process), server_hostname="127.0.0.1") as stranger:
             stranger.sendall(PREFACE + packed(pb.ClientFrame(hello=hello).SerializeToString()))
@@ -252,7 +252,7 @@ def answering(reply: bytes) -> Callable[[socketserver.StreamRequestHandler], Non
 
 @contextlib.contextmanager
 def stranger_at(port: int, reply: bytes) -> Iterator[None]:
-    """Something else that answers at this port."""
+    """Another service that answers at this port."""
     handler = type("Handler", (socketserver.StreamRequestHandler,), {"handle": answering(reply)})
     with socketserver.ThreadingTCPServer(("127.0.0.1", port), handler) as server:
         server.daemon_threads = True
@@ -296,7 +296,7 @@ def test_a_client_reconnects_over_a_plain_connection(coordinator: CoordinatorPro
 
 
 def test_a_coordinator_stops_in_time_whatever_its_connections(coordinator: CoordinatorProcess) -> None:
-    """Those who say nothing, those who are in the middle of a frame, those who do not read."""
+    """Connections that are silent, that are in the middle of a frame, and that do not read."""
     with contextlib.ExitStack() as stack:
         for sent in (b"", PREFACE, PREFACE + HELLO, PREFACE + HELLO + b"\x00\x00"):
             stack.enter_context(connected(coordinator)).sendall(sent)
@@ -349,7 +349,7 @@ def test_a_session_is_not_taken_over_by_a_lower_role(nursery: Nursery, tmp_path:
 
 
 def test_a_token_is_not_sent_over_an_unencrypted_plain_connection(nursery: Nursery, tmp_path: Path) -> None:
-    """Through gRPC it goes to the address that the user gave; where the port of it leads to, nobody knows."""
+    """gRPC sends it to the address that the user gave; where the announced port leads is unknown."""
     write_tokens(tmp_path)
     process = CoordinatorProcess(nursery, tmp_path, lease=CALM, security={"tokens": str(tmp_path / "tokens")})
     process.start()

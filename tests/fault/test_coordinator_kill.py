@@ -1,9 +1,9 @@
-"""A coordinator that is killed -9 at every point where a fact comes to be: nothing that was acknowledged is lost.
+"""A coordinator is killed with SIGKILL at every point where a fact becomes durable: nothing acknowledged is lost.
 
-A fixed scenario is played through real clients. An undisturbed run counts how often the coordinator comes to each point
-and says how the story ends; then it is played again for every point and every time, with a coordinator that dies there.
-The facts that were acknowledged by then must be in its journal; another coordinator is started; the clients repeat by
-themselves what was not answered; and the end must be the same.
+A fixed scenario runs through real clients. A run without a kill counts how often the coordinator reaches each point and
+records the result. The scenario then runs again for every point and count, with a coordinator that dies there. The
+facts acknowledged by then must be in its journal; another coordinator starts; the clients retry unanswered calls; and
+the result must be the same.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from strata.coordinator.state.job import Job
 
 NUM_WORKERS = 3
 SETTINGS = {
-    # No beats but those that the scenario makes, so that every run is the same.
+    # No heartbeats except those of the scenario, so that every run is the same.
     "lease": {"lease_s": 120.0, "heartbeat_s": 60.0, "suspicion_s": 60.0, "tick_s": 0.02},
     "journal": {"snapshot_every": 7, "history_events": 5},
 }
 JOBS = 2
-"""Runs at once."""
+"""Concurrent runs."""
 
 
 def fold(state: Path, scratch: Path) -> Core:
-    """The state that a coordinator would find; read from a copy, so that looking changes nothing."""
+    """The state that a coordinator would find, read from a copy so that reading changes nothing."""
     scratch.mkdir()
     for file in state.parent.glob(f"{state.name}*"):
         if not file.name.endswith((".lock", "-shm")):
@@ -59,7 +59,7 @@ def fold(state: Path, scratch: Path) -> Core:
 
 
 def told(core: Core) -> Any:
-    """A state without what differs from run to run: the wall clock, random names and numbers."""
+    """A state without what differs between runs: the wall clock, random names and numbers."""
     jobs = msgspec.to_builtins(core.snapshot())
     for job in jobs:
         for record in job["checkpoints"]:
@@ -72,7 +72,7 @@ def told(core: Core) -> Any:
 
 @dataclass
 class Scenario:
-    """The story, and what was acknowledged of it so far."""
+    """The scenario, and what was acknowledged so far."""
 
     address: str
     facts: list[tuple[str, Callable[[Job], bool]]] = field(default_factory=list)
@@ -104,7 +104,7 @@ class Scenario:
             self._barrier(pool, workers[:2], "end")
             for worker in workers[:2]:
                 self._checkpoint(worker, "c2", step=20)
-            # That a command was carried out is not answered for, so it is said again if it was lost.
+            # An acknowledged command gets no answer, so the acknowledgement is repeated if it was lost.
             workers[1].heartbeat()
 
     def _know(self, what: str, check: Callable[[Job], bool]) -> None:
@@ -202,7 +202,7 @@ def undisturbed(_nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def play_disturbed(nursery: Nursery, directory: Path, point: str, nth: int) -> Any:
-    """The end of a story in which the coordinator died once."""
+    """The result of a scenario in which the coordinator died once."""
     process = killable(nursery, directory)
     process.start(point=point, nth=nth)
     scenario = Scenario(process.address)
@@ -277,7 +277,7 @@ def test_a_deregistration_without_an_answer_may_be_repeated(nursery: Nursery, tm
 
 
 def test_a_release_received_by_half_of_the_members_holds_for_the_others(nursery: Nursery, tmp_path: Path) -> None:
-    """Those who were told have gone on and do not come back, so nothing but the durable release can free the late."""
+    """Released workers have continued and do not return, so only the durable release can free the late ones."""
     process = killable(nursery, tmp_path, "killable_coordinator:serve_told_in_part")
     process.start(num_told=2)
     with ExitStack() as stack:

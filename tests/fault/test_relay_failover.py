@@ -1,4 +1,4 @@
-"""Relays whose coordinator goes away: what they say of themselves, and how they find its successor."""
+"""Relays whose coordinator disappears: their health, and how they find its successor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`strata journal backup`: of a coordinator that runs and writes, and what can be done with it."""
+"""`strata journal backup` of a coordinator that runs and writes, and restoring from it."""
 
 from __future__ import annotations
 

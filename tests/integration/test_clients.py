@@ -41,11 +41,11 @@ from strata.v1 import session_pb2, types_pb2
 T = TypeVar("T")
 
 QUIET = CoordinatorConfig(state="memory", lease=LeaseConfig(lease_s=120.0, heartbeat_s=60.0, suspicion_s=60.0))
-"""Heartbeats are so rare that whatever arrives was pushed."""
+"""Heartbeats are so rare that every arrival must be a push."""
 
 
 def on_loop(work: Coroutine[Any, Any, T]) -> T:
-    """Runs asyncio code on the loop that every gRPC channel of this process shares."""
+    """Run asyncio code on the loop that every gRPC channel of this process shares."""
     return shared_loop().run(work)
 
 
@@ -74,7 +74,7 @@ def quiet_client(quiet: EmbeddedCoordinator) -> Iterator[CoordinatorClient]:
 
 
 def num_arrived(coordinator: EmbeddedCoordinator) -> int:
-    """Workers that stand at barriers; this cannot be seen over the wire."""
+    """The number of workers waiting at barriers, which is not visible on the wire."""
     assert coordinator._server is not None
     assert coordinator._server._engine is not None
     jobs = list(coordinator._server._engine.core.jobs.values())
@@ -136,7 +136,7 @@ def test_the_asyncio_client_retries_a_hundred_calls_in_progress(coordinator: Coo
     async def scenario() -> None:
         async with AsyncCoordinatorClient(coordinator.address, config=EAGER_CLIENT) as client:
             worker = await client.register_worker("w0")
-            # Killed in a thread, so that the calls are sent, and some of them answered, while it dies.
+            # Killed in a thread, so that calls are sent, and some answered, while it dies.
             killing = asyncio.get_running_loop().run_in_executor(None, coordinator.restart)
             registering = [client.register_dataset(f"d{n}", total_samples=10, shard_size=5, seed=n) for n in range(100)]
             assert await asyncio.gather(*registering) == [2] * 100
@@ -153,7 +153,7 @@ def test_the_asyncio_client_retries_a_hundred_calls_in_progress(coordinator: Coo
 def test_a_barrier_survives_the_death_of_the_coordinator(
     coordinator: CoordinatorProcess, client: CoordinatorClient, pool: ThreadPoolExecutor
 ) -> None:
-    """Arrivals are not durable: the session that comes back brings them again."""
+    """Arrivals are not durable: the reconnected session sends them again."""
     with CoordinatorClient(coordinator.address, config=EAGER_CLIENT) as other:
         early, late = client.register_worker("w0"), other.register_worker("w1")
         early.refresh()
@@ -195,7 +195,7 @@ def test_a_session_whose_connection_was_cut_is_resumed_under_the_same_incarnatio
         assert waiting.result(DEADLINE_S) is None
 
 
-# -- nobody answers ------------------------------------------------------------------------------------------------
+# -- no coordinator ------------------------------------------------------------------------------------------------
 
 
 def test_an_address_without_a_coordinator_fails_in_bounded_time_with_the_cure() -> None:
@@ -315,14 +315,14 @@ def test_a_program_that_does_not_close_its_client_exits_cleanly(coordinator: Coo
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-# -- what the coordinator says unasked -----------------------------------------------------------------------------
+# -- notices -------------------------------------------------------------------------------------------------------
 
 
 def test_a_stop_is_pushed_to_a_worker_at_once_and_not_repeated_after_its_ack(quiet_client: CoordinatorClient) -> None:
     worker = quiet_client.register_worker("w0")
     number = quiet_client.send_command("STOP", worker_ids=["w0"], reason="pruned", args={"save": "yes"})
     assert worker.wait_changed(DEADLINE_S)
-    worker.heartbeat()  # the answer repeats it, since nobody has taken it yet
+    worker.heartbeat()  # the answer repeats it, since it was not taken yet
     (command,) = worker.take_commands()
     assert (command.command_id, command.name, command.reason, command.args) == (
         number,
@@ -413,7 +413,7 @@ def test_a_notice_of_a_newer_version_is_skipped(
     assert quiet_client.num_connections == 1
 
 
-# -- what does not fit ---------------------------------------------------------------------------------------------
+# -- invalid values ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -458,7 +458,7 @@ def test_an_invalid_argument_is_named_and_changes_nothing(
 def test_an_invalid_report_does_not_kill_the_worker(
     quiet_client: CoordinatorClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The refused report is left out, and the next beat, which comes at once, is a plain sign of life."""
+    """The refused report is dropped, and the next heartbeat, which follows at once, is empty."""
     caplog.set_level(logging.WARNING)
     worker = quiet_client.register_worker("w0")
     worker.report(**{"not a name": 1.0})
@@ -547,7 +547,7 @@ def test_a_barrier_that_is_not_elastic_breaks_on_a_join(
 def test_a_killed_member_breaks_the_barrier_at_once_with_the_reason(
     nursery: Nursery, tmp_path: Path, pool: ThreadPoolExecutor
 ) -> None:
-    """The lease would be 20 s; the reset connection is what tells."""
+    """The lease would be 20 s; the reset connection is detected."""
     coordinator = CoordinatorProcess(nursery, tmp_path, lease={**CALM, "suspicion_s": 0.2})
     coordinator.start()
     with CoordinatorClient(coordinator.address) as client:

@@ -1,4 +1,4 @@
-"""The HTTP API of a real coordinator: what it tells of what was really done, to whom, and how it refuses."""
+"""The HTTP API of a real coordinator: its answers about real calls, its permissions and its errors."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def get(
     context: ssl.SSLContext | None = None,
     **query: Any,
 ) -> tuple[int, Any]:
-    """The status, and the answer: JSON as what it says, text as text."""
+    """Return the status and the answer, parsed if it is JSON."""
     url = f"{'https' if context else 'http'}://{process.settings['http']}{path}?{urllib.parse.urlencode(query)}"
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
     try:
@@ -91,7 +91,7 @@ def strata(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def do_something(client: CoordinatorClient) -> None:
-    """3 registrations, a dataset, 4 acks of 2 shards, a barrier of 3, a checkpoint, half a checkpoint, 1 refusal."""
+    """3 registrations, a dataset, 4 acks of 2 shards, a barrier of 3, a checkpoint, half a checkpoint, 1 error."""
     workers = [client.register_worker(f"w{i}", job_id="resnet") for i in range(3)]
     client.register_dataset("images", job_id="resnet", total_samples=400, shard_size=10, shuffle=True, seed=7)
     for worker in workers:
@@ -112,8 +112,8 @@ def do_something(client: CoordinatorClient) -> None:
 
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProcess]:
-    """A coordinator to which everything in `do_something` was done; its session stays open."""
-    nursery = Nursery(tmp_path_factory.mktemp("nursery"))  # its own: the shared one buries all after each test
+    """A coordinator after all calls of `do_something`; its session stays open."""
+    nursery = Nursery(tmp_path_factory.mktemp("nursery"))  # its own: the shared one ends its children after each test
     process = start(nursery, tmp_path_factory.mktemp("busy"))
     with CoordinatorClient(process.address, config=EAGER_CLIENT) as client:
         do_something(client)
@@ -121,7 +121,7 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProces
     nursery.close()
 
 
-# -- what it tells -------------------------------------------------------------------------------------------------
+# -- answers -------------------------------------------------------------------------------------------------------
 
 
 def test_status_summarises_the_coordinator(busy: CoordinatorProcess) -> None:
@@ -444,7 +444,7 @@ def test_explain_shows_the_chain_and_a_broken_one_is_refused(tmp_path: Path) -> 
     assert "barrier.timeout_s=300.0 does not exceed lease.lease_s=400.0" in refused.stderr
 
 
-# -- who asks too often, or the wrong one --------------------------------------------------------------------------
+# -- rate limits and standbys --------------------------------------------------------------------------------------
 
 
 def test_a_machine_above_the_rate_limit_gets_429_until_it_slows_down(nursery: Nursery, tmp_path: Path) -> None:
@@ -511,7 +511,7 @@ def test_an_invalid_token_file_is_reported_and_the_old_tokens_stay(nursery: Nurs
     assert seen() == (None, True)
 
 
-# -- any request at all --------------------------------------------------------------------------------------------
+# -- arbitrary requests --------------------------------------------------------------------------------------------
 
 
 def test_schemathesis_finds_no_5xx_and_no_undocumented_answer(busy: CoordinatorProcess, tmp_path: Path) -> None:

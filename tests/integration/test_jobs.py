@@ -1,4 +1,4 @@
-"""The end of a job, and large jobs, as clients and the command line meet them."""
+"""Finished jobs and large jobs, from clients and the command line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from strata.errors import JobInUse, StaleGeneration, UnknownJob
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How many of each reached the coordinator of this process."""
+    """How many calls of each method reached the coordinator of this process."""
     counted: Counter[str] = Counter()
     submit = EngineBackend.submit
 
@@ -92,7 +92,7 @@ def test_a_dropped_job_is_gone_even_after_kill_9_and_its_workers_are_notified(co
             boss.drop_job("old", force=True, generation=worker.generation)
     with Replay(str(coordinator.state)) as story:
         told = [line.words for line in story.lines(job_id="old")]
-    assert "the job was dropped, with 1 worker in it: a mistake" in told
+    assert "the job was dropped while it had 1 worker: a mistake" in told
 
 
 def test_jobs_are_listed_and_dropped_on_the_command_line(coordinator: CoordinatorProcess) -> None:

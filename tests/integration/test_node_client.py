@@ -1,4 +1,4 @@
-"""The wire belongs to no language: workers written in Node.js against the .proto files alone."""
+"""The wire protocol is independent of languages: workers written in Node.js against the .proto files alone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def node(requires_service: Callable[..., Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of a coordinator that gives out 30 shards a page."""
+    """A coordinator with 30 shards per page."""
     directory = tmp_path_factory.mktemp("coordinator")
     (directory / "small-pages.yaml").write_text("limits: {max_shards_per_reply: 30}\n")
     flags = ("--listen=127.0.0.1:0", "--http=off", "--state=memory", "--config=small-pages.yaml", "--json")
@@ -42,7 +42,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @contextlib.contextmanager
 def driving(node: Path, address: str) -> Iterator[dict[str, Any]]:
-    """What drive.js saw; its workers live until the block ends."""
+    """The output of drive.js; its workers live until the block ends."""
     command = [node, NODE_DIR / "drive.js", address]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
@@ -57,7 +57,7 @@ def driving(node: Path, address: str) -> Iterator[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def drive(node: Path, address: str) -> Iterator[dict[str, Any]]:
-    """What drive.js saw, and under `live` and `left` what the Python client saw meanwhile and afterwards."""
+    """The output of drive.js, and under `live` and `left` the view of the Python client meanwhile and afterwards."""
     with CoordinatorClient(address) as client:
         with driving(node, address) as seen:
             live = {run: client.list_workers(job_id=job) for run, job in JOBS.items()}

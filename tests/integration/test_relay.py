@@ -1,4 +1,4 @@
-"""Relays as processes of their own: what goes up, and what happens when a part of the chain dies."""
+"""Relays in separate processes: what goes upstream, and what happens when a part of the chain dies."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PATIENT = {"backoff_s": 0.01, "max_backoff_s": 0.1}
 
 
 class RelayProcess:
-    """A relay that keeps its address through every death."""
+    """A relay that keeps its address across restarts."""
 
     def __init__(self, nursery: Nursery, upstream: str, **settings: Any) -> None:
         self.address = f"127.0.0.1:{free_port()}"
@@ -56,7 +56,7 @@ class RelayProcess:
         self.child.kill()
 
     def restart(self) -> None:
-        """kill -9, and up again."""
+        """Kill it with SIGKILL and start it again."""
         self.kill()
         self.child = self._start()
 
@@ -68,7 +68,9 @@ def workers(nursery: Nursery, address: str, *worker_ids: str) -> Child:
 
 
 def meet(children: dict[str, Child], name: str) -> list[str]:
-    """All of them at one barrier of the newest generation; gives the kinds of their errors, empty if all is well."""
+    """Let all workers wait at one barrier of the newest generation; return the kinds of their errors, empty without
+    any.
+    """
     for worker_id, child in children.items():
         assert child.ask(worker_id=worker_id, call="refresh")["kind"] == ""
     for worker_id, child in children.items():
@@ -78,7 +80,7 @@ def meet(children: dict[str, Child], name: str) -> list[str]:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, str]]:
-    """(method, worker) → how many of them reached the coordinator of this process."""
+    """(method, worker) → the number of calls that reached the coordinator of this process."""
     counted: Counter[tuple[str, str]] = Counter()
     submit = EngineBackend.submit
 
@@ -96,7 +98,7 @@ def counted_coordinator(calls: Counter[tuple[str, str]]) -> Iterator[EmbeddedCoo
         yield coordinator
 
 
-# -- what goes up ----------------------------------------------------------------------------------------------------
+# -- upstream calls ------------------------------------------------------------------------------------------------
 
 
 def test_a_barrier_of_8_local_workers_is_one_call_upstream(
@@ -144,7 +146,8 @@ def test_heartbeats_of_50_workers_go_upstream_once_per_interval(
     num_sent, elapsed_s = shared_loop().run(beat_for(1.5))
     most = max(n for (method, _), n in calls.items() if method == "Heartbeat")
     assert num_sent > 2 * elapsed_s / fold_s, "not a high rate"
-    # Out of turn go: a worker's first beat, its first with a metric, and what is held back when the workers are listed.
+    # Sent out of turn: a worker's first heartbeat, its first with a metric, and pending ones when the workers are
+    # listed.
     assert most <= elapsed_s / fold_s + 1 + 3
 
 
@@ -211,7 +214,7 @@ def test_one_refused_arrival_does_not_affect_the_others(
     assert sum(n for (method, _), n in calls.items() if method == "WaitBarrier") == 1 + 3 + 1
 
 
-# -- deaths ----------------------------------------------------------------------------------------------------------
+# -- deaths --------------------------------------------------------------------------------------------------------
 
 
 def test_the_death_of_a_relay_removes_its_workers_in_one_generation(
@@ -308,12 +311,12 @@ def test_a_worker_that_moved_to_another_relay_is_not_suspect(nursery: Nursery, t
             moved = elsewhere.register_worker("a", instance_id="one-process")
             assert moved.incarnation == worker.incarnation
             moved.heartbeat()
-        # The first relay reports the connection that the `with` has closed; the worker is heard through the second.
+        # The first relay reports the connection that the `with` has closed; the worker uses the second relay.
         for _ in range(50):
             assert [w.suspect for w in elsewhere.list_workers().workers] == [False]
 
 
-# -- the command -----------------------------------------------------------------------------------------------------
+# -- the command ---------------------------------------------------------------------------------------------------
 
 
 def strata_relay(*flags: str) -> subprocess.CompletedProcess[str]:

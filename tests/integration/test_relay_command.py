@@ -1,4 +1,4 @@
-"""`strata relay` beside `strata coordinator`, as their users start them: whom they let in, and who finds whom."""
+"""`strata relay` beside `strata coordinator`, as users start them: permissions, and finding each other."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def coordinator(upstream_certs: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 @contextmanager
 def relay(tmp_path: Path, upstream: str, upstream_certs: Path, node_certs: Path, role: str) -> Iterator[str]:
-    """A relay that shows the coordinator a token of this role."""
+    """A relay that authenticates to the coordinator with a token of this role."""
     flags = ("--listen=0.0.0.0:0", f"--upstream={upstream}", f"--upstream-ca={upstream_certs}/ca.crt", "--json")
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("STRATA_TOKEN_FILE", f"{upstream_certs}/{role}.token")

@@ -1,4 +1,4 @@
-"""Who comes in, with real processes: tokens, TLS, roles, rotation, and callers that mean harm."""
+"""Security with real processes: tokens, TLS, roles, rotation, and hostile callers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from strata.v1 import session_pb2
 
 SERVICE = "/strata.v1.Coordinator/"
 QUICK_S = 5.0
-"""A refusal that no patience changes comes long before the client's patience (10 s) ends."""
+"""A permanent error is raised long before the client's timeout (10 s)."""
 PATIENT = ClientConfig(connect_timeout_s=10.0)
 SHORT = ClientConfig(connect_timeout_s=1.0)
 BASE = ("--http=off", "--state=memory", "--json")
@@ -56,7 +56,7 @@ def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of another authority."""
+    """Certificates of another authority."""
     return make_certs(tmp_path_factory.mktemp("security") / "others")
 
 
@@ -84,7 +84,7 @@ def secrets_of(certs: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def server(certs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A coordinator with tokens and TLS on all addresses; what it printed holds none of its tokens."""
+    """A coordinator with tokens and TLS on all addresses; its output contains none of its tokens."""
     flags = ("--listen=0.0.0.0:0", *BASE, *secured(certs))
     with command_line(tmp_path_factory.mktemp("server"), *flags) as coordinator:
         address = coordinator.addresses()["grpc"]
@@ -101,14 +101,14 @@ def channel_to(server: str, certs: Path) -> grpc.Channel:
 
 
 def refusal(server: str, security: ClientSecurity, config: ClientConfig = PATIENT) -> tuple[StrataError, float]:
-    """Why a client does not come in, and after how long."""
+    """Return why a client cannot connect, and after how long."""
     start_s = time.monotonic()
     with pytest.raises(StrataError) as refused, CoordinatorClient(server, config=config, security=security):
         pass
     return refused.value, time.monotonic() - start_s
 
 
-# -- where it may listen -------------------------------------------------------------------------------------------
+# -- listening -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0"])
@@ -140,7 +140,7 @@ def test_a_public_http_address_requires_tokens_and_tls(tmp_path: Path) -> None:
     assert (code, "http='0.0.0.0:0' can be reached from other machines" in errors) == (2, True)
 
 
-# -- coming in -----------------------------------------------------------------------------------------------------
+# -- connecting ----------------------------------------------------------------------------------------------------
 
 
 def test_every_entry_point_works_with_a_token_and_tls(server: str, certs: Path) -> None:
@@ -308,7 +308,7 @@ def test_tokens_are_rotated_under_load_without_a_restart(tmp_path: Path, certs: 
                 for token in (old, new):
                     with CoordinatorClient(address, security=security(token)) as client:
                         client.list_jobs()
-                file.write_text("nonsense\n")  # a slip of the pen shuts nobody out
+                file.write_text("nonsense\n")  # a typing error locks no client out
                 with CoordinatorClient(address, security=security(new)) as client:
                     client.list_jobs()
                 write(new)
@@ -325,7 +325,7 @@ def test_tokens_are_rotated_under_load_without_a_restart(tmp_path: Path, certs: 
         assert new not in errors
 
 
-# -- callers that mean harm ----------------------------------------------------------------------------------------
+# -- hostile callers -----------------------------------------------------------------------------------------------
 
 
 def test_a_hostile_worker_cannot_impersonate_another(server: str, certs: Path) -> None:
@@ -355,7 +355,7 @@ def test_a_hostile_worker_cannot_impersonate_another(server: str, certs: Path) -
                 "request_recovery": pb.RequestRecoveryRequest(**me, incarnation=guess),
             }.items():
                 if guess == 0 and field == "request_recovery":
-                    continue  # it only tells what everybody may see
+                    continue  # it only returns what every caller may see
                 with pytest.raises(StaleIncarnation if guess else (StaleIncarnation, InvalidArgument)):
                     hostile._loop.run(hostile._client.call(field, request))
         members = hostile.list_workers(job_id="harm")
@@ -420,7 +420,7 @@ def test_oversized_frames_and_ids_are_refused_and_the_coordinator_survives(small
         assert client.list_jobs() == []
 
 
-# -- the page ------------------------------------------------------------------------------------------------------
+# -- documentation -------------------------------------------------------------------------------------------------
 
 
 def test_the_five_documented_commands_work(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A coordinator as its operator meets it: what it prints, how it can be probed, how it leaves, what it refuses."""
+"""A coordinator from the operator's view: its output, probes, shutdown and errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from strata.v1 import calls_pb2, coordinator_pb2
 
 SERVICE = "strata.v1.Coordinator"
 LEAVE_MARGIN_S = 8.0
-"""For a busy machine, on top of the grace."""
+"""Margin for a busy machine, in addition to the grace period."""
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def is_listening(address: str) -> bool:
 
 
 def start_here(**addresses: str) -> None:
-    """For what is refused before anything begins."""
+    """For errors before anything starts."""
 
     async def start() -> None:
         await CoordinatorServer(CoordinatorConfig(state="memory", **addresses)).start()
@@ -93,7 +93,7 @@ def list_jobs(address: str) -> calls_pb2.ListJobsResponse:
         )(calls_pb2.ListJobsRequest(), timeout=DEADLINE_S)
 
 
-# -- it is there ---------------------------------------------------------------------------------------------------
+# -- startup -------------------------------------------------------------------------------------------------------
 
 
 def test_the_printed_addresses_are_reachable_at_once(
@@ -161,7 +161,7 @@ def test_reflection_lists_the_service_and_describes_all_of_its_calls(address: st
     assert set(methods) == set(coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].methods_by_name)
 
 
-# -- it leaves -----------------------------------------------------------------------------------------------------
+# -- shutdown ------------------------------------------------------------------------------------------------------
 
 
 def test_on_sigterm_health_turns_to_not_serving_before_the_connections_end(coordinator: CoordinatorProcess) -> None:
@@ -193,7 +193,7 @@ def test_it_stops_within_its_grace_period_and_leaves_only_the_state(
 
 
 def test_members_survive_a_restart_of_the_coordinator(nursery: Nursery, tmp_path: Path) -> None:
-    """Connections that it ends itself cast no suspicion, however short that is."""
+    """Connections that it closes itself make no worker suspect, however short the suspicion."""
     lease = {**CALM, "suspicion_s": 0.001, "tick_s": 0.001}
     process = CoordinatorProcess(nursery, tmp_path, lease=lease, http=f"127.0.0.1:{free_port()}")
     process.start()
@@ -236,7 +236,7 @@ def test_a_waiting_barrier_does_not_delay_the_shutdown(coordinator: CoordinatorP
         }
 
 
-# -- it refuses ----------------------------------------------------------------------------------------------------
+# -- refusals ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("flag", ["listen", "http"])
@@ -295,7 +295,7 @@ def test_a_start_that_failed_leaves_nothing_behind(tmp_path: Path, monkeypatch: 
     assert list(tmp_path.iterdir()) == []
 
 
-# -- it endures ----------------------------------------------------------------------------------------------------
+# -- robustness ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def test_garbage_on_the_grpc_port_affects_no_client(garbage: bytes, coordinator:
     with CoordinatorClient(coordinator.address) as client:
         worker = client.register_worker("w0")
         with contextlib.suppress(ConnectionError), open_socket(coordinator.address) as stranger:
-            stranger.sendall(garbage)  # it may hang up on us at any time
+            stranger.sendall(garbage)  # it may close the connection at any time
             with contextlib.suppress(OSError):  # then we are "not connected" here
                 stranger.shutdown(socket.SHUT_WR)
             while stranger.recv(65536):
@@ -363,7 +363,7 @@ def test_a_second_coordinator_or_relay_on_a_served_socket_is_refused_with_the_pi
 
 
 def test_the_port_is_free_again_right_after_a_stop(coordinator: CoordinatorProcess) -> None:
-    """Three will do: connections of the dead linger on the port."""
+    """Three suffice: old connections linger on the port."""
     with CoordinatorClient(coordinator.address) as client:
         for num in range(1, 4):
             assert client.num_connections == num

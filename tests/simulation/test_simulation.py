@@ -1,4 +1,4 @@
-"""Hundreds of stories in which things go wrong; and proof that a mistake does not get through them."""
+"""Hundreds of simulations with faults; and proof that they detect bugs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from strata.errors import StaleIncarnation
 NUM_CHUNKS = 16
 CHUNK = 15
 MAX_SEEDS_TO_FIND = 400
-"""The rarest mistake shows itself in about one story of seventy."""
+"""The rarest bug shows in about one simulation of seventy."""
 
 
 @pytest.mark.parametrize("chunk", range(NUM_CHUNKS))
@@ -38,7 +38,7 @@ def test_the_simulation_detects_the_mutation(mutate, monkeypatch: pytest.MonkeyP
 
 
 def test_only_the_last_of_two_processes_with_one_id_in_a_batch_is_registered() -> None:
-    """Found by seed 5204: the first was given its successor's rank, and then its successor's shards."""
+    """Found by seed 5204: the first process got its successor's rank, and then its successor's shards."""
     core = Core(CoordinatorConfig())
     answers = []
     for number, instance_id in enumerate(("first", "second"), start=1):
@@ -61,5 +61,7 @@ def test_only_the_last_of_two_processes_with_one_id_in_a_batch_is_registered() -
 
 
 def test_a_client_that_keeps_a_page_of_an_older_generation_is_detected() -> None:
-    """The members change between the page and the refresh: the shard is another's in the generation adopted."""
+    """The membership changes between the page and the refresh: the shard belongs to another worker in the adopted
+    generation.
+    """
     assert any(simulate(seed, refetch=False).violation for seed in range(995, 1_030))

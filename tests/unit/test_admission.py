@@ -1,4 +1,4 @@
-"""The admission: how much of each caller, and which role for which call."""
+"""Admission control: rates per caller, and roles per call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMMANDING = {"DropJob"}
 
 
 class Call:
-    """As much of gRPC's context as the admission looks at."""
+    """The part of gRPC's context that admission control uses."""
 
     def __init__(self, role: Role | None, peer: str = "ipv4:10.0.0.1:4711") -> None:
         self._metadata = (("authorization", f"Bearer {TOKENS[role]}"),) if role else ()
@@ -46,7 +46,7 @@ def admission(clock: ManualClock) -> AdmissionControl:
 
 
 def admit(admission: AdmissionControl, call: Call, method: Method, request: object = None) -> None:
-    """As `unary_handler` does, before and after the body is read."""
+    """Admit a call as `unary_handler` does, before and after its body is read."""
     with admission.call(call, method) as (role, _):
         if request is not None:
             require(role, method.needed(request), method.name)

@@ -1,4 +1,4 @@
-"""What a request may cost before it is decoded: elements, bytes, time, and turns of the event loop."""
+"""The bounds on a request before it is decoded: elements, bytes, time, and turns of the event loop."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
-# -- elements --------------------------------------------------------------------------------------------------------
+# -- elements ------------------------------------------------------------------------------------------------------
 
 shards = st.builds(calls.ShardSpec, shard_id=st.text(max_size=200), num_samples=st.integers(0, 2**64 - 1))
 datasets = st.builds(calls.RegisterDatasetRequest, job_id=st.just("j"), shards=st.lists(shards, max_size=5))
@@ -86,7 +86,7 @@ def test_the_buffers_must_have_room_for_the_largest_frame() -> None:
         Limits(max_receive_bytes=1_000)
 
 
-# -- bytes -----------------------------------------------------------------------------------------------------------
+# -- bytes ---------------------------------------------------------------------------------------------------------
 
 
 class Holding:
@@ -103,7 +103,7 @@ def test_full_buffers_displace_the_oldest_holder() -> None:
         first, second, third = Holding(), Holding(), Holding()
         buffers.hold(first, 40, is_arriving=True)
         buffers.hold(second, 40, is_arriving=True)
-        buffers.hold(first, 50, is_arriving=True)  # more of the same frame: it does not become younger
+        buffers.hold(first, 50, is_arriving=True)  # more of the same frame: its age does not change
         buffers.hold(third, 30, is_arriving=True)
         assert (first.why[:28], second.why, third.why) == ("limits.max_receive_bytes=100", "", "")
         assert buffers.num_bytes == 70
@@ -135,11 +135,11 @@ def test_a_frame_has_a_deadline_until_it_is_complete(monkeypatch: pytest.MonkeyP
     run(play())
 
 
-# -- bodies ----------------------------------------------------------------------------------------------------------
+# -- bodies --------------------------------------------------------------------------------------------------------
 
 
 class Call:
-    """As much of gRPC's context as is needed to read a body."""
+    """The part of gRPC's context that is needed to read a body."""
 
     def __init__(self, body: bytes | None = None) -> None:
         self._body = body
@@ -166,7 +166,7 @@ def test_a_call_that_waits_for_a_slot_shortens_the_oldest_deadline(monkeypatch: 
         with pytest.raises(LimitExceeded, match="did not arrive in time"):
             await reading[0]
         assert not reading[1].done()
-        assert await bodies.receive(Call(b"again")) == b"again"  # type: ignore[arg-type]  # without hurrying anybody
+        assert await bodies.receive(Call(b"again")) == b"again"  # type: ignore[arg-type]  # without shortening a deadline
         assert not reading[1].done()
         reading[1].cancel()
         await asyncio.gather(*reading, return_exceptions=True)
@@ -205,7 +205,7 @@ def test_a_caller_that_disconnects_is_not_treated_as_late() -> None:
     run(play())
 
 
-# -- turns -----------------------------------------------------------------------------------------------------------
+# -- turns ---------------------------------------------------------------------------------------------------------
 
 
 def test_large_requests_take_turns_with_each_other_and_with_the_loop() -> None:

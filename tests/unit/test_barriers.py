@@ -1,4 +1,4 @@
-"""Barriers: nobody goes on until everybody is there, and nobody waits for ever."""
+"""Barriers: no worker continues until all have arrived, and no worker waits forever."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def driver() -> Driver:
 
 
 def outcomes(notices) -> dict[Ticket, Released | BarrierBroken]:
-    """By ticket, whichever round it was."""
+    """Outcomes by ticket, in whichever round."""
     found = ended(notices)
     assert len({notice.ticket for notice in found}) == len(found)
     return {notice.ticket._replace(round=0): notice.outcome for notice in found}
@@ -184,7 +184,7 @@ def test_a_caller_that_does_not_name_itself_is_refused_before_and_after_the_rele
         driver.arrive("w0", members=["w1", "w2"])
 
 
-# -- broken by a change of the members -----------------------------------------------------------------------------
+# -- broken by a change of membership ------------------------------------------------------------------------------
 
 
 def test_a_death_breaks_the_barrier_for_all_callers_and_names_the_dead_worker(driver: Driver) -> None:
@@ -211,7 +211,7 @@ def test_a_worker_that_left_does_not_count_before_the_generation_is_sealed(drive
     driver.arrive("w0")
     driver.job.deregister_worker("w0", 1, "")
     with pytest.raises(StaleGeneration):
-        driver.arrive("w1", generation=1)  # 2 have come and 2 are left, but not the same 2
+        driver.arrive("w1", generation=1)  # 2 have arrived and 2 are left, but not the same 2
     assert broken(driver.settle()[1]).missing == {"w0": "it deregistered"}
 
 
@@ -277,7 +277,7 @@ def test_a_release_of_the_old_generation_is_forgotten_in_the_new_one(driver: Dri
     assert driver.arrive("w0") == Ticket("job", 2, "sync", 0, 0)
 
 
-# -- broken by time ------------------------------------------------------------------------------------------------
+# -- timeouts ------------------------------------------------------------------------------------------------------
 
 
 def test_a_barrier_that_times_out_names_the_missing_workers_and_their_last_state(driver: Driver) -> None:
@@ -337,7 +337,7 @@ def test_a_death_at_the_deadline_is_reported_as_a_death(driver: Driver) -> None:
     driver.arrive("w1", "named", members=["w1", "w2"], timeout_s=6)
     driver.listen(5, "w0", "w1")
     driver.now_s += 1
-    driver.core.tick(driver.now_s)  # the lease of w2 and both deadlines are over
+    driver.core.tick(driver.now_s)  # the lease of w2 and both deadlines have passed
     _, notices = driver.settle()
     assert len(outcomes(notices)) == 2
     assert broken(notices).missing == {"w2": "silent for 6.0 s, lease 5.0 s"}

@@ -1,4 +1,4 @@
-"""Certificates of our own: what they say, who may read the keys, and that nothing is overwritten."""
+"""Certificates for private clusters: their contents, the permissions of keys, and that no file is overwritten."""
 
 from __future__ import annotations
 

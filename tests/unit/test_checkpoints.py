@@ -1,4 +1,4 @@
-"""Checkpoints: agreed on by every rank of a generation, or not there."""
+"""Checkpoints: every rank of a generation agrees on them, or they do not exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pauses before a client connects again."""
+"""The pauses between a client's attempts to reconnect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands: sent once, repeated until they are carried out, and gone with the process that they were for."""
+"""Commands: sent once, repeated until acknowledged, and dropped with the process they were sent to."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def driver() -> Driver:
 
 
 def told(driver: Driver, worker_id: str, acked: int = 0) -> list[tuple[int, str]]:
-    """What a beat tells."""
+    """The commands in the answer to a heartbeat."""
     return [(c.command_id, c.name) for c in driver.beat(worker_id, acked=acked).commands]
 
 

@@ -1,4 +1,4 @@
-"""The whole of a coordinator without I/O: jobs apart, one generation a batch, and the same state from the journal."""
+"""The core of a coordinator: isolated jobs, one generation per batch, and the same state from the journal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def driver() -> Driver:
 
 
 def eventful() -> Driver:
-    """A job with a bit of everything: done and moved shards, a release, a commit, an attempt, commands."""
+    """A job with every kind of state: finished and moved shards, a release, a commit, an attempt, commands."""
     driver = Driver()
     driver.join("w0", "w1", "w2")
     driver.dataset(20, "plain")

@@ -1,4 +1,4 @@
-"""Ten thousand workers on the pure machines. Not timed here; that it ends within seconds is the point."""
+"""Ten thousand workers on the pure state machines. Not timed, but they must finish within seconds."""
 
 from __future__ import annotations
 

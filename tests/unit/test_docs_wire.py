@@ -1,4 +1,4 @@
-"""docs/wire-protocol.md says what the code does: the table of errors, and every call of the service."""
+"""docs/wire-protocol.md matches the code: the table of errors, and every call of the service."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from strata.v1 import coordinator_pb2, types_pb2
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "wire-protocol.md"
 ROW = re.compile(r"^\| `(\w+)` \| `([A-Z_]+)` \| (.+) \|$", re.MULTILINE)
 
-# Raised on the caller's own side, or by a coordinator that does not start; CoordinatorError is only their family name.
+# Raised on the caller's side, or by a coordinator that does not start; CoordinatorError is only their base class.
 NEVER_SENT = {
     "ConfigError",
     "CoordinatorError",

@@ -1,4 +1,4 @@
-"""A leader whose lease has passed says nothing; a journal that fails is tried again also when nobody calls."""
+"""A leader whose lease has expired does not answer; a failed journal is retried even without calls."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_failed_journal_is_retried_without_calls(num_failures: int) -> None:
 
 
 def test_a_call_after_the_threads_have_stopped_is_answered() -> None:
-    """As at the end of a process; whoever waited for the disk would wait for ever."""
+    """As at process exit; a caller that waits for the disk would wait forever."""
 
     async def story() -> None:
         engine = Engine(MemoryJournal(), CONFIG, ManualClock())

@@ -1,4 +1,4 @@
-"""Events: facts that survive the way to the disk and back, and tell themselves in words."""
+"""Events: they survive a round trip to the disk and describe themselves in words."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ PLAIN: dict[e.Event, str] = {
         "the job was dropped while it had 3 workers: a mistake"
     ),
 }
-# These hold maps, which have no hash.
+# These contain maps, which have no hash.
 WITH_MAPS: list[tuple[e.Event, str]] = [
     (
         e.CheckpointAcked(

@@ -1,4 +1,4 @@
-"""Connections to the HTTP port that owe us a request, and the names that a coordinator answers to."""
+"""Idle connections to the HTTP port, and the host names that a coordinator accepts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_new_connection_displaces_the_longest_waiting_one_of_its_machine() -> 
         assert all_.join(Peer("a"))
         assert [peer.is_gone for peer in (other, *peers[:3])] == [False, False, True, False]
         all_.leave(peers[1])
-        all_.waits(peers[0])  # it has been answered: now it is the youngest
+        all_.waits(peers[0])  # it has been answered: now it is the newest
         assert all_.join(Peer("a"))
         assert [peer.is_gone for peer in (peers[0], peers[2])] == [False, True]
 

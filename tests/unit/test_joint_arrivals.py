@@ -1,4 +1,4 @@
-"""Several workers at a barrier in one call: all are counted, or nobody is."""
+"""Several workers arrive at a barrier in one call: all are counted, or none."""
 
 from __future__ import annotations
 

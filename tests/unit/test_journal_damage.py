@@ -1,4 +1,4 @@
-"""A damaged journal gives back a true prefix and says what it lost, or refuses; it never makes anything up."""
+"""A damaged journal returns a true prefix and reports the loss, or refuses to load; it never invents anything."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ class TestSchema:
 class TestFile:
     @pytest.fixture
     def large(self, path: Path) -> Path:
-        """2000 events, which fill some 120 pages; no snapshot, so that all of them count."""
+        """2000 events on about 120 pages; no snapshot, so that all of them count."""
         journal = open_journal(str(path), config=CONFIG)
         fill(journal, num_batches=100)
         journal.close()
@@ -340,7 +340,7 @@ class TestFile:
         assert journal.append([entry(2001)]) == 2001
 
     def test_a_changed_definition_of_a_table_is_damage(self, large: Path, reopen: Reopen) -> None:
-        """It would have changed what is stored from now on."""
+        """It would change what is stored from now on."""
         overwrite(large, large.read_bytes().index(b"at_s DOUBLE") + 5, b"DATE  ")
         journal = reopen()
         loaded = journal.load()
@@ -383,10 +383,10 @@ class TestFile:
     def test_damage_found_by_an_append_is_repaired_by_the_next_load(self, large: Path, reopen: Reopen) -> None:
         journal = reopen()
         assert journal.load().damage is None
-        # Behind the back of the open journal, as a failing disk would.
+        # Behind the back of the open journal, like a failing disk.
         last = large.read_bytes().index(b'"step":2000,') // PAGE
         overwrite(large, last * PAGE, b"\xa5" * PAGE)
-        execute(large, "UPDATE strata_meta SET key = key WHERE key = 'schema'")  # so that no page is taken from memory
+        execute(large, "UPDATE strata_meta SET key = key WHERE key = 'schema'")  # so that no page comes from the cache
         with pytest.raises(JournalWriteFailed, match="malformed"):
             journal.append([entry(2001)])
         last_seq = self.check_prefix(journal, large)
@@ -394,11 +394,11 @@ class TestFile:
 
 
 class Cut(BaseException):
-    """The power goes."""
+    """The power fails."""
 
 
 class TestCutOffRepair:
-    """A repair may end at any of its steps; the next start finishes it. Half of the state is in SQLite's log."""
+    """A repair may be interrupted at any step; the next start finishes it. Half of the state is in SQLite's log."""
 
     @pytest.mark.parametrize("num_steps", range(6))
     def test_the_next_start_finishes_an_interrupted_repair(
@@ -410,7 +410,7 @@ class TestCutOffRepair:
         journal.append([entry(101)])
         content, log_content = filled.read_bytes(), log.read_bytes()
         journal.close()
-        # As a killed process leaves it, with a damaged page in the history.
+        # As left by a killed process, with a damaged page in the history.
         filled.write_bytes(content)
         log.write_bytes(log_content)
         overwrite(filled, content.index(b'"step":30,') // PAGE * PAGE, b"\xa5" * PAGE)
@@ -443,7 +443,7 @@ class TestCutOffRepair:
 
 
 class TestLog:
-    """The state of a coordinator that was killed: the newest transactions are only in SQLite's log."""
+    """The state of a killed coordinator: the newest transactions are only in SQLite's log."""
 
     @pytest.fixture
     def killed(self, path: Path, tmp_path: Path) -> Path:
@@ -480,7 +480,7 @@ class TestLog:
             reopen().load()
 
     def test_a_truncated_log_loses_only_the_missing_part(self, killed: Path, reopen: Reopen) -> None:
-        """Nothing in the files can tell this from a crash; the state is a true prefix."""
+        """Nothing in the files distinguishes this from a crash; the state is a true prefix."""
         log = Path(f"{killed}-wal")
         with log.open("r+b") as file:
             file.truncate(log.read_bytes().index(b'"step":90,'))
@@ -496,7 +496,7 @@ class Files:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    """A state that was closed, and one whose coordinator was killed; both end at 200."""
+    """A state that was closed, and one whose coordinator was killed; both end at event 200."""
     path = tmp_path_factory.mktemp("journal") / "coordinator.db"
     journal = open_journal(str(path), config=CONFIG)
     fill(journal, num_batches=8, snapshots_at=(60, 100, 120))
@@ -509,7 +509,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 
 ANYWHERE = st.integers(0, 100_000)
-# Half of the flips go where the structure is: to the beginnings of pages.
+# Half of the flips hit the start of a page, where the structure is.
 STRUCTURE = st.builds(lambda page, byte: page * PAGE + byte, st.integers(0, 20), st.integers(0, 120))
 FLIPS = st.lists(st.tuples(ANYWHERE | STRUCTURE, st.integers(1, 255)), min_size=1, max_size=6)
 
@@ -522,7 +522,7 @@ def flipped(content: bytes, flips: list[tuple[int, int]]) -> bytes:
 
 
 class TestAnyByte:
-    """Flip bytes anywhere: what comes back was written, and what does not come back is said."""
+    """Flip arbitrary bytes: what is read was written, and what is lost is reported."""
 
     @settings(max_examples=100)
     @given(flips=FLIPS)
@@ -533,7 +533,7 @@ class TestAnyByte:
     @given(where=st.sampled_from(["", "-wal"]), flips=FLIPS)
     def test_in_a_killed_state(self, files: Files, where: str, flips: list[tuple[int, int]]) -> None:
         damaged = files.killed | {where: flipped(files.killed[where], flips)}
-        # The log's last transaction, if damaged, looks as if the crash had cut it off.
+        # A damaged last transaction of the log looks as if the crash had interrupted it.
         self.check(damaged, num_silent=BATCH if where == "-wal" else 0)
 
     def check(self, files: dict[str, bytes], *, num_silent: int) -> None:

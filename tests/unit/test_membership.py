@@ -1,4 +1,4 @@
-"""Who is in a job: joining, leaving, dying in three ways, and being told from one's successor."""
+"""Membership: joining, leaving, three ways to die, and fencing against predecessors."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_3_workers_that_die_in_one_tick_are_one_generation(driver: Driver) -> No
 
 
 def test_workers_that_fall_silent_within_a_heartbeat_die_together(driver: Driver) -> None:
-    """As those of a node do that is cut off: each had a last beat of its own."""
+    """Like the workers of a disconnected node: their last heartbeats differ."""
     driver.join("w0", "w1", "w2", "well")
     for worker_id in ("w0", "w1", "w2"):
         driver.beat(worker_id)
@@ -513,7 +513,7 @@ def test_the_first_of_1001_departed_workers_is_forgotten() -> None:
         driver.beat("w0", incarnation=1)
 
 
-# -- beats ---------------------------------------------------------------------------------------------------------
+# -- heartbeats ----------------------------------------------------------------------------------------------------
 
 
 def test_a_heartbeat_reports_the_announced_generation_not_the_pending_one(driver: Driver) -> None:

@@ -1,4 +1,4 @@
-"""The coordinator's own numbers: what is counted, how it is rendered, and that the documentation names it all."""
+"""The coordinator's metrics: what is counted, how it is rendered, and that all of it is documented."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_calls_are_exported_by_method_and_status(metrics: Metrics) -> None:
     assert value(families, "strata_requests_total", method="AckShards", status="ABORTED") == 1
     assert value(families, "strata_request_seconds_count", method="AckShards") == 3
     assert value(families, "strata_request_seconds_bucket", method="AckShards", le="0.003") == 2
-    assert len(families["strata_requests"].samples) == 2  # nothing of methods that nobody called
+    assert len(families["strata_requests"].samples) == 2  # no methods that were never called
 
 
 def test_bucket_bounds_round_trip(metrics: Metrics) -> None:
@@ -206,7 +206,7 @@ def test_the_global_registry_stays_empty(metrics: Metrics) -> None:
 
 
 def test_counting_a_call_costs_three_calls() -> None:
-    """To the clock, to count, and to find the place in the histogram: every call of a coordinator is counted."""
+    """The clock, the counter and the bucket search: this happens for every call of a coordinator."""
     metrics = Metrics()
     stats = metrics.stats_of("Heartbeat")
     assert num_calls(lambda: stats.answered(metrics.now_s())) == 3

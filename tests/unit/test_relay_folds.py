@@ -1,4 +1,4 @@
-"""What a relay folds, without a relay: beats and arrivals as pure data."""
+"""The aggregation of a relay as pure data: heartbeats and arrivals."""
 
 from __future__ import annotations
 

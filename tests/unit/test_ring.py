@@ -1,4 +1,4 @@
-"""Ownership of shards: within the bounds, with the fewest moves, and the same for the same inputs."""
+"""Shard assignment: within the bounds, with the fewest moves, and deterministic."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check(
     capacities: Sequence[float],
     current: NDArray[np.int32] | None = None,
 ) -> NDArray[np.int32]:
-    """Assign, and hold every promise against the answer."""
+    """Assign, and check every guarantee."""
     owners = assign(keys, workers=workers, capacities=capacities, current=current)
     lo, hi = load_bounds(keys.size, capacities)
     loads = loads_of(owners, len(workers))
@@ -55,7 +55,7 @@ def check(
 
 
 def without(owners: NDArray[np.int32], leaver: int) -> NDArray[np.int32]:
-    """The assignment that stands when a worker has gone from the list."""
+    """The current assignment after a worker has left the list."""
     stands = owners.copy()
     stands[owners == leaver] = -1
     stands[owners > leaver] -= 1
@@ -236,7 +236,7 @@ def test_another_process_with_another_hash_seed_gives_the_same_assignment() -> N
 
 
 def test_the_assignment_of_this_version_matches_the_recorded_one() -> None:
-    """Journals hold assignments, so another algorithm breaks nothing; but it must not change unnoticed."""
+    """Journals store assignments, so another algorithm breaks nothing; but it must not change unnoticed."""
     owners = assign(shard_keys("golden", 24, 42), workers=["a", "b", "c", "d"], capacities=[1, 1, 1, 3])
     assert "".join("abcd"[i] for i in owners) == "adacadbdbddacdddccdddbdb"
 

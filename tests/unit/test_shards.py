@@ -1,4 +1,4 @@
-"""Shards: cut, dealt out, done once in an epoch, and moved as little as the members allow."""
+"""Shards: cut, assigned, finished once per epoch, and moved as little as possible."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def owned(driver: Driver, dataset_id: str = "data") -> dict[str, set[int]]:
 
 
 def with_a_past() -> Driver:
-    """3 workers who own 100 shards that the ring alone would deal out otherwise."""
+    """3 workers with 100 shards, assigned differently from what the ring alone would do."""
     driver = Driver()
     driver.join("w0", "w1", "w2", *(f"x{num}" for num in range(9)))
     driver.dataset(100)
@@ -51,7 +51,7 @@ def listed(*num_samples: int, dataset_id: str = "data", **how) -> DatasetSpec:
     return DatasetSpec(dataset_id=dataset_id, shards=shards, **how)
 
 
-# -- what a dataset is ---------------------------------------------------------------------------------------------
+# -- datasets ------------------------------------------------------------------------------------------------------
 
 
 def test_25_samples_in_shards_of_10_are_3_shards_and_the_last_has_5(driver: Driver) -> None:
@@ -148,7 +148,7 @@ def test_a_third_dataset_is_refused_with_a_limit_of_2() -> None:
         driver.dataset(5, "c")
 
 
-# -- whose is which ------------------------------------------------------------------------------------------------
+# -- ownership -----------------------------------------------------------------------------------------------------
 
 
 def test_shards_of_a_job_without_workers_have_no_owner_until_the_first_joins(driver: Driver) -> None:
@@ -267,7 +267,7 @@ def test_every_dataset_of_a_job_is_reassigned(driver: Driver) -> None:
         assert all(parts)
 
 
-# -- the order to read in ------------------------------------------------------------------------------------------
+# -- reading order -------------------------------------------------------------------------------------------------
 
 
 def shuffled(seed: int, *, epoch: int | None = None, num_shards: int = 50) -> list[int]:
@@ -380,7 +380,7 @@ def test_shards_of_an_impossible_epoch_are_refused(driver: Driver, bad: int) -> 
         driver.page("w0", epoch=bad)
 
 
-# -- done ----------------------------------------------------------------------------------------------------------
+# -- progress ------------------------------------------------------------------------------------------------------
 
 
 def test_done_shards_are_counted_and_not_listed_again(driver: Driver) -> None:

@@ -1,4 +1,4 @@
-"""Sockets have short paths, wherever temporary files are."""
+"""Sockets have short paths, whatever the temporary directory."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_forked_child_does_not_keep_its_parents_lock(tmp_path: Path) -> None:
         os.read(asleep, 1)
         os._exit(0)
     try:
-        lock._descriptor.close()  # as the kernel does when the parent is killed: the file stays
+        lock._descriptor.close()  # like the kernel when the parent is killed: the file stays
         lock._fd = -1
         until(lambda: is_free(path), "the child has let go")
     finally:

@@ -1,4 +1,4 @@
-"""One chain of timeouts: what is refused, what follows from what."""
+"""The chain of timeouts: what is rejected, and what follows from what."""
 
 from __future__ import annotations
 

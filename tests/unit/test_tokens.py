@@ -1,4 +1,4 @@
-"""Tokens: what is read, who is let in, and that no secret is told."""
+"""Tokens: parsing, authentication, and that no secret is printed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def guard() -> Guard:
 
 
 def rewrite(path: Path, text: str) -> None:
-    """As a tool would: another file in its place, with another time."""
+    """Replace the file as a tool would: another file with another modification time."""
     new = path.with_suffix(".new")
     new.write_text(text)
     os.utime(new, ns=(0, path.stat().st_mtime_ns + 1_000_000))
