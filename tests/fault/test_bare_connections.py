@@ -20,7 +20,7 @@ import pytest
 from servers import CALM, DEADLINE_S, EAGER_CLIENT, CoordinatorProcess, Nursery, free_port, until
 
 from strata.coordinator.client import AsyncCoordinatorClient, ClientConfig, CoordinatorClient
-from strata.coordinator.client._link import Place
+from strata.coordinator.client._link import FramesAddress
 from strata.coordinator.client._streams import FramedStream, GrpcStream
 from strata.errors import Unauthenticated
 from strata.transport.certificates import write_set
@@ -164,7 +164,7 @@ def test_a_client_that_cannot_reach_the_port_uses_grpc(nursery: Nursery, tmp_pat
             assert link is not None
             assert link._frames_at
             # Like a firewall: the announced port does not answer.
-            link._frames_at = {process.address: Place(f":{taken.getsockname()[1]}", "x")}
+            link._frames_at = {process.address: FramesAddress(f":{taken.getsockname()[1]}", "x")}
             worker = client.register_worker("w0")
             process.restart()
             worker.heartbeat()
@@ -187,7 +187,7 @@ def test_a_unix_socket_has_a_frames_socket_beside_it(nursery: Nursery, tmp_path:
         client.register_worker("w0").heartbeat()
         assert client._client._link is not None
         (place,) = client._client._link._frames_at.values()
-        assert place.told == f"unix:{tmp_path}/s.frames"
+        assert place.announced == f"unix:{tmp_path}/s.frames"
     assert process.child.terminate() == 0
     assert not (tmp_path / "s.frames").exists()
 

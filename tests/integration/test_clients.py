@@ -407,8 +407,8 @@ def test_a_notice_of_a_newer_version_is_skipped(
     assert link is not None
     command = types_pb2.Command(command_id=1, kind=99)  # type: ignore[arg-type]
     queued = session_pb2.CommandQueued(job_id="default", worker_id="w0", command=command)
-    link._hear(session_pb2.Notice(command_queued=queued))
-    link._hear(session_pb2.Notice())
+    link._handle_notice(session_pb2.Notice(command_queued=queued))
+    link._handle_notice(session_pb2.Notice())
     assert "newer than this client" in caplog.text
     assert quiet_client.num_connections == 1
 

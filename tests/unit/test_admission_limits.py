@@ -153,8 +153,8 @@ class Call:
 
 
 def test_a_call_that_waits_for_a_slot_shortens_the_oldest_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "PATIENCE_S", 0.01)
-    monkeypatch.setattr(admission, "LOOK_S", 0.001)
+    monkeypatch.setattr(admission, "CONTENDED_WITHIN_S", 0.01)
+    monkeypatch.setattr(admission, "CHECK_EVERY_S", 0.001)
 
     async def play() -> None:
         bodies = BodySlots(2)
@@ -184,7 +184,7 @@ def test_an_overdue_body_fails_no_other_call(monkeypatch: pytest.MonkeyPatch) ->
         reading = asyncio.create_task(bodies.receive(slow))  # type: ignore[arg-type]
         await slow.is_read.wait()
         monkeypatch.setattr(admission, "BODY_WITHIN_S", 10.0)
-        bodies._look(loop)
+        bodies._check_deadlines(loop)
         assert await bodies.receive(Call(b"here")) == b"here"  # type: ignore[arg-type]  # in the same turn
         with pytest.raises(LimitExceeded, match="did not arrive in time"):
             await reading

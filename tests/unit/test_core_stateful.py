@@ -222,7 +222,7 @@ class Coordination(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([3.0, 64.0, 2.0**20]))
     def we_stand_still(self, seconds: float) -> None:
-        """No worker dies because of a pause of the coordinator; suspects and silent workers keep their remaining time."""
+        """No worker dies because the coordinator paused; suspects and silent workers keep their remaining time."""
         before = {job_id: list(job.membership.members) for job_id, job in self.core.jobs.items()}
         self.now_s += seconds
         self.core.tick(self.now_s)
@@ -552,7 +552,7 @@ class Coordination(RuleBasedStateMachine):
 
     @rule(num_back=st.one_of(st.none(), st.integers(1, 4)))
     def crash(self, num_back: int | None) -> None:
-        """What was not drained has not happened; arrivals are repeated. Restart from the beginning, or from a snapshot."""
+        """What was not drained has not happened; arrivals are repeated. Restart from the beginning or a snapshot."""
         core, position = Core(CONFIG), 0
         if num_back is not None:
             payload, position = self.snapshots[max(-num_back, -len(self.snapshots))]

@@ -41,8 +41,8 @@ def confirm(pulses: Pulses, request: pb.HeartbeatRequest, at_s: float, *, folded
 
 def test_a_heartbeat_is_answered_from_the_last_known_state(pulses: Pulses) -> None:
     assert pulses.beat(beat(), 1.0) == pb.HeartbeatResponse(generation=3, num_workers=2)
-    pulses.hear_generation("j", 4, 5)
-    pulses.hear_generation("j", 2, 9)
+    pulses.update_generation("j", 4, 5)
+    pulses.update_generation("j", 2, 9)
     assert pulses.beat(beat(), 1.0) == pb.HeartbeatResponse(generation=4, num_workers=5)
 
 
@@ -106,11 +106,11 @@ def test_a_lost_connection_drops_the_pending_heartbeat_and_forwards_the_next(pul
     pulses.beat(beat(step=1), 0.1)
     pulses.doubt("j", "a", FENCE)
     assert pulses.take() == []
-    assert pulses.are_all_among(set(), "j", NOBODY), "nobody waits for it"
+    assert pulses.have_all_arrived(set(), "j", NOBODY), "nobody waits for it"
     pulses.renew(0.2)
     assert pulses.take() == [], "a relay does not speak for who may be dead"
     assert pulses.beat(beat(step=2), 0.3) is None
-    assert not pulses.are_all_among(set(), "j", NOBODY)
+    assert not pulses.have_all_arrived(set(), "j", NOBODY)
 
 
 def test_a_new_upstream_connection_receives_heartbeats_of_all_workers(pulses: Pulses) -> None:
@@ -122,8 +122,8 @@ def test_a_new_upstream_connection_receives_heartbeats_of_all_workers(pulses: Pu
 
 
 def test_commands_are_repeated_until_they_are_acknowledged(pulses: Pulses) -> None:
-    pulses.hear_command("j", "a", types_pb2.Command(command_id=2))
-    pulses.hear_command("j", "a", types_pb2.Command(command_id=1))
+    pulses.add_command("j", "a", types_pb2.Command(command_id=2))
+    pulses.add_command("j", "a", types_pb2.Command(command_id=1))
     for _ in range(2):
         answer = pulses.beat(beat(), 0.1)
         assert isinstance(answer, pb.HeartbeatResponse)
@@ -157,11 +157,11 @@ def test_a_heartbeat_delayed_by_two_relays_fits_into_the_lease(heartbeat_s: floa
 
 
 def test_a_barrier_waits_for_the_named_workers_of_this_relay(pulses: Pulses) -> None:
-    assert not pulses.are_all_among({"b"}, "j", NOBODY)
-    assert pulses.are_all_among({"a", "b"}, "j", NOBODY)
-    assert not pulses.are_all_among({"b"}, "j", frozenset("ab"))
-    assert pulses.are_all_among({"b"}, "j", frozenset("bc"))
-    assert pulses.are_all_among({"b"}, "another", NOBODY)
+    assert not pulses.have_all_arrived({"b"}, "j", NOBODY)
+    assert pulses.have_all_arrived({"a", "b"}, "j", NOBODY)
+    assert not pulses.have_all_arrived({"b"}, "j", frozenset("ab"))
+    assert pulses.have_all_arrived({"b"}, "j", frozenset("bc"))
+    assert pulses.have_all_arrived({"b"}, "another", NOBODY)
 
 
 # -- barriers ------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ MIN_TICKS_PER_LEASE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class Timeout:
     """One timeout of the chain."""
 
     name: str
@@ -71,17 +71,17 @@ def restart_s(lease: LeaseConfig, barrier: BarrierConfig) -> float:
     return max(barrier.timeout_s, lease.step_timeout_s) + lease.lease_s + lease.tick_s
 
 
-def chain(config: CoordinatorConfig) -> list[Link]:
+def chain(config: CoordinatorConfig) -> list[Timeout]:
     lease, barrier = config.lease, config.barrier
     return [
-        Link(
+        Timeout(
             "tick",
             lease.tick_s,
             "lease.tick_s",
             "how often the coordinator checks leases and deadlines",
             f"at most 1/{MIN_TICKS_PER_LEASE} of the lease; every decision may be one tick late",
         ),
-        Link(
+        Timeout(
             "suspicion",
             lease.suspicion_s,
             "lease.suspicion_s",
@@ -89,28 +89,28 @@ def chain(config: CoordinatorConfig) -> list[Link]:
             "a reset is strong evidence, so this may be shorter than a heartbeat; at most the lease, and longer than "
             "the clients' longest pause between two attempts to reconnect (0.25 s by default)",
         ),
-        Link(
+        Timeout(
             "heartbeat",
             lease.heartbeat_s,
             "lease.heartbeat_s",
             "how often workers send heartbeats",
             "at most half the lease",
         ),
-        Link(
+        Timeout(
             "lease",
             lease.lease_s,
             "lease.lease_s",
             "a worker that is silent for this long is dead, and a new generation starts without it",
             f"at least two heartbeats, so that one may be lost; this lease has {lease.lease_s / lease.heartbeat_s:.3g}",
         ),
-        Link(
+        Timeout(
             "barrier",
             barrier.timeout_s,
             "barrier.timeout_s",
             "how long a barrier waits if its callers set no timeout; then it names the missing workers",
             "longer than lease + tick, so that a dead member is reported as dead and not as late",
         ),
-        Link(
+        Timeout(
             "restart",
             restart_s(lease, barrier),
             "",

@@ -87,10 +87,10 @@ def write_set(directory: Path, *, hosts: Sequence[str], now: datetime, days: int
     }
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     files = {f"{name}.{kind}": _pem(issued, kind) for name, issued in made.items() for kind in ("crt", "key")}
-    standing = [name for name in files if (directory / name).exists()]
-    if standing:
+    existing = [name for name in files if (directory / name).exists()]
+    if existing:
         raise ConfigError(
-            f"{directory} already contains {', '.join(standing)}; choose another directory, or remove them",
+            f"{directory} already contains {', '.join(existing)}; choose another directory, or remove them",
             field="directory",
         )
     for name, content in files.items():

@@ -183,9 +183,9 @@ def write_tokens(directory: Path) -> list[Path]:
     made = {role.name.lower(): secrets.token_hex(32) for role in Role}
     files = {"tokens": "".join(f"{role} {token}\n" for role, token in made.items())}
     files |= {f"{role}.token": f"{token}\n" for role, token in made.items()}
-    standing = [name for name in files if (directory / name).exists()]
-    if standing:
-        raise ConfigError(f"{directory} already contains {', '.join(standing)}; remove them or choose another")
+    existing = [name for name in files if (directory / name).exists()]
+    if existing:
+        raise ConfigError(f"{directory} already contains {', '.join(existing)}; remove them or choose another")
     for name, content in files.items():
         fd = os.open(directory / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         with os.fdopen(fd, "w") as file:

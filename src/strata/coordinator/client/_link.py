@@ -183,7 +183,7 @@ class SessionLink:
                 answered.set_exception(CoordinatorUnavailable("the client was closed before the answer arrived"))
 
     async def call(self, field: str, request: Message, *, timeout_s: float) -> Any:
-        answered = self.ask(field, request)
+        answered = self.submit(field, request)
         late = asyncio.get_running_loop().call_later(timeout_s, self._give_up, answered, timeout_s)
         try:
             return await answered
@@ -194,7 +194,7 @@ class SessionLink:
         if not answered.done():
             answered.set_exception(self.unavailable(waited_s))
 
-    def ask(self, field: str, request: Message) -> asyncio.Future[Any]:
+    def submit(self, field: str, request: Message) -> asyncio.Future[Any]:
         """Put a call into the next frame, in the order of calls. Cancel the returned future to stop waiting."""
         if self._task is None:
             raise CoordinatorUnavailable("the client is not connected; use it in a `with` block or call connect()")
@@ -253,7 +253,7 @@ class SessionLink:
         stream: Stream | None = None
         try:
             stream = await self._open_stream(address)
-            self._begin()
+            self._resend()
             await self._stay(stream)
         except ConfigError as error:  # a missing file may appear later, during a rotation
             self._last_failure = str(error)
@@ -377,7 +377,7 @@ class SessionLink:
         ours = self._config.max_message_bytes
         self._max_message_bytes = min(ours, welcome.max_message_bytes or ours)
 
-    def _begin(self) -> None:
+    def _resend(self) -> None:
         """Send all unanswered calls again."""
         self.num_connections += 1
         self._outgoing = []
@@ -451,7 +451,7 @@ class SessionLink:
                     else:
                         self._answer(response)
                 for notice in frame.notices:
-                    self._hear(notice)
+                    self._handle_notice(notice)
                 if elsewhere:
                     raise _abandoned(elsewhere)
         finally:
@@ -470,7 +470,7 @@ class SessionLink:
                 self._outgoing = self._outgoing[num:]
                 await stream.write(pb.ClientFrame(requests=batch[:num]))
 
-    def _hear(self, notice: pb.Notice) -> None:
+    def _handle_notice(self, notice: pb.Notice) -> None:
         try:
             self._on_notice(notice)
         except StrataError as error:

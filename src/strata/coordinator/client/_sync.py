@@ -43,7 +43,7 @@ STOP_S = 1.0
 """Seconds that the last tasks of the loop have at process exit."""
 CLOSE_TIMEOUT_S = 5.0
 """Seconds that a client has to close its session."""
-LOOK_S = 1.0
+CHECK_EVERY_S = 1.0
 """Seconds between two checks whether the loop still runs."""
 
 
@@ -87,7 +87,7 @@ class LoopThread:
         left_s = math.inf if timeout_s is None else timeout_s
         while True:
             try:
-                return future.result(min(left_s, LOOK_S))
+                return future.result(min(left_s, CHECK_EVERY_S))
             except concurrent.futures.CancelledError:  # by `stop`
                 raise _stopped() from None
             except TimeoutError:
@@ -95,7 +95,7 @@ class LoopThread:
                     return future.result()
             if not self._thread.is_alive():
                 raise _stopped()
-            left_s -= LOOK_S
+            left_s -= CHECK_EVERY_S
             if left_s <= 0:
                 raise TimeoutError(f"no result within {timeout_s:g} s")
 

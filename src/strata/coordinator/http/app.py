@@ -94,16 +94,16 @@ def make_app(engine: Engine, hub: SessionHub, guard: Guard) -> FastAPI:
         redoc_url=None,
     )
 
-    pace = RateLimit(engine.config.limits)
+    rate_limit = RateLimit(engine.config.limits)
 
-    async def paced(request: Request) -> None:
-        pace.admit(request.client.host if request.client else "", engine.metrics.now_s())
+    async def limit_rate(request: Request) -> None:
+        rate_limit.admit(request.client.host if request.client else "", engine.metrics.now_s())
 
     async def reader(request: Request) -> None:
         require(guard.role_of(request.headers.get(METADATA_KEY, "")), Role.READER, request.url.path)
 
     app.include_router(_health(engine))
-    guarded = APIRouter(dependencies=[Depends(paced), Depends(reader)], responses=_PROBLEMS)
+    guarded = APIRouter(dependencies=[Depends(limit_rate), Depends(reader)], responses=_PROBLEMS)
     _add_state(guarded, engine, hub, guard)
     _add_events(guarded, engine)
     _add_metrics(guarded, engine, hub, guard)
@@ -162,12 +162,12 @@ def _add_state(router: APIRouter, engine: Engine, hub: SessionHub, guard: Guard)
     async def status() -> m.Status:
         """Return an overview of the coordinator."""
 
-        def look(core: Core, _at: Moment) -> tuple[int, int, list[m.StatusJob]]:
+        def read(core: Core, _at: Moment) -> tuple[int, int, list[m.StatusJob]]:
             num_workers = sum(len(job.membership.members) for job in core.jobs.values())
             shown = itertools.islice(core.jobs.values(), MAX_LIMIT)
             return len(core.jobs), num_workers, [views.status_job(job) for job in shown]
 
-        num_jobs, num_workers, jobs = await query(engine, look)
+        num_jobs, num_workers, jobs = await query(engine, read)
         return m.Status(
             version=__version__,
             num_sessions=hub.num_sessions,
@@ -197,7 +197,7 @@ def _add_state(router: APIRouter, engine: Engine, hub: SessionHub, guard: Guard)
     ) -> m.Page[m.Worker]:
         """List the workers by job and rank."""
 
-        def look(core: Core, at: Moment) -> m.Page[m.Worker]:
+        def read(core: Core, at: Moment) -> m.Page[m.Worker]:
             found = (
                 (one.job_id, rank, member)
                 for one in views.jobs(core, job)
@@ -208,7 +208,7 @@ def _add_state(router: APIRouter, engine: Engine, hub: SessionHub, guard: Guard)
             )
             return page(found, lambda one: views.worker(*one, at.monotonic_s), limit=limit, offset=offset)
 
-        return await query(engine, look)
+        return await query(engine, read)
 
     @router.get("/api/datasets")
     async def datasets(
@@ -216,7 +216,7 @@ def _add_state(router: APIRouter, engine: Engine, hub: SessionHub, guard: Guard)
     ) -> m.Page[m.Dataset]:
         """List datasets and their progress in the current epoch."""
 
-        def look(core: Core, _at: Moment) -> m.Page[m.Dataset]:
+        def read(core: Core, _at: Moment) -> m.Page[m.Dataset]:
             found = (
                 (one.job_id, dataset)
                 for one in views.jobs(core, job)
@@ -225,7 +225,7 @@ def _add_state(router: APIRouter, engine: Engine, hub: SessionHub, guard: Guard)
             )
             return page(found, lambda one: views.dataset(*one), limit=limit, offset=offset)
 
-        return await query(engine, look)
+        return await query(engine, read)
 
     @router.get("/api/checkpoints")
     async def checkpoints(
@@ -237,7 +237,7 @@ def _add_state(router: APIRouter, engine: Engine, hub: SessionHub, guard: Guard)
     ) -> m.Page[m.Checkpoint]:
         """List the remembered checkpoints, oldest first, then those that are not committed yet."""
 
-        def look(core: Core, _at: Moment) -> m.Page[m.Checkpoint]:
+        def read(core: Core, _at: Moment) -> m.Page[m.Checkpoint]:
             found = (
                 (one, found)
                 for one in views.jobs(core, job)
@@ -247,7 +247,7 @@ def _add_state(router: APIRouter, engine: Engine, hub: SessionHub, guard: Guard)
             )
             return page(found, lambda one: views.checkpoint(*one), limit=limit, offset=offset)
 
-        return await query(engine, look)
+        return await query(engine, read)
 
     @router.get("/api/barriers")
     async def barriers(
@@ -255,7 +255,7 @@ def _add_state(router: APIRouter, engine: Engine, hub: SessionHub, guard: Guard)
     ) -> m.Page[m.Barrier]:
         """List the waiting barriers, and those released in the current generation."""
 
-        def look(core: Core, at: Moment) -> m.Page[m.Barrier]:
+        def read(core: Core, at: Moment) -> m.Page[m.Barrier]:
             found = (
                 (one, found)
                 for one in views.jobs(core, job)
@@ -264,7 +264,7 @@ def _add_state(router: APIRouter, engine: Engine, hub: SessionHub, guard: Guard)
             )
             return page(found, lambda one: views.barrier(*one, at.monotonic_s), limit=limit, offset=offset)
 
-        return await query(engine, look)
+        return await query(engine, read)
 
 
 # -- events --------------------------------------------------------------------------------------------------------
@@ -376,7 +376,7 @@ async def _query_once(engine: Engine, read: Callable[[Core, Moment], T]) -> T | 
         if not answered.done():  # it may have timed out
             answered.set_result(answer)
 
-    def looked(core: Core, at: Moment) -> T | errors.StrataError:
+    def guarded_read(core: Core, at: Moment) -> T | errors.StrataError:
         try:
             return read(core, at)
         except errors.StrataError as error:
@@ -386,7 +386,7 @@ async def _query_once(engine: Engine, read: Callable[[Core, Moment], T]) -> T | 
             log.exception("unexpected error in an HTTP request")
             return errors.StrataError(f"the coordinator failed on this request ({type(error).__name__}); see its log")
 
-    engine.call(lambda core, at: lambda: looked(core, at), done)
+    engine.call(lambda core, at: lambda: guarded_read(core, at), done)
     try:
         async with asyncio.timeout(QUERY_TIMEOUT_S):
             return await answered  # type: ignore[no-any-return]

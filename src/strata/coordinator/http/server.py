@@ -52,32 +52,32 @@ class Connections:
     def __len__(self) -> int:
         return sum(self._num_of.values())
 
-    def join(self, connection: Connection) -> bool:
+    def add(self, connection: Connection) -> bool:
         """Add a connection; return False if there is no room because all others have a request in progress."""
         peer = connection.peer
         is_one_too_many = self._num_of.get(peer, 0) >= MAX_CONNECTIONS_PER_PEER
         if (is_one_too_many or len(self) >= MAX_CONNECTIONS) and not self._displace(peer if is_one_too_many else None):
             return False
         self._num_of[peer] = self._num_of.get(peer, 0) + 1
-        self.waits(connection)
+        self.mark_idle(connection)
         return True
 
-    def leave(self, connection: Connection) -> None:
+    def remove(self, connection: Connection) -> None:
         self._waiting.pop(connection, None)
         self._num_of[connection.peer] -= 1
         if not self._num_of[connection.peer]:
             del self._num_of[connection.peer]
 
-    def serves(self, connection: Connection) -> None:
+    def mark_busy(self, connection: Connection) -> None:
         """Record that a request is in progress on the connection."""
         self._waiting.pop(connection, None)
 
-    def waits(self, connection: Connection) -> None:
+    def mark_idle(self, connection: Connection) -> None:
         """Record that the connection waits for a request from now on."""
         self._waiting.pop(connection, None)
         self._waiting[connection] = self._now_s() + REQUEST_WITHIN_S
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(REQUEST_WITHIN_S, self._look)
+            self._timer = asyncio.get_running_loop().call_later(REQUEST_WITHIN_S, self._close_overdue)
 
     def _displace(self, peer: str | None) -> bool:
         for connection in self._waiting:
@@ -87,12 +87,12 @@ class Connections:
                 return True
         return False
 
-    def _look(self) -> None:
+    def _close_overdue(self) -> None:
         self._timer = None
         for connection, until_s in list(self._waiting.items()):
             left_s = until_s - self._now_s()
             if left_s > 0:
-                self._timer = asyncio.get_running_loop().call_later(left_s, self._look)
+                self._timer = asyncio.get_running_loop().call_later(left_s, self._close_overdue)
                 return
             del self._waiting[connection]
             connection.abort()
@@ -104,31 +104,31 @@ class GuardedProtocol(H11Protocol):
     def __init__(self, connections: Connections, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._registry = connections
-        self._has_joined = False
+        self._is_counted = False
         self.peer = ""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.peer = self.client[0] if self.client else ""
-        self._has_joined = self._registry.join(self)
-        if not self._has_joined:
+        self._is_counted = self._registry.add(self)
+        if not self._is_counted:
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._has_joined:
-            self._registry.leave(self)
-            self._has_joined = False
+        if self._is_counted:
+            self._registry.remove(self)
+            self._is_counted = False
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self._is_serving:
-            self._registry.serves(self)
+            self._registry.mark_busy(self)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._has_joined and not self._is_serving:
-            self._registry.waits(self)
+        if self._is_counted and not self._is_serving:
+            self._registry.mark_idle(self)
 
     def abort(self) -> None:
         self.transport.abort()
@@ -139,7 +139,7 @@ class GuardedProtocol(H11Protocol):
         return bool(cycle) and not cycle.response_complete
 
 
-class Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Any:
         yield  # the coordinator handles signals, not uvicorn
@@ -164,4 +164,4 @@ def make_server(app: FastAPI, security: SecurityConfig) -> uvicorn.Server:
             f"cannot use the certificates in security for HTTP: {error}; check certificate, key and client_ca",
             field="security.certificate",
         ) from error
-    return Server(config)
+    return HttpServer(config)

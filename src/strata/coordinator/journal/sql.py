@@ -65,7 +65,7 @@ class SqlJournal:
         self._closed = False
 
     def load(self) -> Loaded:
-        self._let_go()
+        self._disconnect()
         try:
             return self._load()
         except Broken as error:
@@ -79,10 +79,10 @@ class SqlJournal:
         try:
             return self._append(entries, snapshot)
         except JournalFenced:
-            self._let_go()
+            self._disconnect()
             raise
         except (*DATABASE_ERRORS, OSError) as error:
-            self._let_go()
+            self._disconnect()
             raise self._write_failed(error) from error
 
     def read(self, *, after_seq: int = 0, limit: int = 1000, job_id: str | None = None) -> list[Record]:
@@ -114,7 +114,7 @@ class SqlJournal:
 
     def close(self) -> None:
         self._closed = True
-        self._let_go()
+        self._disconnect()
         self._engine.dispose()
 
     # Load
@@ -194,7 +194,7 @@ class SqlJournal:
         if self._fence is not None:
             self._fence(connection)
 
-    def _let_go(self) -> None:
+    def _disconnect(self) -> None:
         """Close the connection and forget the state known through it."""
         self._tail = None
         writer, self._writer = self._writer, None

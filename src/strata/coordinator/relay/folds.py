@@ -62,12 +62,12 @@ class Pulse:
         """Short enough that two relays in a row still leave room for a lost heartbeat in the lease."""
         return min(self.heartbeat_s / 2, max(self.lease_s - self.heartbeat_s, 0.0) / 8)
 
-    def hear_commands(self, commands: Iterable[types_pb2.Command]) -> None:
+    def add_commands(self, commands: Iterable[types_pb2.Command]) -> None:
         for command in commands:
             if command.command_id > self.acked_command_id:
                 self.commands[command.command_id] = command
 
-    def hear_ack(self, command_id: int) -> None:
+    def acknowledge(self, command_id: int) -> None:
         self.acked_command_id = max(self.acked_command_id, command_id)
         for done in [number for number in self.commands if number <= self.acked_command_id]:
             del self.commands[done]
@@ -79,7 +79,7 @@ class JobPulses:
     num_workers: int = 0
     workers: dict[str, Pulse] = field(default_factory=dict)
 
-    def hear(self, generation: int, num_workers: int) -> None:
+    def update(self, generation: int, num_workers: int) -> None:
         if generation >= self.generation:
             self.generation, self.num_workers = generation, num_workers
 
@@ -107,7 +107,7 @@ class Pulses:
             pulse.doubted = False
             return None
         if request.acked_command_id > pulse.acked_command_id:
-            pulse.hear_ack(request.acked_command_id)
+            pulse.acknowledge(request.acked_command_id)
             pulse.is_urgent = True
         if not pulse.was_sent:
             pulse.is_urgent = True
@@ -179,7 +179,7 @@ class Pulses:
     def fold_s(self) -> float:
         return min((pulse.fold_s for _, pulse in self._some()), default=UNKNOWN_HEARTBEAT_S / 2)
 
-    def are_all_among(self, arrived: set[str], job_id: str, members: frozenset[str]) -> bool:
+    def have_all_arrived(self, arrived: set[str], job_id: str, members: frozenset[str]) -> bool:
         """Whether no other worker of this job (or of `members`, if given) can arrive from here."""
         job = self._jobs.get(job_id, JobPulses())
         return all(
@@ -196,7 +196,7 @@ class Pulses:
 
     def registered(self, request: pb.RegisterWorkerRequest, response: pb.RegisterWorkerResponse, now_s: float) -> None:
         job = self._jobs.setdefault(_job_id(request), JobPulses())
-        job.hear(response.generation, response.world_size)
+        job.update(response.generation, response.world_size)
         pulse = job.workers.get(request.worker_id)
         if pulse is None or pulse.fence != response.incarnation:
             pulse = job.workers[request.worker_id] = Pulse(response.incarnation, heard_s=now_s, confirmed_s=now_s)
@@ -214,7 +214,7 @@ class Pulses:
         if (pulse is None or pulse.fence != request.incarnation) and folded:
             return  # it has left or was replaced meanwhile
         job = self._jobs.setdefault(_job_id(request), JobPulses())
-        job.hear(response.generation, response.num_workers)
+        job.update(response.generation, response.num_workers)
         if pulse is None or pulse.fence != request.incarnation:
             pulse = job.workers[request.worker_id] = Pulse(request.incarnation, heard_s=sent_s, confirmed_s=sent_s)
         if folded:
@@ -222,8 +222,8 @@ class Pulses:
         pulse.was_sent = True
         pulse.known_metrics.update(request.metrics)
         pulse.confirmed_s = max(pulse.confirmed_s, sent_s)
-        pulse.hear_ack(request.acked_command_id)
-        pulse.hear_commands(response.commands)
+        pulse.acknowledge(request.acked_command_id)
+        pulse.add_commands(response.commands)
 
     def refused(self, request: pb.HeartbeatRequest, error: StrataError | None, *, folded: bool) -> None:
         """Record that a heartbeat failed; with `error=None`, no answer arrived."""
@@ -236,15 +236,15 @@ class Pulses:
         elif error is not None and not isinstance(error, InvalidArgument | LimitExceeded):
             self.forget(request)  # the worker has received the error
 
-    def hear_generation(self, job_id: str, generation: int, num_workers: int) -> None:
+    def update_generation(self, job_id: str, generation: int, num_workers: int) -> None:
         job = self._jobs.get(job_id)
         if job is not None:
-            job.hear(generation, num_workers)
+            job.update(generation, num_workers)
 
-    def hear_command(self, job_id: str, worker_id: str, command: types_pb2.Command) -> None:
+    def add_command(self, job_id: str, worker_id: str, command: types_pb2.Command) -> None:
         pulse = self._jobs.get(job_id, JobPulses()).workers.get(worker_id)
         if pulse is not None:
-            pulse.hear_commands([command])
+            pulse.add_commands([command])
 
     def _pulse(self, request: pb.HeartbeatRequest | pb.DeregisterWorkerRequest) -> Pulse | None:
         job = self._jobs.get(_job_id(request))
@@ -290,7 +290,7 @@ class Gathering:
     """Arrivals at one barrier: those that wait for others of this node, and those already sent upstream."""
 
     waiting: list[tuple[pb.WaitBarrierRequest, Callable[[Message | StrataError], None]]] = field(default_factory=list)
-    here: set[str] = field(default_factory=set)
+    arrived: set[str] = field(default_factory=set)
     """Every worker that has arrived, waiting or sent upstream."""
     num_calls: int = 0
     """Upstream calls without an answer."""

@@ -169,14 +169,14 @@ class RelayBackend:
         link = self._link
         assert link is not None, "the relay is not open"
         if field not in ("heartbeat", "wait_barrier"):
-            self._hurry(request)
+            self._send_pending_arrival(request)
         try:
             if link.num_unanswered >= self._config.max_unanswered:
                 raise LimitExceeded(
                     f"max_unanswered={self._config.max_unanswered} calls of this relay wait for the coordinator; "
                     "check that it is running, and try again later"
                 )
-            answered = link.ask(field, request)
+            answered = link.submit(field, request)
         except StrataError as error:
             done(error)
             return
@@ -204,7 +204,7 @@ class RelayBackend:
 
         answered.add_done_callback(on_answer)
 
-    def _hurry(self, request: Any) -> None:
+    def _send_pending_arrival(self, request: Any) -> None:
         """Send the worker's pending barrier arrival first, so that the calls of one worker stay in order."""
         who = (getattr(request, "job_id", "") or DEFAULT_JOB, getattr(request, "worker_id", ""))
         for key in list(self._gather_timers):
@@ -289,8 +289,8 @@ class RelayBackend:
             return
         gathering = self._gatherings.setdefault(key, Gathering())
         gathering.waiting.append((request, done))
-        gathering.here |= arriving(request)
-        if self._pulses.are_all_among(gathering.here, key.job_id, key.members):
+        gathering.arrived |= arriving(request)
+        if self._pulses.have_all_arrived(gathering.arrived, key.job_id, key.members):
             self._send_arrivals(key)
         elif key not in self._gather_timers:
             later = asyncio.get_running_loop().call_later(self._config.fold_s, self._send_arrivals, key)
@@ -331,11 +331,11 @@ class RelayBackend:
         found: GenerationChanged | CommandQueued
         if notice.HasField("generation_changed"):
             changed = notice.generation_changed
-            self._pulses.hear_generation(changed.job_id, changed.generation, changed.num_workers)
+            self._pulses.update_generation(changed.job_id, changed.generation, changed.num_workers)
             found = GenerationChanged(changed.job_id, changed.generation, changed.num_workers, changed.reason)
         elif notice.HasField("command_queued"):
             queued = notice.command_queued
-            self._pulses.hear_command(queued.job_id, queued.worker_id, queued.command)
+            self._pulses.add_command(queued.job_id, queued.worker_id, queued.command)
             found = CommandQueued(queued.job_id, queued.worker_id, wire.decode_command(queued.command))
         else:
             return

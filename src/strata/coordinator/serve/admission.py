@@ -46,9 +46,9 @@ BODY_WITHIN_S = 10.0
 """Seconds in which the body of a unary call must arrive."""
 FRAME_WITHIN_S = 10.0
 """Seconds in which a frame must arrive, from its first byte to its last."""
-LOOK_S = 0.1
+CHECK_EVERY_S = 0.1
 """Seconds between two checks for overdue bodies."""
-PATIENCE_S = 0.5
+CONTENDED_WITHIN_S = 0.5
 """Seconds in which a body must arrive while other calls wait for its slot."""
 NUM_BODIES = 64
 """Unary calls whose bodies are received concurrently; gRPC may buffer `max_grpc_message_bytes` for each."""
@@ -173,7 +173,7 @@ class Buffers:
         self._held[holder] = (num_bytes, until_s if is_arriving else math.inf)
         self.num_bytes += num_bytes - before
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(FRAME_WITHIN_S, self._look)
+            self._timer = asyncio.get_running_loop().call_later(FRAME_WITHIN_S, self._check_deadlines)
         while self.num_bytes > self._most_bytes:
             self._displace(next(iter(self._held)), f"limits.max_receive_bytes={self._most_bytes} are in use; retry")
 
@@ -186,14 +186,14 @@ class Buffers:
         self.release(holder)
         holder.displace(why)
 
-    def _look(self) -> None:
+    def _check_deadlines(self) -> None:
         self._timer = None
         now_s = self._now_s()
         for holder in [holder for holder, (_, until_s) in self._held.items() if until_s <= now_s]:
             self._displace(holder, f"a frame did not arrive within {FRAME_WITHIN_S:g} s")
         if self._held:
             next_s = min(until_s for _, until_s in self._held.values()) - now_s
-            self._timer = asyncio.get_running_loop().call_later(min(next_s, FRAME_WITHIN_S), self._look)
+            self._timer = asyncio.get_running_loop().call_later(min(next_s, FRAME_WITHIN_S), self._check_deadlines)
 
 
 class BodySlots:
@@ -222,11 +222,11 @@ class BodySlots:
         call, loop = asyncio.current_task(), asyncio.get_running_loop()
         assert call is not None
         if self._places.locked():
-            self._hurry(loop.time())
+            self._shorten_oldest(loop.time())
         self._deadlines_s[call] = loop.time() + BODY_WITHIN_S
         if not self._is_watching:
             self._is_watching = True
-            loop.call_later(LOOK_S, self._look, loop)
+            loop.call_later(CHECK_EVERY_S, self._check_deadlines, loop)
         try:
             async with self._places:
                 self._arriving[call] = loop.time()
@@ -243,12 +243,12 @@ class BodySlots:
             raise InvalidArgument("the call ended without a message; send one")
         return body
 
-    def _hurry(self, now_s: float) -> None:
+    def _shorten_oldest(self, now_s: float) -> None:
         call = next((call for call in self._arriving if call not in self._overdue), None)
         if call is not None:
-            self._deadlines_s[call] = max(self._arriving.pop(call) + PATIENCE_S, now_s)
+            self._deadlines_s[call] = max(self._arriving.pop(call) + CONTENDED_WITHIN_S, now_s)
 
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _check_deadlines(self, loop: asyncio.AbstractEventLoop) -> None:
         now_s = loop.time()
         for call, deadline_s in self._deadlines_s.items():
             if deadline_s <= now_s and call not in self._overdue:
@@ -256,7 +256,7 @@ class BodySlots:
                 call.cancel()
         self._is_watching = bool(self._deadlines_s)
         if self._is_watching:
-            loop.call_later(LOOK_S, self._look, loop)
+            loop.call_later(CHECK_EVERY_S, self._check_deadlines, loop)
 
 
 # -- turns of the loop ---------------------------------------------------------------------------------------------

@@ -194,9 +194,9 @@ class Engine:
             self._held.append((answer, done))
             self._schedule_flush()
         elif self._in_flight is not None:
-            self._in_flight.riders.append((_taken(answer), done))
+            self._in_flight.riders.append((_resolved(answer), done))
         else:
-            self._tell([(_taken(answer), done)])
+            self._send_answers([(_resolved(answer), done)])
 
     def _decided(self, decide: Decide) -> Any:
         if refusal := self.not_leader():
@@ -240,7 +240,7 @@ class Engine:
         self._flush_scheduled = False
         events, notices = self.core.drain()
         held, self._held = self._held, []
-        batch = Batch(events, notices, [(_taken(answer), done) for answer, done in held])
+        batch = Batch(events, notices, [(_resolved(answer), done) for answer, done in held])
         if not events:
             self._deliver(batch)
             self._settle()
@@ -303,16 +303,16 @@ class Engine:
 
     def _deliver(self, batch: Batch) -> None:
         self.core.announce(batch.notices)
-        self._tell([*batch.answers, *batch.riders])
+        self._send_answers([*batch.answers, *batch.riders])
         for notice in batch.notices:
             if isinstance(notice, BarrierEnded):
                 self.metrics.barrier_ended(notice.ticket, released=isinstance(notice.outcome, Released))
-                self._tell([(notice.outcome, done) for done in self._waiters.pop(notice.ticket, ())])
+                self._send_answers([(notice.outcome, done) for done in self._waiters.pop(notice.ticket, ())])
         if not self.not_leader():
             for listener in self.listeners:
                 listener(batch.notices)
 
-    def _tell(self, answers: list[tuple[Any, Done]]) -> None:
+    def _send_answers(self, answers: list[tuple[Any, Done]]) -> None:
         """Check the lease once more, as close to the wire as possible. A fact that is held back is durable all the
         same: the next leader will report it.
         """
@@ -349,7 +349,7 @@ class Engine:
             self._core_lost = True
 
 
-def _taken(answer: Any) -> Any:
+def _resolved(answer: Any) -> Any:
     """Resolve an answer that depends on the seal and is therefore a function."""
     if not callable(answer):
         return answer

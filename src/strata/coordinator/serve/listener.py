@@ -182,7 +182,7 @@ def require_safe(address: Address, security: SecurityConfig, guard: Guard, *, fi
     )
 
 
-class Server(Protocol[A_co]):
+class Startable(Protocol[A_co]):
     async def start(self) -> A_co: ...
     async def stop(self) -> None: ...
 
@@ -199,7 +199,7 @@ def settle_memory() -> None:
 
 
 async def serve_until_shutdown(
-    make: Callable[[], Server[A_co]],
+    make: Callable[[], Startable[A_co]],
     announce: Callable[[A_co], None],
     *,
     ended: asyncio.Future[StrataError] | None = None,

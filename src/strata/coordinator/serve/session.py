@@ -122,7 +122,7 @@ class Link:
     def num_unanswered(self) -> int:
         return self._num_unanswered
 
-    def asked(self, num: int) -> None:
+    def add_unanswered(self, num: int) -> None:
         self._num_unanswered += num
 
     def answer(self, request_id: int, result: str, message: Message) -> None:
@@ -230,14 +230,14 @@ class SessionHub:
         """Calls that show which stream a worker uses."""
         self._links: dict[str, Link] = {}
         self._unread = Unread(backend.limits.max_unread_bytes, self._links.values)
-        self._speakers: dict[WorkerKey, Link] = {}
+        self._links_by_worker: dict[WorkerKey, Link] = {}
         """The stream that each worker used last."""
         self.refusal: Callable[[], StrataError | None] = lambda: None
         """Why no session may start at present: a standby redirects its callers at once."""
         self._instance = secrets.token_hex(16)
         self.frames = ""
         """The address of the frames server, which clients receive in `welcome`."""
-        backend.listeners.append(self._spread)
+        backend.listeners.append(self._broadcast)
 
     @property
     def num_sessions(self) -> int:
@@ -323,23 +323,23 @@ class SessionHub:
     def role_of(self, token: str) -> Role:
         return self._admission.role_of(token)
 
-    def hear(self, link: Link, message: bytes) -> None:
+    def receive(self, link: Link, message: bytes) -> None:
         """Process a frame. A small one runs now; a large one makes the link busy."""
         assert not link.is_busy, "frames of a session are processed one after the other"
         if len(message) > SMALL_BYTES:
             link.large = message
-            self._occupy(link, self._hear_large(link))
+            self._occupy(link, self._process_large(link))
         elif (frame := self.decode(message)) is None:
             link.give_up(grpc.StatusCode.INVALID_ARGUMENT, NO_FRAME)
         else:
-            self.take_in(link, frame.requests)
+            self.run_calls(link, frame.requests)
 
     def rest(self, link: Link, since_s: float) -> None:
         """Make a link that has been processing frames since `since_s` busy for one turn, if that was long enough."""
         if not link.is_busy and self.metrics.now_s() > since_s + SLICE_S:
             self._occupy(link, iter(()))
 
-    def take_in(self, link: Link, requests: Sequence[pb.Request]) -> None:
+    def run_calls(self, link: Link, requests: Sequence[pb.Request]) -> None:
         """Run the calls of a small frame, as many as one turn allows."""
         came_s = self.metrics.now_s()
         if len(requests) == 1:  # most frames: they need no slices
@@ -348,9 +348,9 @@ class SessionHub:
             if field not in self._heavy:
                 num_paced = self._admit(link, 1, came_s)
                 if num_paced is not None:
-                    self._carry_out_one(link, request, field, came_s, is_paced=bool(num_paced))
+                    self._run_one(link, request, field, came_s, is_paced=bool(num_paced))
                 return
-        work = self._carry_out(link, requests, came_s)
+        work = self._run_slices(link, requests, came_s)
         if next(work, _DONE) is not _DONE:
             self._occupy(link, work)
 
@@ -365,7 +365,7 @@ class SessionHub:
         link.is_busy = True
         self._admission.fair_queue.add(until_idle(), link.bucket.account)
 
-    def _hear_large(self, link: Link) -> Iterator[None]:
+    def _process_large(self, link: Link) -> Iterator[None]:
         message, link.large = link.large, b""
         if link.given_up:
             return
@@ -379,9 +379,9 @@ class SessionHub:
             link.give_up(grpc.StatusCode.INVALID_ARGUMENT, NO_FRAME)
             return
         yield
-        yield from self._carry_out(link, frame.requests, self.metrics.now_s(), is_large=True)
+        yield from self._run_slices(link, frame.requests, self.metrics.now_s(), is_large=True)
 
-    def _carry_out(
+    def _run_slices(
         self, link: Link, requests: Sequence[pb.Request], came_s: float, *, is_large: bool = False
     ) -> Iterator[None]:
         """Run the calls of a frame in slices. Rate and backlog are checked once for all of them."""
@@ -396,7 +396,7 @@ class SessionHub:
                 until_s = now_s() + SLICE_S
             if link.given_up:
                 return
-            self._carry_out_one(link, request, field, came_s, is_paced=number < num_paced, is_large=is_large)
+            self._run_one(link, request, field, came_s, is_paced=number < num_paced, is_large=is_large)
 
     def _admit(self, link: Link, num: int, came_s: float) -> int | None:
         """Return how many calls of a frame the rate allows (an empty frame counts as one), or None if the session was
@@ -411,10 +411,10 @@ class SessionHub:
         if not num_paced and not num:
             link.give_up(grpc.StatusCode.RESOURCE_EXHAUSTED, self._admission.too_fast().message)
             return None
-        link.asked(num)
+        link.add_unanswered(num)
         return num_paced
 
-    def _carry_out_one(
+    def _run_one(
         self,
         link: Link,
         request: pb.Request,
@@ -463,7 +463,7 @@ class SessionHub:
                 follow(link, body, answer)
             link.answer(request_id, field, answer)
 
-        if field == "report_suspicion" and self._is_heard_elsewhere(link, body):
+        if field == "report_suspicion" and self._uses_another_stream(link, body):
             done(method.response())
         else:
             self._backend.submit(method, body, done)
@@ -471,22 +471,22 @@ class SessionHub:
     # -- the streams of workers ------------------------------------------------------------------------------------
 
     def _registered(self, link: Link, body: Any, answer: Any) -> None:
-        self._speaks(link, (body.job_id or DEFAULT_JOB, body.worker_id), answer.incarnation)
+        self._bind_worker(link, (body.job_id or DEFAULT_JOB, body.worker_id), answer.incarnation)
 
     def _beaten(self, link: Link, body: Any, _answer: Any) -> None:
         key, fence = (body.job_id or DEFAULT_JOB, body.worker_id), body.incarnation
-        if fence and (link.workers.get(key) != fence or self._speakers.get(key) is not link):
-            self._speaks(link, key, fence)
+        if fence and (link.workers.get(key) != fence or self._links_by_worker.get(key) is not link):
+            self._bind_worker(link, key, fence)
 
     def _deregistered(self, link: Link, body: Any, _answer: Any) -> None:
         key = (body.job_id or DEFAULT_JOB, body.worker_id)
         link.workers.pop(key, None)
-        if self._speakers.get(key) is link:
-            del self._speakers[key]
+        if self._links_by_worker.get(key) is link:
+            del self._links_by_worker[key]
 
-    def _is_heard_elsewhere(self, link: Link, body: Any) -> bool:
+    def _uses_another_stream(self, link: Link, body: Any) -> bool:
         """Whether the worker has used another stream since, which voids the suspicion of a relay."""
-        return self._speakers.get((body.job_id or DEFAULT_JOB, body.worker_id), link) is not link
+        return self._links_by_worker.get((body.job_id or DEFAULT_JOB, body.worker_id), link) is not link
 
     def _open(self, link: Link) -> None:
         """Register the link. A client that reconnects with its session id keeps its workers."""
@@ -496,13 +496,13 @@ class SessionHub:
         if before is None:
             return
         for key, fence in before.workers.items():
-            self._speaks(link, key, fence)
+            self._bind_worker(link, key, fence)
         before.workers.clear()
         before.give_up(grpc.StatusCode.ABORTED, "the client has reconnected on another connection")
 
-    def _speaks(self, link: Link, key: WorkerKey, fence: int) -> None:
+    def _bind_worker(self, link: Link, key: WorkerKey, fence: int) -> None:
         link.workers[key] = fence
-        self._speakers[key] = link
+        self._links_by_worker[key] = link
 
     def closed(self, link: Link) -> None:
         """Handle a lost connection: its workers become suspect."""
@@ -510,11 +510,11 @@ class SessionHub:
         if self._links.get(link.session_id) is link:
             del self._links[link.session_id]
         for key, fence in link.workers.items():
-            if self._speakers.get(key) is link:  # else the worker has used another stream since
-                del self._speakers[key]
+            if self._links_by_worker.get(key) is link:  # else the worker has used another stream since
+                del self._links_by_worker[key]
                 self._backend.suspect(*key, fence)
 
-    def _spread(self, notices: list[Notice]) -> None:
+    def _broadcast(self, notices: list[Notice]) -> None:
         for notice in notices:
             if isinstance(notice, GenerationChanged):
                 message = pb.Notice(
@@ -525,7 +525,7 @@ class SessionHub:
                         reason=notice.reason,
                     )
                 )
-                for link in {link for (job_id, _), link in self._speakers.items() if job_id == notice.job_id}:
+                for link in {link for (job_id, _), link in self._links_by_worker.items() if job_id == notice.job_id}:
                     link.notify(message)
             elif isinstance(notice, CommandQueued):
                 message = pb.Notice(
@@ -535,6 +535,6 @@ class SessionHub:
                         command=wire.encode_command(notice.command),
                     )
                 )
-                speaker = self._speakers.get((notice.job_id, notice.worker_id))
-                if speaker is not None:
-                    speaker.notify(message)
+                link_of_worker = self._links_by_worker.get((notice.job_id, notice.worker_id))
+                if link_of_worker is not None:
+                    link_of_worker.notify(message)

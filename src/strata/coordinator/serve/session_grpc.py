@@ -78,7 +78,7 @@ async def _serve(hub: SessionHub, context: Context, role: Role, max_bytes: int) 
     link = hub.begin(first.hello, role, carrier_bytes=max_bytes, on_news=news.set, on_idle=idle.set)
     writer = asyncio.create_task(_write(hub, link, context, news))
     try:
-        hub.take_in(link, first.requests)
+        hub.run_calls(link, first.requests)
         while True:
             if link.is_busy:
                 idle.clear()
@@ -92,7 +92,7 @@ async def _serve(hub: SessionHub, context: Context, role: Role, max_bytes: int) 
                 why = f"a frame has {len(frame)} bytes; the limit is {link.max_request_bytes}"
                 link.give_up(grpc.StatusCode.INVALID_ARGUMENT, why)
             else:
-                hub.hear(link, frame)
+                hub.receive(link, frame)
         link.end()
         # Not cancelled: a status cannot be sent while a message is in transit.
         await writer

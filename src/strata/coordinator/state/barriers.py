@@ -86,10 +86,10 @@ class Barriers:
         """Reject an invalid arrival; changes nothing."""
         limits.check_id(barrier_id, "barrier_id")
         limits.check_count(step, "step")
-        strangers = [worker for worker in named if worker not in membership.members]
-        if strangers:
+        unknown = [worker for worker in named if worker not in membership.members]
+        if unknown:
             raise InvalidArgument(
-                f"members contains {_shown(strangers)}, not in generation {membership.generation}; remove them",
+                f"members contains {_shown(unknown)}, not in generation {membership.generation}; remove them",
                 field="members",
             )
         if named and worker_id not in named:
@@ -160,7 +160,7 @@ class Barriers:
             self._break(
                 b,
                 f"not all members arrived within {b.deadline_s - b.opened_s:.1f} s",
-                {w: _whereabouts(m, now_s) for w, m in self._missing(b, membership)},
+                {w: _last_state(m, now_s) for w, m in self._missing(b, membership)},
                 membership.generation,
             )
             for b in late
@@ -221,7 +221,7 @@ class Barriers:
         self.released = {(name, step): Release(num_members, named) for name, step, num_members, named in released}
 
 
-def _whereabouts(member: Member, now_s: float) -> str:
+def _last_state(member: Member, now_s: float) -> str:
     return f"{member.state} at step {member.step}, last heard {now_s - member.last_seen_s:.1f} s ago"
 
 
