@@ -220,7 +220,7 @@ def test_an_outage_shorter_than_the_lease_is_only_a_pause(
 
 
 def test_delay_and_loss_kill_no_worker_and_every_ack_counts_once(make_job: Callable[..., Job]) -> None:
-    """0.2 s each way, and 5 % of the packets are lost. A reconnect takes three round trips, so suspicion must be longer."""
+    """0.2 s each way and 5 % packet loss. A reconnect takes three round trips, so suspicion must be longer."""
     job = make_job({"suspicion_s": 4.0})
     job.network.disturb(CUT, HUB, delay_s=0.2, jitter_s=0.05, loss=0.05)
     survivor = job.worker(SURVIVOR)
