@@ -241,7 +241,7 @@ def test_incomplete_grpc_requests_hold_a_bounded_number_of_messages(attacked: At
         asyncio.run(attack())
 
 
-# -- plain connections ---------------------------------------------------------------------------------------------
+# -- bare connections ---------------------------------------------------------------------------------------------
 
 
 def bare(attacked: Attacked, token: str, number: int = 0) -> socket.socket:

@@ -137,7 +137,7 @@ def test_a_public_http_address_requires_tokens_and_tls(tmp_path: Path) -> None:
     flags = ("--listen=127.0.0.1:0", "--http=0.0.0.0:0", "--state=memory", "--json")
     with command_line(tmp_path, *flags) as coordinator:
         code, errors = coordinator.ended()
-    assert (code, "http='0.0.0.0:0' can be reached from other machines" in errors) == (2, True)
+    assert (code, "http='0.0.0.0:0' is reachable from other machines" in errors) == (2, True)
 
 
 # -- connecting ----------------------------------------------------------------------------------------------------

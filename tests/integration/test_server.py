@@ -265,7 +265,7 @@ def test_the_command_line_refuses_such_an_address_in_one_line(directory: Path) -
     with command_line(directory, "--listen", "0.0.0.0:0", "--state", "c.db") as process:
         code, errors = process.ended()
     assert code == ExitCode.USAGE
-    assert errors.splitlines()[-1].startswith("error: listen='0.0.0.0:0' can be reached from other machines")
+    assert errors.splitlines()[-1].startswith("error: listen='0.0.0.0:0' is reachable from other machines")
     assert [file.name for file in directory.iterdir()] == ["coordinator.yaml"]
 
 

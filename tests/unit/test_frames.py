@@ -1,4 +1,4 @@
-"""Messages on a plain connection, however the network splits them."""
+"""Messages on a bare connection, however the network splits them."""
 
 from __future__ import annotations
 

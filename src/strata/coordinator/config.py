@@ -127,13 +127,13 @@ class Limits:
     max_checkpoint_bytes: int = 4 * 1024 * 1024
     """Hashes and metadata of one checkpoint, over all ranks."""
     max_message_bytes: int = 16 * 1024 * 1024
-    """Size of an answer, or of a frame on a plain connection. Readers may send 64 KiB."""
+    """Size of an answer, or of a frame on a bare connection. Readers may send 64 KiB."""
     max_grpc_message_bytes: int = 1024 * 1024
     """Size of a request through gRPC, which buffers this much for every session and for 64 unary calls."""
     max_message_elements: int = 250_000
     """Elements in the repeated fields of one request or frame, such as shards or barrier members."""
     max_receive_bytes: int = 128 * 1024 * 1024
-    """Total size of frames on plain connections that are not processed yet; beyond this, the oldest are dropped."""
+    """Total size of frames on bare connections that are not processed yet; beyond this, the oldest are dropped."""
     max_unread_bytes: int = 256 * 1024 * 1024
     """Total size of answers that clients have not read; beyond this, the session with the most is dropped."""
     max_calls_per_s: int = 100_000

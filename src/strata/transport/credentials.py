@@ -61,12 +61,12 @@ class ClientSecurity:
         return grpc.aio.secure_channel(address, credentials, options=options)
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """Return the TLS context for a plain connection, or None without TLS."""
+        """Return the TLS context for a bare connection, or None without TLS."""
         ca, certificate, key = self._files()
         return client_context(ca, certificate, key) if ca else None
 
     def may_go_bare(self, address: str) -> bool:
-        """Whether the token may be sent over a plain connection to `address`: only with TLS or to a Unix socket."""
+        """Whether the token may be sent over a bare connection to `address`: only with TLS or to a Unix socket."""
         return bool(self._files()[0]) or address.startswith("unix:") or not self._token()
 
     def _files(self) -> tuple[str, str, str]:

@@ -1,4 +1,4 @@
-"""Length-prefixed messages over a plain connection: a gRPC stream without HTTP/2.
+"""Length-prefixed messages over a bare connection: a gRPC stream without HTTP/2.
 
 A connection starts with a preface line. After it, each direction carries messages, each preceded by its length in four
 bytes (big-endian). There is no multiplexing, and no flow control except TCP's. A message costs a fraction of its cost

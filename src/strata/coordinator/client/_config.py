@@ -21,7 +21,7 @@ class ClientConfig:
     """With several addresses: a coordinator that owes an answer and is silent for this long is abandoned for the next
     one."""
     frames: bool = True
-    """Use plain connections if the coordinator offers them (see docs/wire-protocol.md); they cost a tenth of gRPC's."""
+    """Use bare connections if the coordinator offers them (see docs/wire-protocol.md); they cost a tenth of gRPC's."""
     max_calls_per_frame: int = 4_096
     max_message_bytes: int = 16 * 1024 * 1024
 

@@ -69,7 +69,7 @@ _DOUBLE_EVERY = 10
 """After this many failed attempts, the time for one attempt doubles."""
 
 NEW_FRAMES_S = 1.0
-"""The least time for a plain connection whose address gRPC has just announced …"""
+"""The least time for a bare connection whose address gRPC has just announced …"""
 KNOWN_FRAMES_S = 0.25
 """… and for one that worked before: after a lost connection, a worker has half a second before it is declared dead."""
 FRAMES_AGAIN_S = 60.0
@@ -98,7 +98,7 @@ def _invalid_field(kind: type[Message], fields: Mapping[str, Any]) -> str:
 
 
 class FramesAddress(NamedTuple):
-    """Where a coordinator accepts plain connections, and its instance id."""
+    """Where a coordinator accepts bare connections, and its instance id."""
 
     announced: str
     instance: str
@@ -147,9 +147,9 @@ class SessionLink:
         self._num_failed = 0
         """Failed attempts since then."""
         self._frames_at: dict[str, FramesAddress] = {}
-        """Address → where it accepts plain connections, for those that worked."""
+        """Address → where it accepts bare connections, for those that worked."""
         self._failed_frames: dict[str, tuple[FramesAddress, float]] = {}
-        """Address → where a plain connection failed although gRPC worked, and until when not to retry it."""
+        """Address → where a bare connection failed although gRPC worked, and until when not to retry it."""
         self._max_message_bytes = config.max_message_bytes
         """The smaller of our limit and the coordinator's."""
         self.num_connections = 0
@@ -302,7 +302,7 @@ class SessionLink:
         return bare
 
     async def _try_frames(self, address: str, frames: FramesAddress) -> Stream | None:
-        """Try a plain connection to the address that gRPC announced; not repeatedly if it fails."""
+        """Try a bare connection to the address that gRPC announced; not repeatedly if it fails."""
         if not frames.announced or not self._config.frames or not self._security.may_go_bare(frames.announced):
             return None
         now_s = asyncio.get_running_loop().time()
@@ -315,7 +315,7 @@ class SessionLink:
         return bare
 
     async def _open_frames(self, address: str, frames: FramesAddress, *, within_s: float) -> Stream | None:
-        """Open a plain connection, or return None if gRPC must be used instead.
+        """Open a bare connection, or return None if gRPC must be used instead.
 
         The answer counts only if it comes from the coordinator that gRPC announced: behind a tunnel, that port of the
         apparent host may belong to another service. If the coordinator rejects us, gRPC reports it a moment later.
@@ -332,7 +332,7 @@ class SessionLink:
                 self._frames_at[address] = frames
                 return stream
         except (*TRANSIENT, StreamEnded) as error:
-            log.debug("no plain connection to %s (%s): %s", address, frames.announced, error)
+            log.debug("no bare connection to %s (%s): %s", address, frames.announced, error)
         finally:
             if stream is not None and address not in self._frames_at:
                 await stream.close()

@@ -1,4 +1,4 @@
-"""The two transports of session frames, behind one interface: gRPC, and a plain connection."""
+"""The two transports of session frames, behind one interface: gRPC, and a bare connection."""
 
 from __future__ import annotations
 
@@ -227,4 +227,4 @@ class FramedStream(asyncio.Protocol):
 
 
 TRANSIENT = (OSError, ssl.SSLError, TimeoutError, UnicodeError)
-"""Why a plain connection may fail where gRPC works: a firewall, a certificate, a coordinator that has gone."""
+"""Why a bare connection may fail where gRPC works: a firewall, a certificate, a coordinator that has gone."""

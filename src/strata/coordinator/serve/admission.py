@@ -152,7 +152,7 @@ class Holder(Protocol):
 
 
 class Buffers:
-    """Bounds, in bytes and in time, what plain connections buffer of frames that are not processed yet.
+    """Bounds, in bytes and in time, what bare connections buffer of frames that are not processed yet.
 
     When the bytes run out, the connection that has been buffering for longest is closed.
     """

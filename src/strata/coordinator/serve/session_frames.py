@@ -1,4 +1,4 @@
-"""Sessions over plain connections (see `transport.frames`): the frames are those of gRPC sessions, but they are
+"""Sessions over bare connections (see `transport.frames`): the frames are those of gRPC sessions, but they are
 answered in the same turn of the event loop that reads them, without a task or a lock."""
 
 from __future__ import annotations
