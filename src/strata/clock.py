@@ -1,7 +1,7 @@
-"""Time, handed in.
+"""Injected time.
 
-Nothing below the process boundary calls `time.*`: whoever decides by time is given a `Clock`, so that a test can move
-it. Leases and deadlines use `monotonic_s`, which no administrator can set back; `wall_s` is only for people to read.
+Code below the process boundary never calls `time.*`: it receives a `Clock`, which tests can advance. Leases and
+deadlines use `monotonic_s`, which no administrator can set back; `wall_s` is for display only.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 
 class Moment(NamedTuple):
-    """One look at the clock."""
+    """One reading of both clocks."""
 
     monotonic_s: float
     wall_s: float
@@ -19,11 +19,11 @@ class Moment(NamedTuple):
 
 class Clock(Protocol):
     def monotonic_s(self) -> float:
-        """Seconds since an arbitrary start; never goes back."""
+        """Return seconds since an arbitrary start; never goes back."""
         ...
 
     def wall_s(self) -> float:
-        """Seconds since 1970, as people know it; may jump."""
+        """Return seconds since 1970; may jump."""
         ...
 
 
@@ -32,13 +32,13 @@ def look(clock: Clock) -> Moment:
 
 
 class SystemClock:
-    # The functions themselves: a server looks at its clock several times in every call.
+    # The functions themselves, without a wrapper: a server reads its clock several times in every call.
     monotonic_s = staticmethod(time.monotonic)
     wall_s = staticmethod(time.time)
 
 
 class ManualClock:
-    """A clock that stands still until a test moves it."""
+    """A clock that advances only when a test calls `advance`."""
 
     def __init__(self, monotonic_s: float = 1_000.0, wall_s: float = 1_700_000_000.0) -> None:
         self._monotonic_s = monotonic_s

@@ -1,8 +1,8 @@
-"""From a YAML file or a mapping to a config that is valid, or a refusal that names the cure.
+"""Load configs from YAML files and mappings.
 
-Configs are frozen dataclasses that live beside their owners and check their own values. This module only carries values
-to them: it walks the dataclass and the mapping side by side, so that every refusal knows the dotted path of the setting
-(`lease.lease_s`), what was expected there and what was found.
+Configs are frozen dataclasses that live beside their owners and validate their own values. This module only passes
+values to them: it walks the dataclass and the mapping side by side, so that every error names the dotted path of the
+setting (`lease.lease_s`), the expected type and the value found.
 """
 
 from __future__ import annotations
@@ -31,36 +31,36 @@ _FACTORS = {"": 1, "b": 1} | {
 
 
 def load(cls: type[T], values: Mapping[str, Any], *, source: str) -> T:
-    """Build the dataclass `cls` from `values`; `source` says in refusals where these came from."""
+    """Build the dataclass `cls` from `values`; `source` names their origin in error messages."""
     return typing.cast("T", _build(cls, values, source=source, path=""))
 
 
 def load_yaml(cls: type[T], path: str | Path) -> T:
-    """Build the dataclass `cls` from a YAML file; an empty file means all defaults."""
+    """Build the dataclass `cls` from a YAML file; an empty file gives the defaults."""
     return load(cls, read_yaml(path), source=str(path))
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """The mapping that a YAML file holds."""
+    """Return the mapping in a YAML file."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; check the path") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
+        raise ConfigError(f"{path}: cannot read it: {error}") from error
     try:
         found = yaml.load(text, _Loader)  # noqa: S506 (a SafeLoader)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: is not YAML: {_place(error)}") from error
+        raise ConfigError(f"{path}: invalid YAML: {_place(error)}") from error
     if found is None:
         return {}
     if not isinstance(found, dict):
-        raise ConfigError(f"{path}: must hold settings as `name: value` lines, found {_found(found)}")
+        raise ConfigError(f"{path}: must contain settings as `name: value` lines, found {_found(found)}")
     return found
 
 
 def merge(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` with `overrides` on top, section by section. None means "not given" and changes nothing."""
+    """Return `values` with `overrides` applied, section by section. An override of None changes nothing."""
     merged = dict(values)
     for key, override in overrides.items():
         if isinstance(override, Mapping):
@@ -83,7 +83,7 @@ def _build(cls: type[Any], values: object, *, source: str, path: str) -> object:
             raise _unknown(str(key), known=list(fields), source=source, path=path)
     for name, field in fields.items():
         if field.default is field.default_factory is dataclasses.MISSING and name not in values:
-            raise ConfigError(f"{source}: {_join(path, name)} is missing; give it", field=_join(path, name))
+            raise ConfigError(f"{source}: {_join(path, name)} is required; set it", field=_join(path, name))
     return cls(
         **{name: _convert(types[name], value, source=source, path=_join(path, name)) for name, value in values.items()}
     )
@@ -138,17 +138,17 @@ def _nearest_choice(kind: Any, value: object) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML as people write it.
+    """A SafeLoader with the scalars of YAML 1.2.
 
-    PyYAML follows YAML 1.1, where `http: off` is the boolean false and `1e-3` is text; here they are text and a number,
-    as in YAML 1.2. A key that stands twice is refused, because only one of the two could be meant.
+    PyYAML follows YAML 1.1, which reads `http: off` as the boolean false and `1e-3` as text. This loader reads text and
+    a number, and rejects duplicate keys.
     """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
             if key.value in seen and isinstance(key, yaml.ScalarNode):
-                raise yaml.MarkedYAMLError(None, None, f"{key.value!r} stands here a second time", key.start_mark)
+                raise yaml.MarkedYAMLError(None, None, f"duplicate key {key.value!r}", key.start_mark)
             seen.add(str(key.value))
         return super().construct_mapping(node, deep)
 
@@ -175,18 +175,18 @@ def _place(error: yaml.YAMLError) -> str:
 
 
 def parse_bytes(size: object, *, field: str = "split_bytes") -> int:
-    """128MiB, 1GB, 1.5 GiB or a number of bytes.
+    """Parse a size: 128MiB, 1GB, 1.5 GiB or a number of bytes.
 
     Raises:
-        InvalidArgument: It is none of these, or outside 1 byte to 1 TiB.
+        InvalidArgument: The size has another form, or is not between 1 byte and 1 TiB.
     """
     if isinstance(size, bool) or not isinstance(size, int | str):
-        raise InvalidArgument(f"{field} is {size!r}; give bytes as a number or as text: '128MiB'", field=field)
+        raise InvalidArgument(f"{field} is {size!r}; pass a number of bytes or text such as '128MiB'", field=field)
     found = re.fullmatch(r"(\d[\d_]*(?:\.\d+)?) *([a-z]*)", str(size).strip(), re.ASCII | re.IGNORECASE)
     unit = found[2].lower() if found else ""
     if found and unit in ("k", "m", "g", "t"):
         raise InvalidArgument(
-            f"{field} is {size!r}; say which is meant: {found[1]}{found[2].upper()}iB (powers of 1024) or "
+            f"{field} is {size!r}; the unit is ambiguous; write {found[1]}{found[2].upper()}iB (powers of 1024) or "
             f"{found[1]}{found[2].upper()}B (powers of 1000)",
             field=field,
         )
@@ -194,5 +194,5 @@ def parse_bytes(size: object, *, field: str = "split_bytes") -> int:
         raise InvalidArgument(f"{field} is {size!r}; write it as 128MiB, 1GB or a number of bytes", field=field)
     num_bytes = int(float(found[1]) * _FACTORS[unit]) if "." in found[1] else int(found[1]) * _FACTORS[unit]
     if not 1 <= num_bytes <= MAX_BYTES:
-        raise InvalidArgument(f"{field} is {size!r}; it must be from 1 byte to 1TiB", field=field)
+        raise InvalidArgument(f"{field} is {size!r}; it must be between 1 byte and 1TiB", field=field)
     return num_bytes

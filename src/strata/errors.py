@@ -1,33 +1,33 @@
-"""Every error a user of Strata can meet.
+"""Every error that Strata raises on purpose.
 
     StrataError
-    ├── ConfigError                a setting is wrong; the message names the cure
-    ├── InvalidArgument            a call's argument is wrong; `field` names it
-    │   ├── LimitExceeded          … because a bound was reached
-    │   └── ForkedProcess          … or what is used belongs to the process that forked this one
+    ├── ConfigError                a setting is invalid; the message says how to fix it
+    ├── InvalidArgument            an argument of a call is invalid; `field` names it
+    │   ├── LimitExceeded          … a limit was reached
+    │   └── ForkedProcess          … an object was used in a process forked from its owner
     ├── CoordinatorError
-    │   ├── UnknownJob             no such job
-    │   ├── JobInUse               workers are in the job that was to be dropped
-    │   ├── UnknownWorker          no such worker: never registered, or declared dead
-    │   ├── UnknownDataset         no such dataset
-    │   ├── WorkerExists           another live process has this worker id
-    │   ├── DatasetExists          registered before with other contents
+    │   ├── UnknownJob             the job does not exist
+    │   ├── JobInUse               the job to drop still has workers
+    │   ├── UnknownWorker          the worker never registered, or was declared dead
+    │   ├── UnknownDataset         the dataset is not registered
+    │   ├── WorkerExists           another live process uses this worker id
+    │   ├── DatasetExists          the dataset is registered with different contents
     │   ├── StaleIncarnation       this process was replaced or declared dead
-    │   ├── StaleGeneration        the membership has moved on; `generation` says where to
-    │   ├── ShardNotLeased         an ack for a shard that this worker does not own
+    │   ├── StaleGeneration        the membership has changed; `generation` is the current one
+    │   ├── ShardNotLeased         the worker acknowledged a shard that it does not own
     │   ├── EpochMismatch          the dataset is in another epoch
-    │   ├── BarrierBroken          a barrier cannot complete; `missing` says who and why
-    │   ├── BarrierMismatch        members named different sets for one barrier
-    │   ├── CheckpointMismatch     ranks disagree on what one checkpoint is
-    │   ├── Unauthenticated        a token is needed, or it is not known
-    │   ├── PermissionRefused      the token's role does not suffice
-    │   └── CoordinatorUnavailable nobody answers
-    │       └── NotLeader          a standby answers; the message says where the leader is
+    │   ├── BarrierBroken          a barrier cannot complete; `missing` lists the workers and reasons
+    │   ├── BarrierMismatch        workers named different members for one barrier
+    │   ├── CheckpointMismatch     ranks reported different contents for one checkpoint
+    │   ├── Unauthenticated        the token is missing or unknown
+    │   ├── PermissionRefused      the role of the token does not permit the call
+    │   └── CoordinatorUnavailable no coordinator answered in time
+    │       └── NotLeader          a standby answered; the message names the leader
     ├── JournalError
-    │   ├── JournalLocked          another coordinator has this state open
-    │   ├── JournalDamaged         the state cannot be read back
-    │   ├── JournalWriteFailed     the state cannot be written: disk full, database gone
-    │   └── JournalFenced          another coordinator has become the leader: nothing was written
+    │   ├── JournalLocked          another coordinator has the state open
+    │   ├── JournalDamaged         the state cannot be read
+    │   ├── JournalWriteFailed     the state cannot be written: disk full, database down
+    │   └── JournalFenced          another coordinator leads; nothing was written
     ├── CheckpointError
     │   ├── NoCheckpoint           no checkpoint exists, or none with this step or id
     │   ├── CheckpointInvalid      a checkpoint cannot be trusted; the message names the file and the tensor
@@ -46,7 +46,7 @@
     │   ├── PlanChanged            the state belongs to another dataset; the message lists the differences
     │   ├── TransformFailed        a user's transform raised, or returned another number of rows
     │   └── DataWorkerDied         a decode process exited
-    ├── RunFailed                  a run has ended without its result; the message shows what the worker said
+    ├── RunFailed                  a run failed; the message includes the last output of the worker
     └── StorageError
         ├── ObjectMissing          no object has this key
         ├── ObjectExists           an object has this key, and the write was conditional on its absence
@@ -56,8 +56,8 @@
         ├── StorageUnavailable     the store did not answer in time
         └── TransferCancelled      the caller cancelled a read or a write
 
-Each condition has its own name, so that a program can act on it, and a message that says what to do, so that a person
-can. The names travel over the wire as they stand here (see `strata.v1.Error.kind`).
+Each condition has its own class, so that a program can handle it, and a message that says how to fix it. Class names
+travel over the wire (see `strata.v1.Error.kind`).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 
 
 class StrataError(Exception):
-    """The root of all errors that Strata raises on purpose."""
+    """The base class of all errors that Strata raises on purpose."""
 
     def __init__(
         self,
@@ -82,11 +82,11 @@ class StrataError(Exception):
         super().__init__(message)
         self.message = message
         self.field = field
-        """The argument at fault, where it is one argument."""
+        """The invalid argument, if it is a single one."""
         self.generation = generation
-        """The membership generation that stands, where the caller's was stale."""
+        """The current membership generation, if the caller's was stale."""
         self.missing: dict[str, str] = dict(missing or {})
-        """For a broken barrier: worker id → why it did not come."""
+        """For a broken barrier: worker id → why the worker did not arrive."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.message, dict(self.__dict__))
@@ -100,47 +100,47 @@ def _rebuild(kind: type[StrataError], message: str, fields: dict[str, Any]) -> S
 
 
 class ConfigError(StrataError):
-    """A setting is wrong."""
+    """A setting is invalid."""
 
 
 class InvalidArgument(StrataError, ValueError):
-    """An argument is wrong; nothing was changed."""
+    """An argument is invalid; nothing was changed."""
 
 
 class LimitExceeded(InvalidArgument):
-    """A bound was reached; nothing was changed."""
+    """A limit was reached; nothing was changed."""
 
 
 class ForkedProcess(InvalidArgument):
-    """What is used belongs to the process that forked this one."""
+    """The object belongs to the process that forked this one."""
 
 
 class CoordinatorError(StrataError):
-    """The coordinator refused a call; nothing was changed."""
+    """The coordinator rejected a call; nothing was changed."""
 
 
 class UnknownJob(CoordinatorError):
-    """No such job."""
+    """The job does not exist."""
 
 
 class JobInUse(CoordinatorError):
-    """Workers are in the job, so it is not dropped."""
+    """The job still has workers, so it was not dropped."""
 
 
 class UnknownWorker(CoordinatorError):
-    """No such worker in this job."""
+    """The job has no such worker."""
 
 
 class UnknownDataset(CoordinatorError):
-    """No such dataset in this job."""
+    """The job has no such dataset."""
 
 
 class WorkerExists(CoordinatorError):
-    """Another live process has this worker id."""
+    """Another live process uses this worker id."""
 
 
 class DatasetExists(CoordinatorError):
-    """The dataset is registered with other contents."""
+    """The dataset is registered with different contents."""
 
 
 class StaleIncarnation(CoordinatorError):
@@ -148,7 +148,7 @@ class StaleIncarnation(CoordinatorError):
 
 
 class StaleGeneration(CoordinatorError):
-    """The membership has moved on since the caller last looked."""
+    """The membership has changed since the caller last read it."""
 
 
 class ShardNotLeased(CoordinatorError):
@@ -160,23 +160,23 @@ class EpochMismatch(CoordinatorError):
 
 
 class BarrierBroken(CoordinatorError):
-    """The barrier cannot complete; everybody who waited gets this at once."""
+    """The barrier cannot complete; every waiting caller receives this error at once."""
 
 
 class BarrierMismatch(CoordinatorError):
-    """Members named different sets for the same barrier."""
+    """Workers named different members for the same barrier."""
 
 
 class CheckpointMismatch(CoordinatorError):
-    """Ranks disagree on what one checkpoint is."""
+    """Ranks reported different contents for one checkpoint."""
 
 
 class Unauthenticated(CoordinatorError):
-    """A token is needed, or the one that was sent is not known."""
+    """The token is missing or unknown."""
 
 
 class PermissionRefused(CoordinatorError):
-    """The token's role does not suffice for this call."""
+    """The role of the token does not permit this call."""
 
 
 class CoordinatorUnavailable(CoordinatorError):
@@ -184,7 +184,7 @@ class CoordinatorUnavailable(CoordinatorError):
 
 
 class NotLeader(CoordinatorUnavailable):
-    """This coordinator stands by, or has lost its leadership."""
+    """This coordinator is a standby, or has lost the leadership."""
 
 
 class CheckpointError(StrataError):
@@ -292,7 +292,7 @@ class DataWorkerDied(DataError):
 
 
 class RunFailed(StrataError):
-    """A run has ended without what it was to give."""
+    """A run ended without a result."""
 
 
 class StorageError(StrataError, OSError):
@@ -328,15 +328,15 @@ class TransferCancelled(StorageError):
 
 
 class JournalError(StrataError):
-    """The coordinator's durable state failed."""
+    """The journal, the durable state of a coordinator, failed."""
 
 
 class JournalLocked(JournalError):
-    """Another coordinator has this state open."""
+    """Another coordinator has the state open."""
 
 
 class JournalDamaged(JournalError):
-    """The state cannot be read back."""
+    """The state cannot be read."""
 
 
 class JournalWriteFailed(JournalError):
@@ -344,7 +344,7 @@ class JournalWriteFailed(JournalError):
 
 
 class JournalFenced(JournalError):
-    """Another coordinator has become the leader; nothing was written."""
+    """Another coordinator leads; nothing was written."""
 
 
 def _subclasses(root: type[StrataError]) -> dict[str, type[StrataError]]:
@@ -355,4 +355,4 @@ def _subclasses(root: type[StrataError]) -> dict[str, type[StrataError]]:
 
 
 BY_KIND: dict[str, type[StrataError]] = _subclasses(StrataError)
-"""Error classes by the name that travels over the wire."""
+"""Error classes by their names on the wire."""

@@ -1,11 +1,11 @@
-"""The end of this process, and the processes that it forks.
+"""Process exit and fork.
 
-Exit: hooks registered with `at_exit` run while threads still work. `atexit` is too late for that: Python has stopped
-its thread pools (`concurrent.futures`) by then, and whoever waits for one of them waits for ever.
+Exit: hooks registered with `at_exit` run while threads still work. `atexit` hooks run too late: by then Python has shut
+down its thread pools (`concurrent.futures`), and waiting for a task in one of them never returns.
 
-Fork: a forked child has a copy of every object and none of the threads behind them. Nothing of ours goes on in it: exit
-hooks and finalizers stay with the parent, a lock that another thread held is free, a lock on a file stays the
-parent's, and an object that needs its threads raises (`Home`) instead of waiting for them.
+Fork: a forked child has a copy of every object but none of the threads behind them. Strata does nothing in a forked
+child: exit hooks and finalizers run in the parent only, locks that other threads held are released, file locks stay
+with the parent, and an object that needs its threads raises (`Home`) instead of waiting for them.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _is_registered = False
 
 
 def at_exit(hook: Callable[[], None]) -> Callable[[], None]:
-    """Calls `hook` when the interpreter ends, in this process only; returns a function that withdraws it.
+    """Call `hook` when the interpreter exits, in this process only; return a function that unregisters it.
 
-    The last one registered is called first. One that raises is logged, and the others are still called; Ctrl-C skips
-    the rest.
+    Hooks run in reverse order of registration. A hook that raises is logged and the others still run; Ctrl-C skips the
+    rest.
     """
-    global _is_registered  # noqa: PLW0603 - one list of hooks a process
+    global _is_registered  # noqa: PLW0603 - one list of hooks per process
     if not _is_registered:
         _is_registered = True
-        with contextlib.suppress(RuntimeError):  # it is ending already
-            threading._register_atexit(_run_hooks)  # type: ignore[attr-defined]  # what concurrent.futures uses, too
+        with contextlib.suppress(RuntimeError):  # the interpreter is already exiting
+            threading._register_atexit(_run_hooks)  # type: ignore[attr-defined]  # concurrent.futures uses it, too
     number = next(_numbers)
     _hooks[number] = hook
     return lambda: _withdraw(number)
@@ -60,7 +60,7 @@ def _run_hooks() -> None:
         _, hook = _hooks.popitem()
         try:
             hook()
-        except Exception:  # the edge of the process
+        except Exception:  # process boundary
             log.exception("an exit hook failed")
 
 
@@ -68,7 +68,7 @@ def _run_hooks() -> None:
 
 
 class Home:
-    """The process that an object was made in."""
+    """The process that created an object."""
 
     __slots__ = ("_pid",)
 
@@ -77,7 +77,7 @@ class Home:
 
     @property
     def is_here(self) -> bool:
-        """False in a process that was forked since."""
+        """Whether this is still that process, not a forked child of it."""
         return os.getpid() == self._pid
 
     def require(self, what: str) -> None:
@@ -86,17 +86,17 @@ class Home:
             ForkedProcess: This is a forked child.
         """
         if not self.is_here:
-            raise ForkedProcess(f"{what} belongs to process {self._pid}, which forked this one; make a new one here")
+            raise ForkedProcess(f"{what} belongs to process {self._pid}, which forked this one; create a new one here")
 
 
 def renewed(lock: AnyLock) -> AnyLock:
-    """Returns the lock, condition or event; in forked children it is free, since its holder does not exist there."""
+    """Return the lock, condition or event, and release it in forked children, where its holder does not exist."""
     _locks.add(lock)
     return lock
 
 
 class Descriptor:
-    """A file descriptor that forked children close, so that a lock on it ends with this process."""
+    """A file descriptor that forked children close, so that a lock on it is released when this process exits."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -104,11 +104,11 @@ class Descriptor:
 
     @property
     def fd(self) -> int:
-        """-1 once it is closed, and in forked children."""
+        """The descriptor; -1 once it is closed, and in forked children."""
         return self._fd
 
     def close(self) -> None:
-        """May be called again."""
+        """Close the descriptor; later calls do nothing."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -117,13 +117,13 @@ class Descriptor:
 def finalize(
     owner: object, call: Callable[..., object], *args: Any, runs_at_exit: bool = True
 ) -> weakref.finalize[..., Any]:
-    """As `weakref.finalize`, except that forked children do not call it."""
-    finalizer = weakref.finalize(owner, _at_home, Home(), call, *args)
+    """Like `weakref.finalize`, but forked children do not run the callback."""
+    finalizer = weakref.finalize(owner, _call_at_home, Home(), call, *args)
     finalizer.atexit = runs_at_exit
     return finalizer
 
 
-def _at_home(home: Home, call: Callable[..., object], *args: Any) -> None:
+def _call_at_home(home: Home, call: Callable[..., object], *args: Any) -> None:
     if home.is_here:
         call(*args)
 
@@ -132,8 +132,8 @@ _locks: weakref.WeakSet[Any] = weakref.WeakSet()
 _descriptors: weakref.WeakSet[Descriptor] = weakref.WeakSet()
 
 
-def _begin_anew() -> None:
-    """In the child. No other thread exists."""
+def _reset_in_child() -> None:
+    """Reset hooks, locks and descriptors in a forked child, where no other thread exists."""
     _hooks.clear()
     for lock in list(_locks):
         lock._at_fork_reinit()
@@ -141,4 +141,4 @@ def _begin_anew() -> None:
         descriptor.close()
 
 
-os.register_at_fork(after_in_child=_begin_anew)
+os.register_at_fork(after_in_child=_reset_in_child)

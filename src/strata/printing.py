@@ -1,7 +1,7 @@
-"""Text of other programs, made fit for a terminal: names of files, runs and metrics, reasons, the lines of a log.
+"""Sanitize untrusted text for a terminal: names of files, runs and metrics, failure reasons, log lines.
 
-Whoever wrote it may have put anything into it, so nothing in it is for the terminal to obey, and it has an end. These
-are pure functions; `strata.terminal` prints.
+Such text may contain escape sequences of any kind and length, so control characters become visible and lengths are
+bounded. The functions are pure; `strata.terminal` prints.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ _ESCAPES = re.compile(
     r"""
       (?: \x1b\[ | \x9b ) [0-?]* [ -/]* [@-~]?                         # CSI: colours, cursor
     | (?: \x1b\] | \x9d ) [^\x07\x1b\x9c]* (?: \x07 | \x1b\\ | \x9c )? # OSC: titles, links, the clipboard
-    | (?: \x1b[PX^_] | [\x90\x98\x9e\x9f] ) [^\x1b\x9c]* (?: \x1b\\ | \x9c )?  # DCS and such: until it is ended
-    | \x1b [ -/]* [0-~]?                                               # all others
+    | (?: \x1b[PX^_] | [\x90\x98\x9e\x9f] ) [^\x1b\x9c]* (?: \x1b\\ | \x9c )?  # DCS, SOS, PM, APC: up to the terminator
+    | \x1b [ -/]* [0-~]?                                               # all other sequences
     """,
     re.VERBOSE,
 )
@@ -22,9 +22,9 @@ _RESET = "\x1b[0m"
 
 
 def printable(text: str, *, max_chars: int | None = None) -> str:
-    """One line without control characters (C0, C1), bidirectional controls or newlines: each becomes a visible escape.
+    """Return `text` as one line: control characters, bidirectional controls and newlines become visible escapes.
 
-    Markup of rich is left alone; where that is read, `rich.markup.escape` is needed, too.
+    Rich markup stays; escape it with `rich.markup.escape` where rich interprets it.
     """
     cut = text if max_chars is None else text[: max_chars + 1]
     shown = cut if cut.isprintable() else "".join(map(_visible, cut))
@@ -36,9 +36,9 @@ def _visible(character: str) -> str:
 
 
 def log_line(line: str, *, with_colours: bool = False) -> str:
-    """A line of a worker's log without what only a terminal understands, but for its colours if they are wanted.
+    """Return a line of a worker's log without terminal control sequences; optionally keep its colours.
 
-    A progress bar writes over itself; what a reader would see is what it showed last.
+    Of a progress bar that overwrites itself, only the last state remains.
     """
     shown = line.rstrip("\r\n").rpartition("\r")[2]
     kept = _COLOURS.findall(shown) if with_colours else []
@@ -53,5 +53,5 @@ def _without_controls(text: str) -> str:
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """`1 worker`, `2 workers`, `1,000 entries`."""
+    """Return a count with its noun: `1 worker`, `2 workers`, `1,000 entries`."""
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"

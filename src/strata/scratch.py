@@ -1,7 +1,7 @@
-"""Temporary directories that do not outlive their owner for long.
+"""Temporary directories that are cleaned up even after a crash.
 
-Whoever has one holds a lock in it. A process that is killed cannot remove its own; but nobody holds that lock any more,
-so the next process that makes one of the same kind removes it.
+The owner of a directory holds a lock file in it. A killed process leaves its directory behind without
+the lock; the next process that creates a directory of the same kind removes it.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 NUM_RANDOM = 8
-"""Characters that a name has behind its prefix."""
+"""Random characters after the prefix of a name."""
 
 
 class Scratch:
-    """A directory that only this user can enter, until `remove`."""
+    """A directory that only this user can access; `remove` deletes it."""
 
     def __init__(self, prefix: str, root: Path | None = None) -> None:
-        """`prefix` is the kind. `root`: where temporary files go, unless another place is named."""
+        """Create a directory whose name starts with `prefix`, in `root` or the default temporary directory."""
         root = root or Path(tempfile.gettempdir())
-        for left in root.glob(f"{prefix}*"):
-            _remove_if_left(left)
-        # It has its name only when its lock is held: nobody takes it for one that is left.
+        for abandoned in root.glob(f"{prefix}*"):
+            _remove_if_abandoned(abandoned)
+        # It gets its final name only once the lock is held, so that no other process takes it for an abandoned one.
         draft = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=root))
         self._lock = Descriptor(os.open(draft / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        with contextlib.suppress(OSError):  # a file system without locks: nobody can take it for one that is left
+        with contextlib.suppress(OSError):  # a file system without locks: nothing is ever cleaned up there
             fcntl.flock(self._lock.fd, fcntl.LOCK_EX)
         self.path = draft.rename(root / f"{prefix}{secrets.token_hex(NUM_RANDOM // 2)}")
 
     def remove(self) -> None:
-        """May be called again. Does nothing in a forked child: the directory is its parent's."""
+        """Delete the directory; later calls, and calls in a forked child, do nothing."""
         if self._lock.fd >= 0:
             shutil.rmtree(self.path, ignore_errors=True)
             self._lock.close()
@@ -54,12 +54,12 @@ class Scratch:
         self.remove()
 
 
-def _remove_if_left(place: Path) -> None:
-    with contextlib.suppress(OSError):  # another user's, just removed, or its owner lives
-        fd = os.open(place / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+def _remove_if_abandoned(directory: Path) -> None:
+    with contextlib.suppress(OSError):  # owned by another user, already removed, or still in use
+        fd = os.open(directory / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             if os.fstat(fd).st_uid == os.getuid():
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(place, ignore_errors=True)
+                shutil.rmtree(directory, ignore_errors=True)
         finally:
             os.close(fd)

@@ -1,8 +1,8 @@
-"""The one place where commands print. Whatever is handed over here is printed, never obeyed: see `strata.printing`.
+"""The only module that prints to the terminal. All text is sanitized by `strata.printing`.
 
-- `echo` prints lines; a newline within one becomes visible, so that no text can pretend to be a line of ours.
+- `echo` prints lines and makes newlines inside a line visible, so that untrusted text cannot imitate our output.
 - `echo_json` prints one object for programs, in ASCII.
-- `Console` is rich's, for tables and styles. Foreign text in markup goes through `rich.markup.escape` first.
+- `Console` is a rich console for tables and styles. Escape untrusted text in markup with `rich.markup.escape`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 def echo(*lines: str, err: bool = False, style: str | None = None, bold: bool | None = None) -> None:
-    """Print lines; `style` is the name of a colour."""
+    """Print lines; `style` names a colour."""
     typer.secho("\n".join(map(printable, lines)), err=err, fg=style, bold=bold)
 
 
 def echo_log(*lines: str) -> None:
-    """Print lines of logs that have gone through `printing.log_line`, which has left them their colours at most."""
+    """Print log lines that `printing.log_line` has sanitized; they may contain colours."""
     typer.echo("\n".join(lines))
 
 
@@ -40,11 +40,13 @@ def echo_json(value: Any) -> None:
 
 
 def as_json(value: Any) -> str:
-    return json.dumps(value, default=str).replace("\x7f", "\\u007f")  # ASCII's only control that JSON leaves as it is
+    return json.dumps(value, default=str).replace(
+        "\x7f", "\\u007f"
+    )  # the only ASCII control character that JSON does not escape
 
 
 class Console(rich.console.Console):
-    """A string is one line: newlines in it are shown, not printed. A `rich.text.Text` may have several."""
+    """A rich console that prints every string as one line, newlines made visible; a `rich.text.Text` may span lines."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"highlight": False, "emoji": False, **options})
@@ -62,13 +64,13 @@ class Console(rich.console.Console):
 
 
 def tame_logging() -> None:
-    """Let warnings, which name files and quote other programs, be printed as safely as everything else."""
+    """Sanitize log messages on stderr, which name files and quote other programs."""
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_Formatter())
 
 
 class _Formatter(logging.Formatter):
-    """A message is one line; the traceback below it has several."""
+    """Format a message as one line; the traceback below it keeps its lines."""
 
     def format(self, record: logging.LogRecord) -> str:
         return "\n".join(map(printable, super().format(record).split("\n")))

@@ -1,7 +1,7 @@
-"""What a coordinator promises to every caller, by whichever way the call comes in.
+"""The contract of a coordinator with every caller, through whichever entry point.
 
-A `Way` is a way to call: unary, framed, through our client. The suite speaks in the messages of the .proto and knows
-nothing of our client; where the calls go, to a coordinator or to a relay before it, is up to the subclass.
+A `Way` is a way to call: unary, framed, through our client. The suite uses the messages of the .proto and does not know
+our client. The subclass decides whether calls go to a coordinator or to a relay in front of it.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ CONFIG = CoordinatorConfig(
         max_session_backlog=100,
     ),
 )
-"""Nobody dies of silence, and every limit is near."""
+"""No worker dies of silence, and every limit is small."""
 
 
 class Refused(Exception):
-    """A refusal as it came over the wire."""
+    """An error as received over the wire."""
 
     def __init__(self, code: grpc.StatusCode, error: types_pb2.Error) -> None:
         super().__init__(f"{code.name} {error.kind} ({error.field}): {error.message}")
@@ -60,10 +60,10 @@ class Way(Protocol):
     """Calls may come from several threads at once."""
 
     def call(self, method: str, request: Message) -> Any:
-        """The answer to `strata.v1.Coordinator/method`.
+        """Return the answer to `strata.v1.Coordinator/method`.
 
         Raises:
-            Refused: The coordinator said no.
+            Refused: The coordinator refused the call.
         """
         ...
 
@@ -77,7 +77,7 @@ class World:
     way: Way
     job_id: str = "resnet"
     incarnations: dict[str, int] = field(default_factory=dict)
-    """As RegisterWorker answered them: to be sent back, not to be read."""
+    """As returned by RegisterWorker: to be sent back, not to be interpreted."""
     generation: int = 0
 
     def build(self) -> World:
@@ -112,7 +112,7 @@ class World:
         return left
 
     def fenced(self, kind: type[Any], worker_id: str, **fields: Any) -> Any:
-        """A request that says who asks, and under which membership."""
+        """A request with the caller's identity and generation."""
         identity = {
             "job_id": self.job_id,
             "worker_id": worker_id,
@@ -148,7 +148,7 @@ class World:
         return {worker.worker_id: worker for worker in listed.workers}
 
     def everything(self) -> list[Message]:
-        """All that can be seen from outside, without the passing of time and the state of connections."""
+        """Everything visible from outside, except time and the state of connections."""
         members = self.call("ListWorkers", pb.ListWorkersRequest())
         for worker in members.workers:
             worker.silent_s = 0.0
@@ -167,7 +167,7 @@ class World:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A call that must be refused in a certain way, and change nothing."""
+    """A call that must be refused in a certain way and change nothing."""
 
     name: str
     method: str
@@ -192,7 +192,7 @@ JOB_CALLS: dict[str, Callable[..., Message]] = {
     "GetMembership": pb.GetMembershipRequest,
     "ListDatasets": pb.ListDatasetsRequest,
 }
-"""Calls on a job that must be there."""
+"""Calls on a job that must exist."""
 WORKER_CALLS: dict[str, dict[str, Any]] = {
     "Heartbeat": {},
     "GetAssignedShards": {},
@@ -221,7 +221,7 @@ def _beat(**fields: Any) -> Callable[[World], Message]:
 
 
 def _plain(request: Message) -> Callable[[World], Message]:
-    """A copy every time: `World.call` fills in the job."""
+    """A new copy every time: `World.call` fills in the job."""
     return lambda _: type(request).FromString(request.SerializeToString())
 
 
@@ -304,7 +304,7 @@ REFUSALS = [
         for what, number in (("another incarnation", 99), ("incarnation 0", 0))
     ),
     Refusal(
-        "a good-bye of incarnation 0",
+        "a deregistration of incarnation 0",
         "DeregisterWorker",
         _plain(pb.DeregisterWorkerRequest(worker_id="a")),
         INVALID,
@@ -590,10 +590,10 @@ REFUSALS = [
 
 
 class CoordinatorContract:
-    """Subclasses bring three fixtures.
+    """Subclasses supply three fixtures.
 
-    `way`, a fresh coordinator with `CONFIG` and a way to call it; `another_way`, a second caller of the same one;
-    `wait_arrivals`, which waits until so many workers stand at barriers, since that cannot be seen over the wire.
+    `way`, a new coordinator with `CONFIG` and a way to call it; `another_way`, a second caller of the same one;
+    `wait_arrivals`, which waits until a number of workers have arrived at barriers, which is not visible on the wire.
     """
 
     @pytest.fixture
@@ -621,14 +621,14 @@ class CoordinatorContract:
         assert len(refused.value.message) > 20
         assert world.everything() == before
 
-    def test_a_stale_generation_is_told_the_one_that_stands(self, world: World) -> None:
+    def test_a_stale_caller_gets_the_current_generation(self, world: World) -> None:
         world.generation = 1
         with pytest.raises(Refused) as refused:
             world.arrive("a")
         assert refused.value.generation == 2
         assert "b joined" in refused.value.message
 
-    def test_a_job_that_a_refused_call_would_have_begun_does_not_begin(self, way: Way) -> None:
+    def test_a_refused_call_does_not_create_its_job(self, way: Way) -> None:
         for method, request in (
             ("RegisterWorker", pb.RegisterWorkerRequest(job_id="new", worker_id="a b", instance_id="i")),
             ("RegisterDataset", pb.RegisterDatasetRequest(job_id="new", dataset_id="d")),
@@ -654,7 +654,7 @@ class CoordinatorContract:
             assert (refused.value.code, refused.value.kind) == (PRECONDITION, "StaleIncarnation"), method
         assert world.everything() == before
 
-    def test_the_number_that_everybody_can_see_is_not_enough_to_speak_for_a_worker(self, world: World) -> None:
+    def test_the_public_incarnation_does_not_authorise_calls_for_a_worker(self, world: World) -> None:
         before = world.everything()
         world.incarnations["a"] = world.workers()["a"].incarnation
         with pytest.raises(Refused) as refused:
@@ -662,9 +662,9 @@ class CoordinatorContract:
         assert (refused.value.code, refused.value.kind) == (PRECONDITION, "StaleIncarnation")
         assert world.everything() == before
 
-    def test_a_worker_that_left_is_told_so(self, world: World) -> None:
+    def test_a_worker_that_left_gets_the_reason(self, world: World) -> None:
         world.leave("a")
-        with pytest.raises(Refused, match="good-bye; register again") as refused:
+        with pytest.raises(Refused, match="it deregistered; register again") as refused:
             world.call("Heartbeat", pb.HeartbeatRequest(worker_id="a", incarnation=world.incarnations["a"]))
         assert (refused.value.code, refused.value.kind) == (PRECONDITION, "StaleIncarnation")
 
@@ -675,7 +675,7 @@ class CoordinatorContract:
             world.call("SendCommand", pb.SendCommandRequest(kind=1))
         assert (refused.value.code, refused.value.field) == (INVALID, "worker_ids")
 
-    def test_commands_that_nobody_carries_out_are_bounded(self, world: World) -> None:
+    def test_unacknowledged_commands_are_bounded(self, world: World) -> None:
         for _ in range(3):
             world.call("SendCommand", pb.SendCommandRequest(kind=1, worker_ids=["a"]))
         before = world.everything()
@@ -686,7 +686,7 @@ class CoordinatorContract:
 
     # -- workers ---------------------------------------------------------------------------------------------------
 
-    def test_workers_get_ranks_in_the_order_they_join_and_each_join_is_a_generation(self, way: Way) -> None:
+    def test_workers_get_ranks_in_join_order_and_each_join_is_a_generation(self, way: Way) -> None:
         world = World(way)
         first, second = world.join("b"), world.join("a")
         assert (first.generation, first.rank, first.world_size) == (1, 0, 1)
@@ -714,7 +714,7 @@ class CoordinatorContract:
         assert (job.job_id, job.generation, job.num_workers) == ("default", 1, 1)
         assert way.call("ListWorkers", pb.ListWorkersRequest(job_id="default")).generation == 1
 
-    def test_jobs_do_not_touch_each_other(self, world: World) -> None:
+    def test_jobs_are_isolated(self, world: World) -> None:
         before = world.everything()[1:]
         other = World(world.way, job_id="bert")
         assert other.join("a").generation == 1
@@ -722,7 +722,7 @@ class CoordinatorContract:
         jobs = world.call("ListJobs", pb.ListJobsRequest()).jobs
         assert [(j.job_id, j.num_workers, j.num_datasets) for j in jobs] == [("resnet", 2, 1), ("bert", 1, 0)]
 
-    def test_a_heartbeat_shows_what_the_worker_does(self, world: World) -> None:
+    def test_a_heartbeat_updates_the_worker(self, world: World) -> None:
         beat = pb.HeartbeatRequest(
             worker_id="a",
             incarnation=world.incarnations["a"],
@@ -761,7 +761,7 @@ class CoordinatorContract:
         beyond = world.call("ListWorkers", pb.ListWorkersRequest(offset=5))
         assert (list(beyond.workers), beyond.next_offset, beyond.num_workers) == ([], 0, 5)
 
-    def test_a_worker_learns_its_place_without_the_list_of_all(self, world: World) -> None:
+    def test_a_worker_reads_its_rank_without_listing_all_workers(self, world: World) -> None:
         world.leave("a")
         mine = world.call("GetMembership", pb.GetMembershipRequest(worker_id="b", incarnation=world.incarnations["b"]))
         assert (mine.generation, mine.rank, mine.world_size) == (3, 0, 1)
@@ -779,11 +779,11 @@ class CoordinatorContract:
         assert world.call("DropJob", drop).dropped
         assert [job.job_id for job in world.call("ListJobs", pb.ListJobsRequest()).jobs] == ["bert"]
         assert not world.call("DropJob", drop).dropped
-        with pytest.raises(Refused, match="no job 'resnet'") as refused:
+        with pytest.raises(Refused, match="job 'resnet' does not exist") as refused:
             world.workers()
         assert refused.value.kind == "UnknownJob"
 
-    def test_the_workers_of_a_job_that_was_dropped_are_out_and_cannot_touch_the_next_one(
+    def test_workers_of_a_dropped_job_cannot_affect_the_next_one(
         self, world: World, pool: ThreadPoolExecutor, wait_arrivals: Callable[[int], None]
     ) -> None:
         waiting = pool.submit(world.arrive, "a")
@@ -850,7 +850,7 @@ class CoordinatorContract:
         beyond = pb.GetAssignedShardsRequest(worker_id="a", offset=2**50)
         assert world.call("GetAssignedShards", beyond).shards == []
 
-    def test_an_acknowledged_shard_is_not_dealt_again_whoever_leaves(self, world: World) -> None:
+    def test_an_acknowledged_shard_is_not_assigned_again_whichever_worker_leaves(self, world: World) -> None:
         shard = world.shards("a")[0]
         ack = world.fenced(pb.AckShardsRequest, "a", dataset_id="d", indices=[shard.index, shard.index])
         answer = world.call("AckShards", ack)
@@ -860,7 +860,7 @@ class CoordinatorContract:
         assert len(world.shards("b")) == 9
         assert [s.done for s in world.shards("b", include_done=True)].count(True) == 3
 
-    def test_an_epoch_is_advanced_once_however_many_ask(self, world: World) -> None:
+    def test_an_epoch_is_advanced_once_however_many_workers_call(self, world: World) -> None:
         request = pb.AdvanceEpochRequest(dataset_id="d", from_epoch=0)
         assert world.call("AdvanceEpoch", request).epoch == 1
         assert world.call("AdvanceEpoch", request).epoch == 1
@@ -871,13 +871,13 @@ class CoordinatorContract:
             world.shards("a", epoch=0)
         assert (refused.value.code, refused.value.kind) == (PRECONDITION, "EpochMismatch")
 
-    def test_a_coming_epoch_may_be_asked_for(self, world: World) -> None:
+    def test_shards_of_a_future_epoch_can_be_listed(self, world: World) -> None:
         coming = world.shards("a", epoch=5)
         assert [(s.epoch, s.done) for s in coming] == [(5, False)] * 6
 
     # -- barriers --------------------------------------------------------------------------------------------------
 
-    def test_a_barrier_releases_everybody_when_the_last_comes_and_stays_released(
+    def test_a_barrier_is_released_by_the_last_arrival_and_stays_released(
         self, world: World, pool: ThreadPoolExecutor, wait_arrivals: Callable[[int], None]
     ) -> None:
         first = pool.submit(world.arrive, "a")
@@ -888,15 +888,15 @@ class CoordinatorContract:
         assert first.result(DEADLINE_S) == second
         assert world.arrive("a") == second
 
-    def test_a_barrier_may_be_for_some_only(self, world: World) -> None:
+    def test_a_barrier_may_name_its_members(self, world: World) -> None:
         assert world.arrive("a", members=["a"]).num_members == 1
 
-    def test_members_that_name_different_sets_are_told(
+    def test_callers_that_name_different_members_are_refused(
         self, world: World, pool: ThreadPoolExecutor, wait_arrivals: Callable[[int], None]
     ) -> None:
         waiting = pool.submit(world.arrive, "a")
         wait_arrivals(1)
-        with pytest.raises(Refused, match="all callers must name the same set") as refused:
+        with pytest.raises(Refused, match="all callers must name the same members") as refused:
             world.arrive("b", members=["b"])
         assert (refused.value.code, refused.value.kind, refused.value.field) == (
             PRECONDITION,
@@ -906,14 +906,14 @@ class CoordinatorContract:
         world.arrive("b")
         assert waiting.result(DEADLINE_S).num_members == 2
 
-    def test_a_barrier_that_waited_long_enough_names_who_is_missing(self, world: World) -> None:
-        with pytest.raises(Refused, match=r"not everybody came within 0\.1 s") as refused:
+    def test_a_barrier_that_times_out_names_the_missing_workers(self, world: World) -> None:
+        with pytest.raises(Refused, match=r"not all members arrived within 0\.1 s") as refused:
             world.arrive("a", timeout_s=0.1)
         assert (refused.value.code, refused.value.kind) == (Code.ABORTED, "BarrierBroken")
         assert list(refused.value.missing) == ["b"]
         assert "INITIALIZING at step 0" in refused.value.missing["b"]
 
-    def test_a_barrier_breaks_for_all_who_wait_when_a_worker_leaves(
+    def test_a_barrier_breaks_for_all_callers_when_a_worker_leaves(
         self, world: World, pool: ThreadPoolExecutor, wait_arrivals: Callable[[int], None]
     ) -> None:
         world.join("c")
@@ -929,18 +929,18 @@ class CoordinatorContract:
             assert refused.missing == {"c": "out of memory"}
 
     def test_the_longest_list_of_missing_workers_still_arrives(self, way: Way) -> None:
-        """32 are named, in a refusal that fits into what HTTP/2 peers accept as trailers."""
+        """32 are named, in an error that fits into what HTTP/2 peers accept as trailers."""
         world = World(way)
         for number in range(33):
             world.join(f"worker-{number:02d}-" + "x" * 100)
-        with pytest.raises(Refused, match="not everybody came") as refused:
+        with pytest.raises(Refused, match="not all members arrived") as refused:
             world.arrive(f"worker-00-{'x' * 100}", timeout_s=0.05)
         assert (refused.value.code, refused.value.kind) == (Code.ABORTED, "BarrierBroken")
         assert len(refused.value.missing) > 0
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
-    def test_a_checkpoint_exists_when_the_last_rank_has_acknowledged(self, world: World) -> None:
+    def test_a_checkpoint_is_committed_by_the_last_ack(self, world: World) -> None:
         first = world.checkpoint("a", size_bytes=10, hashes={"a.st": "1"}, metadata={"by": "a"})
         assert (first.committed, first.num_acked, first.num_ranks) == (False, 1, 2)
         assert world.checkpoint("a", size_bytes=10) == first
@@ -958,7 +958,7 @@ class CoordinatorContract:
         assert (found.type, found.generation, found.num_ranks) == (types_pb2.CHECKPOINT_TYPE_FULL, 2, 2)
         assert found.committed_at_s > 1.6e9
 
-    def test_ranks_that_disagree_on_a_checkpoint_are_told(self, world: World) -> None:
+    def test_ranks_that_disagree_on_a_checkpoint_are_refused(self, world: World) -> None:
         world.checkpoint("a")
         before = world.everything()
         with pytest.raises(Refused) as refused:
@@ -976,7 +976,7 @@ class CoordinatorContract:
         world.join("c")
         assert [world.checkpoint(w).num_acked for w in ("b", "c")] == [1, 2]
 
-    def test_only_kinds_that_a_job_can_restart_from_are_the_latest_unless_asked_for(self, world: World) -> None:
+    def test_the_latest_checkpoint_is_restorable_by_default(self, world: World) -> None:
         for number, kind in enumerate((1, 2, 4, 3)):
             for worker_id in ("a", "b"):
                 world.checkpoint(worker_id, checkpoint_id=f"c{number}", type=kind, step=number)
@@ -985,7 +985,7 @@ class CoordinatorContract:
         assert self.latest(world, types_pb2.CHECKPOINT_TYPE_FULL) == "c0"
         assert self.latest(world, types_pb2.CHECKPOINT_TYPE_FULL, types_pb2.CHECKPOINT_TYPE_OPTIMIZER_ONLY) == "c3"
 
-    def test_recovery_tells_everything_that_a_worker_needs(self, world: World) -> None:
+    def test_recovery_returns_everything_that_a_worker_needs(self, world: World) -> None:
         request = pb.RequestRecoveryRequest(worker_id="b", incarnation=world.incarnations["b"])
         assert not world.call("RequestRecovery", request).HasField("checkpoint")
         for worker_id in ("a", "b"):
@@ -1015,19 +1015,19 @@ class CoordinatorContract:
         assert self.commands(world, "a", acked=1) == []
         assert self.commands(world, "a") == []
 
-    def test_a_command_to_nobody_in_particular_goes_to_everybody(self, world: World) -> None:
+    def test_a_command_without_recipients_goes_to_all_workers(self, world: World) -> None:
         sent = world.call("SendCommand", pb.SendCommandRequest(kind=types_pb2.COMMAND_KIND_CHECKPOINT_NOW))
         assert sent.num_workers == 2
         assert self.commands(world, "a") == self.commands(world, "b") == [sent.command_id]
 
-    def test_orders_die_with_the_incarnation_that_they_were_for(self, world: World) -> None:
+    def test_commands_are_dropped_with_their_incarnation(self, world: World) -> None:
         world.call("SendCommand", pb.SendCommandRequest(kind=1, worker_ids=["a"]))
         world.join("a", instance_id="another-process", takeover=True)
         assert self.commands(world, "a") == []
 
     # -- sizes -----------------------------------------------------------------------------------------------------
 
-    def test_a_message_beyond_the_limit_is_refused_and_the_coordinator_goes_on(
+    def test_a_message_above_the_limit_is_refused_and_the_coordinator_continues(
         self, world: World, another_way: Way
     ) -> None:
         before = world.everything()
@@ -1037,18 +1037,20 @@ class CoordinatorContract:
         world.way = another_way
         assert world.everything() == before
 
-    def test_an_answer_beyond_the_limit_is_refused_to_its_caller_alone(self, world: World) -> None:
+    def test_an_answer_above_the_limit_fails_only_its_caller(self, world: World) -> None:
         for number in range(66):
             world.call(
                 "RegisterWorker",
                 pb.RegisterWorkerRequest(job_id="wide", worker_id=f"w{number}", instance_id="i", hostname="h" * 4000),
             )
-        with pytest.raises(Refused, match="ask for less") as refused:
+        with pytest.raises(Refused, match="request less") as refused:
             world.workers("wide")
         assert (refused.value.code, refused.value.kind) == (EXHAUSTED, "LimitExceeded")
         assert list(world.workers()) == ["a", "b"]
 
-    def test_answers_that_are_too_long_together_come_one_by_one(self, world: World, pool: ThreadPoolExecutor) -> None:
+    def test_answers_that_exceed_a_frame_together_are_sent_separately(
+        self, world: World, pool: ThreadPoolExecutor
+    ) -> None:
         for number in range(40):
             world.call(
                 "RegisterWorker",

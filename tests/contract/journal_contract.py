@@ -1,4 +1,4 @@
-"""What every journal promises. An implementation supplies a fixture `state`: where its journal is kept."""
+"""The contract of every journal. An implementation supplies a fixture `state`: where its journal is stored."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from strata.errors import JournalWriteFailed
 
 class State(Protocol):
     def open(self, config: JournalConfig) -> Journal:
-        """The journal of this state, not loaded yet."""
+        """Open the journal of this state, not loaded yet."""
         ...
 
     def reopen(self, journal: Journal, config: JournalConfig) -> Journal:
-        """The same state as a restarted coordinator finds it."""
+        """Open the same state as a restarted coordinator would."""
         ...
 
     def clear(self) -> None:
-        """Close what is open and start empty."""
+        """Close everything and start empty."""
         ...
 
 
@@ -61,7 +61,7 @@ class JournalContract:
         assert journal.append([]) == 3
         assert journal.read() == records(entries(3))
 
-    def test_a_restart_finds_what_was_appended_and_goes_on_after_it(self, state: State, journal: Journal) -> None:
+    def test_a_restart_finds_the_appended_events_and_continues(self, state: State, journal: Journal) -> None:
         journal.append(entries(3))
         journal = state.reopen(journal, CONFIG)
         loaded = journal.load()
@@ -81,14 +81,14 @@ class JournalContract:
         ],
         ids=lambda entry: entry.kind or "empty",
     )
-    def test_what_is_read_back_is_what_was_written(self, state: State, journal: Journal, entry: Entry) -> None:
+    def test_appended_events_round_trip(self, state: State, journal: Journal, entry: Entry) -> None:
         journal.append([entry])
         assert journal.read() == records([entry])
         loaded = state.reopen(journal, CONFIG).load()
         assert loaded.records == records([entry])
         assert loaded.damage is None
 
-    def test_a_snapshot_stands_for_the_events_before_it(self, state: State, journal: Journal) -> None:
+    def test_a_snapshot_replaces_the_events_before_it(self, state: State, journal: Journal) -> None:
         assert journal.append(entries(3), snapshot=b"after 3") == 3
         journal.append(entries(2, start=4))
         loaded = state.reopen(journal, CONFIG).load()
@@ -108,13 +108,13 @@ class JournalContract:
         assert journal.append([], snapshot=b"") == 0
         assert state.reopen(journal, CONFIG).load() == Loaded(snapshot=b"", snapshot_seq=0, records=[])
 
-    def test_loading_again_gives_the_same(self, journal: Journal) -> None:
+    def test_loading_again_gives_the_same_state(self, journal: Journal) -> None:
         journal.append(entries(3), snapshot=b"after 3")
         journal.append(entries(2, start=4))
         assert journal.load() == journal.load()
         assert journal.append(entries(1, start=6)) == 6
 
-    def test_history_reaches_back_behind_the_snapshot(self, journal: Journal) -> None:
+    def test_history_includes_events_before_the_snapshot(self, journal: Journal) -> None:
         journal.append(entries(3), snapshot=b"after 3")
         journal.append(entries(2, start=4))
         assert journal.read() == records(entries(5))
@@ -132,7 +132,7 @@ class JournalContract:
     def test_events_are_dropped_when_no_kept_snapshot_and_no_history_needs_them(
         self, state: State, journal: Journal
     ) -> None:
-        """The history is 10 events; the snapshot before the newest keeps its events too."""
+        """The history is 10 events; the second newest snapshot keeps its events, too."""
         oldest = []
         for snapshot_seq in range(8, 49, 8):
             journal.append(entries(8, start=snapshot_seq - 7), snapshot=b"after %d" % snapshot_seq)
@@ -182,7 +182,7 @@ class JournalContract:
     @settings(
         max_examples=25,
         deadline=None,
-        # The state is cleared below, and each implementation is an executor of its own.
+        # The state is cleared below, and each implementation has its own executor.
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
     )
     @given(steps=st.lists(st.tuples(st.integers(0, 9), st.booleans(), st.booleans()), max_size=12))

@@ -1,4 +1,5 @@
-"""What every leadership promises. An implementation supplies a fixture `state`: something that several can claim."""
+"""The contract of every leadership. An implementation supplies a fixture `state` that several coordinators can
+claim."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from strata.errors import JournalFenced
 
 class ClaimedState(Protocol):
     def claim(self) -> Leadership:
-        """One coordinator's claim; a claim to the same state each time."""
+        """Return a coordinator's claim; always to the same state."""
         ...
 
     def close(self) -> None: ...
@@ -25,14 +26,14 @@ class LeadershipContract:
     def one(self, state: ClaimedState) -> Leadership:
         return state.claim()
 
-    def test_nobody_leads_at_first(self, one: Leadership) -> None:
+    def test_there_is_no_leader_at_first(self, one: Leadership) -> None:
         assert one.leader() is None
         assert one.valid_until_s == NEVER_S
         with pytest.raises(JournalFenced):
             one.renew()
         one.release()
 
-    def test_the_first_to_ask_leads_and_is_known_by_its_address(self, one: Leadership) -> None:
+    def test_the_first_candidate_leads_and_publishes_its_address(self, one: Leadership) -> None:
         term = one.try_acquire("process 7 on node", "10.0.0.7:50051")
         assert term is not None
         leader = one.leader()
@@ -47,7 +48,7 @@ class LeadershipContract:
         one.renew()
         assert one.valid_until_s >= before_s
 
-    def test_who_releases_leads_no_more_and_the_next_term_has_a_higher_number(self, one: Leadership) -> None:
+    def test_a_release_ends_the_leadership_and_the_next_term_is_higher(self, one: Leadership) -> None:
         first = one.try_acquire("a", "a:1")
         one.release()
         one.release()
@@ -62,7 +63,7 @@ class LeadershipContract:
 
 
 class SharedLeadershipContract(LeadershipContract):
-    """For a state that more than one can see."""
+    """For a state that several processes can access."""
 
     @pytest.fixture
     def other(self, state: ClaimedState) -> Iterator[Leadership]:
@@ -70,7 +71,7 @@ class SharedLeadershipContract(LeadershipContract):
         yield other
         other.release()
 
-    def test_only_one_leads_and_the_others_know_where_it_is(self, one: Leadership, other: Leadership) -> None:
+    def test_only_one_leads_and_the_others_know_its_address(self, one: Leadership, other: Leadership) -> None:
         assert one.try_acquire("a", "a:1") is not None
         assert other.try_acquire("b", "b:1") is None
         assert other.valid_until_s == NEVER_S

@@ -1,4 +1,5 @@
-"""The coordinator's contract by every way in: unary calls, session frames, our client; and what only we can provoke."""
+"""The coordinator's contract through every entry point: unary calls, session frames, our client; and internal
+errors."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_poo
 
 
 class UnaryWay:
-    """One gRPC call a call, as any language makes it."""
+    """One gRPC call per call, as from any language."""
 
     def __init__(self, address: str) -> None:
         self._channel = grpc.insecure_channel(address, options=OPTIONS)
@@ -61,7 +62,7 @@ class SessionWay:
         self._ids = itertools.count(1)
         self._waiting: dict[int, Future[session_pb2.Response]] = {}
         self.generations: list[int] = []
-        """What was pushed, before the answers that came after it."""
+        """The notices received before the answers that follow them."""
         self._frames.put(session_pb2.ClientFrame(hello=session_pb2.Hello(session_id=f"by-hand-{id(self)}")))
         open_session = self._channel.stream_stream(
             f"/{SERVICE}/Session",
@@ -103,7 +104,7 @@ class SessionWay:
 
 
 class ClientWay:
-    """Our asyncio client, on which the plain one stands."""
+    """Our asyncio client, which the blocking client wraps."""
 
     def __init__(self, address: str, *, frames: bool = True) -> None:
         config = ClientConfig(max_message_bytes=MAX_MESSAGE_BYTES, call_timeout_s=DEADLINE_S, frames=frames)
@@ -137,7 +138,7 @@ WAYS: dict[str, Callable[[str], Way]] = {
 
 
 def _refused(error: Any) -> Refused:
-    """From a gRPC status; without our details it is gRPC itself that refused."""
+    """Build the error from a gRPC status; without our details, gRPC itself refused the call."""
     details = dict(error.trailing_metadata() or ()).get("strata-error-bin")
     known = types_pb2.Error.FromString(details) if details else types_pb2.Error(message=error.details())
     if details:
@@ -151,7 +152,7 @@ def _code(number: int) -> grpc.StatusCode:
 
 
 class TestDirect(CoordinatorContract):
-    """Straight at the coordinator. Through a relay: the same with the relay's address."""
+    """Directly to the coordinator. Through a relay: the same with the relay's address."""
 
     @pytest.fixture
     def coordinator(self) -> Iterator[EmbeddedCoordinator]:
@@ -188,9 +189,9 @@ class TestDirect(CoordinatorContract):
 
         return wait
 
-    # -- what only we can provoke ----------------------------------------------------------------------------------
+    # -- internal errors -------------------------------------------------------------------------------------------
 
-    def test_a_call_that_the_coordinator_stumbles_over_harms_its_caller_alone(
+    def test_an_unexpected_error_in_a_call_fails_only_its_caller(
         self, world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         found = Core.job
@@ -210,20 +211,20 @@ class TestDirect(CoordinatorContract):
                 world.call(method, request)
             assert refused.value.code is grpc.StatusCode.INTERNAL
         assert world.everything() == before
-        assert "not foreseen" in caplog.text
+        assert "unexpected error" in caplog.text
 
-    def test_an_answer_that_cannot_be_put_into_a_message_harms_its_caller_alone(
+    def test_an_answer_that_cannot_be_encoded_fails_only_its_caller(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(wire, "encode_shards", lambda _: [types_pb2.Shard(index=-1)])
-        with pytest.raises(Refused, match="cannot be sent") as refused:
+        with pytest.raises(Refused, match="cannot encode its answer") as refused:
             world.call("GetAssignedShards", pb.GetAssignedShardsRequest(worker_id="a"))
         assert refused.value.code is grpc.StatusCode.INTERNAL
         assert list(world.workers()) == ["a", "b"]
 
 
 class TestSession:
-    """What only frames can get wrong."""
+    """Errors that only frames can cause."""
 
     @pytest.fixture
     def stream(self) -> Iterator[Callable[..., Any]]:
@@ -244,7 +245,7 @@ class TestSession:
         ],
         ids=["nothing", "no-id", "no-hello"],
     )
-    def test_a_session_that_does_not_say_hello_is_refused(
+    def test_a_session_without_hello_is_refused(
         self, stream: Callable[..., Any], first: session_pb2.ClientFrame
     ) -> None:
         with pytest.raises(grpc.RpcError) as refused:
@@ -252,9 +253,7 @@ class TestSession:
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert "hello.session_id" in refused.value.details()
 
-    def test_calls_may_come_with_the_greeting_and_an_unknown_one_is_refused_by_itself(
-        self, stream: Callable[..., Any]
-    ) -> None:
+    def test_calls_may_arrive_with_hello_and_an_unknown_one_is_refused(self, stream: Callable[..., Any]) -> None:
         hello = session_pb2.Hello(session_id="s1")
         calls = [session_pb2.Request(id=7), session_pb2.Request(id=8, list_jobs=pb.ListJobsRequest())]
         responses = {}
@@ -267,7 +266,7 @@ class TestSession:
         assert responses[7].error.kind == "InvalidArgument"
         assert responses[8].WhichOneof("result") == "list_jobs"
 
-    def test_what_was_asked_before_the_client_hung_up_is_answered(self, stream: Callable[..., Any]) -> None:
+    def test_calls_made_before_the_client_closed_its_side_are_answered(self, stream: Callable[..., Any]) -> None:
         calls = [
             session_pb2.Request(id=n, register_worker=pb.RegisterWorkerRequest(worker_id=f"w{n}", instance_id="i"))
             for n in range(1, 51)
@@ -278,13 +277,13 @@ class TestSession:
         assert [answers[n].rank for n in range(1, 51)] == list(range(50))
         assert {answer.generation for answer in answers.values()} == {1}
 
-    def test_a_frame_of_more_calls_than_may_wait_ends_the_session(self, stream: Callable[..., Any]) -> None:
+    def test_a_frame_above_the_backlog_ends_the_session(self, stream: Callable[..., Any]) -> None:
         calls = [session_pb2.Request(id=n, list_jobs=pb.ListJobsRequest()) for n in range(1, 102)]
         frame = session_pb2.ClientFrame(hello=session_pb2.Hello(session_id="s1"), requests=calls)
         with pytest.raises(grpc.RpcError) as dropped:
             list(stream(frame))
         assert dropped.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "max_session_backlog=100 calls without an answer" in dropped.value.details()
+        assert "max_session_backlog=100 unanswered calls" in dropped.value.details()
         assert next(stream(session_pb2.ClientFrame(hello=session_pb2.Hello(session_id="s1")))).HasField("welcome")
 
     def test_notices_go_to_sessions_with_a_worker_in_the_job_and_to_no_others(self) -> None:

@@ -1,4 +1,4 @@
-"""Every journal passes the same suite; below it, what only a journal in a file can promise."""
+"""Every journal passes the same suite; below it are the promises of journals in files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class MemoryState:
 
 
 class DatabaseState:
-    """For every journal in a database; `clear` gives a fresh one."""
+    """For every journal in a database; `clear` creates a new one."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -74,7 +74,7 @@ class TestSqliteJournal(JournalContract):
 
 
 class PostgresState:
-    """Opened as a leader opens it, behind the fence; `clear` gives a fresh database."""
+    """Opened as a leader opens it, behind the fence; `clear` creates a new database."""
 
     def __init__(self, server: PostgresServer) -> None:
         self._server = server
@@ -84,7 +84,7 @@ class PostgresState:
     def open(self, config: JournalConfig) -> Journal:
         leadership = open_leadership(self._url)
         term = leadership.try_acquire("test", "here:1")
-        leadership.release()  # nobody else takes it, so the term goes on; and the next one need not wait
+        leadership.release()  # no other candidate takes it, so the term continues; and the next one need not wait
         leadership.close()
         assert term is not None
         self._open.append(open_journal(self._url, config=config, term=term))
@@ -116,14 +116,16 @@ class TestPostgresJournal(JournalContract):
         old.append(entries(1))
         new = state.open(CONFIG)
         assert new.load().last_seq == 1
-        with pytest.raises(JournalFenced, match=r"another coordinator has become the leader .* term 1 is over"):
+        with pytest.raises(JournalFenced, match=r"another coordinator leads .* term 1 is over"):
             old.append(entries(1, start=2))
         with pytest.raises(JournalFenced):
             old.load()
         assert new.append(entries(1, start=2)) == 2
         assert new.read() == records(entries(2))
 
-    def test_a_live_state_can_be_looked_at(self, state: PostgresState, postgres: PostgresServer) -> None:
+    def test_the_state_of_a_running_coordinator_can_be_read(
+        self, state: PostgresState, postgres: PostgresServer
+    ) -> None:
         journal = state.open(CONFIG)
         journal.load()
         journal.append(entries(3), snapshot=b"after 3")
@@ -134,12 +136,12 @@ class TestPostgresJournal(JournalContract):
             looking.append(entries(1))
         looking.close()
 
-    def test_it_goes_on_after_its_connections_were_cut(self, state: PostgresState, postgres: PostgresServer) -> None:
+    def test_the_journal_recovers_from_lost_connections(self, state: PostgresState, postgres: PostgresServer) -> None:
         journal = state.open(CONFIG)
         journal.load()
         journal.append(entries(2))
         assert postgres.cut(state._url) >= 1
-        with pytest.raises(JournalWriteFailed, match="what was acknowledged is safe"):
+        with pytest.raises(JournalWriteFailed, match="acknowledged data is safe"):
             journal.append(entries(1, start=3))
         assert journal.load().last_seq == 2
         assert journal.append(entries(1, start=3)) == 3
@@ -157,14 +159,14 @@ class TestFile:
         yield journal
         journal.close()
 
-    def test_only_the_user_may_look_into_what_we_make(self, path: Path, journal: Journal) -> None:
+    def test_created_files_are_private_to_the_user(self, path: Path, journal: Journal) -> None:
         journal.append(entries(1))
         modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
         assert modes == dict.fromkeys((f"coordinator.db{end}" for end in ("", ".lock", "-wal", "-shm")), 0o600)
         for directory in (path.parent, path.parent.parent):
             assert stat.S_IMODE(directory.stat().st_mode) == 0o700
 
-    def test_a_directory_that_was_there_keeps_its_mode(self, tmp_path: Path) -> None:
+    def test_an_existing_directory_keeps_its_mode(self, tmp_path: Path) -> None:
         tmp_path.chmod(0o755)
         open_journal(str(tmp_path / "coordinator.db")).close()
         assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
@@ -177,8 +179,8 @@ class TestFile:
         assert journal.append(entries(1)) == 1
         journal.close()
 
-    def test_a_second_coordinator_is_told_who_has_the_state(self, path: Path, journal: Journal) -> None:
-        with pytest.raises(JournalLocked, match=rf"is open in process {os.getpid()}; stop that coordinator, or give"):
+    def test_a_second_coordinator_is_refused_with_the_holder_of_the_state(self, path: Path, journal: Journal) -> None:
+        with pytest.raises(JournalLocked, match=rf"is open in process {os.getpid()}; stop that coordinator, or use"):
             open_journal(str(path))
         journal.append(entries(1))
         journal.close()
@@ -192,7 +194,7 @@ class TestFile:
         with pytest.raises(JournalLocked):
             open_journal(str(link))
 
-    def test_a_live_state_can_be_looked_at(self, path: Path, journal: Journal) -> None:
+    def test_the_state_of_a_running_coordinator_can_be_read(self, path: Path, journal: Journal) -> None:
         journal.append(entries(3), snapshot=b"after 3")
         journal.append(entries(2, start=4))
         looking = open_journal(str(path), readonly=True)
@@ -205,8 +207,8 @@ class TestFile:
         looking.close()
         assert journal.append(entries(1, start=7)) == 7
 
-    def test_looking_at_a_state_that_is_not_there_makes_nothing(self, path: Path) -> None:
-        with pytest.raises(ConfigError, match="is not there"):
+    def test_reading_a_missing_state_creates_nothing(self, path: Path) -> None:
+        with pytest.raises(ConfigError, match="is missing"):
             open_journal(str(path), readonly=True)
         assert not path.parent.exists()
 
@@ -260,12 +262,12 @@ class TestOpen:
     @pytest.mark.parametrize(
         ("state", "words"),
         [
-            ("sqlite://", "names no file; use sqlite:///PATH, or 'memory'"),
-            ("sqlite:///:memory:", "names no file"),
+            ("sqlite://", "contains no path; use sqlite:///PATH or 'memory'"),
+            ("sqlite:///:memory:", "contains no path"),
             ("mysql://root:secret@db/x", "mysql is not supported; use a path"),
             ("postgresql+asyncpg://u:secret@db/x", "is not supported"),
-            ("://secret", "is not a database URL"),
-            ("postgresql://u:secret@db:port/x", "is not a database URL"),
+            ("://secret", "is not a valid database URL"),
+            ("postgresql://u:secret@db:port/x", "is not a valid database URL"),
         ],
     )
     def test_a_state_that_cannot_be_used_is_refused_with_the_cure(self, state: str, words: str) -> None:

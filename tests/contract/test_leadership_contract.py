@@ -1,4 +1,4 @@
-"""Every leadership passes the same suite; below it, what only a lease in a database must show."""
+"""Every leadership passes the same suite; below it are the promises of a lease in a database."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TestSqlite(SharedLeadershipContract):
         yield state
         state.close()
 
-    def test_the_journal_of_a_leader_lives_on_its_lock(self, state: Claims) -> None:
+    def test_the_journal_of_a_leader_uses_its_lock(self, state: Claims) -> None:
         one, other = state.claim(), state.claim()
         term = one.try_acquire("a", "a:1")
         journal = open_journal(state.url, term=term)
@@ -70,7 +70,7 @@ class TestPostgres(SharedLeadershipContract):
         yield state
         state.close()
 
-    def test_a_lease_that_ran_out_is_taken_and_the_old_leader_learns_it(
+    def test_an_expired_lease_is_taken_and_the_old_leader_is_fenced(
         self, state: Claims, postgres: PostgresServer
     ) -> None:
         one, other = state.claim(), state.claim()
@@ -84,9 +84,7 @@ class TestPostgres(SharedLeadershipContract):
             one.renew()
         assert one.valid_until_s == NEVER_S
 
-    def test_a_lease_that_ran_out_and_that_nobody_took_is_renewed(
-        self, state: Claims, postgres: PostgresServer
-    ) -> None:
+    def test_an_expired_lease_that_was_not_taken_is_renewed(self, state: Claims, postgres: PostgresServer) -> None:
         one, other = state.claim(), state.claim()
         one.try_acquire("a", "a:1")
         expire(postgres, state.url)
@@ -102,7 +100,7 @@ class TestPostgres(SharedLeadershipContract):
         assert one.valid_until_s == state.clock.monotonic_s() + LEASE_S
 
     def test_a_leader_is_not_replaced_in_the_middle_of_an_append(self, state: Claims, postgres: PostgresServer) -> None:
-        """The next term begins after the append is over, and finds what it wrote."""
+        """The next term starts after the append has finished, and sees what it wrote."""
         one, other = state.claim(), state.claim()
         term = one.try_acquire("a", "a:1")
         journal = open_journal(state.url, term=term)
@@ -110,20 +108,20 @@ class TestPostgres(SharedLeadershipContract):
         writer = journal._connect()  # type: ignore[attr-defined]
         with writer.begin():
             journal._check_fence(writer)  # type: ignore[attr-defined]
-            one.renew()  # which does not wait for it
+            one.renew()  # does not wait for the append
             expire(postgres, state.url)
             assert other.try_acquire("b", "b:1") is None
         assert other.try_acquire("b", "b:1") is not None
         writer.close()
         journal.close()
 
-    def test_of_many_that_ask_at_once_on_a_new_database_one_leads(self, state: Claims) -> None:
+    def test_only_one_of_many_concurrent_candidates_leads_on_a_new_database(self, state: Claims) -> None:
         claims = [state.claim() for _ in range(8)]
         with ThreadPoolExecutor(8) as pool:
             terms = list(pool.map(lambda claim: claim.try_acquire("x", "x:1"), claims))
         assert [term.number for term in terms if term is not None] == [1]
 
-    def test_a_database_that_cannot_be_reached_is_told_without_its_password(self) -> None:
+    def test_an_unreachable_database_is_reported_without_its_password(self) -> None:
         claim = open_leadership("postgresql://u:secret@127.0.0.1:1/nowhere")
         with pytest.raises(JournalError, match="cannot reach") as refusal:
             claim.try_acquire("a", "a:1")
@@ -137,7 +135,11 @@ def expire(postgres: PostgresServer, url: str) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "words"),
-    [({"leader_lease_s": 0.1}, "give at least 0.5"), ({"poll_s": 0.0}, "above 0"), ({"poll_s": 6.0}, "at most")],
+    [
+        ({"leader_lease_s": 0.1}, "set it to 0.5 or more"),
+        ({"poll_s": 0.0}, "greater than 0"),
+        ({"poll_s": 6.0}, "at most"),
+    ],
 )
 def test_a_lease_that_cannot_work_is_refused(settings: dict[str, float], words: str) -> None:
     with pytest.raises(ConfigError, match=words):

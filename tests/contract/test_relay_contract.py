@@ -1,4 +1,4 @@
-"""The coordinator's contract through relays: workers cannot tell them from the coordinator."""
+"""The coordinator's contract through relays: workers cannot distinguish them from the coordinator."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def _started(config: RelayConfig) -> RelayServer:
 
 class ThroughRelays(direct.TestDirect):
     def test_a_bad_call_is_refused_with_its_reason_and_changes_nothing(self, world: World) -> None:
-        """All in one world, since none of them changes it: a world of its own for each takes minutes."""
+        """All in one world, since none of them changes it: a separate world for each takes minutes."""
         requests = [(refusal, refusal.request(world)) for refusal in REFUSALS]
         before = world.everything()
         for refusal, request in requests:

@@ -1,4 +1,4 @@
-"""Sessions without HTTP/2: what strangers, slow readers and firewalls do to them, each done to a real coordinator."""
+"""Sessions without HTTP/2 against a real coordinator: invalid connections, slow readers and firewalls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 from servers import CALM, DEADLINE_S, EAGER_CLIENT, CoordinatorProcess, Nursery, free_port, until
 
 from strata.coordinator.client import AsyncCoordinatorClient, ClientConfig, CoordinatorClient
-from strata.coordinator.client._link import Place
+from strata.coordinator.client._link import FramesAddress
 from strata.coordinator.client._streams import FramedStream, GrpcStream
 from strata.errors import Unauthenticated
 from strata.transport.certificates import write_set
@@ -48,7 +48,7 @@ def connected(process: CoordinatorProcess) -> socket.socket:
 
 
 def frames_of(stranger: socket.socket) -> Iterator[pb.ServerFrame]:
-    """Until the coordinator hangs up."""
+    """Read until the coordinator closes the connection."""
     with contextlib.suppress(ConnectionError), stranger.makefile("rb") as stream:
         while head := stream.read(4):
             yield pb.ServerFrame.FromString(stream.read(int.from_bytes(head, "big")))
@@ -62,10 +62,10 @@ def goodbye(stranger: socket.socket) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("sent", "code", "words"),
     [
-        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "INVALID_ARGUMENT", "gRPC is on another"),
-        (b"\x16\x03\x01\x02\x00\x01\x00\x01", "INVALID_ARGUMENT", "gRPC is on another"),
-        (PREFACE + b"\xff\xff\xff\xff", "INVALID_ARGUMENT", "4294967295 bytes, more than"),
-        (PREFACE + b"\x00\x01\x00\x01", "INVALID_ARGUMENT", "65537 bytes, more than the 65536"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "INVALID_ARGUMENT", "gRPC uses another port"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01", "INVALID_ARGUMENT", "gRPC uses another port"),
+        (PREFACE + b"\xff\xff\xff\xff", "INVALID_ARGUMENT", "4294967295 bytes; the limit is"),
+        (PREFACE + b"\x00\x01\x00\x01", "INVALID_ARGUMENT", "65537 bytes; the limit is 65536"),
         (
             PREFACE + packed(pb.ClientFrame(hello=pb.Hello(session_id="x" * 129)).SerializeToString()),
             "RESOURCE_EXHAUSTED",
@@ -81,7 +81,7 @@ def goodbye(stranger: socket.socket) -> tuple[str, str]:
         (PREFACE + HELLO + packed(b"\xff\xff\xff"), "INVALID_ARGUMENT", "not a strata.v1.ClientFrame"),
     ],
 )
-def test_what_is_no_session_is_told_why_and_ended(
+def test_an_invalid_session_is_closed_with_the_reason(
     coordinator: CoordinatorProcess, sent: bytes, code: str, words: str
 ) -> None:
     with CoordinatorClient(coordinator.address, config=EAGER_CLIENT) as client:
@@ -96,7 +96,7 @@ def test_what_is_no_session_is_told_why_and_ended(
         assert client.num_connections == 1
 
 
-def test_hundreds_of_strangers_who_say_nothing_or_garbage_disturb_nobody(coordinator: CoordinatorProcess) -> None:
+def test_hundreds_of_silent_or_invalid_connections_affect_no_client(coordinator: CoordinatorProcess) -> None:
     rng = random.Random(11)
     with CoordinatorClient(coordinator.address, config=EAGER_CLIENT) as client, contextlib.ExitStack() as stack:
         worker = client.register_worker("w0")
@@ -114,8 +114,8 @@ def test_hundreds_of_strangers_who_say_nothing_or_garbage_disturb_nobody(coordin
         assert psutil.Process(coordinator.child.pid).memory_info().rss - before < 60 * MB
 
 
-def test_whoever_hangs_up_is_suspect_at_once_also_at_a_barrier(coordinator: CoordinatorProcess) -> None:
-    """A process that is killed closes its connection in good order: the kernel does."""
+def test_a_closed_connection_makes_its_worker_suspect_even_at_a_barrier(coordinator: CoordinatorProcess) -> None:
+    """A killed process closes its connection in good order, because the kernel does."""
     register = calls.RegisterWorkerRequest(worker_id="mortal", instance_id="m")
     with CoordinatorClient(coordinator.address, config=EAGER_CLIENT) as client, connected(coordinator) as mortal:
         client.register_worker("other")
@@ -138,7 +138,7 @@ def test_whoever_hangs_up_is_suspect_at_once_also_at_a_barrier(coordinator: Coor
         until(lambda: any(w.suspect for w in client.list_workers().workers), "it is suspect")
 
 
-def test_one_who_does_not_read_is_dropped_and_takes_no_memory(nursery: Nursery, tmp_path: Path) -> None:
+def test_a_client_that_does_not_read_is_dropped_and_takes_no_memory(nursery: Nursery, tmp_path: Path) -> None:
     limits = {"max_session_backlog": 2_000, "max_calls_per_s": 10_000_000}
     process = CoordinatorProcess(nursery, tmp_path, lease=CALM, limits=limits, frames=f"127.0.0.1:{free_port()}")
     process.start()
@@ -155,7 +155,7 @@ def test_one_who_does_not_read_is_dropped_and_takes_no_memory(nursery: Nursery, 
         assert psutil.Process(process.child.pid).memory_info().rss - before < 200 * MB
 
 
-def test_a_client_that_cannot_reach_the_port_goes_through_grpc(nursery: Nursery, tmp_path: Path) -> None:
+def test_a_client_that_cannot_reach_the_port_uses_grpc(nursery: Nursery, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=0) as taken:
         process = CoordinatorProcess(nursery, tmp_path, lease=CALM, frames="auto")
         process.start()
@@ -163,15 +163,15 @@ def test_a_client_that_cannot_reach_the_port_goes_through_grpc(nursery: Nursery,
             link = client._client._link
             assert link is not None
             assert link._frames_at
-            # As a firewall would have it: told of a port where nobody answers.
-            link._frames_at = {process.address: Place(f":{taken.getsockname()[1]}", "x")}
+            # Like a firewall: the announced port does not answer.
+            link._frames_at = {process.address: FramesAddress(f":{taken.getsockname()[1]}", "x")}
             worker = client.register_worker("w0")
             process.restart()
             worker.heartbeat()
             assert worker.lost is None
 
 
-def test_a_coordinator_without_bare_connections_is_served_through_grpc(nursery: Nursery, tmp_path: Path) -> None:
+def test_a_coordinator_without_plain_connections_serves_sessions_through_grpc(nursery: Nursery, tmp_path: Path) -> None:
     process = CoordinatorProcess(nursery, tmp_path, lease=CALM, frames="off")
     process.start()
     with CoordinatorClient(process.address, config=EAGER_CLIENT) as client:
@@ -180,22 +180,22 @@ def test_a_coordinator_without_bare_connections_is_served_through_grpc(nursery: 
         assert not client._client._link._frames_at
 
 
-def test_a_unix_socket_has_one_beside_it(nursery: Nursery, tmp_path: Path) -> None:
+def test_a_unix_socket_has_a_frames_socket_beside_it(nursery: Nursery, tmp_path: Path) -> None:
     process = CoordinatorProcess(nursery, tmp_path, lease=CALM, listen=f"unix:{tmp_path}/s")
     process.start()
     with CoordinatorClient(f"unix:{tmp_path}/s", config=EAGER_CLIENT) as client:
         client.register_worker("w0").heartbeat()
         assert client._client._link is not None
         (place,) = client._client._link._frames_at.values()
-        assert place.told == f"unix:{tmp_path}/s.frames"
+        assert place.announced == f"unix:{tmp_path}/s.frames"
     assert process.child.terminate() == 0
     assert not (tmp_path / "s.frames").exists()
 
 
-def test_another_coordinator_at_the_port_of_a_tunnels_end_is_not_taken_for_the_same(
+def test_another_coordinator_behind_a_tunnel_is_not_mistaken_for_the_announced_one(
     nursery: Nursery, tmp_path: Path
 ) -> None:
-    """Two coordinators behind tunnels: the first one's port, on what looks like its host, is the second's."""
+    """Two coordinators behind tunnels: the port of the first, on its apparent host, belongs to the second."""
     port = free_port()
     first = CoordinatorProcess(nursery, tmp_path / "1", lease=CALM, frames=f"127.0.0.2:{port}", security=INSECURE)
     second = CoordinatorProcess(nursery, tmp_path / "2", lease=CALM, frames=f"127.0.0.1:{port}", security=INSECURE)
@@ -209,7 +209,7 @@ def test_another_coordinator_at_the_port_of_a_tunnels_end_is_not_taken_for_the_s
             assert other.list_jobs() == []
 
 
-def test_tokens_and_tls_guard_it_as_they_guard_grpc(nursery: Nursery, tmp_path: Path) -> None:
+def test_plain_connections_require_the_same_tokens_and_tls_as_grpc(nursery: Nursery, tmp_path: Path) -> None:
     write_set(tmp_path, hosts=["localhost", "127.0.0.1"], now=datetime.now(UTC), days=1)
     write_tokens(tmp_path)
     security = {
@@ -220,7 +220,7 @@ def test_tokens_and_tls_guard_it_as_they_guard_grpc(nursery: Nursery, tmp_path: 
     process = CoordinatorProcess(nursery, tmp_path, lease=CALM, security=security, frames=f"127.0.0.1:{free_port()}")
     process.start()
     trusting = ssl.create_default_context(cafile=str(tmp_path / "ca.crt"))
-    for token, words in (("", "a token is needed"), ("wrong" * 10, "not known here")):
+    for token, words in (("", "the token is missing"), ("wrong" * 10, "the token is unknown")):
         hello = pb.Hello(session_id="s", token=token)
         with trusting.wrap_socket(connected(process), server_hostname="127.0.0.1") as stranger:
             stranger.sendall(PREFACE + packed(pb.ClientFrame(hello=hello).SerializeToString()))
@@ -252,7 +252,7 @@ def answering(reply: bytes) -> Callable[[socketserver.StreamRequestHandler], Non
 
 @contextlib.contextmanager
 def stranger_at(port: int, reply: bytes) -> Iterator[None]:
-    """Something else that answers at this port."""
+    """Another service that answers at this port."""
     handler = type("Handler", (socketserver.StreamRequestHandler,), {"handle": answering(reply)})
     with socketserver.ThreadingTCPServer(("127.0.0.1", port), handler) as server:
         server.daemon_threads = True
@@ -265,13 +265,15 @@ def stranger_at(port: int, reply: bytes) -> Iterator[None]:
             thread.join()
 
 
-REFUSAL = pb.ServerFrame(goodbye=pb.Goodbye(code=grpc.StatusCode.UNAUTHENTICATED.value[0], message="a token is needed"))
+REFUSAL = pb.ServerFrame(
+    goodbye=pb.Goodbye(code=grpc.StatusCode.UNAUTHENTICATED.value[0], message="the token is missing")
+)
 
 
 @pytest.mark.parametrize(
     "reply", [b"SSH-2.0-OpenSSH_9.2\r\n", packed(REFUSAL.SerializeToString())], ids=["ssh", "refusal"]
 )
-def test_whatever_answers_at_the_port_of_a_tunnels_end_does_not_keep_a_client_from_grpc(
+def test_any_service_behind_a_tunnel_does_not_keep_a_client_from_grpc(
     nursery: Nursery, tmp_path: Path, reply: bytes
 ) -> None:
     port = free_port()
@@ -282,7 +284,7 @@ def test_whatever_answers_at_the_port_of_a_tunnels_end_does_not_keep_a_client_fr
         assert not client._client._link._frames_at
 
 
-def test_after_a_cut_a_client_is_back_on_a_bare_connection(coordinator: CoordinatorProcess) -> None:
+def test_a_client_reconnects_over_a_plain_connection(coordinator: CoordinatorProcess) -> None:
     with CoordinatorClient(coordinator.address, config=EAGER_CLIENT) as client:
         worker = client.register_worker("w0")
         for number in range(2, 5):
@@ -290,11 +292,11 @@ def test_after_a_cut_a_client_is_back_on_a_bare_connection(coordinator: Coordina
             worker.heartbeat()
             until(lambda number=number: client.num_connections == number, "it is back")
             assert client._client._link._frames_at, "and not through gRPC"
-            assert not client._client._link._frames_in_vain
+            assert not client._client._link._failed_frames
 
 
-def test_a_coordinator_leaves_in_time_whoever_is_connected(coordinator: CoordinatorProcess) -> None:
-    """Those who say nothing, those who are in the middle of a frame, those who do not read."""
+def test_a_coordinator_stops_in_time_whatever_its_connections(coordinator: CoordinatorProcess) -> None:
+    """Connections that are silent, that are in the middle of a frame, and that do not read."""
     with contextlib.ExitStack() as stack:
         for sent in (b"", PREFACE, PREFACE + HELLO, PREFACE + HELLO + b"\x00\x00"):
             stack.enter_context(connected(coordinator)).sendall(sent)
@@ -303,7 +305,7 @@ def test_a_coordinator_leaves_in_time_whoever_is_connected(coordinator: Coordina
         assert time.monotonic() - start_s < 8
 
 
-def test_a_thousand_half_frames_of_strangers_take_little_memory(coordinator: CoordinatorProcess) -> None:
+def test_a_thousand_incomplete_frames_without_hello_take_little_memory(coordinator: CoordinatorProcess) -> None:
     before = psutil.Process(coordinator.child.pid).memory_info().rss
     with contextlib.ExitStack() as stack:
         for _ in range(200):
@@ -315,7 +317,7 @@ def test_a_thousand_half_frames_of_strangers_take_little_memory(coordinator: Coo
         assert psutil.Process(coordinator.child.pid).memory_info().rss - before < 80 * MB
 
 
-def test_empty_frames_are_paced_like_calls(nursery: Nursery, tmp_path: Path) -> None:
+def test_empty_frames_count_against_the_rate(nursery: Nursery, tmp_path: Path) -> None:
     process = CoordinatorProcess(
         nursery, tmp_path, lease=CALM, limits={"max_calls_per_s": 100}, frames=f"127.0.0.1:{free_port()}"
     )
@@ -328,7 +330,7 @@ def test_empty_frames_are_paced_like_calls(nursery: Nursery, tmp_path: Path) -> 
         assert "max_calls_per_s=100" in why
 
 
-def test_a_session_is_not_taken_over_by_one_who_may_do_less(nursery: Nursery, tmp_path: Path) -> None:
+def test_a_session_is_not_taken_over_by_a_lower_role(nursery: Nursery, tmp_path: Path) -> None:
     write_tokens(tmp_path)
     process = CoordinatorProcess(
         nursery, tmp_path, lease=CALM, security={"tokens": str(tmp_path / "tokens")}, frames=f"127.0.0.1:{free_port()}"
@@ -346,8 +348,8 @@ def test_a_session_is_not_taken_over_by_one_who_may_do_less(nursery: Nursery, tm
                 assert first.goodbye.error.kind == "PermissionRefused"
 
 
-def test_a_token_is_not_sent_in_the_clear_to_whoever_may_be_at_the_port(nursery: Nursery, tmp_path: Path) -> None:
-    """Through gRPC it goes to the address that the user gave; where the port of it leads to, nobody knows."""
+def test_a_token_is_not_sent_over_an_unencrypted_plain_connection(nursery: Nursery, tmp_path: Path) -> None:
+    """gRPC sends it to the address that the user gave; where the announced port leads is unknown."""
     write_tokens(tmp_path)
     process = CoordinatorProcess(nursery, tmp_path, lease=CALM, security={"tokens": str(tmp_path / "tokens")})
     process.start()
@@ -357,7 +359,7 @@ def test_a_token_is_not_sent_in_the_clear_to_whoever_may_be_at_the_port(nursery:
         assert not client._client._link._frames_at
 
 
-def test_a_client_that_gives_up_between_grpc_and_the_bare_connection_closes_both(
+def test_a_cancelled_connect_closes_both_grpc_and_the_plain_connection(
     coordinator: CoordinatorProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed = asyncio.Event()

@@ -1,9 +1,9 @@
-"""A coordinator that is killed -9 at every point where a fact comes to be: nothing that was acknowledged is lost.
+"""A coordinator is killed with SIGKILL at every point where a fact becomes durable: nothing acknowledged is lost.
 
-A fixed scenario is played through real clients. An undisturbed run counts how often the coordinator comes to each point
-and says how the story ends; then it is played again for every point and every time, with a coordinator that dies there.
-The facts that were acknowledged by then must be in its journal; another coordinator is started; the clients repeat by
-themselves what was not answered; and the end must be the same.
+A fixed scenario runs through real clients. A run without a kill counts how often the coordinator reaches each point and
+records the result. The scenario then runs again for every point and count, with a coordinator that dies there. The
+facts acknowledged by then must be in its journal; another coordinator starts; the clients retry unanswered calls; and
+the result must be the same.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from strata.coordinator.state.job import Job
 
 NUM_WORKERS = 3
 SETTINGS = {
-    # No beats but those that the scenario makes, so that every run is the same.
+    # No heartbeats except those of the scenario, so that every run is the same.
     "lease": {"lease_s": 120.0, "heartbeat_s": 60.0, "suspicion_s": 60.0, "tick_s": 0.02},
     "journal": {"snapshot_every": 7, "history_events": 5},
 }
 JOBS = 2
-"""Runs at once."""
+"""Concurrent runs."""
 
 
 def fold(state: Path, scratch: Path) -> Core:
-    """The state that a coordinator would find; read from a copy, so that looking changes nothing."""
+    """The state that a coordinator would find, read from a copy so that reading changes nothing."""
     scratch.mkdir()
     for file in state.parent.glob(f"{state.name}*"):
         if not file.name.endswith((".lock", "-shm")):
@@ -59,7 +59,7 @@ def fold(state: Path, scratch: Path) -> Core:
 
 
 def told(core: Core) -> Any:
-    """A state without what differs from run to run: the wall clock, random names and numbers."""
+    """A state without what differs between runs: the wall clock, random names and numbers."""
     jobs = msgspec.to_builtins(core.snapshot())
     for job in jobs:
         for record in job["checkpoints"]:
@@ -72,7 +72,7 @@ def told(core: Core) -> Any:
 
 @dataclass
 class Scenario:
-    """The story, and what was acknowledged of it so far."""
+    """The scenario, and what was acknowledged so far."""
 
     address: str
     facts: list[tuple[str, Callable[[Job], bool]]] = field(default_factory=list)
@@ -104,7 +104,7 @@ class Scenario:
             self._barrier(pool, workers[:2], "end")
             for worker in workers[:2]:
                 self._checkpoint(worker, "c2", step=20)
-            # That a command was carried out is not answered for, so it is said again if it was lost.
+            # An acknowledged command gets no answer, so the acknowledgement is repeated if it was lost.
             workers[1].heartbeat()
 
     def _know(self, what: str, check: Callable[[Job], bool]) -> None:
@@ -202,7 +202,7 @@ def undisturbed(_nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def play_disturbed(nursery: Nursery, directory: Path, point: str, nth: int) -> Any:
-    """The end of a story in which the coordinator died once."""
+    """The result of a scenario in which the coordinator died once."""
     process = killable(nursery, directory)
     process.start(point=point, nth=nth)
     scenario = Scenario(process.address)
@@ -221,7 +221,7 @@ def play_disturbed(nursery: Nursery, directory: Path, point: str, nth: int) -> A
     return told(fold(process.state, directory / "end"))
 
 
-def test_the_undisturbed_story_comes_to_every_point(undisturbed: Undisturbed) -> None:
+def test_the_scenario_without_a_kill_reaches_every_point(undisturbed: Undisturbed) -> None:
     assert set(undisturbed.counts) == {*STARTING, *RUNNING}
     num_commits = undisturbed.counts["before commit"]
     assert num_commits == undisturbed.counts["after commit"] == undisturbed.counts["before answers"] >= 15
@@ -233,7 +233,7 @@ def test_the_undisturbed_story_comes_to_every_point(undisturbed: Undisturbed) ->
 
 
 @pytest.mark.parametrize("point", RUNNING)
-def test_killed_at_any_point_it_loses_nothing_that_was_acknowledged_and_the_story_ends_the_same(
+def test_a_kill_at_any_point_loses_nothing_acknowledged_and_gives_the_same_result(
     point: str, undisturbed: Undisturbed, nursery: Nursery, tmp_path: Path
 ) -> None:
     times = range(1, undisturbed.counts[point] + 1)
@@ -247,7 +247,7 @@ def test_killed_at_any_point_it_loses_nothing_that_was_acknowledged_and_the_stor
 
 
 @pytest.mark.parametrize("point", STARTING)
-def test_killed_while_it_starts_it_finds_the_same_state_when_it_starts_again(
+def test_a_kill_during_startup_does_not_change_the_state(
     point: str, undisturbed: Undisturbed, nursery: Nursery, tmp_path: Path
 ) -> None:
     process = killable(nursery, tmp_path)
@@ -262,7 +262,7 @@ def test_killed_while_it_starts_it_finds_the_same_state_when_it_starts_again(
     assert told(fold(process.state, tmp_path / "end")) == undisturbed.end
 
 
-def test_a_good_bye_that_was_carried_out_but_not_answered_may_be_repeated(nursery: Nursery, tmp_path: Path) -> None:
+def test_a_deregistration_without_an_answer_may_be_repeated(nursery: Nursery, tmp_path: Path) -> None:
     process = CoordinatorProcess(
         nursery, tmp_path, run="killable_coordinator:serve", **{**SETTINGS, "journal": {"snapshot_every": 1}}
     )
@@ -276,8 +276,8 @@ def test_a_good_bye_that_was_carried_out_but_not_answered_may_be_repeated(nurser
         assert [w.worker_id for w in client.list_workers().workers] == ["w0"]
 
 
-def test_a_release_that_only_half_of_the_members_heard_stands_for_the_others(nursery: Nursery, tmp_path: Path) -> None:
-    """Those who were told have gone on and do not come back, so nothing but the durable release can free the late."""
+def test_a_release_received_by_half_of_the_members_holds_for_the_others(nursery: Nursery, tmp_path: Path) -> None:
+    """Released workers have continued and do not return, so only the durable release can free the late ones."""
     process = killable(nursery, tmp_path, "killable_coordinator:serve_told_in_part")
     process.start(num_told=2)
     with ExitStack() as stack:
@@ -298,7 +298,7 @@ def test_a_release_that_only_half_of_the_members_heard_stands_for_the_others(nur
         assert {client.num_connections for client in clients} == {2}
 
 
-def test_a_coordinator_frozen_for_longer_than_the_lease_declares_nobody_dead(
+def test_a_coordinator_frozen_for_longer_than_the_lease_declares_no_worker_dead(
     strict_coordinator: CoordinatorProcess,
 ) -> None:
     with CoordinatorClient(strict_coordinator.address, config=EAGER_CLIENT) as client:
@@ -318,7 +318,7 @@ def test_a_coordinator_frozen_for_longer_than_the_lease_declares_nobody_dead(
         assert [worker.lost for worker in workers] == [None] * 3
 
 
-def test_forty_workers_of_one_session_that_is_killed_are_one_new_generation(nursery: Nursery, tmp_path: Path) -> None:
+def test_forty_workers_of_one_killed_session_are_one_generation(nursery: Nursery, tmp_path: Path) -> None:
     process = CoordinatorProcess(nursery, tmp_path, lease={**CALM, "suspicion_s": 0.2})
     process.start()
     with CoordinatorClient(process.address) as client:
@@ -331,7 +331,7 @@ def test_forty_workers_of_one_session_that_is_killed_are_one_new_generation(nurs
         until(lambda: len(client.list_workers().workers) == 1, "the forty are gone")
         after = client.list_workers()
         assert after.generation == before + 1
-        assert "connection lost and not renewed within 0.2 s" in after.reason
+        assert "connection lost and not restored within 0.2 s" in after.reason
         assert "and 36 more" in after.reason
 
 

@@ -36,11 +36,11 @@ LEASE_S = 5.0
 METADATA = {READER: (("authorization", f"Bearer {READER}"),), WORKER: (("authorization", f"Bearer {WORKER}"),), "": ()}
 NUM_LISTS = 100
 EMPTY_SHARD = b"\x2a\x00"
-"""Of a RegisterDatasetRequest: two bytes that become sixty."""
+"""Part of a RegisterDatasetRequest: two bytes that become sixty."""
 
 
 class Attacked:
-    """A coordinator under attack: how much memory it takes at the most, and how long others wait."""
+    """A coordinator under attack: its peak memory, and how long other callers wait."""
 
     def __init__(self, process: CoordinatorProcess, onlooker: Child) -> None:
         self.process = process
@@ -49,7 +49,7 @@ class Attacked:
 
     @contextlib.contextmanager
     def within(self, *, grown_mb: float) -> Iterator[None]:
-        """While this runs, memory grows by no more than so much, and the bystander is served."""
+        """Assert that memory grows by at most this much meanwhile, and that the bystander is served."""
         self._onlooker.ask(report=True)
         before = most = self._server.memory_info().rss
         over = threading.Event()
@@ -97,11 +97,11 @@ def _many_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-# -- unary calls -------------------------------------------------------------------------------------------------------
+# -- unary calls ---------------------------------------------------------------------------------------------------
 
 
 async def called(address: str, method: str, body: bytes, token: str, *, num: int) -> Counter[tuple[str, str]]:
-    """So many calls at once, on a connection each: how they ended."""
+    """Make `num` concurrent calls, each on its own connection; return how they ended."""
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1)]
 
     async def one() -> tuple[str, str]:
@@ -116,7 +116,7 @@ async def called(address: str, method: str, body: bytes, token: str, *, num: int
     return Counter(await asyncio.gather(*(one() for _ in range(num))))
 
 
-def test_without_a_token_large_bodies_are_not_even_read(attacked: Attacked) -> None:
+def test_large_bodies_without_a_token_are_not_read(attacked: Attacked) -> None:
     body = EMPTY_SHARD * (8 * MB)
     with attacked.within(grown_mb=100):
         for _ in range(3):
@@ -124,7 +124,7 @@ def test_without_a_token_large_bodies_are_not_even_read(attacked: Attacked) -> N
             assert sum(num for (code, _), num in ends.items() if code == "UNAUTHENTICATED") == 10, ends
 
 
-def test_a_workers_largest_unary_calls_are_refused_by_their_elements_and_stall_nobody(attacked: Attacked) -> None:
+def test_the_largest_unary_calls_are_refused_and_stall_no_other_caller(attacked: Attacked) -> None:
     body = EMPTY_SHARD * (MB // 2)
     with attacked.within(grown_mb=250):
         for _ in range(3):
@@ -152,13 +152,13 @@ class HalfCalls:
         self._path, self._token = path, token
         self._announced = announced
         self._left = {2 * number + 1: announced + 4 for number in range(num)}
-        """Stream → bytes to be sent, but for the last one."""
+        """Stream → bytes left to send, except for the last one."""
         self._room = {0: 65_535, **dict.fromkeys(self._left, 65_535)}
         self.num_ended = 0
         self.num_sent = 0
 
     async def run(self, address: str) -> None:
-        """Until it is cancelled: sends whatever it may, and holds on."""
+        """Until cancelled, send whatever is allowed and keep the connection."""
         host, _, port = address.rpartition(":")
         reader, self._writer = await asyncio.open_connection(host, int(port))
         try:
@@ -198,7 +198,7 @@ class HalfCalls:
             self._writer.write(frame(self.SETTINGS, 1, 0, b""))
         elif kind == self.PING and not flags & 1:
             self._writer.write(frame(self.PING, 1, 0, body))
-        elif kind == self.HEADERS and flags & 1:  # its status
+        elif kind == self.HEADERS and flags & 1:  # the status
             self._left.pop(stream, None)
             self.num_ended += 1
 
@@ -212,7 +212,7 @@ async def held(address: str, *attacks: HalfCalls) -> AsyncIterator[None]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.sleep(0)  # their sockets are closed in the next turn
+        await asyncio.sleep(0)  # the sockets are closed in the next turn
 
 
 async def when(condition: Callable[[], bool]) -> None:
@@ -226,14 +226,12 @@ async def when(condition: Callable[[], bool]) -> None:
     [("/grpc.health.v1.Health/Check", ""), (f"/{wire.SERVICE}/ListJobs", READER), (f"/{wire.SERVICE}/Session", READER)],
     ids=["health without a token", "a reader's calls", "a reader's sessions"],
 )
-def test_half_requests_through_grpc_hold_a_bounded_number_of_messages(
-    attacked: Attacked, path: str, token: str
-) -> None:
+def test_incomplete_grpc_requests_hold_a_bounded_number_of_messages(attacked: Attacked, path: str, token: str) -> None:
     async def attack() -> None:
         attacks = [HalfCalls(path, token, num=100, announced=MB) for _ in range(8)]
         address = attacked.process.address
         async with held(address, *attacks):
-            # Whoever is refused, or takes too long, has its status; the others have sent what they could.
+            # Refused and timed-out calls have a status; the others have sent what they could.
             await when(lambda: sum(one.num_ended for one in attacks) > 400)
             if path.endswith("ListJobs"):
                 ends = await called(address, "ListJobs", b"", READER, num=4)
@@ -243,11 +241,11 @@ def test_half_requests_through_grpc_hold_a_bounded_number_of_messages(
         asyncio.run(attack())
 
 
-# -- bare connections --------------------------------------------------------------------------------------------------
+# -- bare connections ---------------------------------------------------------------------------------------------
 
 
 def bare(attacked: Attacked, token: str, number: int = 0) -> socket.socket:
-    """A session that has been greeted."""
+    """A session that has received `welcome`."""
     host, _, port = attacked.process.settings["frames"].rpartition(":")
     link = socket.create_connection((host, int(port)), timeout=DEADLINE_S)
     hello = pb.Hello(session_id=f"attack-{number}", token=token)
@@ -271,7 +269,7 @@ def exactly(link: socket.socket, num: int) -> bytes:
     return data
 
 
-def test_silent_connections_make_room_for_those_that_say_hello(attacked: Attacked) -> None:
+def test_silent_connections_are_displaced_by_those_that_send_hello(attacked: Attacked) -> None:
     host, _, port = attacked.process.settings["frames"].rpartition(":")
     with attacked.within(grown_mb=60), contextlib.ExitStack() as stack:
         for number in range(1_100):
@@ -298,11 +296,11 @@ def test_unread_answers_are_bounded_for_all_sessions_together(attacked: Attacked
             for link in links:
                 link.sendall(packed(pb.ClientFrame(requests=asking).SerializeToString()))
             told = [last_words(link) for link in links]
-    assert any("max_unread_bytes=268435456 wait for their readers" in words for words in told), told
+    assert any("max_unread_bytes=268435456 are unread" in words for words in told), told
 
 
 def last_words(link: socket.socket) -> str:
-    """Of a session that is read at last: how it was ended, or nothing once every call of its is answered."""
+    """For a session that is read at last: how it ended, or nothing once all its calls are answered."""
     num_answered = 0
     with contextlib.suppress(ConnectionError):
         while num_answered < NUM_LISTS:
@@ -318,17 +316,17 @@ def all_but_the_end(link: socket.socket, announced: int) -> None:
         link.sendall(announced.to_bytes(4, "big") + bytes(announced - 1))
 
 
-def test_a_reader_may_announce_no_large_frame(attacked: Attacked) -> None:
+def test_a_reader_may_not_announce_a_large_frame(attacked: Attacked) -> None:
     with attacked.within(grown_mb=60), contextlib.ExitStack() as stack:
         for number in range(150):
             link = stack.enter_context(bare(attacked, READER, number))
             all_but_the_end(link, 16 * MB)
             with contextlib.suppress(ConnectionError):
                 bye = answered(link).goodbye
-                assert "16777216 bytes, more than the 65536" in bye.message
+                assert "16777216 bytes; the limit is 65536" in bye.message
 
 
-def test_a_readers_half_frames_are_small_and_end_in_time(attacked: Attacked) -> None:
+def test_incomplete_frames_of_a_reader_are_small_and_time_out(attacked: Attacked) -> None:
     with attacked.within(grown_mb=150), contextlib.ExitStack() as stack:
         links = [stack.enter_context(bare(attacked, READER, number)) for number in range(1_000)]
         for link in links:
@@ -337,7 +335,7 @@ def test_a_readers_half_frames_are_small_and_end_in_time(attacked: Attacked) -> 
         assert "longer than 10 s" in answered(links[-1]).goodbye.message
 
 
-def test_half_frames_of_workers_share_a_bounded_buffer_which_is_free_again_when_they_go(attacked: Attacked) -> None:
+def test_incomplete_frames_of_workers_share_a_bounded_buffer(attacked: Attacked) -> None:
     with attacked.within(grown_mb=400):
         for _ in range(2):
             with contextlib.ExitStack() as stack:
@@ -372,7 +370,7 @@ def varint(number: int) -> bytes:
 
 
 def test_the_largest_legal_calls_of_many_sessions_take_turns_with_others(attacked: Attacked) -> None:
-    """Datasets of as many shards as a call may list; and frames of as many calls as a session may have open."""
+    """Datasets with as many shards as a call may list; and frames with as many calls as a session may have open."""
     dataset = calls.RegisterDatasetRequest(dataset_id="d")
     for number in range(249_000):
         dataset.shards.add(shard_id=f"s{number}", num_samples=1)
@@ -389,7 +387,7 @@ def test_the_largest_legal_calls_of_many_sessions_take_turns_with_others(attacke
                 assert first.HasField("register_dataset") or first.error.kind == "UnknownWorker", first
 
 
-# -- HTTP --------------------------------------------------------------------------------------------------------------
+# -- HTTP ----------------------------------------------------------------------------------------------------------
 
 
 def get(process: CoordinatorProcess, path: str, **headers: str) -> tuple[int, Any]:
@@ -402,7 +400,7 @@ def get(process: CoordinatorProcess, path: str, **headers: str) -> tuple[int, An
             return error.code, json.load(error)
 
 
-def test_half_http_requests_leave_room_for_whole_ones(attacked: Attacked) -> None:
+def test_incomplete_http_requests_do_not_block_complete_ones(attacked: Attacked) -> None:
     host, _, port = attacked.process.settings["http"].rpartition(":")
     with attacked.within(grown_mb=150), contextlib.ExitStack() as stack:
         for number in range(1_200):

@@ -1,7 +1,7 @@
-"""Real processes that die while they append: what was acknowledged is there, and no batch is there in part.
+"""Real processes die while they append: acknowledged batches are stored, and no batch is stored in part.
 
-The state goes on from round to round, as that of an unlucky coordinator would. What event n holds, and which batch it
-belongs to, follows from n alone, so that the parent can check all of it.
+The state continues from round to round, like that of an unlucky coordinator. The contents of event n, and its batch,
+follow from n alone, so that the parent can check all of it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CONFIG = JournalConfig(history_events=30)
 SNAPSHOT_EVERY_BATCHES = 3
 ANSWER_TIMEOUT_S = 20.0
 
-# Children are forked from a small server that has imported everything, and has no threads.
+# Children are forked from a small server that has imported everything and has no threads.
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["strata.coordinator.journal", "pytest", "sqlalchemy"])
 
@@ -65,7 +65,7 @@ def append_batch(journal: Journal, last_seq: int, *, with_snapshot: bool) -> int
 def check(loaded: Loaded) -> None:
     assert loaded.snapshot == (snapshot(loaded.snapshot_seq) if loaded.snapshot_seq else None)
     assert loaded.records == [record(seq) for seq in range(loaded.snapshot_seq + 1, loaded.last_seq + 1)]
-    # The log may end in a commit that was never acknowledged; saying so is no loss.
+    # The log may end in a commit that was never acknowledged; reporting it is not a loss.
     assert loaded.damage is None or loaded.damage.num_lost == 0
 
 
@@ -92,7 +92,7 @@ class Child:
         theirs.close()
 
     def receive(self) -> Any:
-        """What the child sends next; None when it is dead."""
+        """Return the next message of the child, or None when it is dead."""
         assert self._connection.poll(ANSWER_TIMEOUT_S), "the child neither answers nor dies"
         try:
             return self._connection.recv()
@@ -123,7 +123,7 @@ def append_for_ever(connection: Connection, path: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_killed_at_any_moment_everything_acknowledged_is_there(tmp_path: Path, seed: int) -> None:
+def test_everything_acknowledged_survives_a_kill_at_any_moment(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     path = tmp_path / "coordinator.db"
     last_seq = 0
@@ -133,7 +133,7 @@ def test_killed_at_any_moment_everything_acknowledged_is_there(tmp_path: Path, s
         assert acknowledged == last_seq
         for _ in range(rng.randrange(8)):
             acknowledged = child.receive()
-        # The moment of death, not a wait for anything: somewhere in the next batches.
+        # The moment of death, not a wait: somewhere in the next batches.
         dies_at_s = time.perf_counter() + rng.random() * 0.004
         while time.perf_counter() < dies_at_s:
             pass
@@ -147,7 +147,7 @@ def test_killed_at_any_moment_everything_acknowledged_is_there(tmp_path: Path, s
 
 
 class Points:
-    """Counts the places at which a process could die, and dies at one of them."""
+    """Counts the points at which a process could die, and dies at one of them."""
 
     def __init__(self, dies_at: int) -> None:
         self._dies_at = dies_at
@@ -160,7 +160,7 @@ class Points:
 
     def install(self) -> None:
         def after_statement(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
-            if not statement.startswith(("SELECT", "PRAGMA")):  # which change nothing
+            if not statement.startswith(("SELECT", "PRAGMA")):  # these change nothing
                 self.reach(f"after {' '.join(statement.split()[:3])}")
 
         sqlalchemy.event.listen(Engine, "after_cursor_execute", after_statement)
@@ -187,7 +187,7 @@ class Points:
 
 
 def append_and_die(connection: Connection, path: str, dies_at: int) -> None:
-    """An append that does all an append can do: events, a snapshot, and the truncation it allows."""
+    """An append that does everything possible: events, a snapshot, and the truncation it allows."""
     journal = open_journal(path, config=CONFIG)
     last_seq = journal.load().last_seq
     points = Points(dies_at)
@@ -209,9 +209,9 @@ def load_and_die(connection: Connection, path: str, dies_at: int) -> None:
 def every_point(
     target: Callable[..., None], template: Path, work: Path, look: Callable[[Path], Loaded]
 ) -> tuple[list[str], list[Loaded]]:
-    """Let a child die at each point in turn, each time on a fresh copy of the template, and look at what it left.
+    """Let a child die at each point in turn, each time on a new copy of the template, and load what it left.
 
-    The names of all points, and what was found after each death; the last child lives.
+    Return the names of all points, and the state after each death; the last child lives.
     """
     found: list[Loaded] = []
     while True:
@@ -226,7 +226,7 @@ def every_point(
             return names, found
 
 
-def test_killed_at_every_point_of_an_append_the_batch_is_there_or_not(tmp_path: Path) -> None:
+def test_a_kill_at_any_point_of_an_append_leaves_all_or_none_of_the_batch(tmp_path: Path) -> None:
     template = tmp_path / "template"
     journal = open_journal(str(template / "coordinator.db"), config=CONFIG)
     last_seq = journal.load().last_seq
@@ -245,13 +245,13 @@ def test_killed_at_every_point_of_an_append_the_batch_is_there_or_not(tmp_path: 
         "COMMIT",
     ]
     assert {f"after {what}" for what in expected} <= set(names)
-    # Absent up to the commit, there after it.
+    # Absent up to the commit, present after it.
     num_absent = names.index("after COMMIT")
     assert [loaded.last_seq for loaded in found] == [last_seq] * num_absent + [new_seq] * (len(found) - num_absent)
     assert all(loaded.snapshot_seq == loaded.last_seq for loaded in found)
 
 
-def test_killed_at_every_point_of_making_a_state_the_next_start_finds_it_new(tmp_path: Path) -> None:
+def test_a_kill_at_any_point_of_creating_a_state_leaves_a_new_state(tmp_path: Path) -> None:
     template = tmp_path / "template"
     template.mkdir()
     names, found = every_point(load_and_die, template, tmp_path / "work", load)
@@ -259,7 +259,7 @@ def test_killed_at_every_point_of_making_a_state_the_next_start_finds_it_new(tmp
     assert found == [Loaded(snapshot=None, snapshot_seq=0, records=[])] * len(found)
 
 
-def test_killed_at_every_point_of_a_repair_the_next_start_finishes_it(tmp_path: Path) -> None:
+def test_a_kill_at_any_point_of_a_repair_is_finished_by_the_next_start(tmp_path: Path) -> None:
     template = tmp_path / "template"
     path = template / "coordinator.db"
     journal = open_journal(str(path), config=CONFIG)
@@ -288,7 +288,7 @@ def test_killed_at_every_point_of_a_repair_the_next_start_finishes_it(tmp_path: 
     for loaded in found:
         assert loaded.last_seq == good_seq
         assert loaded.records == [record(seq) for seq in range(loaded.snapshot_seq + 1, good_seq + 1)]
-    # Said by every start until one has brought the repair to its end.
+    # Reported by every start until one has completed the repair.
     last_commit = len(names) - 1 - names[::-1].index("after COMMIT")
     assert all(loaded.damage is not None for loaded in found[:last_commit])
 
@@ -311,7 +311,7 @@ def run_out_of_space(connection: Connection, path: str) -> None:
     journal.close()
 
 
-def test_when_files_may_not_grow_the_append_fails_and_a_later_one_works(tmp_path: Path) -> None:
+def test_an_append_fails_at_the_file_size_limit_and_a_later_one_works(tmp_path: Path) -> None:
     path = tmp_path / "coordinator.db"
     child = Child(run_out_of_space, str(path))
     last_seq, refused, new_seq = child.receive()
@@ -336,14 +336,14 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(directory)], check=True)
 
 
-def test_a_full_disk_is_called_one_and_appends_work_again_when_there_is_room(small_disk: Path) -> None:
+def test_a_full_disk_is_reported_and_appends_resume_with_free_space(small_disk: Path) -> None:
     path = small_disk / "coordinator.db"
     ballast = small_disk / "ballast"
     ballast.write_bytes(b"x" * 300_000)
     journal = open_journal(str(path), config=CONFIG)
     last_seq = journal.load().last_seq
     last_seq, refused = append_until_refused(journal, last_seq)
-    assert f"cannot write {path}: disk full. Free some space there" in refused
+    assert f"cannot write {path}: disk full. Free some space" in refused
     assert last_seq > 100
     with pytest.raises(JournalWriteFailed, match="disk full"):
         append_batch(journal, last_seq, with_snapshot=False)
@@ -362,8 +362,8 @@ def fill_the_disk(connection: Connection, path: str) -> None:
     signal.pause()
 
 
-def test_a_state_left_by_a_full_disk_is_whole(small_disk: Path) -> None:
-    """The coordinator dies while the disk is full; the next one starts when there is room."""
+def test_a_full_disk_leaves_a_complete_state(small_disk: Path) -> None:
+    """The coordinator dies while the disk is full; the next one starts when there is space."""
     path = small_disk / "coordinator.db"
     child = Child(fill_the_disk, str(path))
     last_seq = child.receive()

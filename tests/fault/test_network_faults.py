@@ -1,8 +1,8 @@
-"""Nodes that are cut off from the coordinator, one way or both, and packets that are late or lost.
+"""Nodes that are disconnected from the coordinator in one or both directions, and packets that are late or lost.
 
-Every test has a network of its own (`network.py`): real processes, the kernel's TCP, and a wire that drops packets and
-tells nobody. Whatever happens, each worker ends in one of two states: it goes on as if nothing had been, or it was
-declared dead once and knows it. And every shard is done once.
+Every test has its own network (`network.py`): real processes, the kernel's TCP, and a wire that drops packets silently.
+Whatever happens, each worker ends in one of two states: it continues as if nothing had happened, or it was declared
+dead once and knows it. And every shard is done once.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from strata.coordinator.state import events as e
 HUB, CUT, SURVIVOR = "hub", "cut", "survivor"
 NUM_SHARDS = 20_000
 SHORT = {"lease_s": 2.0, "heartbeat_s": 0.2, "suspicion_s": 0.5, "tick_s": 0.02}
-"""Who is cut off dies soon, of silence."""
+"""A disconnected worker dies soon, of silence."""
 LONG = {**SHORT, "lease_s": 30.0, "suspicion_s": 1.5}
-"""Longer than any cut here."""
+"""Longer than any outage in these tests."""
 HANGUP_S = 5.0
-"""Longer than a connection stays without a word."""
+"""Longer than a silent connection is kept open."""
 EAGER = {"backoff_s": 0.01, "max_backoff_s": 0.1, "call_timeout_s": 2 * DEADLINE_S}
 
 
 class Job:
-    """A coordinator at the hub of a network, and what its journal says."""
+    """A coordinator at the hub of a network, and the contents of its journal."""
 
     def __init__(self, network: Network, directory: Path, lease: dict[str, float]) -> None:
         self.network = network
@@ -53,7 +53,7 @@ class Job:
         return child
 
     def relay(self, node: str) -> str:
-        """Its address; only of use at that node."""
+        """Its address; only usable at that node."""
         listen = f"unix:{self._directory}/relay.sock"
         settings = {"upstream": self._coordinator.address, "listen": listen, "client": EAGER}
         relay = self.network.nodes[node].fork("relay_children:relay", settings=settings)
@@ -61,7 +61,7 @@ class Job:
         return listen
 
     def start(self, workers: Iterable[Child], *, num_shards: int = NUM_SHARDS) -> None:
-        """All of them ack, and acks are answered."""
+        """All workers send acks, and the acks are answered."""
         first, *others = workers
         first.ask(do="register", num_shards=num_shards)
         for worker in (first, *others):
@@ -77,11 +77,11 @@ class Job:
             journal.close()
 
     def deaths(self) -> list[tuple[str, str, str]]:
-        """Who, the cause, and in words."""
+        """The worker, the cause, and the description."""
         return [(left.worker_id, left.cause, left.reason) for left in self.events() if isinstance(left, e.WorkerLeft)]
 
     def check_done_once(self, acked: list[int]) -> None:
-        """What was acknowledged is done; nothing is done twice; of what was not asked for, nothing."""
+        """Acknowledged shards are done, nothing is done twice, and nothing else is done."""
         done = Counter(i for event in self.events() if isinstance(event, e.ShardsDone) for i in event.indices)
         assert [index for index, times in done.items() if times > 1] == []
         assert [index for index, times in Counter(acked).items() if times > 1] == []
@@ -93,7 +93,7 @@ def look(worker: Child) -> dict[str, Any]:
 
 
 def members(worker: Child) -> dict[str, Any]:
-    """As the coordinator tells this worker."""
+    """As the coordinator answers this worker."""
     return worker.ask(do="members")
 
 
@@ -103,7 +103,7 @@ def wait_more(worker: Child, num: int = 20) -> None:
 
 
 def stop(*workers: Child) -> list[int]:
-    """What was acknowledged to them."""
+    """The acks that they received answers to."""
     return [index for worker in workers for index in worker.ask(do="stop")["acked"]]
 
 
@@ -117,33 +117,33 @@ def cut_whole(network: Network) -> None:
 
 
 def cut_words(network: Network) -> None:
-    """It hears, and is not heard."""
+    """It receives, but is not received."""
     network.silence(CUT, HUB)
 
 
 def cut_hearing(network: Network) -> None:
-    """It is heard, and hears nothing."""
+    """It is received, but receives nothing."""
     network.silence(HUB, CUT)
 
 
 def until_missed(job: Job, onlooker: Child) -> None:
-    """Some beats are missing."""
+    """Some heartbeats are missing."""
     until(lambda: members(onlooker)["silent_s"][CUT] > 2 * LONG["heartbeat_s"], "it is not heard")
 
 
 def until_hung_up(job: Job, onlooker: Child) -> None:
-    """And whatever else could end a connection in the meantime has had the time to."""
+    """Everything else that could end a connection has had the time to do so."""
     until(lambda: members(onlooker)["silent_s"][CUT] > HANGUP_S, "it is not heard for long")
 
 
 def until_noticed(job: Job, _: Child) -> None:
-    """The node has given up its connection, and asks for another."""
+    """The node has dropped its connection and opens another."""
     connects = job.network.num_connects(CUT, HUB)
     until(lambda: job.network.num_connects(CUT, HUB) > connects, "it looks for the coordinator")
 
 
 @pytest.mark.parametrize("cut", [cut_whole, cut_words])
-def test_who_is_not_heard_for_a_lease_is_dead_once_and_learns_it_when_the_network_is_back(
+def test_a_silent_worker_dies_once_and_learns_it_when_the_network_returns(
     make_job: Callable[..., Job], cut: Callable[[Network], None]
 ) -> None:
     job = make_job(SHORT)
@@ -166,10 +166,10 @@ def test_who_is_not_heard_for_a_lease_is_dead_once_and_learns_it_when_the_networ
     job.check_done_once(stop(lost, survivor))
 
 
-def test_who_is_heard_and_hears_nothing_gives_up_its_connection_and_then_its_shards(
+def test_a_worker_that_receives_nothing_drops_its_connection_and_then_its_shards(
     make_job: Callable[..., Job],
 ) -> None:
-    """Never one that holds shards and cannot be told. It is dead of silence, or of a connection that it let go of."""
+    """A worker never holds shards unreachably: it is dead of silence, or of a connection that it dropped."""
     job = make_job(SHORT)
     lost, survivor = job.worker(CUT), job.worker(SURVIVOR)
     job.start([lost, survivor])
@@ -190,13 +190,13 @@ def test_who_is_heard_and_hears_nothing_gives_up_its_connection_and_then_its_sha
     ("cut", "wait", "num_connections"),
     [(cut_whole, until_missed, 1), (cut_whole, until_hung_up, 2), (cut_words, until_noticed, 2)],
 )
-def test_a_cut_shorter_than_the_lease_is_nothing_but_a_pause(
+def test_an_outage_shorter_than_the_lease_is_only_a_pause(
     make_job: Callable[..., Job],
     cut: Callable[[Network], None],
     wait: Callable[[Job, Child], None],
     num_connections: int,
 ) -> None:
-    """Calls under way are answered once, be it on the old connection or on a new one."""
+    """Calls in progress are answered once, on the old connection or on a new one."""
     job = make_job(LONG)
     late, survivor = job.worker(CUT), job.worker(SURVIVOR)
     job.start([late, survivor])
@@ -219,8 +219,8 @@ def test_a_cut_shorter_than_the_lease_is_nothing_but_a_pause(
     job.check_done_once(stop(late, survivor))
 
 
-def test_delay_and_loss_kill_nobody_and_every_ack_is_done_once(make_job: Callable[..., Job]) -> None:
-    """0.2 s each way, and every 20th packet is lost. To reconnect takes three round trips, so suspicion must wait."""
+def test_delay_and_loss_kill_no_worker_and_every_ack_counts_once(make_job: Callable[..., Job]) -> None:
+    """0.2 s each way and 5 % packet loss. A reconnect takes three round trips, so suspicion must be longer."""
     job = make_job({"suspicion_s": 4.0})
     job.network.disturb(CUT, HUB, delay_s=0.2, jitter_s=0.05, loss=0.05)
     survivor = job.worker(SURVIVOR)
@@ -233,7 +233,7 @@ def test_delay_and_loss_kill_nobody_and_every_ack_is_done_once(make_job: Callabl
     job.check_done_once(stop(far, survivor))
 
 
-# -- relays ------------------------------------------------------------------------------------------------------------
+# -- relays --------------------------------------------------------------------------------------------------------
 
 
 def node_of_three(job: Job) -> tuple[str, list[Child]]:
@@ -241,10 +241,10 @@ def node_of_three(job: Job) -> tuple[str, list[Child]]:
     return address, [job.worker(worker_id, node=CUT, address=address) for worker_id in ("a", "b", "c")]
 
 
-def test_a_relay_that_is_cut_off_loses_its_workers_in_one_generation_and_may_come_back(
+def test_a_disconnected_relay_loses_its_workers_in_one_generation_and_may_return(
     make_job: Callable[..., Job],
 ) -> None:
-    job = make_job({**SHORT, "lease_s": 3.0, "heartbeat_s": 1.0})  # their last beats lie up to a heartbeat apart
+    job = make_job({**SHORT, "lease_s": 3.0, "heartbeat_s": 1.0})  # their last heartbeats lie up to one interval apart
     address, lost = node_of_three(job)
     survivor = job.worker(SURVIVOR)
     job.start([survivor, *lost])
@@ -265,7 +265,7 @@ def test_a_relay_that_is_cut_off_loses_its_workers_in_one_generation_and_may_com
     job.check_done_once(stop(survivor, *lost))
 
 
-def test_a_relay_that_is_cut_off_for_less_than_the_lease_loses_nobody(make_job: Callable[..., Job]) -> None:
+def test_a_relay_disconnected_for_less_than_the_lease_loses_no_worker(make_job: Callable[..., Job]) -> None:
     job = make_job(LONG)
     _, late = node_of_three(job)
     survivor = job.worker(SURVIVOR)

@@ -1,7 +1,7 @@
-"""PostgreSQL's primary dies under a leader and its standby, and a synchronous replica is promoted in its place.
+"""PostgreSQL's primary dies under a leader and its standby, and a synchronous replica is promoted.
 
-Both are given the two databases in one URL. Nothing that was acknowledged is lost, no worker is declared dead, and
-nobody has to be told where the database is now.
+Both have the two databases in one URL. Nothing acknowledged is lost, no worker is declared dead, and no setting has to
+change.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from strata.errors import JournalError
 
 Replicated = tuple[PostgresServer, PostgresReplica]
 PATIENT = {"leader_lease_s": 15.0, "poll_s": 0.02}
-"""The leader stays the leader while the database is away."""
+"""The leader keeps the leadership while the database is down."""
 
 
 def state_on(primary: PostgresServer, replica: PostgresReplica) -> str:
@@ -42,7 +42,7 @@ def check_journal(pair: Pair, load: Load) -> None:
     assert [event for record in records if isinstance(event := e.decode(record.payload), e.WorkerLeft)] == []
 
 
-def test_when_the_replica_is_promoted_the_leader_goes_on_there_and_its_standby_too(
+def test_the_leader_and_its_standby_follow_a_promoted_replica(
     replicated_postgres: Replicated, nursery: Nursery, tmp_path: Path
 ) -> None:
     primary, replica = replicated_postgres
@@ -65,10 +65,10 @@ def test_when_the_replica_is_promoted_the_leader_goes_on_there_and_its_standby_t
     check_journal(pair, load)
 
 
-def test_a_failover_that_takes_longer_than_the_leaders_lease_loses_nothing_either(
+def test_a_failover_longer_than_the_leader_lease_loses_nothing(
     replicated_postgres: Replicated, nursery: Nursery, tmp_path: Path
 ) -> None:
-    """Whoever of the two reaches the new primary first leads; and one that starts later finds it too."""
+    """The first of the two to reach the new primary leads; one that starts later finds it, too."""
     primary, replica = replicated_postgres
     pair = Pair(nursery, tmp_path, state_on(primary, replica))
     pair.start()

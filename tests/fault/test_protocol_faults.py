@@ -1,7 +1,7 @@
-"""What a network, a disk and strangers can do to a running coordinator, each done to a real one.
+"""Faults of the network, the disk and hostile peers, each against a real coordinator.
 
-Raw sockets send what is no HTTP/2; raw sessions send what no client of ours would. In every story the others are served
-meanwhile, and what was acknowledged is there at the end.
+Raw sockets send bytes that are not HTTP/2; raw sessions send what our clients never would. In every test other callers
+are served meanwhile, and everything acknowledged is present at the end.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MB = 1024 * 1024
 
 
 class RawSession:
-    """A session in bytes: sends any frame, reads only when told to."""
+    """A session in bytes: sends any frame, reads only on request."""
 
     def __init__(self, address: str) -> None:
         options = [("grpc.use_local_subchannel_pool", 1)]
@@ -61,7 +61,7 @@ class RawSession:
         await self.send_bytes(pb.ClientFrame(requests=requests).SerializeToString())
 
     async def answers(self, num: int) -> list[pb.Response]:
-        """The next so many, in the order they come."""
+        """Return the next frames, in the order of arrival."""
         found: list[pb.Response] = []
         async with asyncio.timeout(DEADLINE_S):
             while len(found) < num:
@@ -75,7 +75,7 @@ class RawSession:
         return await self.answers(len(requests))
 
     async def ended(self) -> tuple[grpc.StatusCode, str]:
-        """Reads on to the end of the stream: its status."""
+        """Read to the end of the stream; return its status."""
         async with asyncio.timeout(DEADLINE_S):
             with contextlib.suppress(grpc.aio.AioRpcError):
                 while await self.stream.read() is not grpc.aio.EOF:
@@ -114,7 +114,7 @@ def rss_mb(process: CoordinatorProcess) -> float:
 
 
 def kinds_of_events(process: CoordinatorProcess) -> Counter[str]:
-    """Of a coordinator that has ended."""
+    """The state of a coordinator that has exited."""
     journal = open_journal(str(process.state))
     try:
         return Counter(record.kind for record in journal.read(limit=100_000))
@@ -122,7 +122,7 @@ def kinds_of_events(process: CoordinatorProcess) -> Counter[str]:
         journal.close()
 
 
-# -- strangers on the ports ------------------------------------------------------------------------------------------
+# -- invalid connections -------------------------------------------------------------------------------------------
 
 
 def garbage(rng: random.Random) -> bytes:
@@ -131,7 +131,7 @@ def garbage(rng: random.Random) -> bytes:
             rng.randbytes(rng.randint(1, 4_096)),
             PREFACE[: rng.randint(1, len(PREFACE))],
             PREFACE + SETTINGS_FRAME + rng.randbytes(rng.randint(1, 500)),
-            PREFACE + b"\xff\xff\xff" + rng.randbytes(6),  # a frame of 16 MB that never comes
+            PREFACE + b"\xff\xff\xff" + rng.randbytes(6),  # a frame of 16 MB that never arrives
             PREFACE + SETTINGS_FRAME + b"\x00\x00\x20\x01\x04\x00\x00\x00\x01" + rng.randbytes(16),  # half a HEADERS
             PREFACE + SETTINGS_FRAME * 500,
             b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + rng.randbytes(100),  # the beginning of a TLS hello
@@ -141,7 +141,7 @@ def garbage(rng: random.Random) -> bytes:
     )
 
 
-def test_garbage_and_half_frames_on_both_ports_disturb_nobody(nursery: Nursery, tmp_path: Path) -> None:
+def test_garbage_and_incomplete_frames_on_both_ports_affect_no_client(nursery: Nursery, tmp_path: Path) -> None:
     process = served(nursery, tmp_path)
     rng = random.Random(7)
     with CoordinatorClient(process.address, config=EAGER_CLIENT) as client, contextlib.ExitStack() as stack:
@@ -154,7 +154,7 @@ def test_garbage_and_half_frames_on_both_ports_disturb_nobody(nursery: Nursery, 
                 with contextlib.suppress(ConnectionError):
                     stranger.sendall(garbage(rng))
                 if number % 3 == 0:
-                    stranger.close()  # the others stay, and say no more
+                    stranger.close()  # the others stay connected and silent
             worker.heartbeat()
         assert health(process) == (200, {"status": "ok"})
         assert [w.worker_id for w in client.list_workers().workers] == ["w0"]
@@ -164,7 +164,7 @@ def test_garbage_and_half_frames_on_both_ports_disturb_nobody(nursery: Nursery, 
         assert grown_mb < 60
 
 
-def test_a_session_with_a_truncated_frame_or_without_hello_ends_and_the_others_go_on(
+def test_a_session_with_a_truncated_frame_or_without_hello_ends_alone(
     coordinator: CoordinatorProcess,
 ) -> None:
     async def play() -> list[tuple[grpc.StatusCode, str]]:
@@ -193,7 +193,7 @@ def test_a_session_with_a_truncated_frame_or_without_hello_ends_and_the_others_g
         assert client.num_connections == 1
 
 
-def test_frames_that_come_twice_or_late_change_nothing_twice(coordinator: CoordinatorProcess) -> None:
+def test_duplicate_and_late_frames_change_nothing_twice(coordinator: CoordinatorProcess) -> None:
     async def play() -> None:
         session = await RawSession(coordinator.address).greet("one")
         first, second = await session.ask(register(1, "w0"), register(1, "w0"))
@@ -219,7 +219,7 @@ def test_frames_that_come_twice_or_late_change_nothing_twice(coordinator: Coordi
             pb.Request(id=7, advance_epoch=calls.AdvanceEpochRequest(dataset_id="d", from_epoch=0)),
         ]
         told = {answer.id: answer for answer in await session.ask(*story)}
-        told[2].register_dataset.epoch = 1  # where it is by now
+        told[2].register_dataset.epoch = 1  # the current epoch
         again = await RawSession(coordinator.address).greet("another")
         for connection in (session, again):
             twice = await connection.ask(*story, *story)
@@ -293,10 +293,10 @@ def test_a_session_that_does_not_read_is_dropped_in_bounded_memory_while_others_
         assert onlooker.lost is None
 
 
-# -- many at once ------------------------------------------------------------------------------------------------------
+# -- many at once --------------------------------------------------------------------------------------------------
 
 
-def test_a_stampede_of_1000_registrations_over_50_sessions_makes_few_generations(
+def test_1000_registrations_over_50_sessions_make_few_generations(
     coordinator: CoordinatorProcess,
 ) -> None:
     num_sessions, num_each = 50, 20
@@ -321,7 +321,7 @@ def test_a_stampede_of_1000_registrations_over_50_sessions_makes_few_generations
     assert num_generations <= 200
 
 
-def test_300_of_1000_workers_that_die_at_once_are_one_new_generation(nursery: Nursery, tmp_path: Path) -> None:
+def test_300_of_1000_workers_that_die_at_once_are_one_generation(nursery: Nursery, tmp_path: Path) -> None:
     lease = {"lease_s": 60.0, "heartbeat_s": 5.0, "suspicion_s": 0.5, "tick_s": 0.02}
     process = CoordinatorProcess(nursery, tmp_path, lease=lease)
     process.start()
@@ -355,12 +355,12 @@ async def _closed(sessions: Iterable[RawSession]) -> None:
     await asyncio.gather(*(session.close() for session in sessions))
 
 
-# -- the disk, and death -----------------------------------------------------------------------------------------------
+# -- disk faults and kills -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of four megabytes."""
+    """A file system of 4 MB."""
     where = tmp_path / "small"
     where.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(where)]
@@ -372,7 +372,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(path: Path) -> None:
-    """To the last byte."""
+    """Fill it to the last byte."""
     with path.open("wb", buffering=0) as file:
         for size in (65_536, 4_096, 1):
             with contextlib.suppress(OSError):
@@ -380,7 +380,7 @@ def fill(path: Path) -> None:
                     file.write(b"x" * size)
 
 
-def test_with_a_full_disk_writes_are_refused_reads_answered_and_nothing_acknowledged_is_lost(
+def test_a_full_disk_refuses_writes_answers_reads_and_loses_nothing_acknowledged(
     nursery: Nursery, tmp_path: Path, small_disk: Path
 ) -> None:
     process = served(nursery, small_disk)
@@ -419,9 +419,7 @@ def test_with_a_full_disk_writes_are_refused_reads_answered_and_nothing_acknowle
     assert [index for index in acknowledged if not done[index]] == []
 
 
-def test_killed_under_load_it_keeps_every_acknowledged_ack_and_the_load_goes_on(
-    nursery: Nursery, tmp_path: Path
-) -> None:
+def test_a_kill_under_load_keeps_every_acknowledged_ack(nursery: Nursery, tmp_path: Path) -> None:
     process = CoordinatorProcess(nursery, tmp_path, lease=CALM, journal={"snapshot_every": 50})
     process.start()
     num_clients, num_shards, num_kills = 4, 2_400, 3

@@ -1,4 +1,4 @@
-"""Relays whose coordinator goes away: what they say of themselves, and how they find its successor."""
+"""Relays whose coordinator disappears: their health, and how they find its successor."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_health_of_a_relay_is_that_of_its_connection_to_the_coordinator(
 
 
 @pytest.mark.parametrize("through", ["one relay", "two relays"])
-def test_a_relay_with_two_upstreams_follows_the_leader_and_nobody_is_lost(
+def test_a_relay_with_two_upstreams_follows_the_leader_and_loses_no_worker(
     nursery: Nursery, tmp_path: Path, through: str
 ) -> None:
     settings = {"lease": CALM, "leadership": {"poll_s": 0.02}}

@@ -1,6 +1,6 @@
-"""A leader and its standby as real processes: killed, paused, told to leave, and with a database that fails under them.
+"""A leader and its standby as real processes: killed, paused, stopped, and with a failing database.
 
-Whatever happens, nothing that was acknowledged is lost, and the workers stay who they are.
+Whatever happens, nothing acknowledged is lost, and the workers keep their identity.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Pair:
         self.standby.start()
 
     def wait_taken_over(self) -> float:
-        """Waits for the standby's word that it leads; says how long that took."""
+        """Wait for the standby to lead; return how long that took."""
         start_s = time.monotonic()
         assert self.standby.child.hear()["leads"] is True
         return time.monotonic() - start_s
@@ -86,7 +86,7 @@ class Pair:
 
 
 class Load:
-    """A worker that acks shard after shard, and remembers which acks were answered."""
+    """A worker that acknowledges shard after shard, and records which acks were answered."""
 
     def __init__(self, worker: Worker) -> None:
         self.acknowledged: list[int] = []
@@ -113,7 +113,7 @@ class Load:
         try:
             until(lambda: len(self.acknowledged) >= goal, f"{num} more acks are answered")
         except AssertionError as error:
-            self._stopping.set()  # else it would go on after the test, as fast as it can
+            self._stopping.set()  # else it would continue after the test, as fast as it can
             frames = sys._current_frames()
             where = {thread.name: frames.get(thread.ident or 0) for thread in threading.enumerate()}
             stacks = (f"{name}:\n{''.join(traceback.format_stack(at))}" for name, at in where.items() if at)
@@ -153,7 +153,7 @@ def who(client: CoordinatorClient) -> tuple[int, list[tuple[str, int]]]:
 
 
 def ask_alone(address: str) -> types_pb2.Error:
-    """How this very coordinator refuses a unary call."""
+    """The error with which this coordinator refuses a unary call."""
     with grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
         call = channel.unary_unary(
             f"/{SERVICE}/ListJobs",
@@ -168,7 +168,7 @@ def ask_alone(address: str) -> types_pb2.Error:
 
 
 def health_of(address: str) -> int:
-    """Who is gone serves nobody."""
+    """A coordinator that is gone serves no caller."""
     with grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
         request = health_pb2.HealthCheckRequest(service=SERVICE)
         try:
@@ -197,24 +197,24 @@ def postgres_pair(postgres: PostgresServer, nursery: Nursery, tmp_path: Path) ->
     return pair
 
 
-def test_a_standby_sends_its_callers_to_the_leader_at_once(pair: Pair) -> None:
+def test_a_standby_redirects_its_callers_to_the_leader_at_once(pair: Pair) -> None:
     until(lambda: pair.leader.address in ask_alone(pair.standby.address).message, "it names the leader")
     refusal = ask_alone(pair.standby.address)
     assert refusal.kind == "NotLeader"
-    assert refusal.message == f"this coordinator stands by; the leader is at {pair.leader.address}"
+    assert refusal.message == f"this coordinator is a standby; the leader is at {pair.leader.address}"
     assert (health_of(pair.leader.address), health_of(pair.standby.address)) == (SERVING, NOT_SERVING)
     impatient = ClientConfig(connect_timeout_s=2.0)
-    with pytest.raises(NotLeader, match="give the client the addresses of all coordinators"):
+    with pytest.raises(NotLeader, match="pass the addresses of all coordinators"):
         CoordinatorClient(pair.standby.address, config=impatient).connect()
     with CoordinatorClient(f"{pair.standby.address},{pair.leader.address}") as client:
         assert client.list_jobs() == []
 
 
-def test_a_killed_leader_is_replaced_and_nobody_and_nothing_is_lost(pair: Pair) -> None:
+def test_a_killed_leader_is_replaced_and_nothing_is_lost(pair: Pair) -> None:
     with two_workers(pair.addresses) as (client, workers), ThreadPoolExecutor(2) as pool:
         before = who(client)
         with Load(workers[0]) as load:
-            # One has arrived when the leader dies; the other comes to the new one.
+            # One worker has arrived when the leader dies; the other arrives at the new one.
             first: Future[None] = pool.submit(workers[1].barrier, "sync", timeout_s=DEADLINE_S)
             pair.leader.kill()
             pair.wait_taken_over()
@@ -228,7 +228,7 @@ def test_a_killed_leader_is_replaced_and_nobody_and_nothing_is_lost(pair: Pair) 
     load.check_nothing_lost(pair.core())
 
 
-def test_a_leader_that_is_told_to_leave_hands_over_at_once(pair: Pair) -> None:
+def test_a_leader_that_is_stopped_hands_over_at_once(pair: Pair) -> None:
     with two_workers(pair.addresses) as (client, workers), Load(workers[0]) as load:
         before = who(client)
         start_s = time.monotonic()
@@ -242,7 +242,7 @@ def test_a_leader_that_is_told_to_leave_hands_over_at_once(pair: Pair) -> None:
     load.check_nothing_lost(pair.core())
 
 
-def test_a_paused_leader_can_neither_write_nor_speak_when_it_wakes_up(
+def test_a_paused_leader_can_neither_write_nor_answer_when_it_resumes(
     postgres: PostgresServer, nursery: Nursery, tmp_path: Path
 ) -> None:
     pair = Pair(nursery, tmp_path, postgres.new_state())
@@ -262,7 +262,7 @@ def test_a_paused_leader_can_neither_write_nor_speak_when_it_wakes_up(
             with grpc.insecure_channel(pair.leader.address) as channel:
                 calls = waiting_calls(channel)
                 old.signal(signal.SIGCONT)
-                # Refused in its own words, or cut off without any because it steps down: which, is a race.
+                # Either refused with an error, or cut off without one because it steps down: which is a race.
                 assert {refusal(call) for call in calls} <= {
                     (grpc.StatusCode.UNAVAILABLE, "NotLeader"),
                     (grpc.StatusCode.UNAVAILABLE, ""),
@@ -270,7 +270,7 @@ def test_a_paused_leader_can_neither_write_nor_speak_when_it_wakes_up(
                 }
             code, errors = old.ended()
             assert code == ExitCode.STATE_BUSY
-            assert "another coordinator has become the leader" in errors
+            assert "another coordinator leads" in errors
             assert "term 1 is over" in errors
             load.wait_more()
             assert who(client) == before
@@ -286,10 +286,10 @@ def test_a_paused_leader_can_neither_write_nor_speak_when_it_wakes_up(
     assert seqs == list(itertools.islice(itertools.count(seqs[0]), len(seqs)))
 
 
-def test_a_paused_leader_knows_by_its_own_clock_that_it_may_not_speak(
+def test_a_paused_leader_stops_answering_by_its_own_clock(
     postgres: PostgresServer, nursery: Nursery, tmp_path: Path
 ) -> None:
-    """While the database does not answer, nothing but its own clock can tell it."""
+    """While the database does not respond, only its own clock can tell it."""
     pair = Pair(nursery, tmp_path, postgres.new_state())
     pair.start()
     pair.leader.child.freeze()
@@ -304,7 +304,7 @@ def test_a_paused_leader_knows_by_its_own_clock_that_it_may_not_speak(
 
 
 def waiting_calls(channel: grpc.Channel) -> list[Any]:
-    """They wait in a paused coordinator's socket, and are the first thing that it sees when it wakes up."""
+    """They wait in the socket of a paused coordinator, and are the first thing that it sees when it resumes."""
     requests = (
         ("RegisterWorker", calls_pb2.RegisterWorkerRequest(worker_id="ghost", instance_id="g")),
         ("ListWorkers", calls_pb2.ListWorkersRequest()),
@@ -319,13 +319,13 @@ def waiting_calls(channel: grpc.Channel) -> list[Any]:
 
 
 def refusal(call: Any) -> tuple[grpc.StatusCode, str]:
-    """The status, and which error of ours came with it; empty if it is gRPC's own."""
+    """Return the status, and the name of our error in it; empty for gRPC's own."""
     details = dict(call.trailing_metadata() or ()).get("strata-error-bin")
     return call.code(), types_pb2.Error.FromString(details).kind if details else ""
 
 
-def test_a_leader_paused_for_less_than_anybody_noticed_goes_on(postgres: PostgresServer, nursery: Nursery) -> None:
-    """Its lease ran out and nobody took it: the term is still its own."""
+def test_a_leader_paused_for_less_than_its_lease_continues(postgres: PostgresServer, nursery: Nursery) -> None:
+    """Its lease expired but was not taken: the term is still its own."""
     alone = CoordinatorProcess(nursery, Path(), state=postgres.new_state(), lease=CALM, leadership=LEADERSHIP)
     alone.start()
     with two_workers(alone.address) as (client, workers):
@@ -341,7 +341,7 @@ def test_a_leader_paused_for_less_than_anybody_noticed_goes_on(postgres: Postgre
         assert [worker.lost for worker in workers] == [None, None]
 
 
-def test_a_restarted_leader_waits_for_its_own_old_lease(postgres: PostgresServer, nursery: Nursery) -> None:
+def test_a_restarted_leader_waits_for_its_previous_lease(postgres: PostgresServer, nursery: Nursery) -> None:
     alone = CoordinatorProcess(nursery, Path(), state=postgres.new_state(), lease=CALM, leadership=LEADERSHIP)
     alone.start()
     with two_workers(alone.address) as (client, _):
@@ -365,7 +365,7 @@ def test_a_second_leader_is_refused_while_the_first_renews(
     assert "--standby" in errors
 
 
-def test_a_database_that_crashes_under_load_is_waited_for(postgres: PostgresServer, postgres_pair: Pair) -> None:
+def test_the_leader_survives_a_database_crash_under_load(postgres: PostgresServer, postgres_pair: Pair) -> None:
     pair = postgres_pair
     with two_workers(pair.addresses) as (client, workers):
         before = who(client)
@@ -378,10 +378,10 @@ def test_a_database_that_crashes_under_load_is_waited_for(postgres: PostgresServ
     load.check_nothing_lost(pair.core())
 
 
-def test_a_database_that_stays_away_for_longer_than_the_lease_is_found_again(
+def test_the_leader_survives_a_database_outage_longer_than_the_lease(
     postgres: PostgresServer, postgres_pair: Pair
 ) -> None:
-    """Health says so meanwhile. Whoever of the two leads then, nobody has to be restarted."""
+    """Health reports it meanwhile. Whichever of the two leads then, neither has to be restarted."""
     pair = postgres_pair
     with two_workers(pair.addresses) as (client, workers):
         before = who(client)
@@ -401,7 +401,7 @@ def test_a_database_that_stays_away_for_longer_than_the_lease_is_found_again(
     load.check_nothing_lost(pair.core())
 
 
-def test_connections_that_are_cut_under_load_are_made_again(postgres: PostgresServer, postgres_pair: Pair) -> None:
+def test_database_connections_cut_under_load_are_reestablished(postgres: PostgresServer, postgres_pair: Pair) -> None:
     pair = postgres_pair
     with two_workers(pair.addresses) as (client, workers):
         before = who(client)

@@ -1,7 +1,7 @@
-"""Coordinators and workers in processes of their own, for tests that kill, freeze and restart them.
+"""Coordinators and workers in separate processes, for tests that kill, freeze and restart them.
 
-Everything waits on an output, with a deadline; nothing sleeps. `CommandLine` is `strata coordinator` as a user starts
-it; `CoordinatorProcess` is the same server forked from the nursery, at a twentieth of the time.
+Every wait is for some output, with a deadline; nothing sleeps. `CommandLine` is `strata coordinator` as a user starts
+it; `CoordinatorProcess` is the same server forked from the nursery, in a twentieth of the time.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from strata.coordinator.embedded import EmbeddedCoordinator
 HERE = Path(__file__).resolve().parent
 STRATA = Path(sys.executable).with_name("strata")
 DEADLINE_S = 30.0
-"""For anything that comes in milliseconds unless it is broken."""
+"""For anything that takes milliseconds unless it is broken."""
 
 CALM = {"lease_s": 20.0, "heartbeat_s": 0.2, "suspicion_s": 5.0, "tick_s": 0.02}
-"""Nobody dies of a busy machine."""
+"""No worker dies on a busy machine."""
 STRICT = {"lease_s": 1.5, "heartbeat_s": 0.2, "suspicion_s": 0.2, "tick_s": 0.02}
-"""Who is silent dies soon."""
+"""A silent worker dies soon."""
 EAGER_CLIENT = ClientConfig(backoff_s=0.01, max_backoff_s=0.1, call_timeout_s=DEADLINE_S, silence_s=1.0)
 
 
 PORTS = (10_000, 32_000)
-"""Below those that the system hands out for `:0`, so that a restarted server finds its port free again."""
+"""Below the ports that the system assigns for `:0`, so that a restarted server finds its port free again."""
 _ports = itertools.cycle(random.Random().sample(range(*PORTS), PORTS[1] - PORTS[0]))
 
 
 def free_port() -> int:
-    """One that this process has not given out before, and nobody has bound."""
+    """Return a port that this process has not used before and that is not bound."""
     for port in _ports:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
@@ -56,7 +56,7 @@ def free_port() -> int:
 
 
 def until(condition: Callable[[], bool], what: str, *, deadline_s: float = DEADLINE_S) -> None:
-    """Looks again and again; for what cannot be waited on otherwise."""
+    """Poll a condition; for what cannot be waited for otherwise."""
     end_s = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < end_s, f"not within {deadline_s} s: {what}"
@@ -78,7 +78,7 @@ class Child:
         self._lifeline.sendall(json.dumps(order).encode() + b"\n")
 
     def hear(self, deadline_s: float = DEADLINE_S) -> dict[str, Any]:
-        """The next line that it says."""
+        """Return the next line of its output."""
         line = self._line(deadline_s)
         assert line, f"process {self.pid} is gone:\n{self._log.read_text()}"
         return json.loads(line)
@@ -98,7 +98,7 @@ class Child:
         self.signal(signal.SIGCONT)
 
     def wait_gone(self, deadline_s: float = DEADLINE_S) -> int:
-        """Its exit code; below 0, the signal that ended it."""
+        """Return the exit code, or the negated signal that ended it."""
         if self.exit_code is None:
             while self._line(deadline_s):
                 pass
@@ -107,7 +107,7 @@ class Child:
         return self.exit_code
 
     def kill(self) -> None:
-        """kill -9, unless it is dead already."""
+        """Send SIGKILL, unless it has exited already."""
         if self.exit_code is None:
             self.signal(signal.SIGKILL)
             self.wait_gone()
@@ -125,7 +125,7 @@ class Child:
                 piece = self._lifeline.recv(65536)
             except TimeoutError:
                 raise AssertionError(
-                    f"process {self.pid} said nothing within {deadline_s} s:\n{self._log.read_text()}"
+                    f"process {self.pid} printed nothing within {deadline_s} s:\n{self._log.read_text()}"
                 ) from None
             except ConnectionResetError:
                 piece = b""
@@ -156,7 +156,7 @@ class Nursery:
         assert self._read() == {"ready": True}
 
     def fork(self, run: str, **arguments: Any) -> Child:
-        """Starts `module:function` with these arguments in a process of its own."""
+        """Start `module:function` with these arguments in a new process."""
         with self._lock:
             self._num_children += 1
             path = self._directory / f"{self._num_children}.sock"
@@ -178,7 +178,7 @@ class Nursery:
             return int(self._ask({"reap": pid})["exit_code"])
 
     def bury(self) -> None:
-        """Ends every child that is still there."""
+        """End every child that is still running."""
         for child in self._children:
             child.kill()
         self._children.clear()
@@ -202,14 +202,16 @@ class Nursery:
 
 
 class TorchRanks:
-    """Runs functions of a test's module on several ranks, which are processes of their own, forked where torch is."""
+    """Runs functions of a test's module on several ranks, in processes forked from one that has imported torch."""
 
     def __init__(self, nursery: Nursery, module: str) -> None:
         self._nursery = nursery
         self._module = module
 
     def run(self, function: Callable[..., Any], num_ranks: int, *, deadline_s: float, **arguments: Any) -> list[Any]:
-        """What each rank says, once all have ended well; `function` takes a lifeline, a rank and their number, too."""
+        """Return the output of each rank once all have succeeded; `function` also takes a lifeline, a rank and the
+        world size.
+        """
         run = f"{self._module}:{function.__name__}"
         try:
             children = [
@@ -229,7 +231,7 @@ class Forks(Protocol):
 
 
 class CoordinatorProcess:
-    """A coordinator that keeps its address and its state through every death."""
+    """A coordinator that keeps its address and its state across restarts."""
 
     def __init__(self, nursery: Forks, directory: Path, *, run: str = "children:coordinator", **settings: Any) -> None:
         self.state = directory / "coordinator.db"
@@ -253,13 +255,13 @@ class CoordinatorProcess:
         self.child.kill()
 
     def restart(self) -> None:
-        """kill -9, and up again."""
+        """Kill it with SIGKILL and start it again."""
         self.kill()
         self.start()
 
 
 class Cable:
-    """A network to a coordinator that can be cut: clients connect to `address`."""
+    """A network path to a coordinator that can be cut: clients connect to `address`."""
 
     def __init__(self, target: str, *, port: int = 0) -> None:
         self._target = target
@@ -277,7 +279,7 @@ class Cable:
         shared_loop().run(self._remove())
 
     def cut(self) -> None:
-        """Resets every connection; new ones go through."""
+        """Reset every connection; new ones succeed."""
         shared_loop().run(self._cut())
 
     async def _lay(self) -> str:
@@ -313,7 +315,7 @@ class Cable:
 
 
 class CommandLine:
-    """`strata coordinator`, or another command that serves, as a user or a script starts it."""
+    """`strata coordinator`, or another server command, as a user or a script starts it."""
 
     def __init__(self, directory: Path, *flags: str, command: str = "coordinator") -> None:
         self.directory = directory
@@ -322,7 +324,7 @@ class CommandLine:
             cwd=directory,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            bufsize=0,  # so that what `select` sees is all there is
+            bufsize=0,  # so that `select` sees all output
             env={**os.environ, "NO_COLOR": "1", "TERM": "dumb"},
         )
 
@@ -331,14 +333,14 @@ class CommandLine:
         return self._process.pid
 
     def line(self, deadline_s: float = DEADLINE_S) -> str:
-        """The next line of its output."""
+        """Return the next line of its output."""
         assert self._process.stdout is not None
         readable, _, _ = select.select([self._process.stdout], [], [], deadline_s)
         assert readable, f"nothing was printed within {deadline_s} s"
         return self._process.stdout.readline().decode()
 
     def addresses(self) -> dict[str, str]:
-        """With --json."""
+        """Return the addresses printed with --json."""
         line = self.line()
         assert line, self.ended()
         return json.loads(line)
@@ -350,7 +352,7 @@ class CommandLine:
         self._process.send_signal(number)
 
     def ended(self, deadline_s: float = DEADLINE_S) -> tuple[int, str]:
-        """Its exit code, and what it said on stderr."""
+        """Return the exit code and the contents of stderr."""
         _, errors = self._process.communicate(timeout=deadline_s)
         return self._process.returncode, errors.decode()
 
@@ -377,7 +379,7 @@ def _nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
 
 @pytest.fixture(scope="module")
 def torch_ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchRanks]:
-    """Ranks that have imported the test's module and what torch's optimizers import when they are first used."""
+    """Ranks that have imported the test's module and the lazy imports of torch's optimizers."""
     variables = {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
     nursery = Nursery(tmp_path_factory.mktemp("ranks"), request.module.__name__, "torch._dynamo", **variables)
     yield TorchRanks(nursery, request.module.__name__)
@@ -393,7 +395,7 @@ def nursery(_nursery: Nursery) -> Iterator[Nursery]:
 
 @pytest.fixture
 def coordinator(nursery: Nursery, tmp_path: Path) -> CoordinatorProcess:
-    """A coordinator in a process of its own, up, with leases that a busy machine keeps."""
+    """A running coordinator in a separate process, with leases that hold on a busy machine."""
     process = CoordinatorProcess(nursery, tmp_path, lease=CALM)
     process.start()
     return process
@@ -401,7 +403,7 @@ def coordinator(nursery: Nursery, tmp_path: Path) -> CoordinatorProcess:
 
 @pytest.fixture
 def strict_coordinator(nursery: Nursery, tmp_path: Path) -> CoordinatorProcess:
-    """The same, with leases that run out soon."""
+    """The same, with leases that expire soon."""
     process = CoordinatorProcess(nursery, tmp_path, lease=STRICT)
     process.start()
     return process

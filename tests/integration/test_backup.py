@@ -1,4 +1,4 @@
-"""`strata journal backup`: of a coordinator that runs and writes, and what can be done with it."""
+"""`strata journal backup` of a coordinator that runs and writes, and restoring from it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def strata(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([STRATA, "journal", "backup", *args], capture_output=True, text=True, check=False)
 
 
-def test_a_backup_under_load_holds_all_that_was_acknowledged_before_it_and_is_one_file(
+def test_a_backup_under_load_contains_everything_acknowledged_before_it(
     coordinator: CoordinatorProcess, tmp_path: Path
 ) -> None:
     target = tmp_path / "backups" / "coordinator.db"
@@ -67,7 +67,7 @@ def test_a_backup_under_load_holds_all_that_was_acknowledged_before_it_and_is_on
         assert [w.worker_id for w in client.list_workers(job_id="resnet").workers] == ["a"]
 
 
-def test_a_dump_of_postgresql_is_a_backup_as_the_page_says(postgres: PostgresServer, tmp_path: Path) -> None:
+def test_a_postgresql_dump_is_a_backup_as_documented(postgres: PostgresServer, tmp_path: Path) -> None:
     state, other = postgres.new_state(), postgres.new_state()
     dump = str(tmp_path / "coordinator.dump")
     with (
@@ -99,11 +99,11 @@ def run(postgres: PostgresServer, program: str, *arguments: str) -> None:
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
-def test_a_backup_takes_the_place_of_nothing(coordinator: CoordinatorProcess, tmp_path: Path) -> None:
+def test_a_backup_overwrites_nothing(coordinator: CoordinatorProcess, tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("keep me")
     refused = strata(str(tmp_path / "precious"), "--state", str(coordinator.state))
     assert refused.returncode == ExitCode.USAGE
-    assert "name a file that is not there yet" in refused.stderr
+    assert "name a new file in an existing directory" in refused.stderr
     assert (tmp_path / "precious").read_text() == "keep me"
 
 
@@ -112,18 +112,18 @@ def test_a_backup_takes_the_place_of_nothing(coordinator: CoordinatorProcess, tm
     [
         ("memory", "nothing to back up"),
         ("postgresql+psycopg://strata:secret@db/strata", "pg_dump"),
-        ("nowhere.db", "there is no state at"),
-        ("sqlite:///nowhere.db", "there is no state at"),
+        ("nowhere.db", "no state at"),
+        ("sqlite:///nowhere.db", "no state at"),
     ],
 )
-def test_what_cannot_be_backed_up_is_refused_with_the_cure(state: str, words: str, tmp_path: Path) -> None:
+def test_a_state_without_a_backup_is_refused_with_the_cure(state: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=words) as refused:
         back_up(state, tmp_path / "backup.db")
     assert "secret" not in refused.value.message
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_state_that_is_damaged_gives_no_backup_that_looks_good(tmp_path: Path) -> None:
+def test_a_damaged_state_gives_no_backup(tmp_path: Path) -> None:
     state = tmp_path / "coordinator.db"
     with (
         EmbeddedCoordinator(CoordinatorConfig(state=str(state))) as coordinator,

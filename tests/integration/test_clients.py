@@ -41,11 +41,11 @@ from strata.v1 import session_pb2, types_pb2
 T = TypeVar("T")
 
 QUIET = CoordinatorConfig(state="memory", lease=LeaseConfig(lease_s=120.0, heartbeat_s=60.0, suspicion_s=60.0))
-"""Heartbeats are so rare that whatever arrives was pushed."""
+"""Heartbeats are so rare that every arrival must be a push."""
 
 
 def on_loop(work: Coroutine[Any, Any, T]) -> T:
-    """Runs asyncio code on the loop that every gRPC channel of this process shares."""
+    """Run asyncio code on the loop that every gRPC channel of this process shares."""
     return shared_loop().run(work)
 
 
@@ -74,7 +74,7 @@ def quiet_client(quiet: EmbeddedCoordinator) -> Iterator[CoordinatorClient]:
 
 
 def num_arrived(coordinator: EmbeddedCoordinator) -> int:
-    """Workers that stand at barriers; this cannot be seen over the wire."""
+    """The number of workers waiting at barriers, which is not visible on the wire."""
     assert coordinator._server is not None
     assert coordinator._server._engine is not None
     jobs = list(coordinator._server._engine.core.jobs.values())
@@ -102,7 +102,7 @@ def test_a_call_made_while_the_coordinator_is_down_is_answered_when_it_is_back(
     assert worker.lost is None
 
 
-def test_a_call_that_the_coordinator_would_not_take_is_refused_with_the_setting_and_the_session_lives(
+def test_a_call_above_the_limit_is_refused_with_the_setting_and_the_session_survives(
     nursery: Nursery, tmp_path: Path
 ) -> None:
     coordinator = CoordinatorProcess(nursery, tmp_path, lease=CALM, limits={"max_message_bytes": 262_144})
@@ -132,11 +132,11 @@ def test_a_call_that_waits_is_refused_when_the_coordinator_comes_back_with_a_sma
         assert client.list_jobs() == []
 
 
-def test_the_asyncio_client_repeats_a_hundred_calls_that_were_under_way(coordinator: CoordinatorProcess) -> None:
+def test_the_asyncio_client_retries_a_hundred_calls_in_progress(coordinator: CoordinatorProcess) -> None:
     async def scenario() -> None:
         async with AsyncCoordinatorClient(coordinator.address, config=EAGER_CLIENT) as client:
             worker = await client.register_worker("w0")
-            # Killed in a thread, so that the calls are sent, and some of them answered, while it dies.
+            # Killed in a thread, so that calls are sent, and some answered, while it dies.
             killing = asyncio.get_running_loop().run_in_executor(None, coordinator.restart)
             registering = [client.register_dataset(f"d{n}", total_samples=10, shard_size=5, seed=n) for n in range(100)]
             assert await asyncio.gather(*registering) == [2] * 100
@@ -150,10 +150,10 @@ def test_the_asyncio_client_repeats_a_hundred_calls_that_were_under_way(coordina
     on_loop(scenario())
 
 
-def test_a_barrier_goes_on_across_the_death_of_the_coordinator(
+def test_a_barrier_survives_the_death_of_the_coordinator(
     coordinator: CoordinatorProcess, client: CoordinatorClient, pool: ThreadPoolExecutor
 ) -> None:
-    """Arrivals are not durable: the session that comes back brings them again."""
+    """Arrivals are not durable: the reconnected session sends them again."""
     with CoordinatorClient(coordinator.address, config=EAGER_CLIENT) as other:
         early, late = client.register_worker("w0"), other.register_worker("w1")
         early.refresh()
@@ -195,10 +195,10 @@ def test_a_session_whose_connection_was_cut_is_resumed_under_the_same_incarnatio
         assert waiting.result(DEADLINE_S) is None
 
 
-# -- nobody answers ------------------------------------------------------------------------------------------------
+# -- no coordinator ------------------------------------------------------------------------------------------------
 
 
-def test_nobody_listening_is_told_in_bounded_time_with_the_cure() -> None:
+def test_an_address_without_a_coordinator_fails_in_bounded_time_with_the_cure() -> None:
     address = f"127.0.0.1:{free_port()}"
     began_s = time.monotonic()
     with pytest.raises(CoordinatorUnavailable, match=r"`strata coordinator` starts one") as unavailable:
@@ -209,7 +209,7 @@ def test_nobody_listening_is_told_in_bounded_time_with_the_cure() -> None:
     assert "refused" in unavailable.value.message
 
 
-def test_a_registry_without_a_coordinator_says_so(tmp_path: Path) -> None:
+def test_a_registry_reports_a_missing_coordinator(tmp_path: Path) -> None:
     with pytest.raises(CoordinatorUnavailable, match="did not answer within"):
         DatasetRegistry(f"unix:{tmp_path}/nothing.sock", config=ClientConfig(connect_timeout_s=0.2))
 
@@ -235,13 +235,13 @@ def test_a_call_to_a_frozen_coordinator_ends_in_bounded_time(coordinator: Coordi
 
 
 @pytest.mark.parametrize("closed", [False, True])
-def test_a_client_that_is_not_connected_says_how_to(closed: bool, embedded: EmbeddedCoordinator) -> None:
+def test_a_call_on_an_unconnected_client_explains_how_to_connect(closed: bool, embedded: EmbeddedCoordinator) -> None:
     client = CoordinatorClient(embedded.address)
     if closed:
         client.connect()
         client.close()
         client.close()
-    with pytest.raises(CoordinatorUnavailable, match=r"use it in a `with` block, or call connect\(\)"):
+    with pytest.raises(CoordinatorUnavailable, match=r"use it in a `with` block or call connect\(\)"):
         client.list_jobs()
     assert client.num_connections == 0
 
@@ -256,7 +256,7 @@ def test_a_client_may_be_connected_twice_and_opened_again(embedded: EmbeddedCoor
         assert client.list_jobs() == []
 
 
-def test_closing_ends_the_calls_under_way(
+def test_closing_ends_the_calls_in_progress(
     quiet: EmbeddedCoordinator, quiet_client: CoordinatorClient, pool: ThreadPoolExecutor
 ) -> None:
     waiting = []
@@ -269,7 +269,7 @@ def test_closing_ends_the_calls_under_way(
         workers[2].refresh()
         until(lambda: num_arrived(quiet) == 2, "two are waiting")
     for one in waiting:
-        with pytest.raises(CoordinatorUnavailable, match="closed before the answer came"):
+        with pytest.raises(CoordinatorUnavailable, match="closed before the answer arrived"):
             one.result(DEADLINE_S)
     until(lambda: quiet_client.list_workers().workers[0].suspect, "its worker is suspect")
 
@@ -298,7 +298,7 @@ def test_ctrl_c_ends_the_call_and_leaves_the_client_usable(
     assert (quiet_client.num_connections, len(quiet_client.list_workers().workers)) == (1, 2)
 
 
-def test_a_program_that_forgets_to_close_ends_quietly(coordinator: CoordinatorProcess) -> None:
+def test_a_program_that_does_not_close_its_client_exits_cleanly(coordinator: CoordinatorProcess) -> None:
     program = (
         "from strata.coordinator.client import CoordinatorClient\n"
         f"client = CoordinatorClient({coordinator.address!r})\n"
@@ -315,14 +315,14 @@ def test_a_program_that_forgets_to_close_ends_quietly(coordinator: CoordinatorPr
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-# -- what the coordinator says unasked -----------------------------------------------------------------------------
+# -- notices -------------------------------------------------------------------------------------------------------
 
 
 def test_a_stop_is_pushed_to_a_worker_at_once_and_not_repeated_after_its_ack(quiet_client: CoordinatorClient) -> None:
     worker = quiet_client.register_worker("w0")
     number = quiet_client.send_command("STOP", worker_ids=["w0"], reason="pruned", args={"save": "yes"})
     assert worker.wait_changed(DEADLINE_S)
-    worker.heartbeat()  # the answer repeats it, since nobody has taken it yet
+    worker.heartbeat()  # the answer repeats it, since it was not taken yet
     (command,) = worker.take_commands()
     assert (command.command_id, command.name, command.reason, command.args) == (
         number,
@@ -335,7 +335,7 @@ def test_a_stop_is_pushed_to_a_worker_at_once_and_not_repeated_after_its_ack(qui
     assert not worker.wait_changed(0.05)
 
 
-def test_commands_keep_their_order_and_reach_everybody(quiet_client: CoordinatorClient) -> None:
+def test_commands_keep_their_order_and_reach_all_workers(quiet_client: CoordinatorClient) -> None:
     workers = [quiet_client.register_worker(f"w{n}") for n in range(3)]
     names = ["CHECKPOINT_NOW", "DUMP_STACKS", "MESSAGE", "REBALANCE", "STOP"]
     for name in names:
@@ -351,7 +351,7 @@ def test_commands_keep_their_order_and_reach_everybody(quiet_client: Coordinator
         assert heard == names
 
 
-def test_a_command_survives_the_coordinator_and_is_heard_once(
+def test_a_command_survives_the_coordinator_and_is_received_once(
     coordinator: CoordinatorProcess, client: CoordinatorClient
 ) -> None:
     worker = client.register_worker("w0")
@@ -393,13 +393,13 @@ def test_waiting_for_workers_ends_when_the_last_has_joined(
     assert others[2].rank == 3
 
 
-def test_waiting_for_workers_that_do_not_come_says_how_many_did(quiet_client: CoordinatorClient) -> None:
+def test_waiting_for_workers_reports_how_many_joined_on_timeout(quiet_client: CoordinatorClient) -> None:
     worker = quiet_client.register_worker("w0")
-    with pytest.raises(CoordinatorUnavailable, match=r"1 of 3 workers .* came within 0\.1 s; start the others"):
+    with pytest.raises(CoordinatorUnavailable, match=r"1 of 3 workers .* joined within 0\.1 s; start the others"):
         worker.wait_for_workers(3, timeout_s=0.1)
 
 
-def test_a_notice_that_only_a_newer_client_would_understand_is_passed_over(
+def test_a_notice_of_a_newer_version_is_skipped(
     quiet_client: CoordinatorClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     quiet_client.register_worker("w0")
@@ -407,13 +407,13 @@ def test_a_notice_that_only_a_newer_client_would_understand_is_passed_over(
     assert link is not None
     command = types_pb2.Command(command_id=1, kind=99)  # type: ignore[arg-type]
     queued = session_pb2.CommandQueued(job_id="default", worker_id="w0", command=command)
-    link._hear(session_pb2.Notice(command_queued=queued))
-    link._hear(session_pb2.Notice())
+    link._handle_notice(session_pb2.Notice(command_queued=queued))
+    link._handle_notice(session_pb2.Notice())
     assert "newer than this client" in caplog.text
     assert quiet_client.num_connections == 1
 
 
-# -- what does not fit ---------------------------------------------------------------------------------------------
+# -- invalid values ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -442,7 +442,7 @@ def test_a_notice_that_only_a_newer_client_would_understand_is_passed_over(
         ("args", lambda c, w: c.send_command("STOP", args={"k": 1})),
     ],
 )
-def test_an_argument_that_cannot_be_meant_is_named_and_nothing_happens(
+def test_an_invalid_argument_is_named_and_changes_nothing(
     field: str, call: Callable[[CoordinatorClient, Worker], Any], quiet_client: CoordinatorClient
 ) -> None:
     worker = quiet_client.register_worker("w0")
@@ -455,15 +455,15 @@ def test_an_argument_that_cannot_be_meant_is_named_and_nothing_happens(
     assert [d.num_done for d in quiet_client.list_datasets()] == [0]
 
 
-def test_a_worker_does_not_die_of_what_it_reports(
+def test_an_invalid_report_does_not_kill_the_worker(
     quiet_client: CoordinatorClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The refused report is left out, and the next beat, which comes at once, is a plain sign of life."""
+    """The refused report is dropped, and the next heartbeat, which follows at once, is empty."""
     caplog.set_level(logging.WARNING)
     worker = quiet_client.register_worker("w0")
     worker.report(**{"not a name": 1.0})
     on_loop(quiet_client._client._beat(worker._worker))
-    assert quiet_client._client._beat_now.is_set() or "refused" in caplog.text
+    assert quiet_client._client._beat_now.is_set() or "rejected the report" in caplog.text
     worker.heartbeat()
     worker.report(step=3, loss=0.5)
     worker.heartbeat()
@@ -471,7 +471,7 @@ def test_a_worker_does_not_die_of_what_it_reports(
     assert (seen.step, seen.metrics) == (3, {"loss": 0.5})
 
 
-def test_calls_too_large_for_one_frame_together_go_out_in_several() -> None:
+def test_calls_too_large_for_one_frame_are_sent_in_several() -> None:
     limits = Limits(max_message_bytes=262_144)
     config = ClientConfig(max_message_bytes=262_144)
 
@@ -516,7 +516,7 @@ def test_eight_workers_in_eight_threads_pass_twenty_barriers_together(
     assert set(passed.values()) == {8}
 
 
-def test_an_elastic_barrier_is_entered_again_when_somebody_joins(
+def test_an_elastic_barrier_is_entered_again_after_a_join(
     quiet: EmbeddedCoordinator, quiet_client: CoordinatorClient, pool: ThreadPoolExecutor
 ) -> None:
     first, second = quiet_client.register_worker("w0"), quiet_client.register_worker("w1")
@@ -530,7 +530,7 @@ def test_an_elastic_barrier_is_entered_again_when_somebody_joins(
     assert {w.generation for w in (first, second, third)} == {3}
 
 
-def test_a_barrier_that_is_not_elastic_breaks_when_somebody_joins(
+def test_a_barrier_that_is_not_elastic_breaks_on_a_join(
     quiet: EmbeddedCoordinator, quiet_client: CoordinatorClient, pool: ThreadPoolExecutor
 ) -> None:
     first = quiet_client.register_worker("w0")
@@ -539,15 +539,15 @@ def test_a_barrier_that_is_not_elastic_breaks_when_somebody_joins(
     waiting = pool.submit(first.barrier, "sync", timeout_s=DEADLINE_S)
     until(lambda: num_arrived(quiet) == 1, "the first is there")
     quiet_client.register_worker("w2")
-    with pytest.raises(BarrierBroken, match=r"generation 3 began: w2 joined") as broken:
+    with pytest.raises(BarrierBroken, match=r"generation 3 started: w2 joined") as broken:
         waiting.result(DEADLINE_S)
     assert (broken.value.generation, broken.value.missing) == (3, {})
 
 
-def test_a_member_killed_at_a_barrier_breaks_it_for_everybody_at_once_with_the_reason(
+def test_a_killed_member_breaks_the_barrier_at_once_with_the_reason(
     nursery: Nursery, tmp_path: Path, pool: ThreadPoolExecutor
 ) -> None:
-    """The lease would be 20 s; the reset connection is what tells."""
+    """The lease would be 20 s; the reset connection is detected."""
     coordinator = CoordinatorProcess(nursery, tmp_path, lease={**CALM, "suspicion_s": 0.2})
     coordinator.start()
     with CoordinatorClient(coordinator.address) as client:
@@ -561,12 +561,12 @@ def test_a_member_killed_at_a_barrier_breaks_it_for_everybody_at_once_with_the_r
         for one in waiting:
             with pytest.raises(BarrierBroken) as broken:
                 one.result(DEADLINE_S)
-            assert broken.value.missing == {"victim": "connection lost and not renewed within 0.2 s"}
+            assert broken.value.missing == {"victim": "connection lost and not restored within 0.2 s"}
             assert broken.value.generation == 6
         assert survivors[3].refresh().generation == 6
 
 
-def test_a_member_killed_while_it_waits_itself_breaks_the_barrier_too(
+def test_a_member_killed_while_waiting_breaks_the_barrier_too(
     nursery: Nursery, tmp_path: Path, pool: ThreadPoolExecutor
 ) -> None:
     coordinator = CoordinatorProcess(nursery, tmp_path, lease={**CALM, "suspicion_s": 0.2})
@@ -588,7 +588,7 @@ def test_a_member_killed_while_it_waits_itself_breaks_the_barrier_too(
 # -- lost workers --------------------------------------------------------------------------------------------------
 
 
-def test_a_worker_frozen_past_its_lease_finds_itself_lost_when_it_wakes(
+def test_a_worker_frozen_past_its_lease_learns_that_it_is_lost(
     strict_coordinator: CoordinatorProcess, nursery: Nursery
 ) -> None:
     frozen = nursery.fork("children:workers", address=strict_coordinator.address, worker_ids=["w0"])
@@ -606,7 +606,7 @@ def test_a_worker_frozen_past_its_lease_finds_itself_lost_when_it_wakes(
         assert client.list_workers().workers == []
 
 
-def test_a_second_process_is_kept_out_while_the_first_lives_and_may_take_over(
+def test_a_second_process_is_refused_while_the_first_lives_unless_it_takes_over(
     coordinator: CoordinatorProcess, nursery: Nursery, client: CoordinatorClient
 ) -> None:
     first = nursery.fork("children:workers", address=coordinator.address, worker_ids=["w0"])
@@ -622,7 +622,7 @@ def test_a_second_process_is_kept_out_while_the_first_lives_and_may_take_over(
 # -- the dataset registry ------------------------------------------------------------------------------------------
 
 
-def test_a_registry_deals_out_datasets_without_a_coordinator_to_be_found() -> None:
+def test_a_registry_assigns_datasets_with_an_embedded_coordinator() -> None:
     with DatasetRegistry() as registry:
         assert (registry.active_workers, registry.datasets, registry.current_epoch()) == ([], [], 0)
         registry.register_worker("worker-01")
@@ -656,10 +656,10 @@ def test_a_registry_deals_out_datasets_without_a_coordinator_to_be_found() -> No
         assert len(registry.get_assigned_shards("worker-01", "imagenet")) == 10
 
 
-def test_a_registry_refuses_what_it_does_not_know() -> None:
+def test_a_registry_refuses_unknown_workers_and_datasets() -> None:
     with DatasetRegistry() as registry:
         registry.register_worker("worker-01")
-        with pytest.raises(UnknownWorker, match="it holds worker-01"):
+        with pytest.raises(UnknownWorker, match="which has worker-01"):
             registry.remove_worker("worker-02")
         with pytest.raises(UnknownWorker, match="register it first"):
             registry.get_assigned_shards("worker-02")

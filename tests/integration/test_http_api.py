@@ -1,4 +1,4 @@
-"""The HTTP API of a real coordinator: what it tells of what was really done, to whom, and how it refuses."""
+"""The HTTP API of a real coordinator: its answers about real calls, its permissions and its errors."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def get(
     context: ssl.SSLContext | None = None,
     **query: Any,
 ) -> tuple[int, Any]:
-    """The status, and the answer: JSON as what it says, text as text."""
+    """Return the status and the answer, parsed if it is JSON."""
     url = f"{'https' if context else 'http'}://{process.settings['http']}{path}?{urllib.parse.urlencode(query)}"
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
     try:
@@ -91,7 +91,7 @@ def strata(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def do_something(client: CoordinatorClient) -> None:
-    """3 registrations, a dataset, 4 acks of 2 shards, a barrier of 3, a checkpoint, half a checkpoint, 1 refusal."""
+    """3 registrations, a dataset, 4 acks of 2 shards, a barrier of 3, a checkpoint, half a checkpoint, 1 error."""
     workers = [client.register_worker(f"w{i}", job_id="resnet") for i in range(3)]
     client.register_dataset("images", job_id="resnet", total_samples=400, shard_size=10, shuffle=True, seed=7)
     for worker in workers:
@@ -106,14 +106,14 @@ def do_something(client: CoordinatorClient) -> None:
     workers[2].report(state="TRAINING", step=5, loss=0.5, broken=float("nan"))
     workers[2].heartbeat()
     client.register_dataset("text", job_id="bert", total_samples=10, shard_size=10)
-    with pytest.raises(Exception, match="there is no job"):
+    with pytest.raises(Exception, match="does not exist"):
         client.list_datasets(job_id="nowhere")
 
 
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProcess]:
-    """A coordinator to which everything in `do_something` was done; its session stays open."""
-    nursery = Nursery(tmp_path_factory.mktemp("nursery"))  # its own: the shared one buries all after each test
+    """A coordinator after all calls of `do_something`; its session stays open."""
+    nursery = Nursery(tmp_path_factory.mktemp("nursery"))  # its own: the shared one ends its children after each test
     process = start(nursery, tmp_path_factory.mktemp("busy"))
     with CoordinatorClient(process.address, config=EAGER_CLIENT) as client:
         do_something(client)
@@ -121,10 +121,10 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProces
     nursery.close()
 
 
-# -- what it tells -------------------------------------------------------------------------------------------------
+# -- answers -------------------------------------------------------------------------------------------------------
 
 
-def test_status_tells_the_whole_at_a_glance(busy: CoordinatorProcess) -> None:
+def test_status_summarises_the_coordinator(busy: CoordinatorProcess) -> None:
     code, status = get(busy, "/api/status")
 
     assert (code, status["num_jobs"], status["num_workers"], status["num_sessions"]) == (200, 2, 3, 1)
@@ -133,7 +133,7 @@ def test_status_tells_the_whole_at_a_glance(busy: CoordinatorProcess) -> None:
     assert [job["job_id"] for job in status["jobs"]] == ["resnet", "bert"]
 
 
-def test_jobs_are_told_with_the_reason_of_their_generation(busy: CoordinatorProcess) -> None:
+def test_jobs_are_listed_with_the_reason_of_their_generation(busy: CoordinatorProcess) -> None:
     resnet, bert = items(busy, "jobs")
 
     assert (resnet["num_workers"], resnet["num_checkpoints"], resnet["checkpoint_id"]) == (3, 1, "c1")
@@ -141,7 +141,7 @@ def test_jobs_are_told_with_the_reason_of_their_generation(busy: CoordinatorProc
     assert (bert["job_id"], bert["num_workers"], bert["checkpoint_step"]) == ("bert", 0, None)
 
 
-def test_workers_are_told_in_the_order_of_their_ranks_and_can_be_filtered(busy: CoordinatorProcess) -> None:
+def test_workers_are_listed_by_rank_and_can_be_filtered(busy: CoordinatorProcess) -> None:
     assert [(w["rank"], w["worker_id"]) for w in items(busy, "workers")] == [(0, "w0"), (1, "w1"), (2, "w2")]
 
     (training,) = items(busy, "workers", state="TRAINING")
@@ -152,7 +152,7 @@ def test_workers_are_told_in_the_order_of_their_ranks_and_can_be_filtered(busy: 
     assert items(busy, "workers", suspect="true") == []
 
 
-def test_datasets_are_told_with_what_is_done(busy: CoordinatorProcess) -> None:
+def test_datasets_are_listed_with_their_progress(busy: CoordinatorProcess) -> None:
     (images,) = items(busy, "datasets", job="resnet")
 
     assert (images["num_done"], images["num_shards"], images["complete"]) == (8, NUM_SHARDS, False)
@@ -161,7 +161,7 @@ def test_datasets_are_told_with_what_is_done(busy: CoordinatorProcess) -> None:
     assert len(items(busy, "datasets")) == 2
 
 
-def test_checkpoints_are_told_without_their_cursors(busy: CoordinatorProcess) -> None:
+def test_checkpoints_are_listed_without_their_cursors(busy: CoordinatorProcess) -> None:
     committed, attempt = items(busy, "checkpoints")
 
     assert (committed["state"], committed["num_ranks"], committed["size_bytes"]) == ("committed", 3, 15)
@@ -172,9 +172,7 @@ def test_checkpoints_are_told_without_their_cursors(busy: CoordinatorProcess) ->
     assert items(busy, "checkpoints", kind="MODEL_ONLY") == []
 
 
-def test_a_barrier_is_told_while_it_waits_with_the_missing_and_after_its_release(
-    nursery: Nursery, tmp_path: Path
-) -> None:
+def test_a_barrier_is_listed_while_it_waits_and_after_its_release(nursery: Nursery, tmp_path: Path) -> None:
     process = start(nursery, tmp_path)
     with (
         CoordinatorClient(process.address, config=EAGER_CLIENT) as client,
@@ -196,7 +194,7 @@ def test_a_barrier_is_told_while_it_waits_with_the_missing_and_after_its_release
         assert (barrier["state"], barrier["num_arrived"], barrier["remaining_s"]) == ("released", 2, None)
 
 
-def test_events_tell_each_fact_with_its_reason_and_who_it_concerns(busy: CoordinatorProcess) -> None:
+def test_events_are_listed_with_their_reason_and_worker(busy: CoordinatorProcess) -> None:
     told = items(busy, "events", job="resnet", limit=1000)
 
     assert [event["seq"] for event in told] == sorted({event["seq"] for event in told})
@@ -215,7 +213,7 @@ def test_events_tell_each_fact_with_its_reason_and_who_it_concerns(busy: Coordin
 
 
 @pytest.mark.parametrize("path", LISTS)
-def test_pages_of_one_make_up_the_whole(busy: CoordinatorProcess, path: str) -> None:
+def test_pages_of_one_item_make_up_the_whole_list(busy: CoordinatorProcess, path: str) -> None:
     def names(answer: dict[str, Any]) -> list[Any]:
         return [
             [item.get(key) for key in ("job_id", "worker_id", "dataset_id", "checkpoint_id", "barrier_id")]
@@ -236,7 +234,7 @@ def test_pages_of_one_make_up_the_whole(busy: CoordinatorProcess, path: str) -> 
     assert get(busy, f"/api/{path}", offset=10**6)[1]["items"] == []
 
 
-def test_events_are_paged_by_their_number_also_through_a_filter(busy: CoordinatorProcess) -> None:
+def test_events_are_paged_by_number_even_with_a_filter(busy: CoordinatorProcess) -> None:
     for query in ({}, {"kind": "WorkerJoined"}):
         whole = items(busy, "events", limit=1000, **query)
         pieces, after, more = [], 0, True
@@ -275,7 +273,7 @@ def test_a_refusal_has_one_shape_and_names_the_parameter(
     assert len(answer["error"]["message"]) > 10
 
 
-def test_who_has_no_token_may_ask_for_health_alone(nursery: Nursery, tmp_path: Path) -> None:
+def test_only_health_is_available_without_a_token(nursery: Nursery, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text(f"reader {READER}\nworker {WORKER}\n")
     process = start(nursery, tmp_path, security={"tokens": str(tokens)})
@@ -293,7 +291,7 @@ def test_who_has_no_token_may_ask_for_health_alone(nursery: Nursery, tmp_path: P
     assert strata("events", "--http", url, STRATA_TOKEN=READER).returncode == ExitCode.OK
 
 
-def test_with_a_certificate_it_is_https_and_with_an_authority_clients_must_show_theirs(
+def test_a_certificate_enables_https_and_an_authority_requires_client_certificates(
     nursery: Nursery, tmp_path: Path
 ) -> None:
     write_set(tmp_path, hosts=["127.0.0.1"], now=datetime.now(UTC), days=1)
@@ -353,7 +351,7 @@ def test_metrics_agree_with_the_journal_and_with_one_another(busy: CoordinatorPr
     assert metric(busy, "strata_journal_commit_failures_total") == metric(busy, "strata_refusing") == 0
 
 
-def test_a_rate_is_seen_while_workers_beat_and_a_killed_one_is_an_expiry(nursery: Nursery, tmp_path: Path) -> None:
+def test_heartbeats_show_as_a_rate_and_a_killed_worker_as_an_expiry(nursery: Nursery, tmp_path: Path) -> None:
     process = start(nursery, tmp_path, lease=STRICT)
     victim = nursery.fork("children:workers", address=process.address, worker_ids=["victim"])
     victim.hear()
@@ -369,13 +367,13 @@ def test_a_rate_is_seen_while_workers_beat_and_a_killed_one_is_an_expiry(nursery
         told = strata("events", "--job", "default", "--http", f"http://{process.settings['http']}")
         story = told.stdout.splitlines()
         (left,) = [place for place, line in enumerate(story) if line.split(maxsplit=4)[4].startswith("victim left")]
-        assert "with 1 worker: victim left: connection lost and not renewed within 0.2 s" in story[left + 1]
+        assert "with 1 worker: victim left: connection lost and not restored within 0.2 s" in story[left + 1]
 
 
 # -- the command line ----------------------------------------------------------------------------------------------
 
 
-def test_the_story_is_the_same_from_the_api_and_from_the_state(busy: CoordinatorProcess) -> None:
+def test_the_api_and_the_state_list_the_same_events(busy: CoordinatorProcess) -> None:
     url = f"http://{busy.settings['http']}"
     over_http = strata("events", "--job", "resnet", "--http", url, "--json")
     from_state = strata("events", "--job", "resnet", "--state", str(busy.state), "--json")
@@ -386,23 +384,21 @@ def test_the_story_is_the_same_from_the_api_and_from_the_state(busy: Coordinator
     assert lines == items(busy, "events", job="resnet", limit=1000)
 
 
-def test_events_can_be_narrowed_and_refusals_are_the_coordinators(busy: CoordinatorProcess) -> None:
+def test_events_can_be_filtered_and_errors_come_from_the_coordinator(busy: CoordinatorProcess) -> None:
     url = f"http://{busy.settings['http']}"
     joined = strata("events", "--http", url, "--kind", "WorkerJoined", "--worker", "w1")
     (line,) = joined.stdout.splitlines()
     assert "w1 joined on " in line
     assert line.endswith(" (incarnation 2)")
     unknown = strata("events", "--http", url, "--job", "nowhere")
-    assert "there is no job 'nowhere'" in unknown.stderr
+    assert "job 'nowhere' does not exist" in unknown.stderr
     assert strata("events", "--http", url, "--kind", "X").returncode == ExitCode.USAGE
     assert strata("events", "--http", f"http://127.0.0.1:{free_port()}").returncode == ExitCode.UNAVAILABLE
     assert strata("events", "--http", url, "--state", "x").returncode == ExitCode.USAGE
 
 
 @pytest.mark.parametrize("form", ["words", "json"])
-def test_events_are_followed_as_they_happen_and_past_the_death_of_the_leader(
-    nursery: Nursery, tmp_path: Path, form: str
-) -> None:
+def test_events_are_followed_live_and_past_the_death_of_the_leader(nursery: Nursery, tmp_path: Path, form: str) -> None:
     leader = start(nursery, tmp_path)
     standby = start(nursery, tmp_path, standby=True, leadership={"poll_s": 0.02})
     urls = ",".join(f"http://{one.settings['http']}" for one in (standby, leader))
@@ -423,7 +419,7 @@ def test_events_are_followed_as_they_happen_and_past_the_death_of_the_leader(
             assert told.ended()[0] == ExitCode.INTERRUPTED
 
 
-def test_a_standby_alone_tells_no_events_but_where_the_leader_is(nursery: Nursery, tmp_path: Path) -> None:
+def test_a_standby_returns_no_events_but_the_address_of_the_leader(nursery: Nursery, tmp_path: Path) -> None:
     leader = start(nursery, tmp_path)
     standby = start(nursery, tmp_path, standby=True)
     refused = strata("events", "--http", f"http://{standby.settings['http']}")
@@ -445,24 +441,24 @@ def test_explain_shows_the_chain_and_a_broken_one_is_refused(tmp_path: Path) -> 
     settings.write_text("lease: {lease_s: 400.0}\n")
     refused = strata("coordinator", "--explain", "--config", str(settings))
     assert refused.returncode == ExitCode.USAGE
-    assert "barrier.timeout_s=300.0 does not outlast lease.lease_s=400.0" in refused.stderr
+    assert "barrier.timeout_s=300.0 does not exceed lease.lease_s=400.0" in refused.stderr
 
 
-# -- who asks too often, or the wrong one --------------------------------------------------------------------------
+# -- rate limits and standbys --------------------------------------------------------------------------------------
 
 
-def test_a_machine_that_asks_too_often_gets_429_until_it_asks_less(nursery: Nursery, tmp_path: Path) -> None:
+def test_a_machine_above_the_rate_limit_gets_429_until_it_slows_down(nursery: Nursery, tmp_path: Path) -> None:
     process = start(nursery, tmp_path, limits={"max_http_requests_per_s": 5})
     answers = [get(process, "/api/jobs") for _ in range(20)]
     assert [code for code, _ in answers[:5]] == [200] * 5
     refused = next(answer["error"] for code, answer in answers if code == 429)
     assert refused["kind"] == "LimitExceeded"
-    assert "limits.max_http_requests_per_s=5 requests a second from 127.0.0.1" in refused["message"]
+    assert "limits.max_http_requests_per_s=5 requests per second from 127.0.0.1" in refused["message"]
     assert [get(process, "/api/health")[0] for _ in range(20)] == [200] * 20
     until(lambda: get(process, "/api/jobs")[0] == 200, "it is let in again")
 
 
-def test_a_standby_tells_no_stale_data_but_where_the_leader_is(nursery: Nursery, tmp_path: Path) -> None:
+def test_a_standby_returns_no_stale_data_but_the_address_of_the_leader(nursery: Nursery, tmp_path: Path) -> None:
     leader = start(nursery, tmp_path)
     standby = start(nursery, tmp_path, standby=True, leadership={"poll_s": 0.02})
     with CoordinatorClient(leader.address, config=EAGER_CLIENT) as client:
@@ -487,7 +483,7 @@ def test_a_standby_tells_no_stale_data_but_where_the_leader_is(nursery: Nursery,
     assert metric(standby, "strata_leading") == 1
 
 
-def test_a_job_that_was_dropped_is_gone_and_its_history_is_not(nursery: Nursery, tmp_path: Path) -> None:
+def test_a_dropped_job_is_gone_but_its_history_remains(nursery: Nursery, tmp_path: Path) -> None:
     process = start(nursery, tmp_path)
     with CoordinatorClient(process.address, config=EAGER_CLIENT) as client:
         client.register_dataset("d", job_id="old", total_samples=1, shard_size=1)
@@ -497,9 +493,7 @@ def test_a_job_that_was_dropped_is_gone_and_its_history_is_not(nursery: Nursery,
     assert get(process, "/api/events", job="never")[0] == 404
 
 
-def test_a_file_of_tokens_that_cannot_be_used_is_shown_and_the_old_tokens_stay(
-    nursery: Nursery, tmp_path: Path
-) -> None:
+def test_an_invalid_token_file_is_reported_and_the_old_tokens_stay(nursery: Nursery, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text(f"reader {READER}\n")
     process = start(nursery, tmp_path, security={"tokens": str(tokens)})
@@ -511,18 +505,16 @@ def test_a_file_of_tokens_that_cannot_be_used_is_shown_and_the_old_tokens_stay(
     assert seen() == (None, True)
     tokens.write_text(f"reeder {READER} and more\n")
     problem, is_ok = seen()
-    assert (problem, is_ok) == (f"{tokens}, line 1: write ROLE TOKEN, with worker, reader or admin as the role", False)
+    assert (problem, is_ok) == (f"{tokens}, line 1: expected ROLE TOKEN, with the role worker, reader or admin", False)
     assert READER not in problem
     tokens.write_text(f"# rotated\nreader {READER}\n")
     assert seen() == (None, True)
 
 
-# -- any request at all --------------------------------------------------------------------------------------------
+# -- arbitrary requests --------------------------------------------------------------------------------------------
 
 
-def test_schemathesis_finds_no_5xx_and_no_answer_that_the_description_does_not_know(
-    busy: CoordinatorProcess, tmp_path: Path
-) -> None:
+def test_schemathesis_finds_no_5xx_and_no_undocumented_answer(busy: CoordinatorProcess, tmp_path: Path) -> None:
     checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
     found = subprocess.run(
         [

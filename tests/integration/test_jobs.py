@@ -1,4 +1,4 @@
-"""The end of a job, and large jobs, as clients and the command line meet them."""
+"""Finished jobs and large jobs, from clients and the command line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from strata.errors import JobInUse, StaleGeneration, UnknownJob
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How many of each reached the coordinator of this process."""
+    """How many calls of each method reached the coordinator of this process."""
     counted: Counter[str] = Counter()
     submit = EngineBackend.submit
 
@@ -44,9 +44,7 @@ def jobs(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([STRATA, "jobs", *args], capture_output=True, text=True, check=False)
 
 
-def test_the_list_of_10_workers_comes_whole_from_3_pages_of_4(
-    small_pages: CoordinatorClient, calls: Counter[str]
-) -> None:
+def test_10_workers_are_listed_in_3_pages_of_4(small_pages: CoordinatorClient, calls: Counter[str]) -> None:
     for number in range(10):
         small_pages.register_worker(f"w{number}")
     members = small_pages.list_workers()
@@ -58,7 +56,7 @@ def test_the_list_of_10_workers_comes_whole_from_3_pages_of_4(
         assert calls["ListWorkers"] == num_pages
 
 
-def test_a_worker_that_refreshes_asks_for_its_own_place_and_not_for_the_list_of_all(
+def test_refresh_reads_the_workers_own_rank_not_the_list_of_all_workers(
     small_pages: CoordinatorClient, calls: Counter[str]
 ) -> None:
     first = small_pages.register_worker("w0")
@@ -71,7 +69,7 @@ def test_a_worker_that_refreshes_asks_for_its_own_place_and_not_for_the_list_of_
     assert (calls["ListWorkers"], calls["GetMembership"]) == (0, 2)
 
 
-def test_a_dropped_job_is_gone_also_after_kill_9_and_its_workers_are_told(coordinator: CoordinatorProcess) -> None:
+def test_a_dropped_job_is_gone_even_after_kill_9_and_its_workers_are_notified(coordinator: CoordinatorProcess) -> None:
     with (
         CoordinatorClient(coordinator.address, config=EAGER_CLIENT) as client,
         CoordinatorClient(coordinator.address, config=EAGER_CLIENT) as boss,
@@ -90,11 +88,11 @@ def test_a_dropped_job_is_gone_also_after_kill_9_and_its_workers_are_told(coordi
         again = boss.register_worker("a", job_id="old")
         assert (again.incarnation, again.rank, again.world_size) == (2, 0, 1)
         assert again.generation > worker.generation
-        with pytest.raises(StaleGeneration, match="another job of that name"):
+        with pytest.raises(StaleGeneration, match="a new job of that name"):
             boss.drop_job("old", force=True, generation=worker.generation)
     with Replay(str(coordinator.state)) as story:
         told = [line.words for line in story.lines(job_id="old")]
-    assert "the job was dropped, with 1 worker in it: a mistake" in told
+    assert "the job was dropped while it had 1 worker: a mistake" in told
 
 
 def test_jobs_are_listed_and_dropped_on_the_command_line(coordinator: CoordinatorProcess) -> None:
@@ -110,7 +108,7 @@ def test_jobs_are_listed_and_dropped_on_the_command_line(coordinator: Coordinato
         ]
         refused = jobs("drop", "busy", *at)
         assert refused.returncode == 1
-        assert "wait until none is left, or set force" in refused.stderr
+        assert "wait until all have left, or set force" in refused.stderr
         unknown = jobs("drop", "bussy", *at)
         assert (unknown.returncode, unknown.stdout) == (1, "")
         assert "there is no job 'bussy'" in unknown.stderr

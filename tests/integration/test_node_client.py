@@ -1,4 +1,4 @@
-"""The wire belongs to no language: workers written in Node.js against the .proto files alone."""
+"""The wire protocol is independent of languages: workers written in Node.js against the .proto files alone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def node(requires_service: Callable[..., Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of a coordinator that gives out 30 shards a page."""
+    """A coordinator with 30 shards per page."""
     directory = tmp_path_factory.mktemp("coordinator")
     (directory / "small-pages.yaml").write_text("limits: {max_shards_per_reply: 30}\n")
     flags = ("--listen=127.0.0.1:0", "--http=off", "--state=memory", "--config=small-pages.yaml", "--json")
@@ -42,7 +42,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @contextlib.contextmanager
 def driving(node: Path, address: str) -> Iterator[dict[str, Any]]:
-    """What drive.js saw; its workers live until the block ends."""
+    """The output of drive.js; its workers live until the block ends."""
     command = [node, NODE_DIR / "drive.js", address]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
@@ -57,7 +57,7 @@ def driving(node: Path, address: str) -> Iterator[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def drive(node: Path, address: str) -> Iterator[dict[str, Any]]:
-    """What drive.js saw, and under `live` and `left` what the Python client saw meanwhile and afterwards."""
+    """The output of drive.js, and under `live` and `left` the view of the Python client meanwhile and afterwards."""
     with CoordinatorClient(address) as client:
         with driving(node, address) as seen:
             live = {run: client.list_workers(job_id=job) for run, job in JOBS.items()}
@@ -71,7 +71,7 @@ def run(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_both_join_and_registering_again_changes_nothing(drive: dict[str, Any], run: str) -> None:
+def test_both_clients_join_and_registering_again_changes_nothing(drive: dict[str, Any], run: str) -> None:
     a, b = drive[run]["joined"]
 
     assert {a["rank"], b["rank"]} == {0, 1}
@@ -80,7 +80,7 @@ def test_both_join_and_registering_again_changes_nothing(drive: dict[str, Any], 
     assert drive[run]["joinedAgain"]["incarnation"] == a["incarnation"]
 
 
-def test_what_heartbeats_tell_is_what_others_see(drive: dict[str, Any], run: str) -> None:
+def test_heartbeats_are_visible_to_other_clients(drive: dict[str, Any], run: str) -> None:
     seen = {w["worker_id"]: w for w in drive[run]["members"]["workers"]}
 
     assert (seen["node-a"]["state"], seen["node-a"]["step"]) == ("WORKER_STATE_TRAINING", 7)
@@ -105,11 +105,11 @@ def test_acks_count_and_an_epoch_is_advanced_once(drive: dict[str, Any], run: st
     assert drive[run]["partDone"]["num_done"] == 3
 
 
-def test_both_meet_at_the_barrier(drive: dict[str, Any], run: str) -> None:
+def test_both_clients_pass_the_barrier(drive: dict[str, Any], run: str) -> None:
     assert [met["num_members"] for met in drive[run]["barrier"]] == [2, 2]
 
 
-def test_a_worker_learns_its_place_and_a_job_that_is_over_is_dropped_once(drive: dict[str, Any], run: str) -> None:
+def test_a_worker_reads_its_rank_and_a_finished_job_is_dropped_once(drive: dict[str, Any], run: str) -> None:
     seen = drive[run]
 
     assert (seen["standing"]["rank"], seen["standing"]["world_size"]) == (0, 2)
@@ -133,7 +133,7 @@ def test_a_worker_learns_its_place_and_a_job_that_is_over_is_dropped_once(drive:
         ("jobInUse", "JobInUse", "FAILED_PRECONDITION", "job_id"),
     ],
 )
-def test_a_refusal_says_its_kind_status_and_field(
+def test_an_error_has_its_kind_status_and_field(
     drive: dict[str, Any], run: str, what: str, kind: str, status: str, field: str
 ) -> None:
     refused = drive[run]["refused"][what]
@@ -142,7 +142,7 @@ def test_a_refusal_says_its_kind_status_and_field(
     assert refused["message"]
 
 
-def test_a_stale_caller_is_told_the_generation_that_stands(drive: dict[str, Any], run: str) -> None:
+def test_a_stale_caller_gets_the_current_generation(drive: dict[str, Any], run: str) -> None:
     assert drive[run]["refused"]["staleGeneration"]["generation"] == drive[run]["members"]["generation"]
     assert drive[run]["refused"]["barrierBroken"]["generation"] == drive[run]["third"]["generation"]
 
@@ -168,7 +168,7 @@ def test_a_stop_command_arrives_once_and_ends_when_acknowledged(drive: dict[str,
     assert drive[run]["commandsAfterAck"] == []
 
 
-def test_a_session_is_told_of_commands_and_generations_unasked(drive: dict[str, Any]) -> None:
+def test_a_session_receives_commands_and_generations_as_notices(drive: dict[str, Any]) -> None:
     seen = drive["framed"]
 
     assert seen["commandNotice"]["command_queued"]["worker_id"] == "node-a"
@@ -178,7 +178,7 @@ def test_a_session_is_told_of_commands_and_generations_unasked(drive: dict[str, 
     assert changed["reason"].startswith("node-c joined")
 
 
-def test_calls_in_one_frame_get_each_its_own_answer(drive: dict[str, Any], run: str) -> None:
+def test_each_call_of_a_frame_gets_its_own_answer(drive: dict[str, Any], run: str) -> None:
     beat, members, refused, checkpoint, other_beat = drive[run]["mixed"]
 
     assert beat["generation"] == other_beat["generation"] == members["generation"]
@@ -213,7 +213,7 @@ def test_the_python_client_sees_the_same_data_and_checkpoint(drive: dict[str, An
     assert record.data_cursor == b"\x00\xff\x01"
 
 
-def test_after_the_farewell_nobody_is_left(drive: dict[str, Any], run: str) -> None:
+def test_no_worker_is_left_after_both_deregister(drive: dict[str, Any], run: str) -> None:
     assert drive["left"][run].workers == []
     assert "left: drive.js is done" in drive["left"][run].reason
 

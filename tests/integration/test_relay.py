@@ -1,4 +1,4 @@
-"""Relays as processes of their own: what goes up, and what happens when a part of the chain dies."""
+"""Relays in separate processes: what goes upstream, and what happens when a part of the chain dies."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PATIENT = {"backoff_s": 0.01, "max_backoff_s": 0.1}
 
 
 class RelayProcess:
-    """A relay that keeps its address through every death."""
+    """A relay that keeps its address across restarts."""
 
     def __init__(self, nursery: Nursery, upstream: str, **settings: Any) -> None:
         self.address = f"127.0.0.1:{free_port()}"
@@ -56,7 +56,7 @@ class RelayProcess:
         self.child.kill()
 
     def restart(self) -> None:
-        """kill -9, and up again."""
+        """Kill it with SIGKILL and start it again."""
         self.kill()
         self.child = self._start()
 
@@ -68,7 +68,9 @@ def workers(nursery: Nursery, address: str, *worker_ids: str) -> Child:
 
 
 def meet(children: dict[str, Child], name: str) -> list[str]:
-    """All of them at one barrier of the newest generation; gives the kinds of their errors, empty if all is well."""
+    """Let all workers wait at one barrier of the newest generation; return the kinds of their errors, empty without
+    any.
+    """
     for worker_id, child in children.items():
         assert child.ask(worker_id=worker_id, call="refresh")["kind"] == ""
     for worker_id, child in children.items():
@@ -78,7 +80,7 @@ def meet(children: dict[str, Child], name: str) -> list[str]:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, str]]:
-    """(method, worker) → how many of them reached the coordinator of this process."""
+    """(method, worker) → the number of calls that reached the coordinator of this process."""
     counted: Counter[tuple[str, str]] = Counter()
     submit = EngineBackend.submit
 
@@ -96,7 +98,7 @@ def counted_coordinator(calls: Counter[tuple[str, str]]) -> Iterator[EmbeddedCoo
         yield coordinator
 
 
-# -- what goes up ----------------------------------------------------------------------------------------------------
+# -- upstream calls ------------------------------------------------------------------------------------------------
 
 
 def test_a_barrier_of_8_local_workers_is_one_call_upstream(
@@ -109,7 +111,7 @@ def test_a_barrier_of_8_local_workers_is_one_call_upstream(
         assert sum(n for (method, _), n in calls.items() if method == "WaitBarrier") == number
 
 
-def test_two_nodes_below_an_upper_relay_are_one_call_too(
+def test_two_nodes_below_an_upper_relay_are_one_call(
     nursery: Nursery, counted_coordinator: EmbeddedCoordinator, calls: Counter[tuple[str, str]]
 ) -> None:
     upper = RelayProcess(nursery, counted_coordinator.address, fold_s=1.0)
@@ -119,7 +121,7 @@ def test_two_nodes_below_an_upper_relay_are_one_call_too(
     assert sum(n for (method, _), n in calls.items() if method == "WaitBarrier") == 1
 
 
-def test_beats_of_50_workers_at_a_high_rate_go_up_once_an_interval(
+def test_heartbeats_of_50_workers_go_upstream_once_per_interval(
     nursery: Nursery, counted_coordinator: EmbeddedCoordinator, calls: Counter[tuple[str, str]]
 ) -> None:
     relay = RelayProcess(nursery, counted_coordinator.address)
@@ -144,13 +146,12 @@ def test_beats_of_50_workers_at_a_high_rate_go_up_once_an_interval(
     num_sent, elapsed_s = shared_loop().run(beat_for(1.5))
     most = max(n for (method, _), n in calls.items() if method == "Heartbeat")
     assert num_sent > 2 * elapsed_s / fold_s, "not a high rate"
-    # Out of turn go: a worker's first beat, its first with a metric, and what is held back when the workers are listed.
+    # Sent out of turn: a worker's first heartbeat, its first with a metric, and pending ones when the workers are
+    # listed.
     assert most <= elapsed_s / fold_s + 1 + 3
 
 
-def test_a_beat_that_the_coordinator_refuses_reaches_its_worker(
-    nursery: Nursery, coordinator: CoordinatorProcess
-) -> None:
+def test_a_refused_heartbeat_reaches_its_worker(nursery: Nursery, coordinator: CoordinatorProcess) -> None:
     relay = RelayProcess(nursery, coordinator.address)
     with (
         CoordinatorClient(relay.address, config=EAGER_CLIENT) as client,
@@ -184,7 +185,7 @@ def test_commands_and_generations_are_pushed_through_two_relays(nursery: Nursery
         assert worker.take_commands() == []
 
 
-def test_an_arrival_that_is_refused_among_others_is_refused_alone(
+def test_one_refused_arrival_does_not_affect_the_others(
     nursery: Nursery, counted_coordinator: EmbeddedCoordinator, calls: Counter[tuple[str, str]]
 ) -> None:
     relay = RelayProcess(nursery, counted_coordinator.address, fold_s=1.0)
@@ -213,10 +214,10 @@ def test_an_arrival_that_is_refused_among_others_is_refused_alone(
     assert sum(n for (method, _), n in calls.items() if method == "WaitBarrier") == 1 + 3 + 1
 
 
-# -- deaths ----------------------------------------------------------------------------------------------------------
+# -- deaths --------------------------------------------------------------------------------------------------------
 
 
-def test_a_relay_that_dies_takes_all_its_workers_in_one_generation(
+def test_the_death_of_a_relay_removes_its_workers_in_one_generation(
     nursery: Nursery, strict_coordinator: CoordinatorProcess
 ) -> None:
     relay = RelayProcess(nursery, strict_coordinator.address)
@@ -236,7 +237,7 @@ def test_a_relay_that_dies_takes_all_its_workers_in_one_generation(
         assert after.reason.count("connection lost") == 4
 
 
-def test_nobody_dies_when_a_relay_is_back_in_time(nursery: Nursery, coordinator: CoordinatorProcess) -> None:
+def test_no_worker_dies_if_a_relay_restarts_in_time(nursery: Nursery, coordinator: CoordinatorProcess) -> None:
     relay = RelayProcess(nursery, coordinator.address)
     children = {worker_id: workers(nursery, relay.address, worker_id) for worker_id in ("a", "b", "c")}
     with CoordinatorClient(coordinator.address, config=EAGER_CLIENT) as client:
@@ -247,7 +248,7 @@ def test_nobody_dies_when_a_relay_is_back_in_time(nursery: Nursery, coordinator:
         assert client.list_workers().generation == before.generation
 
 
-def test_nobody_dies_when_the_relay_loses_its_connection_and_renews_it(nursery: Nursery, tmp_path: Path) -> None:
+def test_no_worker_dies_if_the_relay_reconnects_in_time(nursery: Nursery, tmp_path: Path) -> None:
     port = free_port()
     strict_coordinator = CoordinatorProcess(nursery, tmp_path, lease=STRICT, frames=f"127.0.0.2:{port}")
     strict_coordinator.start()
@@ -262,7 +263,7 @@ def test_nobody_dies_when_the_relay_loses_its_connection_and_renews_it(nursery: 
             assert client.list_workers().generation == before.generation
 
 
-def test_a_local_worker_that_is_killed_dies_alone_and_soon(
+def test_a_killed_local_worker_is_declared_dead_alone_and_soon(
     nursery: Nursery, strict_coordinator: CoordinatorProcess
 ) -> None:
     upper = RelayProcess(nursery, strict_coordinator.address)
@@ -284,7 +285,7 @@ def test_a_local_worker_that_is_killed_dies_alone_and_soon(
         assert meet(children, "after") == []
 
 
-def test_workers_go_on_when_the_coordinator_behind_the_relay_is_killed_and_restarted(
+def test_workers_survive_a_restart_of_the_coordinator_behind_the_relay(
     nursery: Nursery, coordinator: CoordinatorProcess
 ) -> None:
     relay = RelayProcess(nursery, coordinator.address)
@@ -299,9 +300,7 @@ def test_workers_go_on_when_the_coordinator_behind_the_relay_is_killed_and_resta
         until(lambda: any(w.suspect for w in client.list_workers().workers), "the lost connection is told upstream")
 
 
-def test_a_worker_that_moved_to_another_relay_is_not_suspect_because_the_first_lost_it(
-    nursery: Nursery, tmp_path: Path
-) -> None:
+def test_a_worker_that_moved_to_another_relay_is_not_suspect(nursery: Nursery, tmp_path: Path) -> None:
     coordinator = CoordinatorProcess(nursery, tmp_path, lease={"lease_s": 120.0, "heartbeat_s": 50.0})
     coordinator.start()  # beats are so rare that the client of the first relay sends none in between
     first, second = (RelayProcess(nursery, coordinator.address) for _ in range(2))
@@ -312,21 +311,19 @@ def test_a_worker_that_moved_to_another_relay_is_not_suspect_because_the_first_l
             moved = elsewhere.register_worker("a", instance_id="one-process")
             assert moved.incarnation == worker.incarnation
             moved.heartbeat()
-        # The first relay reports the connection that the `with` has closed; the worker is heard through the second.
+        # The first relay reports the connection that the `with` has closed; the worker uses the second relay.
         for _ in range(50):
             assert [w.suspect for w in elsewhere.list_workers().workers] == [False]
 
 
-# -- the command -----------------------------------------------------------------------------------------------------
+# -- the command ---------------------------------------------------------------------------------------------------
 
 
 def strata_relay(*flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([STRATA, "relay", *flags], capture_output=True, text=True, check=False, timeout=DEADLINE_S)
 
 
-def test_the_command_serves_on_a_unix_socket_until_it_is_told_to_stop(
-    embedded: EmbeddedCoordinator, tmp_path: Path
-) -> None:
+def test_the_command_serves_on_a_unix_socket_until_a_signal(embedded: EmbeddedCoordinator, tmp_path: Path) -> None:
     listen = f"unix:{tmp_path / 'relay.sock'}"
     flags = ("--upstream", embedded.address, "--listen", listen, "--json")
     with command_line(tmp_path, *flags, command="relay") as process:
@@ -340,11 +337,11 @@ def test_the_command_serves_on_a_unix_socket_until_it_is_told_to_stop(
 @pytest.mark.parametrize(
     ("flags", "code", "words"),
     [
-        (("--upstream", "127.0.0.1:1", "--listen", "0.0.0.0:0"), 2, "no tokens and no TLS"),
+        (("--upstream", "127.0.0.1:1", "--listen", "0.0.0.0:0"), 2, "without tokens and TLS"),
         (("--upstream", "nowhere"), 2, "is not an address"),
         (("--upstream", "127.0.0.1:50052"), 2, "would call itself"),
     ],
 )
-def test_the_command_refuses_what_cannot_be_meant(flags: tuple[str, ...], code: int, words: str) -> None:
+def test_the_command_refuses_invalid_settings(flags: tuple[str, ...], code: int, words: str) -> None:
     refused = strata_relay(*flags)
     assert (refused.returncode, words in refused.stderr) == (code, True), refused.stderr

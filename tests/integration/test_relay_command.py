@@ -1,4 +1,4 @@
-"""`strata relay` beside `strata coordinator`, as their users start them: whom they let in, and who finds whom."""
+"""`strata relay` beside `strata coordinator`, as users start them: permissions, and finding each other."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def coordinator(upstream_certs: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 @contextmanager
 def relay(tmp_path: Path, upstream: str, upstream_certs: Path, node_certs: Path, role: str) -> Iterator[str]:
-    """A relay that shows the coordinator a token of this role."""
+    """A relay that authenticates to the coordinator with a token of this role."""
     flags = ("--listen=0.0.0.0:0", f"--upstream={upstream}", f"--upstream-ca={upstream_certs}/ca.crt", "--json")
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("STRATA_TOKEN_FILE", f"{upstream_certs}/{role}.token")
@@ -72,7 +72,7 @@ def relay(tmp_path: Path, upstream: str, upstream_certs: Path, node_certs: Path,
             yield address
 
 
-def test_a_relay_speaks_tls_and_takes_tokens_on_both_sides_each_its_own(
+def test_a_relay_uses_separate_tls_and_tokens_on_both_sides(
     tmp_path: Path, coordinator: str, upstream_certs: Path, node_certs: Path
 ) -> None:
     with relay(tmp_path, coordinator, upstream_certs, node_certs, "worker") as address:
@@ -87,7 +87,7 @@ def test_a_relay_speaks_tls_and_takes_tokens_on_both_sides_each_its_own(
             pass
         believed = ClientSecurity(ca=f"{upstream_certs}/ca.crt", token_file=f"{node_certs}/worker.token")
         with (
-            pytest.raises(CoordinatorUnavailable, match="is not believed"),
+            pytest.raises(CoordinatorUnavailable, match="is not trusted"),
             CoordinatorClient(address, security=believed),
         ):
             pass
@@ -96,13 +96,13 @@ def test_a_relay_speaks_tls_and_takes_tokens_on_both_sides_each_its_own(
 @pytest.mark.parametrize(
     ("relays_role", "callers_role", "words"),
     [
-        ("worker", "worker", "needs the role admin, this token has worker; use another token$"),
-        ("admin", "worker", "needs the role admin, this token has worker; use another token$"),
-        ("worker", "admin", "that is the relay's own token, which counts beside yours"),
+        ("worker", "worker", "requires the role admin; this token has worker; use another token$"),
+        ("admin", "worker", "requires the role admin; this token has worker; use another token$"),
+        ("worker", "admin", "this concerns the relay's own token, which is checked in addition to yours"),
         ("admin", "admin", ""),
     ],
 )
-def test_a_command_through_a_relay_takes_an_admin_on_both_sides(
+def test_a_command_through_a_relay_requires_an_admin_on_both_sides(
     tmp_path: Path,
     coordinator: str,
     upstream_certs: Path,
@@ -131,7 +131,7 @@ def test_a_command_through_a_relay_takes_an_admin_on_both_sides(
 # -- starting ------------------------------------------------------------------------------------------------------
 
 
-def test_a_relay_that_finds_no_coordinator_gives_up_with_exit_code_3() -> None:
+def test_a_relay_without_a_coordinator_exits_with_code_3() -> None:
     nobody = f"127.0.0.1:{free_port()}"
     gave_up = subprocess.run(
         [STRATA, "relay", f"--upstream={nobody}", "--listen=127.0.0.1:0", "--timeout-s=0.5"],
@@ -144,7 +144,7 @@ def test_a_relay_that_finds_no_coordinator_gives_up_with_exit_code_3() -> None:
     assert f"the coordinator at {nobody} did not answer within 0.5 s" in gave_up.stderr
 
 
-def test_a_relay_that_was_started_first_waits_for_the_coordinator(tmp_path: Path) -> None:
+def test_a_relay_started_first_waits_for_the_coordinator(tmp_path: Path) -> None:
     upstream = f"127.0.0.1:{free_port()}"
     flags = (f"--upstream={upstream}", "--listen=127.0.0.1:0", f"--timeout-s={DEADLINE_S}", "--json")
     with (

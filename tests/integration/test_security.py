@@ -1,4 +1,4 @@
-"""Who comes in, with real processes: tokens, TLS, roles, rotation, and callers that mean harm."""
+"""Security with real processes: tokens, TLS, roles, rotation, and hostile callers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from strata.v1 import session_pb2
 
 SERVICE = "/strata.v1.Coordinator/"
 QUICK_S = 5.0
-"""A refusal that no patience changes comes long before the client's patience (10 s) ends."""
+"""A permanent error is raised long before the client's timeout (10 s)."""
 PATIENT = ClientConfig(connect_timeout_s=10.0)
 SHORT = ClientConfig(connect_timeout_s=1.0)
 BASE = ("--http=off", "--state=memory", "--json")
@@ -56,7 +56,7 @@ def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of another authority."""
+    """Certificates of another authority."""
     return make_certs(tmp_path_factory.mktemp("security") / "others")
 
 
@@ -84,7 +84,7 @@ def secrets_of(certs: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def server(certs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A coordinator with tokens and TLS on all addresses; what it printed holds none of its tokens."""
+    """A coordinator with tokens and TLS on all addresses; its output contains none of its tokens."""
     flags = ("--listen=0.0.0.0:0", *BASE, *secured(certs))
     with command_line(tmp_path_factory.mktemp("server"), *flags) as coordinator:
         address = coordinator.addresses()["grpc"]
@@ -101,21 +101,21 @@ def channel_to(server: str, certs: Path) -> grpc.Channel:
 
 
 def refusal(server: str, security: ClientSecurity, config: ClientConfig = PATIENT) -> tuple[StrataError, float]:
-    """Why a client does not come in, and after how long."""
+    """Return why a client cannot connect, and after how long."""
     start_s = time.monotonic()
     with pytest.raises(StrataError) as refused, CoordinatorClient(server, config=config, security=security):
         pass
     return refused.value, time.monotonic() - start_s
 
 
-# -- where it may listen -------------------------------------------------------------------------------------------
+# -- listening -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0"])
 @pytest.mark.parametrize(
-    ("given", "lacks"), [("", "no tokens and no TLS"), ("tokens", "has no TLS"), ("tls", "has no tokens")]
+    ("given", "lacks"), [("", "without tokens and TLS"), ("tokens", "without TLS"), ("tls", "without tokens")]
 )
-def test_an_address_that_others_can_reach_needs_tokens_and_tls(
+def test_a_public_address_requires_tokens_and_tls(
     tmp_path: Path, certs: Path, listen: str, given: str, lacks: str
 ) -> None:
     flags = {"": (), "tokens": (f"--tokens={certs}/tokens",), "tls": tls(certs)}[given]
@@ -126,24 +126,24 @@ def test_an_address_that_others_can_reach_needs_tokens_and_tls(
     assert "--insecure" in errors
 
 
-def test_insecure_opens_every_address_when_it_is_said(tmp_path: Path) -> None:
+def test_insecure_allows_every_address(tmp_path: Path) -> None:
     with command_line(tmp_path, "--listen=0.0.0.0:0", *BASE, "--insecure") as coordinator:
         port = coordinator.addresses()["grpc"].rpartition(":")[2]
         with CoordinatorClient(f"127.0.0.1:{port}") as client:
             assert client.list_jobs() == []
 
 
-def test_http_is_held_to_the_same(tmp_path: Path) -> None:
+def test_a_public_http_address_requires_tokens_and_tls(tmp_path: Path) -> None:
     flags = ("--listen=127.0.0.1:0", "--http=0.0.0.0:0", "--state=memory", "--json")
     with command_line(tmp_path, *flags) as coordinator:
         code, errors = coordinator.ended()
-    assert (code, "http='0.0.0.0:0' can be reached from other machines" in errors) == (2, True)
+    assert (code, "http='0.0.0.0:0' is reachable from other machines" in errors) == (2, True)
 
 
-# -- coming in -----------------------------------------------------------------------------------------------------
+# -- connecting ----------------------------------------------------------------------------------------------------
 
 
-def test_with_a_token_and_tls_every_way_in_works(server: str, certs: Path) -> None:
+def test_every_entry_point_works_with_a_token_and_tls(server: str, certs: Path) -> None:
     worker = as_role(certs, "worker")
     with CoordinatorClient(server, security=worker) as client:
         joined = client.register_worker("w0", job_id="ways")
@@ -166,7 +166,7 @@ def test_with_a_token_and_tls_every_way_in_works(server: str, certs: Path) -> No
         assert next(frames(iter([hello]), metadata=worker.metadata(), timeout=QUICK_S)).HasField("welcome")
 
 
-def test_who_has_no_token_or_a_wrong_one_is_told_so_at_once(server: str, certs: Path) -> None:
+def test_a_missing_or_wrong_token_fails_at_once(server: str, certs: Path) -> None:
     ca = f"{certs}/ca.crt"
     error, took_s = refusal(server, ClientSecurity(ca=ca))
     assert isinstance(error, Unauthenticated)
@@ -179,42 +179,40 @@ def test_who_has_no_token_or_a_wrong_one_is_told_so_at_once(server: str, certs: 
 
 
 @pytest.mark.parametrize("sent", [(), (("authorization", "Bearer not-one-of-theirs"),)])
-def test_a_unary_call_of_a_stranger_is_refused(server: str, certs: Path, sent: Any) -> None:
+def test_a_unary_call_without_a_token_is_refused(server: str, certs: Path, sent: Any) -> None:
     with channel_to(server, certs) as channel, pytest.raises(grpc.RpcError) as refused:
         channel.unary_unary(SERVICE + "ListJobs")(b"", metadata=sent, timeout=QUICK_S)
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_a_server_of_another_authority_is_not_believed(server: str, certs: Path, others: Path) -> None:
+def test_a_server_of_another_authority_is_not_trusted(server: str, certs: Path, others: Path) -> None:
     error, took_s = refusal(server, ClientSecurity(ca=f"{others}/ca.crt", token_file=f"{certs}/worker.token"))
     assert isinstance(error, CoordinatorUnavailable)
-    assert "certificate is not believed" in str(error)
+    assert "certificate is not trusted" in str(error)
     assert took_s < QUICK_S
 
 
-def test_a_client_without_tls_is_told_what_may_lack(server: str, certs: Path) -> None:
+def test_a_client_without_tls_gets_a_hint(server: str, certs: Path) -> None:
     error, _ = refusal(server, ClientSecurity(token_file=f"{certs}/worker.token"), SHORT)
     assert isinstance(error, CoordinatorUnavailable)
-    assert "does it want TLS" in str(error)
+    assert "if it requires TLS" in str(error)
 
 
-def test_a_client_with_tls_is_told_that_the_server_has_none(tmp_path: Path, certs: Path) -> None:
+def test_a_client_with_tls_learns_that_the_server_has_none(tmp_path: Path, certs: Path) -> None:
     with command_line(tmp_path, "--listen=127.0.0.1:0", *BASE) as coordinator:
         error, took_s = refusal(coordinator.addresses()["grpc"], as_role(certs, "worker"))
-    assert "does not speak TLS" in str(error)
+    assert "does not use TLS" in str(error)
     assert took_s < QUICK_S
 
 
-def test_a_token_file_that_is_not_there_is_named_at_once(server: str, certs: Path) -> None:
+def test_a_missing_token_file_is_named_at_once(server: str, certs: Path) -> None:
     error, took_s = refusal(server, ClientSecurity(ca=f"{certs}/ca.crt", token_file="/none/such"))
     assert isinstance(error, ConfigError)
     assert "/none/such" in str(error)
     assert took_s < QUICK_S
 
 
-def test_where_client_certificates_are_asked_for_nobody_comes_in_without(
-    tmp_path: Path, certs: Path, others: Path
-) -> None:
+def test_required_client_certificates_are_enforced(tmp_path: Path, certs: Path, others: Path) -> None:
     flags = ("--listen=127.0.0.1:0", *BASE, *secured(certs), f"--client-ca={certs}/ca.crt")
     with command_line(tmp_path, *flags) as coordinator:
         address = coordinator.addresses()["grpc"]
@@ -247,12 +245,12 @@ def test_health_is_open_and_reflection_is_not(server: str, certs: Path) -> None:
 # -- roles ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_reader_looks_and_changes_nothing(server: str, certs: Path) -> None:
+def test_a_reader_may_read_but_change_nothing(server: str, certs: Path) -> None:
     with CoordinatorClient(server, security=as_role(certs, "worker")) as client:
         client.register_worker("w0", job_id="read")
         with CoordinatorClient(server, security=as_role(certs, "reader")) as reader:
             before = reader.list_workers(job_id="read")
-            with pytest.raises(PermissionRefused, match="RegisterWorker needs the role worker"):
+            with pytest.raises(PermissionRefused, match="RegisterWorker requires the role worker"):
                 reader.register_worker("w1", job_id="read")
             with pytest.raises(PermissionRefused, match="RegisterDataset"):
                 reader.register_dataset("d", job_id="read", total_samples=1, shard_size=1)
@@ -262,12 +260,12 @@ def test_a_reader_looks_and_changes_nothing(server: str, certs: Path) -> None:
     assert (after.generation, len(after.workers)) == (before.generation, 1)
 
 
-def test_a_worker_lets_its_job_save_and_stop_and_all_else_takes_an_admin(server: str, certs: Path) -> None:
+def test_a_worker_may_command_save_and_stop_and_everything_else_requires_an_admin(server: str, certs: Path) -> None:
     with CoordinatorClient(server, security=as_role(certs, "worker")) as client:
         client.register_worker("w0", job_id="command")
         assert [client.send_command(name, job_id="command") for name in ("CHECKPOINT_NOW", "STOP")] == [1, 2]
         for name in ("MESSAGE", "REBALANCE", "DUMP_STACKS"):
-            with pytest.raises(PermissionRefused, match="SendCommand needs the role admin"):
+            with pytest.raises(PermissionRefused, match="SendCommand requires the role admin"):
                 client.send_command(name, job_id="command")
         with CoordinatorClient(server, security=as_role(certs, "admin")) as admin:
             assert admin.send_command("MESSAGE", job_id="command") == 3
@@ -310,7 +308,7 @@ def test_tokens_are_rotated_under_load_without_a_restart(tmp_path: Path, certs: 
                 for token in (old, new):
                     with CoordinatorClient(address, security=security(token)) as client:
                         client.list_jobs()
-                file.write_text("nonsense\n")  # a slip of the pen shuts nobody out
+                file.write_text("nonsense\n")  # a typing error locks no client out
                 with CoordinatorClient(address, security=security(new)) as client:
                     client.list_jobs()
                 write(new)
@@ -327,10 +325,10 @@ def test_tokens_are_rotated_under_load_without_a_restart(tmp_path: Path, certs: 
         assert new not in errors
 
 
-# -- callers that mean harm ----------------------------------------------------------------------------------------
+# -- hostile callers -----------------------------------------------------------------------------------------------
 
 
-def test_a_hostile_worker_cannot_speak_for_another(server: str, certs: Path) -> None:
+def test_a_hostile_worker_cannot_impersonate_another(server: str, certs: Path) -> None:
     security = as_role(certs, "worker")
     with (
         CoordinatorClient(server, security=security) as client,
@@ -357,7 +355,7 @@ def test_a_hostile_worker_cannot_speak_for_another(server: str, certs: Path) -> 
                 "request_recovery": pb.RequestRecoveryRequest(**me, incarnation=guess),
             }.items():
                 if guess == 0 and field == "request_recovery":
-                    continue  # it only tells what everybody may see
+                    continue  # it only returns what every caller may see
                 with pytest.raises(StaleIncarnation if guess else (StaleIncarnation, InvalidArgument)):
                     hostile._loop.run(hostile._client.call(field, request))
         members = hostile.list_workers(job_id="harm")
@@ -378,7 +376,7 @@ def small(tmp_path: Path) -> Iterator[str]:
         yield coordinator.addresses()["grpc"]
 
 
-def test_a_session_that_floods_is_refused_and_others_are_served(small: str) -> None:
+def test_a_flooding_session_is_limited_and_others_are_served(small: str) -> None:
     async def flood() -> tuple[int, int]:
         async with AsyncCoordinatorClient(small) as flooding, AsyncCoordinatorClient(small) as other:
             calls = [flooding.list_jobs() for _ in range(2_000)]
@@ -398,7 +396,7 @@ def test_a_session_that_floods_is_refused_and_others_are_served(small: str) -> N
     assert served > 0
 
 
-def test_too_many_sessions_are_refused_with_the_limit_and_a_place_that_is_free_is_given(small: str) -> None:
+def test_sessions_above_the_limit_are_refused_until_one_closes(small: str) -> None:
     with CoordinatorClient(small), CoordinatorClient(small) as second:
         error, _ = refusal(small, ClientSecurity(), SHORT)
         assert "max_sessions" in str(error)
@@ -407,7 +405,7 @@ def test_too_many_sessions_are_refused_with_the_limit_and_a_place_that_is_free_i
         assert client.list_jobs() == []
 
 
-def test_frames_and_ids_that_are_too_large_are_refused_and_the_coordinator_lives(small: str) -> None:
+def test_oversized_frames_and_ids_are_refused_and_the_coordinator_survives(small: str) -> None:
     with grpc.insecure_channel(small) as channel:
         call = channel.unary_unary(SERVICE + "RegisterWorker", pb.RegisterWorkerRequest.SerializeToString)
         for length, code in ((129, "INVALID_ARGUMENT"), (100_000, "RESOURCE_EXHAUSTED")):
@@ -422,10 +420,10 @@ def test_frames_and_ids_that_are_too_large_are_refused_and_the_coordinator_lives
         assert client.list_jobs() == []
 
 
-# -- the page ------------------------------------------------------------------------------------------------------
+# -- documentation -------------------------------------------------------------------------------------------------
 
 
-def test_the_five_commands_of_the_page_work(tmp_path: Path) -> None:
+def test_the_five_documented_commands_work(tmp_path: Path) -> None:
     (shown,) = [b.text for b in blocks(ROOT / "docs" / "security.md") if b.info == "console five commands"]
     port = free_port()
     lines = [line.removeprefix("$ ") for line in shown.replace("50051", str(port)).splitlines() if line[:2] == "$ "]

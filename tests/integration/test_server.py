@@ -1,4 +1,4 @@
-"""A coordinator as its operator meets it: what it prints, how it can be probed, how it leaves, what it refuses."""
+"""A coordinator from the operator's view: its output, probes, shutdown and errors."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ from strata.coordinator.client import CoordinatorClient
 from strata.coordinator.client._sync import shared_loop
 from strata.coordinator.config import CoordinatorConfig
 from strata.coordinator.embedded import EmbeddedCoordinator
-from strata.coordinator.server import GRACE_S, CoordinatorServer
+from strata.coordinator.serve.listener import GRACE_S
+from strata.coordinator.server import CoordinatorServer
 from strata.errors import ConfigError
 from strata.v1 import calls_pb2, coordinator_pb2
 
 SERVICE = "strata.v1.Coordinator"
 LEAVE_MARGIN_S = 8.0
-"""For a busy machine, on top of the grace."""
+"""Margin for a busy machine, in addition to the grace period."""
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ def is_listening(address: str) -> bool:
 
 
 def start_here(**addresses: str) -> None:
-    """For what is refused before anything begins."""
+    """For errors before anything starts."""
 
     async def start() -> None:
         await CoordinatorServer(CoordinatorConfig(state="memory", **addresses)).start()
@@ -92,10 +93,10 @@ def list_jobs(address: str) -> calls_pb2.ListJobsResponse:
         )(calls_pb2.ListJobsRequest(), timeout=DEADLINE_S)
 
 
-# -- it is there ---------------------------------------------------------------------------------------------------
+# -- startup -------------------------------------------------------------------------------------------------------
 
 
-def test_it_prints_where_it_is_and_can_be_reached_there_from_that_moment_on(
+def test_the_printed_addresses_are_reachable_at_once(
     served: tuple[CommandLine, dict[str, str]], directory: Path
 ) -> None:
     _, addresses = served
@@ -106,7 +107,7 @@ def test_it_prints_where_it_is_and_can_be_reached_there_from_that_moment_on(
     assert (directory / addresses["state"]).samefile(directory / "c.db")
 
 
-def test_people_are_shown_the_addresses_in_words(directory: Path) -> None:
+def test_the_addresses_are_printed_for_people(directory: Path) -> None:
     with command_line(directory, "--listen", "127.0.0.1:0", "--http", "off", "--state", "memory") as process:
         shown = [process.line().strip() for _ in range(4)]
     assert shown[0] == "The coordinator is up. Ctrl-C stops it."
@@ -114,7 +115,7 @@ def test_people_are_shown_the_addresses_in_words(directory: Path) -> None:
     assert shown[2:] == ["HTTP   off", "state  memory"]
 
 
-def test_its_status_tells_jobs_workers_and_sessions(nursery: Nursery, tmp_path: Path) -> None:
+def test_the_status_shows_jobs_workers_and_sessions(nursery: Nursery, tmp_path: Path) -> None:
     process = CoordinatorProcess(nursery, tmp_path, http=f"127.0.0.1:{free_port()}")
     process.start()
     with CoordinatorClient(process.address) as client:
@@ -129,7 +130,7 @@ def test_its_status_tells_jobs_workers_and_sessions(nursery: Nursery, tmp_path: 
     assert [{key: found[key] for key in job} for found in status["jobs"]] == [job]
 
 
-def test_the_health_service_says_serving_for_the_service_and_for_the_whole(address: str) -> None:
+def test_the_health_service_reports_serving(address: str) -> None:
     with grpc.insecure_channel(address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         for service in ("", SERVICE):
@@ -160,7 +161,7 @@ def test_reflection_lists_the_service_and_describes_all_of_its_calls(address: st
     assert set(methods) == set(coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].methods_by_name)
 
 
-# -- it leaves -----------------------------------------------------------------------------------------------------
+# -- shutdown ------------------------------------------------------------------------------------------------------
 
 
 def test_on_sigterm_health_turns_to_not_serving_before_the_connections_end(coordinator: CoordinatorProcess) -> None:
@@ -177,7 +178,7 @@ def test_on_sigterm_health_turns_to_not_serving_before_the_connections_end(coord
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_leaves_within_its_grace_with_its_sockets_closed_and_only_the_state_behind(
+def test_it_stops_within_its_grace_period_and_leaves_only_the_state(
     number: signal.Signals, served: tuple[CommandLine, dict[str, str]], directory: Path
 ) -> None:
     process, addresses = served
@@ -191,8 +192,8 @@ def test_it_leaves_within_its_grace_with_its_sockets_closed_and_only_the_state_b
     assert stat.S_IMODE((directory / "c.db").stat().st_mode) == 0o600
 
 
-def test_the_members_stay_when_it_leaves_and_it_finds_them_when_it_comes_back(nursery: Nursery, tmp_path: Path) -> None:
-    """Connections that it ends itself cast no suspicion, however short that is."""
+def test_members_survive_a_restart_of_the_coordinator(nursery: Nursery, tmp_path: Path) -> None:
+    """Connections that it closes itself make no worker suspect, however short the suspicion."""
     lease = {**CALM, "suspicion_s": 0.001, "tick_s": 0.001}
     process = CoordinatorProcess(nursery, tmp_path, lease=lease, http=f"127.0.0.1:{free_port()}")
     process.start()
@@ -206,7 +207,7 @@ def test_the_members_stay_when_it_leaves_and_it_finds_them_when_it_comes_back(nu
     assert (members.generation, [w.incarnation for w in members.workers]) == (worker.generation, [worker.incarnation])
 
 
-def test_a_barrier_under_way_does_not_keep_it_from_leaving(coordinator: CoordinatorProcess) -> None:
+def test_a_waiting_barrier_does_not_delay_the_shutdown(coordinator: CoordinatorProcess) -> None:
     with CoordinatorClient(coordinator.address) as client, grpc.insecure_channel(coordinator.address) as channel:
         client.register_worker("w1")
         joined = channel.unary_unary(
@@ -235,11 +236,11 @@ def test_a_barrier_under_way_does_not_keep_it_from_leaving(coordinator: Coordina
         }
 
 
-# -- it refuses ----------------------------------------------------------------------------------------------------
+# -- refusals ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("flag", ["listen", "http"])
-def test_a_port_that_is_taken_is_refused_with_the_cure(flag: str, directory: Path) -> None:
+def test_a_port_in_use_is_refused_with_the_cure(flag: str, directory: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         addresses = {"listen": "127.0.0.1:0", "http": "127.0.0.1:0"}
         addresses[flag] = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -254,8 +255,8 @@ def test_a_port_that_is_taken_is_refused_with_the_cure(flag: str, directory: Pat
 
 @pytest.mark.parametrize("flag", ["listen", "http"])
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.7", "[::]", "example.org"])
-def test_an_address_that_others_can_reach_is_refused_with_the_cure(flag: str, host: str) -> None:
-    with pytest.raises(ConfigError, match=r"can be reached from other machines.*give --tokens, --tls-cert") as no:
+def test_a_public_address_is_refused_with_the_cure(flag: str, host: str) -> None:
+    with pytest.raises(ConfigError, match=r"is reachable from other machines.*pass --tokens, --tls-cert") as no:
         start_here(**{flag: f"{host}:0"})
     assert no.value.field == flag
 
@@ -264,17 +265,17 @@ def test_the_command_line_refuses_such_an_address_in_one_line(directory: Path) -
     with command_line(directory, "--listen", "0.0.0.0:0", "--state", "c.db") as process:
         code, errors = process.ended()
     assert code == ExitCode.USAGE
-    assert errors.splitlines()[-1].startswith("error: listen='0.0.0.0:0' can be reached from other machines")
+    assert errors.splitlines()[-1].startswith("error: listen='0.0.0.0:0' is reachable from other machines")
     assert [file.name for file in directory.iterdir()] == ["coordinator.yaml"]
 
 
-def test_http_on_a_unix_socket_is_refused_rather_than_opened_to_everybody(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="write HOST:PORT, or 'off'") as refused:
+def test_http_on_a_unix_socket_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="write HOST:PORT or 'off'") as refused:
         start_here(http=f"unix:{tmp_path}/http.sock")
     assert refused.value.field == "http"
 
 
-def test_a_second_coordinator_on_one_state_is_refused_and_told_who_has_it(
+def test_a_second_coordinator_on_one_state_is_refused_with_its_holder(
     coordinator: CoordinatorProcess, directory: Path
 ) -> None:
     flags = ["--listen", "127.0.0.1:0", "--http", "off", "--state", str(coordinator.state)]
@@ -294,7 +295,7 @@ def test_a_start_that_failed_leaves_nothing_behind(tmp_path: Path, monkeypatch: 
     assert list(tmp_path.iterdir()) == []
 
 
-# -- it endures ----------------------------------------------------------------------------------------------------
+# -- robustness ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -308,11 +309,11 @@ def test_a_start_that_failed_leaves_nothing_behind(tmp_path: Path, monkeypatch: 
     ],
     ids=["zeros", "ones", "http1", "broken-http2", "tls"],
 )
-def test_garbage_on_the_grpc_port_harms_nobody(garbage: bytes, coordinator: CoordinatorProcess) -> None:
+def test_garbage_on_the_grpc_port_affects_no_client(garbage: bytes, coordinator: CoordinatorProcess) -> None:
     with CoordinatorClient(coordinator.address) as client:
         worker = client.register_worker("w0")
         with contextlib.suppress(ConnectionError), open_socket(coordinator.address) as stranger:
-            stranger.sendall(garbage)  # it may hang up on us at any time
+            stranger.sendall(garbage)  # it may close the connection at any time
             with contextlib.suppress(OSError):  # then we are "not connected" here
                 stranger.shutdown(socket.SHUT_WR)
             while stranger.recv(65536):
@@ -361,8 +362,8 @@ def test_a_second_coordinator_or_relay_on_a_served_socket_is_refused_with_the_pi
     assert list(tmp_path.glob("c.sock*")) == []
 
 
-def test_a_hundred_restarts_in_a_row_would_find_the_port_free(coordinator: CoordinatorProcess) -> None:
-    """Three will do: connections of the dead linger on the port."""
+def test_the_port_is_free_again_right_after_a_stop(coordinator: CoordinatorProcess) -> None:
+    """Three suffice: old connections linger on the port."""
     with CoordinatorClient(coordinator.address) as client:
         for num in range(1, 4):
             assert client.num_connections == num

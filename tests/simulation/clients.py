@@ -1,7 +1,7 @@
-"""Simulated processes of workers, which keep the real client's rules.
+"""Simulated worker processes that follow the rules of the real client.
 
-A node is one process with one session and a worker or two. Its programs are generators: they yield a call and are sent
-the answer, or have the refusal thrown at them. Unanswered calls are repeated on every new connection, as in
+A node is one process with one session and a worker or two. Its programs are generators: they yield a call and receive
+the answer, or the error is thrown into them. Unanswered calls are repeated on every new connection, as in
 `client/_link.py`; what a worker adopts, and when, follows `client/_worker.py`.
 """
 
@@ -203,7 +203,7 @@ class Worker:
     # -- the program -----------------------------------------------------------------------------------------------
 
     def program(self) -> Program:
-        """Registers, works through the epochs with the others, leaves; begins anew when it is declared dead."""
+        """Register, work through the epochs with the others, and leave; start over when declared dead."""
         while True:
             self.forget()
             try:
@@ -237,7 +237,7 @@ class Worker:
         yield from self._until(self._call("register_dataset", total_samples=total, shard_size=10))
 
     def _epoch(self) -> Generator[tuple[str, Any], Any, bool]:
-        """One pass, or as much of it as this generation allows; False when all epochs are over."""
+        """Make one pass, or as much of it as this generation allows; return False when all epochs are over."""
         rng = self.world.rng
         try:
             epoch = yield from self._until(self._call("list_datasets"))
@@ -297,7 +297,7 @@ class Worker:
     # -- calls -----------------------------------------------------------------------------------------------------
 
     def _until(self, call: Call) -> Generator[tuple[str, Any], Any, Any]:
-        """Repeats a call for as long as the coordinator cannot answer it."""
+        """Repeat a call for as long as the coordinator cannot answer it."""
         while True:
             if self.lost is not None:
                 raise self.lost
@@ -316,7 +316,7 @@ class Worker:
 
 
 def admin(world: World, worker_ids: list[str]) -> Program:
-    """Sends commands now and then, each until it is answered."""
+    """Sends commands from time to time, each until it is answered."""
     for _ in range(world.rng.randint(0, 6)):
         yield "sleep", world.rng.uniform(0.2, 5)
         request_id = f"r{world.next_number()}"
@@ -329,12 +329,12 @@ def admin(world: World, worker_ids: list[str]) -> Program:
                 yield "sleep", 0.2
                 continue
             except StrataError:
-                pass  # nobody there to command
+                pass  # no workers
             break
 
 
 def check_told(world: World, call: Call, answer: Any) -> None:
-    """What a client has just heard must be durable."""
+    """Assert that what a client has just received is durable."""
     ledger, method, args = world.ledger, call.method, call.args
     if isinstance(answer, StrataError):
         _check_refusal(world, call, answer)

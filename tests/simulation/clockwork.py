@@ -1,7 +1,7 @@
 """Simulated time: one heap of events, processes that can be paused and killed, and an event loop for the real engine.
 
-Everything random comes from one `random.Random`, and events at the same time are put in an order by it too, so that one
-number makes the whole story.
+All randomness comes from one `random.Random`, including the order of simultaneous events, so that one number determines
+the whole simulation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Scheduler:
         self._count = itertools.count()
 
     def at(self, when_s: float, act: Act, *, in_order: bool = False) -> None:
-        """`in_order`: after what is due at the same time already; else chance decides."""
+        """`in_order`: after what is already due at the same time; else the order is random."""
         tie = 1.0 if in_order else self.rng.random()
         heapq.heappush(self._heap, (max(when_s, self.now_s), tie, next(self._count), act))
 
@@ -42,7 +42,7 @@ class Scheduler:
 
 
 class Process:
-    """Something that runs, can be stopped for a while, and can die."""
+    """A process that runs, can be paused, and can die."""
 
     def __init__(self, scheduler: Scheduler, *, clock_rate: float = 1.0) -> None:
         self.scheduler = scheduler
@@ -64,7 +64,7 @@ class Process:
         self.scheduler.after(delay_s / self.clock_rate, lambda: self.run(act))
 
     def run(self, act: Act) -> None:
-        """Now, or in the same order when the pause is over; never after death."""
+        """Run now, or in the same order after a pause; never after death."""
         if not self.alive:
             return
         if self._waiting or self.scheduler.now_s < self.paused_until_s:
@@ -101,7 +101,7 @@ class Handle:
 
 
 class SimulatedLoop:
-    """As much of an asyncio loop as the engine asks for, on a simulated process."""
+    """The part of an asyncio loop that the engine uses, on a simulated process."""
 
     def __init__(self, process: Process, execute: Callable[[Callable[[], Any], asyncio.Future[Any]], None]) -> None:
         self._process = process
@@ -145,4 +145,4 @@ class SimulatedLoop:
         return False
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """A killed process says nothing of its unfinished tasks."""
+        """Suppress warnings about the unfinished tasks of a killed process."""

@@ -1,8 +1,9 @@
-"""What is durable and what was told, kept apart from the machines, and compared with them at every step.
+"""What is durable and what was answered, recorded independently of the state machines and compared with them at every
+step.
 
-The ledger folds the journal's events by rules of its own, and refuses an event that ought not to be. Every answer that
-a client receives is held against it: what was told must be durable by then. And a coordinator that has read its journal
-back must stand exactly where the ledger does.
+The ledger folds the journal's events by its own rules, and rejects an event that should not occur. Every answer that a
+client receives is checked against it: it must be durable by then. And a coordinator that has read its journal back must
+have exactly the ledger's state.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ DATASET = "data"
 
 
 class Violation(AssertionError):
-    """A promise was broken."""
+    """A guarantee was violated."""
 
 
 class Ledger:
@@ -49,16 +50,16 @@ class Ledger:
         self.pending: dict[str, list[int]] = {}
         # what clients did and heard
         self.arrivals: dict[tuple[int, str, int], set[int]] = defaultdict(set)
-        """Fences of those who went to a barrier."""
+        """Fences of the workers that arrived at a barrier."""
         self.notified: set[tuple[str, int, int]] = set()
-        """(checkpoint, generation, fence) that a client has said."""
+        """(checkpoint, generation, fence) that a client has reported."""
         self.suspected: set[int] = set()
         """Fences whose connection was reset."""
         self.released_told: set[tuple[int, str, int]] = set()
         self.outcomes: dict[Any, str] = {}
         """By ticket: how its barrier ended."""
         self.beliefs: dict[tuple[int, int, int], int] = {}
-        """(generation, epoch, shard) → the incarnation that was told it is its."""
+        """(generation, epoch, shard) → the incarnation that received it."""
         self.num_answers = 0
         self._fold: dict[type, Callable[[Any], None]] = {
             e.WorkerJoined: self._worker_joined,
@@ -87,7 +88,7 @@ class Ledger:
     # -- the journal -----------------------------------------------------------------------------------------------
 
     def durable(self, batch: list[e.Event]) -> None:
-        """A batch has come to be."""
+        """Record that a batch is durable."""
         for event in batch:
             self._fold[type(event)](event)
         incarnations = {m.incarnation for m in self.members.values()}
@@ -177,7 +178,7 @@ class Ledger:
         left = [number for number in self.pending.get(event.worker_id, ()) if number > event.command_id]
         self.pending[event.worker_id] = left
 
-    # -- a coordinator that has read it back -----------------------------------------------------------------------
+    # -- a restarted coordinator -----------------------------------------------------------------------------------
 
     def compare(self, core: Core) -> None:
         job = core.jobs.get(JOB)
@@ -212,13 +213,13 @@ class Ledger:
         for what, (found, meant) in standing.items():
             self.expect(found == meant, f"{what} read back as {found}, the journal says {meant}")
 
-    # -- what clients do and hear ----------------------------------------------------------------------------------
+    # -- clients ---------------------------------------------------------------------------------------------------
 
     def told_generation(self, generation: int) -> None:
         self.expect(generation <= self.generation, f"generation {generation} was told, {self.generation} is durable")
 
     def believe(self, generation: int, epoch: int, index: int, incarnation: int) -> None:
-        """A worker takes this shard to be its own in the generation that it has adopted."""
+        """Record that a worker takes this shard for its own in the generation that it has adopted."""
         other = self.beliefs.setdefault((generation, epoch, index), incarnation)
         self.expect(
             other == incarnation,

@@ -1,4 +1,4 @@
-"""Coordinators with a mistake in them, each of which the simulation must find."""
+"""Coordinators with a deliberate bug, each of which the simulation must detect."""
 
 from __future__ import annotations
 

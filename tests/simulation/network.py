@@ -1,8 +1,8 @@
 """The coordinator's end: the real engine and core on a simulated process, disk and network.
 
-The disk takes its time, may fail, and keeps what was committed. A connection delivers in order until it breaks; frames
-may be repeated later, as by a client that did not hear the answer. Which worker speaks through which connection is kept
-by the rules of `session.py`, because lost connections are what suspicion is made of.
+The disk takes time, may fail, and keeps what was committed. A connection delivers in order until it breaks; frames may
+be repeated later, as by a client that did not receive the answer. Which worker uses which connection follows the rules
+of `session.py`, because lost connections cause suspicion.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Call:
 
 
 class Connection:
-    """Ordered both ways, until it is cut; each end learns of that in its own time."""
+    """Ordered both ways until it is cut; each end learns of that in its own time."""
 
     def __init__(self, world: World, node: Node, server: Server) -> None:
         self.world = world
@@ -61,15 +61,15 @@ class Connection:
         healed_s = self.node.partitions.get(way, 0.0)
         if healed_s > world.scheduler.now_s:
             if world.rng.random() < 0.5:
-                self.cut[way] = True  # lost; nothing after it can arrive, and keepalive will find out
+                self.cut[way] = True  # lost; nothing after it can arrive, and keepalive detects that
                 self.reset()
                 return
-            when_s = healed_s + world.delay_s(self.node)  # sent again by TCP when the way is free
+            when_s = healed_s + world.delay_s(self.node)  # retransmitted by TCP
         self._last_s[way] = when_s = max(when_s, self._last_s[way])
         world.scheduler.at(when_s, lambda: None if self.cut[way] else process.run(act), in_order=True)
 
     def reset(self, *, within_s: float = 4.0) -> None:
-        """Both ends hear of it, sooner or later; what is on its way is lost."""
+        """Notify both ends sooner or later; messages in transit are lost."""
         self.cut["up"] = self.cut["down"] = True
         rng, scheduler = self.world.rng, self.world.scheduler
         scheduler.after(rng.uniform(0, within_s), lambda: self.server.run(lambda: self.server.closed(self)))
@@ -77,7 +77,7 @@ class Connection:
 
 
 class Disk(MemoryJournal):
-    """Outlives every coordinator, and tells the ledger what has become durable."""
+    """Outlives every coordinator, and reports durable events to the ledger."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world.config.journal)
@@ -119,7 +119,7 @@ class Server(Process):
         self.links: dict[str, Connection] = {}
         self.speakers: dict[str, Connection] = {}
         self.trap = ""
-        """Where in the next commit it dies."""
+        """The point in the next commit at which it dies."""
         self._num_cores = 0
         rebuild = self.engine._rebuild
 
@@ -164,7 +164,7 @@ class Server(Process):
         )
 
     def _commit(self, function: Callable[[], Any], future: asyncio.Future[Any]) -> None:
-        """The disk is no process: a pause of ours does not stop it, and death only if it comes before this."""
+        """The disk is not a process: our pause does not stop it, and our death only if it comes earlier."""
         if not self.alive:
             return
         disk, rng = self.world.disk, self.world.rng
@@ -211,7 +211,7 @@ class Server(Process):
         self.speakers[worker_id] = connection
 
     def receive(self, connection: Connection, call: Call) -> None:
-        """A frame, be it the first or a repeated one."""
+        """Receive a frame, the first time or repeated."""
         place = Place(self)
 
         def done(answer: Any) -> None:
@@ -249,7 +249,7 @@ class Server(Process):
 
 @dataclass(slots=True)
 class Place:
-    """Where in the coordinator's life a call was decided."""
+    """The point in the coordinator's life at which a call was decided."""
 
     server: Server
     ticket: Ticket | None = None

@@ -1,4 +1,4 @@
-"""`run.py --seed 12345 --trace` plays one story again; `run.py --minutes 30` plays new ones until one fails."""
+"""`run.py --seed 12345 --trace` replays one simulation; `run.py --minutes 30` runs new ones until one fails."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def command(seed: int) -> str:
 
 
 def play(seeds: range) -> tuple[int, int, Outcome | None]:
-    """How many ran, how many faults they saw, and the first that failed."""
+    """How many simulations ran, how many faults they had, and the first that failed."""
     num_faults = 0
     for num, seed in enumerate(seeds, start=1):
         outcome = simulate(seed)
@@ -55,16 +55,16 @@ def soak(minutes: float, first_seed: int, jobs: int) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, help="the story to play, or the first of a soak")
-    parser.add_argument("--trace", action="store_true", help="tell it step by step")
-    parser.add_argument("--minutes", type=float, help="play new seeds for this long")
+    parser.add_argument("--seed", type=int, help="the seed to run, or the first of a soak")
+    parser.add_argument("--trace", action="store_true", help="print every step")
+    parser.add_argument("--minutes", type=float, help="run new seeds for this long")
     parser.add_argument("--jobs", type=int, default=2)
     arguments = parser.parse_args()
     if arguments.minutes is not None:
         first = int(time.time()) * 1_000 if arguments.seed is None else arguments.seed
         return soak(arguments.minutes, first, arguments.jobs)
     if arguments.seed is None:
-        parser.error("give --seed or --minutes")
+        parser.error("pass --seed or --minutes")
     outcome = simulate(arguments.seed, tracing=arguments.trace)
     print(outcome)
     return 1 if outcome.violation else 0

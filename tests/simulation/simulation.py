@@ -1,7 +1,7 @@
-"""A whole cluster in one thread, from one number: coordinator, disk, network, clocks, workers, and their misfortunes.
+"""A whole cluster in one thread, from one number: coordinator, disk, network, clocks, workers, and faults.
 
-For a while things go wrong at random; then nothing does any more, and the job must come to its end within bounded time.
-What must never happen is in `ledger.py`.
+For a while faults occur at random; then they stop, and the job must finish within bounded time. What must never happen
+is in `ledger.py`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class World:
         self.ledger = Ledger()
         self.tracing = tracing
         self.refetch = refetch
-        """Whether workers fetch their shards again when the members changed between page and refresh."""
+        """Whether workers fetch their shards again when the membership changed between page and refresh."""
         self.config = make_config(rng.choice((1, 4, 20, 1_000)))
         self.disk = Disk(self)
         self.server: Server | None = None
@@ -68,9 +68,9 @@ class World:
         self.mean_gap_s = rng.choice((0.5, 1.5, 4.0))
         self.delays_s = rng.choice((0.001, 0.02, 0.15))
         self.last_beat_s: dict[int, float] = {}
-        """By fence: when the coordinator last heard it."""
+        """By fence: when the coordinator last received a message."""
         self.stops: list[tuple[float, float]] = []
-        """When the coordinator did not run for a while, or (below 0) its clock leapt; and for how long."""
+        """When and for how long the coordinator did not run, or (below 0) its clock jumped."""
         self.told_released_s: dict[tuple[int, str, int], float] = {}
         self.num_faults = 0
         self._number = 0
@@ -78,7 +78,7 @@ class World:
         self.nodes: list[Node] = []
         self.old_nodes: list[Node] = []
 
-    # -- for those in it -------------------------------------------------------------------------------------------
+    # -- for processes ---------------------------------------------------------------------------------------------
 
     def next_number(self) -> int:
         self._number += 1
@@ -101,11 +101,11 @@ class World:
         check_told(self, call, answer)
 
     def check_silence(self, left: e.WorkerLeft) -> None:
-        """A lease runs out only by silence that the coordinator was there to hear."""
+        """Assert that a lease expires only by silence while the coordinator was running."""
         heard_s = self.last_beat_s.get(left.fence)
         if left.cause != "lease" or heard_s is None:
             return
-        now_s = self.scheduler.now_s  # a stop that has just begun comes after the verdict
+        now_s = self.scheduler.now_s  # a stop that has just started comes after the decision
         stopped_s = sum(min(seconds, now_s - when_s) for when_s, seconds in self.stops if when_s >= heard_s)
         silent_s = now_s - heard_s - stopped_s
         self.ledger.expect(
@@ -116,7 +116,7 @@ class World:
         if self.tracing:
             print(f"{self.scheduler.now_s:9.3f}", *words)
 
-    # -- the story -------------------------------------------------------------------------------------------------
+    # -- the run ---------------------------------------------------------------------------------------------------
 
     def play(self) -> Outcome:
         try:
@@ -196,7 +196,7 @@ class World:
 
         self.scheduler.after(delay_s, start)
 
-    # -- misfortunes -----------------------------------------------------------------------------------------------
+    # -- faults ----------------------------------------------------------------------------------------------------
 
     def _next_fault(self) -> None:
         gap_s = self.rng.expovariate(1 / self.mean_gap_s)
@@ -248,7 +248,7 @@ class World:
             node.pause(self.rng.choice((1.0, 12.0)) * self.rng.random())
 
     def _second_process(self) -> None:
-        """A second process of the same workers, while the first lives on."""
+        """A second process of the same workers, while the first one lives on."""
         if node := self._node():
             self.nodes.remove(node)
             node.superseded = True
@@ -272,7 +272,7 @@ class World:
             self.scheduler.at(self.faults_end_s, lambda: setattr(node, "slowness", 1.0))
 
     def _duplicate(self) -> None:
-        """Happens to every frame; see `Node._send`."""
+        """Affects every frame; see `Node._send`."""
 
     def _clock_jump(self) -> None:
         if server := self._living():

@@ -1,4 +1,4 @@
-"""Hundreds of stories in which things go wrong; and proof that a mistake does not get through them."""
+"""Hundreds of simulations with faults; and proof that they detect bugs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from strata.errors import StaleIncarnation
 NUM_CHUNKS = 16
 CHUNK = 15
 MAX_SEEDS_TO_FIND = 400
-"""The rarest mistake shows itself in about one story of seventy."""
+"""The rarest bug shows in about one simulation of seventy."""
 
 
 @pytest.mark.parametrize("chunk", range(NUM_CHUNKS))
-def test_no_story_breaks_a_promise(chunk: int) -> None:
+def test_no_simulation_violates_a_guarantee(chunk: int) -> None:
     outcomes = [simulate(seed) for seed in range(chunk * CHUNK, (chunk + 1) * CHUNK)]
     for outcome in outcomes:
         assert outcome.violation is None, f"{outcome.violation}\n\n    {command(outcome.seed)}\n"
@@ -26,19 +26,19 @@ def test_no_story_breaks_a_promise(chunk: int) -> None:
     assert sum(outcome.num_generations for outcome in outcomes) > CHUNK
 
 
-def test_a_seed_tells_the_same_story_every_time() -> None:
+def test_a_seed_gives_the_same_trace_every_time() -> None:
     assert [simulate(seed) for seed in range(5)] == [simulate(seed) for seed in range(5)]
 
 
 @pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda mutate: mutate.__name__)
-def test_the_simulation_finds(mutate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_simulation_detects_the_mutation(mutate, monkeypatch: pytest.MonkeyPatch) -> None:
     mutate(monkeypatch)
     found = next((seed for seed in range(MAX_SEEDS_TO_FIND) if simulate(seed).violation), None)
     assert found is not None, f"{MAX_SEEDS_TO_FIND} seeds did not find it"
 
 
-def test_of_two_processes_that_take_one_name_in_one_batch_only_the_second_is_told_that_it_is_in() -> None:
-    """Found by seed 5204: the first was given its successor's rank, and then its successor's shards."""
+def test_only_the_last_of_two_processes_with_one_id_in_a_batch_is_registered() -> None:
+    """Found by seed 5204: the first process got its successor's rank, and then its successor's shards."""
     core = Core(CoordinatorConfig())
     answers = []
     for number, instance_id in enumerate(("first", "second"), start=1):
@@ -55,11 +55,13 @@ def test_of_two_processes_that_take_one_name_in_one_batch_only_the_second_is_tol
                 )
             )
     core.drain()
-    with pytest.raises(StaleIncarnation, match="another process has its id"):
+    with pytest.raises(StaleIncarnation, match="another process uses its id"):
         answers[0]()
     assert (answers[1]().incarnation, answers[1]().generation) == (2, 1)
 
 
-def test_a_client_that_keeps_a_page_of_an_older_generation_than_it_adopts_is_found_out() -> None:
-    """The members change between the page and the refresh: the shard is another's in the generation adopted."""
+def test_a_client_that_keeps_a_page_of_an_older_generation_is_detected() -> None:
+    """The membership changes between the page and the refresh: the shard belongs to another worker in the adopted
+    generation.
+    """
     assert any(simulate(seed, refetch=False).violation for seed in range(995, 1_030))

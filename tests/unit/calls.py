@@ -1,4 +1,4 @@
-"""What a piece of code costs, counted and not timed: the same on every machine, however busy it is."""
+"""The cost of code as a number of calls instead of time: the same on every machine, however busy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def num_calls(work: Callable[[], object]) -> int:
-    """How many functions `work` calls in this thread, in Python and in C."""
+    """Count the functions that `work` calls in this thread, in Python and in C."""
     num = 0
 
     def count(_frame: object, event: str, _argument: object) -> None:
@@ -22,4 +22,4 @@ def num_calls(work: Callable[[], object]) -> int:
         work()
     finally:
         sys.setprofile(None)
-    return num - 2  # `work` itself, and the end of counting
+    return num - 2  # `work` itself, and the call that stops counting

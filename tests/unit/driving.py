@@ -1,4 +1,4 @@
-"""A coordinator's core driven by hand: time stands still until a test moves it, and nothing is waited for."""
+"""Drive a coordinator's core step by step: time stands still until a test advances it, and nothing blocks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ JOB = "job"
 
 
 class Driver:
-    """One job's callers, the clock, and the journal, in one pair of hands."""
+    """The callers of one job, the clock and the journal."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Driver:
         self.journal: list[bytes] = []
         self.core.tick(self.now_s)
 
-    # -- what stands -----------------------------------------------------------------------------------------------
+    # -- state -----------------------------------------------------------------------------------------------------
 
     @property
     def job(self) -> Job:
@@ -65,20 +65,20 @@ class Driver:
     # -- time and the journal --------------------------------------------------------------------------------------
 
     def settle(self) -> tuple[list[e.Event], list[Notice]]:
-        """What the engine does with a batch: seal, make durable, announce."""
+        """Do what the engine does with a batch: seal, make durable, announce."""
         events, notices = self.core.drain()
         self.journal += [e.encode(event) for event in events]
         self.core.announce(notices)
         return events, notices
 
     def after(self, seconds: float) -> tuple[list[e.Event], list[Notice]]:
-        """One look at the clock, this much later."""
+        """Advance the clock and tick once."""
         self.now_s += seconds
         self.core.tick(self.now_s)
         return self.settle()
 
     def listen(self, seconds: float, *beating: str) -> list[e.Event]:
-        """Ticks each second for this long; these workers beat all the while."""
+        """Tick every second for this long, while these workers send heartbeats."""
         events = []
         for _ in range(round(seconds)):
             self.now_s += 1.0
@@ -89,7 +89,7 @@ class Driver:
         return events
 
     def restarted(self) -> Core:
-        """The core that another process makes of the journal."""
+        """Return the core that another process builds from the journal."""
         core = Core(self.config)
         for payload in self.journal:
             core.apply(e.decode(payload))
@@ -109,7 +109,7 @@ class Driver:
         is_watched: bool = False,
         job_id: str = JOB,
     ) -> Registration:
-        """Joins and settles."""
+        """Join and settle."""
         answer = self.register_unsealed(
             worker_id,
             instance_id=instance_id,
@@ -145,7 +145,7 @@ class Driver:
             )
 
     def join(self, *worker_ids: str) -> list[Registration]:
-        """All in one batch."""
+        """Join in one batch."""
         answers = [self.register_unsealed(worker_id) for worker_id in worker_ids]
         self.settle()
         return [answer() for answer in answers]
@@ -183,7 +183,7 @@ class Driver:
         self.membership.suspect(worker_id, self.incarnation(worker_id), self.now_s)
 
     def dataset(self, num_shards: int, dataset_id: str = "data", **how: object) -> tuple[int, int]:
-        """Ten samples a shard."""
+        """Register a dataset with ten samples per shard."""
         spec = e.DatasetSpec(dataset_id=dataset_id, total_samples=num_shards * 10, shard_size=10, **how)  # type: ignore[arg-type]
         return self.register_dataset(spec)
 
@@ -232,7 +232,7 @@ class Driver:
         return self.job.advance_epoch(dataset_id, from_epoch=from_epoch, require_complete=require_complete)
 
     def arrive(self, worker_id: str, barrier_id: str = "sync", step: int = 0, **how: object) -> Released | Ticket:
-        """Whichever round of the barrier it is."""
+        """Arrive, in whichever round of the barrier."""
         answer = self.wait_barrier(worker_id, barrier_id, step, **how)  # type: ignore[arg-type]
         return answer._replace(round=0) if isinstance(answer, Ticket) else answer
 
@@ -282,7 +282,7 @@ class Driver:
         )
 
     def commit(self, checkpoint_id: str, kind: e.CheckpointKind = "FULL", *, step: int = 100) -> None:
-        """Everybody acknowledges it."""
+        """Let every worker acknowledge the checkpoint."""
         for worker_id in self.workers:
             self.notify(worker_id, checkpoint_id, kind=kind, step=step)
         self.settle()
@@ -297,11 +297,11 @@ class Driver:
     ) -> tuple[int, int]:
         return self.job.send_command(worker_ids, name, reason=reason, args=args or {}, request_id=request_id)
 
-    # -- what must hold --------------------------------------------------------------------------------------------
+    # -- assertions ------------------------------------------------------------------------------------------------
 
     @contextmanager
     def refused(self, error: type[StrataError], field: str, *, generation: int | None = None) -> Iterator[None]:
-        """The call inside fails with exactly this, names the field, and leaves no trace."""
+        """Assert that the call inside fails with exactly this error and field, and changes nothing."""
         before = self.core.snapshot()
         with pytest.raises(error) as caught:
             yield

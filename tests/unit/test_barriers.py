@@ -1,4 +1,4 @@
-"""Barriers: nobody goes on until everybody is there, and nobody waits for ever."""
+"""Barriers: no worker continues until all have arrived, and no worker waits forever."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def driver() -> Driver:
 
 
 def outcomes(notices) -> dict[Ticket, Released | BarrierBroken]:
-    """By ticket, whichever round it was."""
+    """Outcomes by ticket, in whichever round."""
     found = ended(notices)
     assert len({notice.ticket for notice in found}) == len(found)
     return {notice.ticket._replace(round=0): notice.outcome for notice in found}
@@ -57,7 +57,7 @@ def test_a_barrier_of_3_is_released_by_the_third(driver: Driver) -> None:
     assert outcomes(notices) == {TICKET: Released(1, 3)}
 
 
-def test_arriving_3_times_is_being_there_once(driver: Driver) -> None:
+def test_arriving_3_times_counts_once(driver: Driver) -> None:
     for _ in range(3):
         assert driver.arrive("w0") == TICKET
     assert driver.arrive("w1") == TICKET
@@ -65,7 +65,7 @@ def test_arriving_3_times_is_being_there_once(driver: Driver) -> None:
     assert driver.job.barriers.open["sync", 0].arrived == {"w0", "w1"}
 
 
-def test_one_who_comes_back_after_the_release_is_answered_at_once(driver: Driver) -> None:
+def test_a_worker_that_arrives_again_after_the_release_is_answered_at_once(driver: Driver) -> None:
     for worker_id in driver.workers:
         driver.arrive(worker_id)
     driver.settle()
@@ -73,7 +73,7 @@ def test_one_who_comes_back_after_the_release_is_answered_at_once(driver: Driver
     assert driver.settle() == ([], [])
 
 
-def test_a_release_still_stands_after_a_restart(driver: Driver) -> None:
+def test_a_release_survives_a_restart(driver: Driver) -> None:
     for worker_id in driver.workers:
         driver.arrive(worker_id)
     driver.settle()
@@ -110,7 +110,7 @@ def test_a_barrier_of_1_is_released_at_once() -> None:
     assert outcomes(driver.settle()[1]) == {TICKET: Released(1, 1)}
 
 
-def test_of_3_releases_a_memory_of_2_keeps_the_newest() -> None:
+def test_a_limit_of_2_keeps_the_newest_2_of_3_releases() -> None:
     driver = Driver(limits=Limits(max_released_barriers_per_job=2))
     driver.register("w0")
     for step in range(3):
@@ -129,7 +129,7 @@ def test_a_barrier_of_2_named_members_does_not_wait_for_the_third(driver: Driver
     assert outcomes(driver.settle()[1]) == {TICKET: Released(1, 2)}
 
 
-def test_2_disjoint_sets_wait_apart_under_2_names(driver: Driver) -> None:
+def test_2_disjoint_sets_wait_separately_under_2_names(driver: Driver) -> None:
     driver.register("w3")
     driver.arrive("w0", "left", members=["w0", "w1"])
     driver.arrive("w2", "right", members=["w2", "w3"])
@@ -141,7 +141,7 @@ def test_2_disjoint_sets_wait_apart_under_2_names(driver: Driver) -> None:
     ("first", "second"),
     [(["w0", "w1"], ["w1", "w2"]), ([], ["w0", "w1"]), (["w0", "w1"], []), ([], ["w0", "w1", "w2"])],
 )
-def test_members_that_name_different_sets_are_told_so(driver: Driver, first: list[str], second: list[str]) -> None:
+def test_callers_that_name_different_members_get_an_error(driver: Driver, first: list[str], second: list[str]) -> None:
     driver.arrive("w0", members=first)
     with driver.refused(BarrierMismatch, "members"):
         driver.arrive("w1", members=second)
@@ -168,7 +168,7 @@ def test_the_set_of_a_release_is_known_after_a_restart(driver: Driver) -> None:
         driver.arrive("w2")
 
 
-def test_a_stranger_among_the_named_is_refused(driver: Driver) -> None:
+def test_an_unknown_named_member_is_refused(driver: Driver) -> None:
     with driver.refused(InvalidArgument, "members"):
         driver.arrive("w0", members=["w0", "w9"])
     assert driver.job.barriers.open == {}
@@ -184,10 +184,10 @@ def test_a_caller_that_does_not_name_itself_is_refused_before_and_after_the_rele
         driver.arrive("w0", members=["w1", "w2"])
 
 
-# -- broken by a change of the members -----------------------------------------------------------------------------
+# -- broken by a change of membership ------------------------------------------------------------------------------
 
 
-def test_a_death_breaks_the_barrier_for_all_who_wait_and_names_the_dead_with_the_reason(driver: Driver) -> None:
+def test_a_death_breaks_the_barrier_for_all_callers_and_names_the_dead_worker(driver: Driver) -> None:
     driver.arrive("w0")
     driver.arrive("w1")
     driver.listen(5, "w0", "w1")
@@ -200,44 +200,44 @@ def test_a_death_breaks_the_barrier_for_all_who_wait_and_names_the_dead_with_the
     assert driver.job.barriers.open == {}
 
 
-def test_one_who_arrived_and_died_is_the_reason_as_well(driver: Driver) -> None:
+def test_a_worker_that_arrived_and_died_is_named_as_well(driver: Driver) -> None:
     driver.arrive("w0")
     driver.arrive("w1")
     _, notices = driver.leave("w1")
-    assert broken(notices).missing == {"w1": "it said good-bye"}
+    assert broken(notices).missing == {"w1": "it deregistered"}
 
 
-def test_a_worker_that_left_is_not_counted_as_there_before_the_generation_is_sealed(driver: Driver) -> None:
+def test_a_worker_that_left_does_not_count_before_the_generation_is_sealed(driver: Driver) -> None:
     driver.arrive("w0")
     driver.job.deregister_worker("w0", 1, "")
     with pytest.raises(StaleGeneration):
-        driver.arrive("w1", generation=1)  # 2 have come and 2 are left, but not the same 2
-    assert broken(driver.settle()[1]).missing == {"w0": "it said good-bye"}
+        driver.arrive("w1", generation=1)  # 2 have arrived and 2 are left, but not the same 2
+    assert broken(driver.settle()[1]).missing == {"w0": "it deregistered"}
 
 
-def test_those_who_stay_cannot_complete_the_barrier_of_one_who_left_by_arriving_again(driver: Driver) -> None:
+def test_remaining_workers_cannot_complete_a_barrier_that_a_leaver_broke(driver: Driver) -> None:
     driver.arrive("w0")
     driver.arrive("w1")
     driver.job.deregister_worker("w2", 3, "")
     with pytest.raises(StaleGeneration):
         driver.arrive("w1", generation=1)
-    assert broken(driver.settle()[1]).missing == {"w2": "it said good-bye"}
+    assert broken(driver.settle()[1]).missing == {"w2": "it deregistered"}
 
 
-def test_a_join_breaks_the_barrier_with_nobody_missing(driver: Driver) -> None:
+def test_a_join_breaks_the_barrier_with_no_missing_workers(driver: Driver) -> None:
     driver.arrive("w0")
     driver.register_unsealed("w3")
     error = broken(driver.settle()[1])
     assert error.missing == {}
-    assert "generation 2 began: w3 joined" in error.message
+    assert "generation 2 started: w3 joined" in error.message
 
 
-def test_a_change_breaks_a_named_barrier_too_but_names_only_its_own_missing(driver: Driver) -> None:
+def test_a_change_breaks_a_named_barrier_and_names_only_its_own_missing_members(driver: Driver) -> None:
     driver.arrive("w0", "ours", members=["w0", "w1"])
     driver.arrive("w0", "all")
     _, notices = driver.leave("w2")
     assert broken(notices, Ticket("job", 1, "ours", 0, 0)).missing == {}
-    assert broken(notices, Ticket("job", 1, "all", 0, 0)).missing == {"w2": "it said good-bye"}
+    assert broken(notices, Ticket("job", 1, "all", 0, 0)).missing == {"w2": "it deregistered"}
 
 
 def test_a_replaced_worker_is_named_with_its_reason(driver: Driver) -> None:
@@ -246,7 +246,7 @@ def test_a_replaced_worker_is_named_with_its_reason(driver: Driver) -> None:
     assert broken(driver.settle()[1]).missing == {"w1": "replaced by another process of the same id"}
 
 
-def test_of_40_dead_32_are_named_and_8_counted() -> None:
+def test_32_of_40_dead_workers_are_named_and_8_counted() -> None:
     driver = Driver()
     driver.join("waiting", *(f"w{i:02d}" for i in range(40)))
     driver.arrive("waiting")
@@ -277,10 +277,10 @@ def test_a_release_of_the_old_generation_is_forgotten_in_the_new_one(driver: Dri
     assert driver.arrive("w0") == Ticket("job", 2, "sync", 0, 0)
 
 
-# -- broken by time ------------------------------------------------------------------------------------------------
+# -- timeouts ------------------------------------------------------------------------------------------------------
 
 
-def test_at_its_deadline_a_barrier_says_who_is_missing_and_where_they_were_last_seen(driver: Driver) -> None:
+def test_a_barrier_that_times_out_names_the_missing_workers_and_their_last_state(driver: Driver) -> None:
     driver.beat("w2", state="LOADING_DATA", step=41)
     driver.arrive("w0", timeout_s=3)
     driver.after(1)
@@ -293,22 +293,22 @@ def test_at_its_deadline_a_barrier_says_who_is_missing_and_where_they_were_last_
     assert events == []
     assert error.missing == {"w2": "LOADING_DATA at step 41, last heard 3.0 s ago"}
     assert error.generation == 1
-    assert "not everybody came within 3.0 s" in error.message
+    assert "not all members arrived within 3.0 s" in error.message
 
 
-def test_the_most_impatient_caller_sets_the_deadline(driver: Driver) -> None:
+def test_the_shortest_timeout_sets_the_deadline(driver: Driver) -> None:
     driver.arrive("w0", timeout_s=100)
     driver.arrive("w1", timeout_s=1)
     assert broken(driver.after(1)[1]).missing.keys() == {"w2"}
 
 
-def test_a_patient_caller_does_not_move_the_deadline_of_another(driver: Driver) -> None:
+def test_a_longer_timeout_does_not_move_the_deadline(driver: Driver) -> None:
     driver.arrive("w0", timeout_s=1)
     driver.arrive("w1", timeout_s=100)
     assert broken(driver.after(1)[1]).missing.keys() == {"w2"}
 
 
-def test_a_caller_that_does_not_say_waits_6_s_where_that_is_the_rule() -> None:
+def test_a_caller_without_a_timeout_waits_for_the_configured_6_s() -> None:
     driver = Driver(barrier=BarrierConfig(timeout_s=6.0))
     driver.join("w0", "w1")
     driver.arrive("w0")
@@ -317,7 +317,7 @@ def test_a_caller_that_does_not_say_waits_6_s_where_that_is_the_rule() -> None:
     assert broken(driver.after(0.1)[1]).missing.keys() == {"w1"}
 
 
-def test_at_its_deadline_a_named_barrier_names_only_its_own_missing(driver: Driver) -> None:
+def test_a_named_barrier_that_times_out_names_only_its_own_missing_members(driver: Driver) -> None:
     driver.arrive("w0", members=["w0", "w1"], timeout_s=1)
     assert broken(driver.after(1)[1]).missing.keys() == {"w1"}
 
@@ -332,19 +332,19 @@ def test_a_barrier_broken_by_its_deadline_can_be_tried_again(driver: Driver) -> 
     assert outcomes(driver.settle()[1]) == {TICKET: Released(1, 3)}
 
 
-def test_a_death_at_the_very_deadline_is_told_as_a_death(driver: Driver) -> None:
+def test_a_death_at_the_deadline_is_reported_as_a_death(driver: Driver) -> None:
     driver.arrive("w0", timeout_s=6)
     driver.arrive("w1", "named", members=["w1", "w2"], timeout_s=6)
     driver.listen(5, "w0", "w1")
     driver.now_s += 1
-    driver.core.tick(driver.now_s)  # the lease of w2 and both deadlines are over
+    driver.core.tick(driver.now_s)  # the lease of w2 and both deadlines have passed
     _, notices = driver.settle()
     assert len(outcomes(notices)) == 2
     assert broken(notices).missing == {"w2": "silent for 6.0 s, lease 5.0 s"}
     assert broken(notices, Ticket("job", 1, "named", 0, 0)).missing == {"w2": "silent for 6.0 s, lease 5.0 s"}
 
 
-def test_a_good_bye_before_the_deadline_of_the_same_batch_is_told_as_a_good_bye(driver: Driver) -> None:
+def test_a_deregistration_before_the_deadline_is_reported_as_a_deregistration(driver: Driver) -> None:
     driver.arrive("w1", members=["w1", "w2"], timeout_s=1)
     driver.job.deregister_worker("w2", 3, "preempted")
     driver.now_s += 1
@@ -352,7 +352,7 @@ def test_a_good_bye_before_the_deadline_of_the_same_batch_is_told_as_a_good_bye(
     assert broken(driver.settle()[1]).missing == {"w2": "preempted"}
 
 
-def test_a_coordinator_that_stood_still_gives_a_barrier_its_time_back(driver: Driver) -> None:
+def test_a_pause_of_the_coordinator_extends_the_deadline_of_a_barrier(driver: Driver) -> None:
     driver.arrive("w0", timeout_s=4)
     driver.after(1)
     assert driver.after(3_600) == ([], [])
@@ -360,7 +360,7 @@ def test_a_coordinator_that_stood_still_gives_a_barrier_its_time_back(driver: Dr
     assert ended(driver.after(1)[1])
 
 
-def test_a_clock_that_goes_back_breaks_no_barrier(driver: Driver) -> None:
+def test_a_clock_that_goes_backwards_breaks_no_barrier(driver: Driver) -> None:
     driver.arrive("w0", timeout_s=4)
     assert driver.after(-3_600) == ([], [])
 
@@ -389,13 +389,13 @@ def test_a_timeout_out_of_range_is_refused(driver: Driver, bad: float) -> None:
     assert driver.job.barriers.open == {}
 
 
-def test_an_arrival_of_an_old_generation_hears_which_one_stands(driver: Driver) -> None:
+def test_an_arrival_in_an_old_generation_gets_the_current_one(driver: Driver) -> None:
     driver.register("w3")
     with driver.refused(StaleGeneration, "generation", generation=2):
         driver.arrive("w0", generation=1)
 
 
-def test_a_dead_process_and_a_stranger_do_not_arrive(driver: Driver) -> None:
+def test_a_dead_process_and_an_unknown_worker_cannot_arrive(driver: Driver) -> None:
     driver.leave("w2")
     with driver.refused(StaleIncarnation, "incarnation", generation=2):
         driver.arrive("w2", incarnation=3)
@@ -403,7 +403,7 @@ def test_a_dead_process_and_a_stranger_do_not_arrive(driver: Driver) -> None:
         driver.arrive("w9", incarnation=9)
 
 
-def test_a_third_open_barrier_is_refused_where_2_are_allowed_and_the_open_ones_still_count() -> None:
+def test_a_third_open_barrier_is_refused_with_a_limit_of_2() -> None:
     driver = Driver(limits=Limits(max_open_barriers_per_job=2))
     driver.join("w0", "w1")
     driver.arrive("w0", step=0)

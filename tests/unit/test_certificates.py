@@ -1,4 +1,4 @@
-"""Certificates of our own: what they say, who may read the keys, and that nothing is overwritten."""
+"""Certificates for private clusters: their contents, the permissions of keys, and that no file is overwritten."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def load(directory: Path, name: str) -> x509.Certificate:
     return x509.load_pem_x509_certificate((directory / f"{name}.crt").read_bytes())
 
 
-def test_the_server_is_known_by_every_name_given_and_as_this_machine(directory: Path) -> None:
+def test_the_server_certificate_contains_every_host_and_this_machine(directory: Path) -> None:
     names = load(directory, "server").extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["localhost", "coord.example"]
     assert names.get_values_for_type(x509.IPAddress) == [
@@ -37,7 +37,7 @@ def test_the_server_is_known_by_every_name_given_and_as_this_machine(directory: 
 @pytest.mark.parametrize(
     ("name", "purpose"), [("server", ExtendedKeyUsageOID.SERVER_AUTH), ("client", ExtendedKeyUsageOID.CLIENT_AUTH)]
 )
-def test_each_is_signed_by_the_authority_and_good_for_its_purpose_only(
+def test_each_certificate_is_signed_by_the_authority_for_one_purpose(
     directory: Path, name: str, purpose: x509.ObjectIdentifier
 ) -> None:
     certificate = load(directory, name)
@@ -46,24 +46,24 @@ def test_each_is_signed_by_the_authority_and_good_for_its_purpose_only(
     assert not certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
 
 
-def test_the_authority_can_sign_nothing_but_leaves(directory: Path) -> None:
+def test_the_authority_can_sign_only_leaf_certificates(directory: Path) -> None:
     constraints = load(directory, "ca").extensions.get_extension_for_class(x509.BasicConstraints).value
     assert (constraints.ca, constraints.path_length) == (True, 0)
 
 
-def test_they_are_good_from_a_little_before_now_for_as_long_as_was_asked(directory: Path) -> None:
+def test_certificates_are_valid_from_just_before_now_for_the_given_days(directory: Path) -> None:
     certificate = load(directory, "server")
     assert certificate.not_valid_before_utc == NOW - timedelta(minutes=5)
     assert certificate.not_valid_after_utc == NOW + timedelta(days=30)
 
 
-def test_keys_can_be_read_by_their_owner_only(directory: Path) -> None:
+def test_only_the_owner_can_read_keys(directory: Path) -> None:
     assert {p.stat().st_mode & 0o777 for p in directory.glob("*.key")} == {0o600}
     assert directory.stat().st_mode & 0o777 == 0o700
 
 
-def test_what_stands_is_never_overwritten(directory: Path) -> None:
+def test_an_existing_file_is_never_overwritten(directory: Path) -> None:
     before = {p.name: p.read_bytes() for p in directory.iterdir()}
-    with pytest.raises(ConfigError, match=r"holds ca\.crt, .* already"):
+    with pytest.raises(ConfigError, match=r"already contains ca\.crt, "):
         write_set(directory, hosts=[], now=NOW, days=1)
     assert {p.name: p.read_bytes() for p in directory.iterdir()} == before

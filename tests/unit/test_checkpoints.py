@@ -1,4 +1,4 @@
-"""Checkpoints: agreed on by every rank of a generation, or not there."""
+"""Checkpoints: every rank of a generation agrees on them, or they do not exist."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def test_a_rank_that_acknowledges_3_times_is_counted_once(driver: Driver) -> Non
     assert len(driver.settle()[0]) == 1
 
 
-def test_acknowledging_what_is_committed_is_answered_with_the_commit(driver: Driver) -> None:
+def test_acknowledging_a_committed_checkpoint_returns_the_commit(driver: Driver) -> None:
     driver.commit("ckpt")
     assert driver.notify("w1") == CheckpointProgress(committed=True, num_acked=3, num_ranks=3)
     assert driver.settle() == ([], [])
 
 
-def test_a_commit_sums_the_sizes_and_joins_what_the_ranks_said(driver: Driver) -> None:
+def test_a_commit_sums_the_sizes_and_merges_the_reports_of_the_ranks(driver: Driver) -> None:
     driver.notify("w0", ack=RankAck(size_bytes=10, metadata={"loss": "0.5"}))
     driver.notify("w1", ack=RankAck(size_bytes=20, model_hash="abc", data_cursor=b"cursor"))
     driver.notify("w2", ack=RankAck(size_bytes=12, metadata={"lr": "0.1"}), wall_s=1_700_000_000.0)
@@ -71,7 +71,7 @@ def test_a_commit_sums_the_sizes_and_joins_what_the_ranks_said(driver: Driver) -
 
 @pytest.mark.parametrize("committed", [False, True])
 @pytest.mark.parametrize("other", [{"step": 101}, {"epoch": 2}, {"path": "/other"}, {"kind": "INCREMENTAL"}])
-def test_a_rank_that_means_another_checkpoint_by_the_same_id_is_refused(
+def test_a_rank_that_reports_another_checkpoint_under_the_same_id_is_refused(
     driver: Driver, other: dict, committed: bool
 ) -> None:
     for worker_id in driver.workers if committed else ["w0"]:
@@ -103,7 +103,7 @@ def test_a_new_generation_ends_the_attempt_and_the_old_acks_do_not_count(driver:
     assert driver.notify("w0") == CheckpointProgress(committed=False, num_acked=1, num_ranks=2)
 
 
-def test_an_id_whose_attempt_was_given_up_may_mean_something_else_now(driver: Driver) -> None:
+def test_an_id_whose_attempt_was_aborted_may_be_used_again(driver: Driver) -> None:
     driver.notify("w0", step=100)
     driver.leave("w2")
     assert driver.notify("w0", step=200).num_acked == 1
@@ -118,14 +118,14 @@ def test_the_ack_of_a_worker_that_left_does_not_count_before_the_generation_is_s
     assert latest(driver) is None
 
 
-def test_what_was_committed_outlives_its_generation(driver: Driver) -> None:
+def test_a_committed_checkpoint_outlives_its_generation(driver: Driver) -> None:
     driver.commit("ckpt")
     driver.leave("w2")
     assert latest(driver) == "ckpt"
     assert driver.notify("w0") == CheckpointProgress(committed=True, num_acked=3, num_ranks=3)
 
 
-def test_an_ack_of_an_old_generation_a_dead_process_or_a_stranger_is_refused(driver: Driver) -> None:
+def test_an_ack_of_an_old_generation_a_dead_process_or_an_unknown_worker_is_refused(driver: Driver) -> None:
     driver.leave("w2")
     with driver.refused(StaleGeneration, "generation", generation=2):
         driver.notify("w0", generation=1)
@@ -156,7 +156,7 @@ def test_the_latest_is_in_the_order_of_commits_not_of_first_acks(driver: Driver)
 
 
 @pytest.mark.parametrize("kind", ["MODEL_ONLY", "OPTIMIZER_ONLY"])
-def test_half_a_state_is_no_point_to_recover_from(driver: Driver, kind) -> None:
+def test_a_partial_checkpoint_is_not_used_for_recovery(driver: Driver, kind) -> None:
     driver.commit("whole", "INCREMENTAL")
     driver.commit("half", kind)
     assert latest(driver) == "whole"
@@ -177,7 +177,7 @@ def test_the_latest_of_some_kinds_is_the_newest_among_these(driver: Driver) -> N
 # -- bounds --------------------------------------------------------------------------------------------------------
 
 
-def test_of_5_checkpoints_a_memory_of_3_keeps_the_newest() -> None:
+def test_a_limit_of_3_keeps_the_newest_3_of_5_checkpoints() -> None:
     driver = Driver(limits=Limits(max_checkpoints_per_job=3))
     driver.register("w0")
     for num in range(5):
@@ -185,7 +185,7 @@ def test_of_5_checkpoints_a_memory_of_3_keeps_the_newest() -> None:
     assert list(driver.job.checkpoints.committed) == ["c2", "c3", "c4"]
 
 
-def test_a_memory_of_3_never_forgets_the_point_to_recover_from() -> None:
+def test_a_limit_of_3_never_drops_the_checkpoint_to_recover_from() -> None:
     driver = Driver(limits=Limits(max_checkpoints_per_job=3))
     driver.register("w0")
     driver.commit("full")
@@ -195,7 +195,7 @@ def test_a_memory_of_3_never_forgets_the_point_to_recover_from() -> None:
     assert latest(driver) == "full"
 
 
-def test_a_memory_of_1_holds_the_newest_beside_the_point_to_recover_from() -> None:
+def test_a_limit_of_1_keeps_the_newest_and_the_checkpoint_to_recover_from() -> None:
     driver = Driver(limits=Limits(max_checkpoints_per_job=1))
     driver.register("w0")
     driver.notify("w0", "full")
@@ -205,7 +205,7 @@ def test_a_memory_of_1_holds_the_newest_beside_the_point_to_recover_from() -> No
     assert list(driver.job.checkpoints.committed) == ["full-2"]
 
 
-def test_a_third_unfinished_checkpoint_is_refused_where_2_are_allowed() -> None:
+def test_a_third_unfinished_checkpoint_is_refused_with_a_limit_of_2() -> None:
     driver = Driver(limits=Limits(max_open_checkpoints_per_job=2))
     driver.join("w0", "w1")
     driver.notify("w0", "a")
@@ -241,7 +241,7 @@ def test_a_bad_ack_is_refused_with_its_field(driver: Driver, said: dict, field: 
         (RankAck(data_cursor=b"c" * 101), "data_cursor"),
     ],
 )
-def test_an_ack_of_more_than_100_bytes_is_refused_where_that_is_the_limit(ack: RankAck, field: str) -> None:
+def test_an_ack_above_the_limit_of_100_bytes_is_refused(ack: RankAck, field: str) -> None:
     driver = Driver(limits=Limits(max_metadata_bytes=99))
     driver.register("w0")
     with driver.refused(LimitExceeded, field):
@@ -255,7 +255,7 @@ def test_a_snapshot_does_not_change_when_another_rank_acknowledges(driver: Drive
     assert list(snapshot[0].open_checkpoints[0].acks) == ["w0"]
 
 
-def test_the_commit_holds_the_hashes_of_all_ranks(driver: Driver) -> None:
+def test_the_commit_contains_the_hashes_of_all_ranks(driver: Driver) -> None:
     for rank, worker_id in enumerate(driver.workers):
         driver.notify(worker_id, ack=RankAck(hashes={f"rank-{rank}.safetensors": f"hash-{rank}"}))
     record = driver.job.latest_checkpoint(())
@@ -263,7 +263,7 @@ def test_the_commit_holds_the_hashes_of_all_ranks(driver: Driver) -> None:
     assert record.hashes == {f"rank-{rank}.safetensors": f"hash-{rank}" for rank in range(3)}
 
 
-def test_what_the_ranks_say_together_is_bounded() -> None:
+def test_the_reports_of_all_ranks_together_are_bounded() -> None:
     driver = Driver(limits=Limits(max_checkpoint_bytes=100))
     driver.join("w0", "w1")
     driver.notify("w0", ack=RankAck(metadata={"note": "x" * 60}))

@@ -1,4 +1,4 @@
-"""Pauses before a client connects again."""
+"""The pauses between a client's attempts to reconnect."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from strata.coordinator.client._link import pauses
 
 
-def test_pauses_grow_and_draw_nothing_from_the_programs_generator() -> None:
+def test_pauses_grow_and_do_not_use_the_programs_random_generator() -> None:
     pause = pauses(0.05, 0.25)
     before = random.getstate()
     seen: dict[int, list[float]] = {}

@@ -1,4 +1,4 @@
-"""Commands: sent once, repeated until they are carried out, and gone with the process that they were for."""
+"""Commands: sent once, repeated until acknowledged, and dropped with the process they were sent to."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def driver() -> Driver:
 
 
 def told(driver: Driver, worker_id: str, acked: int = 0) -> list[tuple[int, str]]:
-    """What a beat tells."""
+    """The commands in the answer to a heartbeat."""
     return [(c.command_id, c.name) for c in driver.beat(worker_id, acked=acked).commands]
 
 
-def test_a_command_to_nobody_in_particular_goes_to_all_3(driver: Driver) -> None:
+def test_a_command_without_recipients_goes_to_all_3_workers(driver: Driver) -> None:
     assert driver.command() == (1, 3)
     _, notices = driver.settle()
     assert [(n.worker_id, n.command.name) for n in notices if isinstance(n, CommandQueued)] == [
@@ -35,7 +35,7 @@ def test_a_command_to_nobody_in_particular_goes_to_all_3(driver: Driver) -> None
     ]
 
 
-def test_a_command_to_one_is_told_to_no_other(driver: Driver) -> None:
+def test_a_command_to_one_worker_reaches_no_other(driver: Driver) -> None:
     assert driver.command("w1", name="DUMP_STACKS") == (1, 1)
     driver.settle()
     assert told(driver, "w1") == [(1, "DUMP_STACKS")]
@@ -66,7 +66,7 @@ def test_an_ack_of_2_covers_1_and_2_but_not_3(driver: Driver) -> None:
     assert [(a.worker_id, a.command_id) for a in of(CommandsAcked, driver.settle()[0])] == [("w0", 2)]
 
 
-def test_an_ack_repeated_writes_nothing(driver: Driver) -> None:
+def test_a_repeated_ack_writes_nothing(driver: Driver) -> None:
     driver.command()
     driver.settle()
     driver.beat("w0", acked=1)
@@ -75,14 +75,14 @@ def test_an_ack_repeated_writes_nothing(driver: Driver) -> None:
     assert driver.settle() == ([], [])
 
 
-def test_the_ack_of_one_worker_is_not_that_of_another(driver: Driver) -> None:
+def test_an_ack_counts_only_for_its_own_worker(driver: Driver) -> None:
     driver.command()
     driver.settle()
     driver.beat("w0", acked=1)
     assert told(driver, "w1") == [(1, "STOP")]
 
 
-def test_a_command_is_not_told_before_it_is_durable(driver: Driver) -> None:
+def test_a_command_is_not_delivered_before_it_is_durable(driver: Driver) -> None:
     driver.command("w0")
     assert told(driver, "w0") == []
     _, notices = driver.core.drain()
@@ -98,7 +98,7 @@ def test_a_command_carries_its_reason_and_arguments(driver: Driver) -> None:
     assert (command.reason, command.args) == ("maintenance", {"grace_s": "30"})
 
 
-def test_a_command_outlives_the_coordinator(driver: Driver) -> None:
+def test_a_command_survives_a_restart_of_the_coordinator(driver: Driver) -> None:
     driver.command("w0")
     driver.settle()
     driver.core = driver.restarted()
@@ -106,7 +106,7 @@ def test_a_command_outlives_the_coordinator(driver: Driver) -> None:
     assert driver.command("w0") == (2, 1)
 
 
-def test_a_command_dies_with_the_process_it_was_for(driver: Driver) -> None:
+def test_a_command_is_dropped_with_the_process_it_was_sent_to(driver: Driver) -> None:
     driver.command()
     driver.settle()
     driver.replace("w0")
@@ -124,7 +124,7 @@ def test_the_same_request_sends_once(driver: Driver) -> None:
     assert driver.command("w0", "w1", request_id="r-2") == (2, 2)
 
 
-def test_a_request_is_known_after_a_restart(driver: Driver) -> None:
+def test_a_request_id_is_remembered_after_a_restart(driver: Driver) -> None:
     driver.command(request_id="r-1")
     driver.settle()
     driver.core = driver.restarted()
@@ -136,7 +136,7 @@ def test_without_a_request_id_2_calls_are_2_commands(driver: Driver) -> None:
     assert [driver.command("w0")[0], driver.command("w0")[0]] == [1, 2]
 
 
-def test_of_1001_requests_the_first_is_forgotten() -> None:
+def test_the_first_of_1001_requests_is_forgotten() -> None:
     driver = Driver()
     driver.register("w0")
     for num in range(MAX_REMEMBERED_REQUESTS + 1):
@@ -148,7 +148,7 @@ def test_of_1001_requests_the_first_is_forgotten() -> None:
     assert requests["r-1"] == 2
 
 
-def test_a_third_command_that_waits_is_refused_to_all_where_2_may_wait() -> None:
+def test_a_third_pending_command_is_refused_with_a_limit_of_2() -> None:
     driver = Driver(limits=Limits(max_pending_commands_per_worker=2))
     driver.join("w0", "w1")
     driver.command("w0")
@@ -161,7 +161,7 @@ def test_a_third_command_that_waits_is_refused_to_all_where_2_may_wait() -> None
     assert driver.command() == (4, 2)
 
 
-def test_a_command_to_a_stranger_reaches_nobody(driver: Driver) -> None:
+def test_a_command_to_an_unknown_worker_reaches_no_worker(driver: Driver) -> None:
     with driver.refused(UnknownWorker, "worker_ids"):
         driver.command("w0", "w9")
 
@@ -195,7 +195,7 @@ def test_a_reason_of_4097_characters_and_too_many_arguments_are_refused() -> Non
 
 
 @pytest.mark.parametrize("acked", [-1, 0])
-def test_an_ack_of_no_command_is_no_ack(driver: Driver, acked: int) -> None:
+def test_an_ack_of_command_0_changes_nothing(driver: Driver, acked: int) -> None:
     driver.command("w0")
     driver.settle()
     assert told(driver, "w0", acked=acked) == [(1, "STOP")]

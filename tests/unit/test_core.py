@@ -1,4 +1,4 @@
-"""The whole of a coordinator without I/O: jobs apart, one generation a batch, and the same state from the journal."""
+"""The core of a coordinator: isolated jobs, one generation per batch, and the same state from the journal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def driver() -> Driver:
 
 
 def eventful() -> Driver:
-    """A job with a bit of everything: done and moved shards, a release, a commit, an attempt, commands."""
+    """A job with every kind of state: finished and moved shards, a release, a commit, an attempt, commands."""
     driver = Driver()
     driver.join("w0", "w1", "w2")
     driver.dataset(20, "plain")
@@ -63,7 +63,7 @@ def check_owners(core: Core) -> None:
 # -- jobs ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_job_that_nobody_began_is_unknown(driver: Driver) -> None:
+def test_a_job_that_was_never_created_is_unknown(driver: Driver) -> None:
     driver.register("w0")
     with driver.refused(UnknownJob, "job_id"):
         driver.core.job("other")
@@ -78,7 +78,7 @@ def test_a_bad_job_id_is_refused(driver: Driver, bad: str) -> None:
         driver.register_unsealed("w0", job_id=bad)
 
 
-def test_no_job_id_is_the_default_job(driver: Driver) -> None:
+def test_an_empty_job_id_means_the_default_job(driver: Driver) -> None:
     driver.register("w0", job_id="")
     assert driver.core.job("") is driver.core.job("default")
 
@@ -90,7 +90,7 @@ def test_2_jobs_have_their_own_workers_and_generations(driver: Driver) -> None:
     assert [m.incarnation for m in driver.core.job("b").membership.members.values()] == [1]
 
 
-def test_2_jobs_that_change_in_one_batch_begin_one_generation_each(driver: Driver) -> None:
+def test_2_jobs_that_change_in_one_batch_start_one_generation_each(driver: Driver) -> None:
     for job_id, worker_id in (("a", "w0"), ("b", "w0"), ("a", "w1")):
         driver.register_unsealed(worker_id, job_id=job_id)
     _, notices = driver.settle()
@@ -100,7 +100,7 @@ def test_2_jobs_that_change_in_one_batch_begin_one_generation_each(driver: Drive
     }
 
 
-def test_a_third_job_is_refused_where_2_are_allowed() -> None:
+def test_a_third_job_is_refused_with_a_limit_of_2() -> None:
     driver = Driver(limits=Limits(max_jobs=2))
     driver.register("w0", job_id="a")
     driver.dataset(3)
@@ -109,7 +109,7 @@ def test_a_third_job_is_refused_where_2_are_allowed() -> None:
     assert driver.register("w1", job_id="a").rank == 1
 
 
-def test_a_death_in_one_job_leaves_the_other_alone(driver: Driver) -> None:
+def test_a_death_in_one_job_does_not_affect_the_other(driver: Driver) -> None:
     driver.register("w0", job_id="a")
     driver.register("w0")
     driver.listen(6, "w0")
@@ -129,13 +129,13 @@ def test_a_job_with_workers_is_not_dropped_unless_forced(driver: Driver) -> None
         drop(driver)
     assert drop(driver, force=True)
     events, notices = driver.settle()
-    assert [event.words() for event in events] == ["the job was dropped, with 2 workers in it: it is over"]
+    assert [event.words() for event in events] == ["the job was dropped while it had 2 workers: it is finished"]
     assert [(n.generation, n.num_workers) for n in notices if isinstance(n, GenerationChanged)] == [(2, 0)]
     with pytest.raises(UnknownJob):
         driver.beat("w0", incarnation=1)
 
 
-def test_a_job_that_is_not_there_is_dropped_without_a_trace(driver: Driver) -> None:
+def test_dropping_a_missing_job_writes_nothing(driver: Driver) -> None:
     driver.register("w0", job_id="other")
     before = driver.core.snapshot()
     assert not drop(driver, force=True)
@@ -155,7 +155,7 @@ def test_a_dropped_job_makes_room_for_another() -> None:
     assert driver.register("w0", job_id="other").rank == 0
 
 
-def test_a_job_that_moved_on_since_it_was_looked_at_is_not_dropped(driver: Driver) -> None:
+def test_a_job_in_a_newer_generation_is_not_dropped(driver: Driver) -> None:
     driver.join("w0")
     driver.register("w1")
     with driver.refused(StaleGeneration, "generation", generation=2):
@@ -163,7 +163,7 @@ def test_a_job_that_moved_on_since_it_was_looked_at_is_not_dropped(driver: Drive
     assert drop(driver, force=True, generation=2)
 
 
-def test_the_next_job_of_that_name_is_fresh_and_none_of_its_numbers_was_the_old_ones() -> None:
+def test_the_next_job_of_that_name_is_new_and_reuses_no_number() -> None:
     driver = eventful()
     generation, incarnation = driver.generation, driver.membership.last_incarnation
     command_id = driver.job.commands.last_id
@@ -185,7 +185,7 @@ def test_the_next_job_of_that_name_is_fresh_and_none_of_its_numbers_was_the_old_
     assert driver.register("w0", job_id="another").generation > generation
 
 
-def test_a_job_that_is_dropped_and_begun_again_in_one_batch_replays() -> None:
+def test_a_job_dropped_and_created_again_in_one_batch_replays() -> None:
     driver = eventful()
     late = driver.register_unsealed("late")
     assert drop(driver, force=True)
@@ -202,7 +202,7 @@ def test_a_job_that_is_dropped_and_begun_again_in_one_batch_replays() -> None:
     assert restored.snapshot() == snapshot
 
 
-def test_numbers_of_dropped_jobs_are_not_given_out_again_after_a_restart(driver: Driver) -> None:
+def test_numbers_of_dropped_jobs_are_not_reused_after_a_restart(driver: Driver) -> None:
     driver.join("w0", "w1", "w2")
     assert drop(driver, force=True)
     driver.settle()
@@ -212,13 +212,13 @@ def test_numbers_of_dropped_jobs_are_not_given_out_again_after_a_restart(driver:
     assert (joined.generation, joined.incarnation) == (3, 4)
 
 
-def test_who_waits_at_a_barrier_of_a_dropped_job_is_told(driver: Driver) -> None:
+def test_a_barrier_of_a_dropped_job_breaks(driver: Driver) -> None:
     driver.join("w0", "w1")
     driver.arrive("w0")
     assert drop(driver, force=True, reason="a mistake")
     (end,) = ended(driver.settle()[1])
     assert isinstance(end.outcome, BarrierBroken)
-    assert "the job was dropped, with 2 workers in it: a mistake" in end.outcome.message
+    assert "the job was dropped while it had 2 workers: a mistake" in end.outcome.message
 
 
 # -- a batch -------------------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ def test_after_a_drain_there_is_no_news(driver: Driver) -> None:
     assert driver.settle() == ([], [])
 
 
-def test_a_change_is_told_in_the_order_left_given_up_generation_shards(driver: Driver) -> None:
+def test_events_of_a_change_are_ordered_left_aborted_generation_shards(driver: Driver) -> None:
     driver.join("w0", "w1")
     driver.dataset(10)
     driver.notify("w0")
@@ -261,7 +261,7 @@ def test_a_dataset_registered_in_the_batch_of_a_join_belongs_to_the_new_members(
 # -- recovery ------------------------------------------------------------------------------------------------------
 
 
-def test_a_recovery_says_where_to_go_on_who_one_is_what_is_left_and_why(driver: Driver) -> None:
+def test_a_recovery_returns_the_checkpoint_rank_shards_and_reason(driver: Driver) -> None:
     driver.join("w0", "w1", "w2")
     driver.dataset(30)
     driver.commit("c", step=70)
@@ -274,16 +274,16 @@ def test_a_recovery_says_where_to_go_on_who_one_is_what_is_left_and_why(driver: 
     assert recovery.registration.generation == recovery.page.generation == 2
     assert recovery.page.shards == driver.page("w2").shards
     assert not any(shard.done for shard in recovery.page.shards)
-    assert recovery.reason == "w0 left: it said good-bye"
+    assert recovery.reason == "w0 left: it deregistered"
 
 
-def test_a_recovery_without_a_checkpoint_starts_from_nothing(driver: Driver) -> None:
+def test_a_recovery_without_a_checkpoint_starts_from_scratch(driver: Driver) -> None:
     driver.register("w0")
     recovery = driver.job.request_recovery("w0", 1)
     assert (recovery.checkpoint, recovery.page.shards, recovery.page.next_offset) == (None, [], 0)
 
 
-def test_a_recovery_of_10_shards_in_pages_of_4_says_where_to_read_on() -> None:
+def test_a_recovery_of_10_shards_in_pages_of_4_returns_the_next_offset() -> None:
     driver = Driver(limits=Limits(max_shards_per_reply=4))
     driver.register("w0")
     driver.dataset(10)
@@ -291,7 +291,7 @@ def test_a_recovery_of_10_shards_in_pages_of_4_says_where_to_read_on() -> None:
     assert (len(page.shards), page.next_offset) == (4, 4)
 
 
-def test_the_dead_and_strangers_do_not_recover(driver: Driver) -> None:
+def test_dead_and_unknown_workers_cannot_recover(driver: Driver) -> None:
     driver.join("w0", "w1")
     driver.leave("w1")
     with driver.refused(StaleIncarnation, "incarnation", generation=2):
@@ -303,12 +303,12 @@ def test_the_dead_and_strangers_do_not_recover(driver: Driver) -> None:
 # -- the journal ---------------------------------------------------------------------------------------------------
 
 
-def test_the_journal_gives_the_state_that_was_lived_through() -> None:
+def test_replaying_the_journal_gives_the_same_state() -> None:
     driver = eventful()
     assert driver.restarted().snapshot() == driver.core.snapshot()
 
 
-def test_a_snapshot_comes_back_as_it_was() -> None:
+def test_a_snapshot_round_trips() -> None:
     driver = eventful()
     snapshot = driver.core.snapshot()
     core = Core(driver.config)
@@ -316,7 +316,7 @@ def test_a_snapshot_comes_back_as_it_was() -> None:
     assert core.snapshot() == snapshot
 
 
-def test_a_restart_from_a_snapshot_and_what_came_after_is_the_same_as_from_the_beginning() -> None:
+def test_a_restart_from_a_snapshot_equals_a_full_replay() -> None:
     driver = eventful()
     snapshot, position = e.encode_snapshot(driver.core.snapshot()), len(driver.journal)
     driver.replace("w0")
@@ -330,14 +330,14 @@ def test_a_restart_from_a_snapshot_and_what_came_after_is_the_same_as_from_the_b
     assert core.snapshot() == driver.core.snapshot() == driver.restarted().snapshot()
 
 
-def test_a_restart_begins_no_generation_and_moves_no_shard() -> None:
+def test_a_restart_starts_no_generation_and_moves_no_shard() -> None:
     driver = eventful()
     core = driver.restarted()
     assert not core.has_news
     assert core.drain() == ([], [])
 
 
-def test_after_a_restart_everybody_has_a_whole_lease_to_come_back_in() -> None:
+def test_every_worker_has_a_full_lease_after_a_restart() -> None:
     driver = eventful()
     driver.now_s += 3_600
     driver.core = driver.restarted()
@@ -346,14 +346,14 @@ def test_after_a_restart_everybody_has_a_whole_lease_to_come_back_in() -> None:
     assert driver.workers == []
 
 
-def test_after_a_restart_beats_tell_what_is_in_the_journal() -> None:
+def test_heartbeats_after_a_restart_report_the_state_of_the_journal() -> None:
     driver = eventful()
     driver.core = driver.restarted()
     beat = driver.beat("w0")
     assert (beat.generation, beat.num_workers) == (driver.generation, 3)
 
 
-def test_what_was_not_drained_is_lost_with_the_process(driver: Driver) -> None:
+def test_events_that_were_not_drained_are_lost_with_the_process(driver: Driver) -> None:
     driver.register("w0")
     driver.register_unsealed("w1")
     driver.core = driver.restarted()
@@ -373,7 +373,7 @@ def test_wherever_the_journal_is_cut_every_shard_finds_an_owner_again() -> None:
         check_owners(core)
 
 
-def test_a_journal_cut_before_the_shards_were_dealt_begins_a_generation_that_says_so(driver: Driver) -> None:
+def test_a_journal_cut_before_the_assignment_starts_a_generation_with_that_reason(driver: Driver) -> None:
     driver.join("w0", "w1")
     driver.dataset(10)
     driver.leave("w1")
@@ -381,7 +381,7 @@ def test_a_journal_cut_before_the_shards_were_dealt_begins_a_generation_that_say
     driver.core = driver.restarted()
     _, notices = driver.settle()
     assert generations(notices) == [3]
-    assert "cut short" in driver.membership.generation_reason
+    assert "left shards without an owner" in driver.membership.generation_reason
     assert driver.indices("w0") == list(range(10))
 
 
@@ -395,7 +395,7 @@ def test_a_journal_cut_before_the_generation_seals_it_at_the_restart(driver: Dri
     assert driver.workers == ["w0"]
 
 
-def test_after_a_lost_end_of_the_journal_no_number_is_given_out_twice() -> None:
+def test_no_number_is_used_twice_after_the_end_of_the_journal_is_lost() -> None:
     driver = Driver()
     driver.join("w0", "w1")
     driver.dataset(10)
@@ -406,7 +406,7 @@ def test_after_a_lost_end_of_the_journal_no_number_is_given_out_twice() -> None:
     assert job.membership.generation == 1_000_002
     assert job.membership.last_incarnation == 1_000_002
     assert [w.worker_id for w in job.membership.members.values()] == ["w0", "w1"]
-    assert "the journal's end was lost" in job.membership.generation_reason
+    assert "the end of the journal was lost" in job.membership.generation_reason
     assert [notice.generation for notice in notices] == [1_000_002]
     again = driver.restarted()
     for event in events:

@@ -1,4 +1,4 @@
-"""Ten thousand workers on the pure machines. Not timed here; that it ends within seconds is the point."""
+"""Ten thousand workers on the pure state machines. Not timed, but they must finish within seconds."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_3000_of_10000_workers_that_die_in_one_tick_are_one_generation(driver: D
     assert f"and {NUM_DEAD - 32} more" in broken.outcome.message
 
 
-def test_a_barrier_of_10000_is_released_by_the_last_and_by_nobody_before(driver: Driver) -> None:
+def test_a_barrier_of_10000_is_released_only_by_the_last_arrival(driver: Driver) -> None:
     *others, last = driver.workers
     for worker_id in others:
         driver.arrive(worker_id)

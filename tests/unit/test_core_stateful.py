@@ -1,7 +1,7 @@
-"""The core against a simple model of it, through any order of calls, deaths, drains and crashes.
+"""The core against a simple model, through any order of calls, deaths, drains and crashes.
 
-The model knows only what callers were told and what was drained. What was drained is durable: a crash brings the model
-back to its last drain, and the core that is folded from the journal must agree with it.
+The model knows only the answers to callers and the drained events. Drained events are durable: a crash resets the model
+to its last drain, and the core rebuilt from the journal must agree with it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ WORKERS = tuple(f"w{num}" for num in range(5))
 jobs = st.sampled_from(["a", "a", "a", "b"])
 workers = st.sampled_from(WORKERS)
 picks = st.integers(0, len(WORKERS) - 1)
-"""One of those who are in, by rank."""
+"""One of the members, by rank."""
 datasets = st.sampled_from(["d0", "d0", "d1"])
 names = st.sampled_from(["sync", "save"])
 checkpoints = st.sampled_from(["c0", "c0", "c1", "c2"])
@@ -50,7 +50,7 @@ checkpoints = st.sampled_from(["c0", "c0", "c1", "c2"])
 
 @dataclass
 class Round:
-    """One try at a barrier."""
+    """One attempt at a barrier."""
 
     required: frozenset[str]
     named: frozenset[str]
@@ -59,13 +59,13 @@ class Round:
 
 @dataclass
 class Model:
-    """By job first; what a crash takes back to the last drain."""
+    """By job first; what a crash resets to the last drain."""
 
     generation: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     members: dict[str, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
     """Sealed: worker → incarnation, in the order of ranks."""
     living: dict[str, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
-    """The same, as the drained events tell it."""
+    """The same, according to the drained events."""
     incarnations: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
     epoch: dict[tuple[str, str], int] = field(default_factory=dict)
     done: dict[tuple[str, str], set[int]] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class Model:
     committed: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     released: dict[Ticket, Round] = field(default_factory=dict)
     sent: dict[tuple[str, int], dict[str, int]] = field(default_factory=dict)
-    """(job, command) → worker → the incarnation that it was for; only what was drained."""
+    """(job, command) → worker → the incarnation it was sent to; only what was drained."""
     carried_out: dict[tuple[str, int], int] = field(default_factory=lambda: defaultdict(int))
     """(job, incarnation) → the newest command that it acknowledged."""
 
@@ -85,17 +85,17 @@ class Coordination(RuleBasedStateMachine):
         self.core = Core(CONFIG)
         self.core.resume(self.now_s)
         self.shadow = Core(CONFIG)
-        """Knows the journal only."""
+        """Sees only the journal."""
         self.journal: list[bytes] = []
         self.snapshots: list[tuple[bytes, int]] = [(e.encode_snapshot(()), 0)]
-        """One for every drain, with the number of events before it."""
+        """One per drain, with the number of events before it."""
         self.owners: dict[tuple[str, str], list[str]] = {}
         """(job, dataset) → the names of the owners at the last drain."""
         self.model = Model()
         self.durable = Model()
         self.rounds: dict[Ticket, Round] = {}
         self.over: dict[Ticket, list[Round]] = defaultdict(list)
-        """Rounds that have ended, and of which the notice is not yet drained."""
+        """Rounds that have ended and whose notice is not drained yet."""
 
     # -- helpers ---------------------------------------------------------------------------------------------------
 
@@ -103,7 +103,7 @@ class Coordination(RuleBasedStateMachine):
         return self.core.jobs.get(job_id)
 
     def seat(self, job_id: str, pick: int) -> tuple[Job, str, int] | None:
-        """A job, somebody who is in it, and the incarnation."""
+        """Draw a job, one of its members, and the incarnation."""
         job = self.job(job_id)
         if job is None or not job.membership.members:
             return None
@@ -111,7 +111,7 @@ class Coordination(RuleBasedStateMachine):
         return job, member.worker_id, member.incarnation
 
     def fenced(self, job: Job, call) -> object | None:
-        """The call's answer; while a change waits for its seal, a refusal that names the generation to come."""
+        """Return the call's answer; while a change waits for its seal, an error that names the next generation."""
         if not job.membership.changes:
             return call(job.membership.generation)
         before = self.core.snapshot()
@@ -222,7 +222,7 @@ class Coordination(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([3.0, 64.0, 2.0**20]))
     def we_stand_still(self, seconds: float) -> None:
-        """Nobody dies of our own pause; who is suspect or silent already has what was left before it."""
+        """No worker dies because the coordinator paused; suspects and silent workers keep their remaining time."""
         before = {job_id: list(job.membership.members) for job_id, job in self.core.jobs.items()}
         self.now_s += seconds
         self.core.tick(self.now_s)
@@ -351,14 +351,14 @@ class Coordination(RuleBasedStateMachine):
             assert ticket not in self.model.released
             current = self.rounds.setdefault(ticket, Round(required, named))
             current.arrived.add(worker_id)
-            # Released by the last, and by nobody before.
+            # Released by the last arrival and not before.
             assert ((name, 0) in job.barriers.released) == (current.arrived == current.required)
             if current.arrived == current.required:
                 self.model.released[ticket] = current
 
     @rule(job_id=jobs, name=names, num=picks)
     def many_arrive(self, job_id: str, name: str, num: int) -> None:
-        """The first ranks, or all."""
+        """Draw the first ranks, or all."""
         if job := self.job(job_id):
             for rank in range(len(job.membership.members))[: num + 1]:
                 self.arrive(job_id, rank, name, frozenset(), 0.0)
@@ -399,7 +399,7 @@ class Coordination(RuleBasedStateMachine):
 
     @rule(job_id=jobs, checkpoint_id=checkpoints, num=picks)
     def many_notify(self, job_id: str, checkpoint_id: str, num: int) -> None:
-        """The first ranks, or all."""
+        """Draw the first ranks, or all."""
         if job := self.job(job_id):
             for rank in range(len(job.membership.members))[: num + 1]:
                 self.notify_checkpoint(job_id, rank, checkpoint_id)
@@ -441,7 +441,7 @@ class Coordination(RuleBasedStateMachine):
             del self.owners[key]
         self.drain()
 
-    # -- calls that come too late ----------------------------------------------------------------------------------
+    # -- late calls ------------------------------------------------------------------------------------------------
 
     @rule(job_id=jobs, pick=picks, back=st.integers(1, 3))
     def call_of_another_generation(self, job_id: str, pick: int, back: int) -> None:
@@ -491,7 +491,7 @@ class Coordination(RuleBasedStateMachine):
         self.durable = copy.deepcopy(self.model)
 
     def check_ends(self, ends: list[BarrierEnded]) -> None:
-        """Every round ends once: released with all there, or broken with somebody missing or a new generation."""
+        """Every round ends once: released with all members, or broken with a missing worker or a new generation."""
         for end in ends:
             ticket = end.ticket._replace(round=0)
             waiting = self.over[ticket]
@@ -508,7 +508,7 @@ class Coordination(RuleBasedStateMachine):
         assert not any(self.over.values())
 
     def check_generations(self, events: list[e.Event], changes: list[GenerationChanged]) -> None:
-        """One for a batch in which somebody joined or left, none otherwise."""
+        """One for a batch in which a worker joined or left, none otherwise."""
         changed = {event.job_id for event in events if isinstance(event, e.WorkerJoined | e.WorkerLeft | e.JobDropped)}
         assert sorted(change.job_id for change in changes) == sorted(changed)
         for event in events:
@@ -540,7 +540,7 @@ class Coordination(RuleBasedStateMachine):
                 del self.model.acks[key]
 
     def check_successions(self) -> None:
-        """While the same names are in, whoever stands behind them, no shard moves."""
+        """While the same worker ids are members, whichever their processes, no shard moves."""
         for job_id, job in self.core.jobs.items():
             names = {m.incarnation: m.worker_id for m in job.membership.members.values()}
             for dataset_id, dataset in job.shards.datasets.items():
@@ -552,7 +552,7 @@ class Coordination(RuleBasedStateMachine):
 
     @rule(num_back=st.one_of(st.none(), st.integers(1, 4)))
     def crash(self, num_back: int | None) -> None:
-        """What was not drained has not happened; arrivals are made again. From the start, or from some snapshot."""
+        """What was not drained has not happened; arrivals are repeated. Restart from the beginning or a snapshot."""
         core, position = Core(CONFIG), 0
         if num_back is not None:
             payload, position = self.snapshots[max(-num_back, -len(self.snapshots))]
@@ -567,7 +567,7 @@ class Coordination(RuleBasedStateMachine):
         self.rounds.clear()
         self.over.clear()
 
-    # -- what always holds -----------------------------------------------------------------------------------------
+    # -- invariants ------------------------------------------------------------------------------------------------
 
     @invariant()
     def generations_move_only_with_a_drain(self) -> None:
@@ -626,7 +626,7 @@ class Coordination(RuleBasedStateMachine):
 
 
 pytestmark = pytest.mark.timeout(300)
-"""It takes seconds; a failure takes a minute or two to be told in the fewest steps."""
+"""Takes seconds; shrinking a failure takes a minute or two."""
 
 TestCoordination = Coordination.TestCase
 TestCoordination.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)

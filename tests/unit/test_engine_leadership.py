@@ -1,4 +1,4 @@
-"""A leader whose lease has passed says nothing; a journal that fails is tried again also when nobody calls."""
+"""A leader whose lease has expired does not answer; a failed journal is retried even without calls."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def until(condition: Any) -> None:
             await asyncio.sleep(0.001)
 
 
-def test_after_the_lease_has_passed_nothing_is_answered_and_after_a_renewal_all_is() -> None:
+def test_an_expired_lease_stops_answers_until_it_is_renewed() -> None:
     async def story() -> None:
         clock = ManualClock()
         engine = Engine(MemoryJournal(), CONFIG, clock)
@@ -67,7 +67,7 @@ def test_after_the_lease_has_passed_nothing_is_answered_and_after_a_renewal_all_
     asyncio.run(story())
 
 
-def test_an_answer_that_waited_for_the_disk_is_kept_back_when_the_lease_passed_meanwhile() -> None:
+def test_an_answer_is_withheld_if_the_lease_expires_during_its_commit() -> None:
     async def story() -> None:
         clock = ManualClock()
         engine = Engine(MemoryJournal(), CONFIG, clock)
@@ -87,7 +87,7 @@ def test_an_answer_that_waited_for_the_disk_is_kept_back_when_the_lease_passed_m
     asyncio.run(story())
 
 
-def test_a_fenced_leader_hears_of_it() -> None:
+def test_a_fenced_leader_is_notified() -> None:
     async def story() -> None:
         journal = FailingJournal()
         engine = Engine(journal, CONFIG, ManualClock())
@@ -103,7 +103,7 @@ def test_a_fenced_leader_hears_of_it() -> None:
 
 
 @pytest.mark.parametrize("num_failures", [1, 3])
-def test_a_journal_that_failed_is_tried_again_though_nobody_calls(num_failures: int) -> None:
+def test_a_failed_journal_is_retried_without_calls(num_failures: int) -> None:
     async def story() -> None:
         clock = ManualClock()
         journal = FailingJournal()
@@ -123,8 +123,8 @@ def test_a_journal_that_failed_is_tried_again_though_nobody_calls(num_failures: 
     asyncio.run(story())
 
 
-def test_a_call_that_comes_after_the_threads_have_stopped_is_answered() -> None:
-    """As at the end of a process; whoever waited for the disk would wait for ever."""
+def test_a_call_after_the_threads_have_stopped_is_answered() -> None:
+    """As at process exit; a caller that waits for the disk would wait forever."""
 
     async def story() -> None:
         engine = Engine(MemoryJournal(), CONFIG, ManualClock())

@@ -1,4 +1,4 @@
-"""Events: facts that survive the way to the disk and back, and tell themselves in words."""
+"""Events: they survive a round trip to the disk and describe themselves in words."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PLAIN: dict[e.Event, str] = {
     ): "dataset d registered: 3 shards, shuffled by seed 9",
     e.ShardsAssigned(
         job_id="j", dataset_id="d", generation=4, num_workers=3, num_moved=2, moves=b"\x00\xff"
-    ): "2 shards of d moved, dealt out to 3 workers",
+    ): "2 shards of d moved, assigned to 3 workers",
     e.ShardsAssigned(
         job_id="j", dataset_id="d", generation=5, num_workers=0, num_moved=2, moves=b""
     ): "2 shards of d wait for a worker",
@@ -41,16 +41,16 @@ PLAIN: dict[e.Event, str] = {
     ): "barrier sync@7 released 2 workers of generation 4",
     e.CheckpointAborted(
         job_id="j", checkpoint_id="c", num_acked=1, reason="w0 left"
-    ): "checkpoint c given up after 1 acks: w0 left",
-    e.CommandsAcked(job_id="j", worker_id="w0", command_id=5): "w0 carried out its commands up to 5",
+    ): "checkpoint c aborted after 1 acks: w0 left",
+    e.CommandsAcked(job_id="j", worker_id="w0", command_id=5): "w0 acknowledged its commands up to 5",
     e.NumbersSkipped(job_id="j", generation=1_000_003, incarnation=1_000_007): (
-        "the journal's end was lost, so numbering goes on after generation 1000003"
+        "the end of the journal was lost, so numbering continues after generation 1000003"
     ),
     e.JobDropped(job_id="j", generation=5, incarnation=9, command_id=2, num_workers=3, reason="a mistake"): (
-        "the job was dropped, with 3 workers in it: a mistake"
+        "the job was dropped while it had 3 workers: a mistake"
     ),
 }
-# These hold maps, which have no hash.
+# These contain maps, which have no hash.
 WITH_MAPS: list[tuple[e.Event, str]] = [
     (
         e.CheckpointAcked(
@@ -84,12 +84,12 @@ WITH_MAPS: list[tuple[e.Event, str]] = [
 TOLD = [*PLAIN.items(), *WITH_MAPS]
 
 
-def test_there_is_an_example_of_every_kind() -> None:
+def test_every_kind_of_event_has_an_example() -> None:
     assert {type(event) for event, _ in TOLD} == set(get_args(e.Event))
 
 
 @pytest.mark.parametrize(("event", "words"), TOLD, ids=[words for _, words in TOLD])
-def test_an_event_comes_back_as_it_was_and_tells_itself(event: e.Event, words: str) -> None:
+def test_an_event_round_trips_and_describes_itself(event: e.Event, words: str) -> None:
     again = e.decode(e.encode(event))
     assert again == event
     assert type(again) is type(event)
@@ -102,13 +102,13 @@ def test_an_event_of_an_unknown_kind_is_damage() -> None:
 
 
 @pytest.mark.parametrize("payload", [b"", b"{", b"[]", b"null", b'{"kind":"WorkerLeft"}', b"\xff\xfe"])
-def test_what_is_no_event_is_damage(payload: bytes) -> None:
+def test_invalid_bytes_are_reported_as_a_damaged_event(payload: bytes) -> None:
     with pytest.raises(JournalDamaged):
         e.decode(payload)
 
 
 @pytest.mark.parametrize("payload", [b"", b"{}", b"[{}]", b"\x00"])
-def test_what_is_no_snapshot_is_damage(payload: bytes) -> None:
+def test_invalid_bytes_are_reported_as_a_damaged_snapshot(payload: bytes) -> None:
     with pytest.raises(JournalDamaged, match="snapshot"):
         e.decode_snapshot(payload)
 
@@ -119,7 +119,7 @@ def test_an_event_with_a_field_of_a_newer_version_is_still_understood() -> None:
 
 
 @given(st.lists(st.integers(-(2**62), 2**62 - 1), max_size=50))
-def test_packed_integers_come_back_as_they_were(values: list[int]) -> None:
+def test_packed_integers_round_trip(values: list[int]) -> None:
     packed = e.pack_ints(np.array(values, dtype=np.int64))
     assert e.unpack_ints(packed).tolist() == values
 

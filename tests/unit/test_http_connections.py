@@ -1,4 +1,4 @@
-"""Connections to the HTTP port that owe us a request, and the names that a coordinator answers to."""
+"""Idle connections to the HTTP port, and the host names that a coordinator accepts."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 
 from strata.clock import ManualClock
 from strata.coordinator.config import CoordinatorConfig, SecurityConfig
-from strata.coordinator.http import connections as module
-from strata.coordinator.http.connections import MAX_CONNECTIONS, MAX_CONNECTIONS_PER_PEER, Connections
-from strata.coordinator.http.hosts import is_own, own_names
+from strata.coordinator.http import server as module
+from strata.coordinator.http.checks import is_own, own_names
+from strata.coordinator.http.server import MAX_CONNECTIONS, MAX_CONNECTIONS_PER_PEER, Connections
 
 
 class Peer:
@@ -22,51 +22,51 @@ class Peer:
         self.is_gone = True
 
 
-def test_a_new_connection_of_a_machine_displaces_its_longest_waiting_one_and_no_other_machines() -> None:
+def test_a_new_connection_displaces_the_longest_waiting_one_of_its_machine() -> None:
     async def play() -> None:
         all_ = Connections()
         other = Peer("b")
-        assert all_.join(other)
+        assert all_.add(other)
         peers = [Peer("a") for _ in range(MAX_CONNECTIONS_PER_PEER)]
-        assert all(all_.join(peer) for peer in peers)
-        all_.serves(peers[0])
-        assert all_.join(Peer("a"))
+        assert all(all_.add(peer) for peer in peers)
+        all_.mark_busy(peers[0])
+        assert all_.add(Peer("a"))
         assert [peer.is_gone for peer in (other, *peers[:3])] == [False, False, True, False]
-        all_.leave(peers[1])
-        all_.waits(peers[0])  # it has been answered: now it is the youngest
-        assert all_.join(Peer("a"))
+        all_.remove(peers[1])
+        all_.mark_idle(peers[0])  # it has been answered: now it is the newest
+        assert all_.add(Peer("a"))
         assert [peer.is_gone for peer in (peers[0], peers[2])] == [False, True]
 
     asyncio.run(play())
 
 
-def test_a_machine_whose_requests_are_all_under_way_is_refused_another_connection() -> None:
+def test_a_machine_whose_connections_are_all_busy_is_refused_another() -> None:
     async def play() -> None:
         all_ = Connections()
         for _ in range(MAX_CONNECTIONS_PER_PEER):
             peer = Peer("a")
-            assert all_.join(peer)
-            all_.serves(peer)
-        assert not all_.join(Peer("a"))
-        assert all_.join(Peer("b"))
+            assert all_.add(peer)
+            all_.mark_busy(peer)
+        assert not all_.add(Peer("a"))
+        assert all_.add(Peer("b"))
 
     asyncio.run(play())
 
 
-def test_with_all_connections_taken_the_longest_waiting_of_all_goes() -> None:
+def test_a_full_server_displaces_the_longest_waiting_connection() -> None:
     async def play() -> None:
         all_ = Connections()
         peers = [Peer(f"machine-{number}") for number in range(MAX_CONNECTIONS)]
-        assert all(all_.join(peer) for peer in peers)
-        assert all_.join(Peer("late"))
+        assert all(all_.add(peer) for peer in peers)
+        assert all_.add(Peer("late"))
         assert [peer.is_gone for peer in peers[:2]] == [True, False]
-        all_.leave(peers[0])
+        all_.remove(peers[0])
         assert len(all_) == MAX_CONNECTIONS
 
     asyncio.run(play())
 
 
-def test_a_connection_without_a_request_is_closed_in_time_however_much_of_one_has_come(
+def test_a_connection_without_a_complete_request_is_closed_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "REQUEST_WITHIN_S", 0.01)
@@ -75,11 +75,11 @@ def test_a_connection_without_a_request_is_closed_in_time_however_much_of_one_ha
         clock = ManualClock()
         all_ = Connections(now_s=clock.monotonic_s)
         slow, served, later = Peer("a"), Peer("a"), Peer("a")
-        all_.join(slow)
-        all_.join(served)
-        all_.serves(served)
+        all_.add(slow)
+        all_.add(served)
+        all_.mark_busy(served)
         clock.advance(0.009)
-        all_.join(later)
+        all_.add(later)
         clock.advance(0.001)
         async with asyncio.timeout(30):
             while not slow.is_gone:  # noqa: ASYNC110 - by a timer of its own
@@ -109,6 +109,6 @@ def test_a_connection_without_a_request_is_closed_in_time_however_much_of_one_ha
         ("", False),
     ],
 )
-def test_a_host_is_ours_if_it_is_a_number_or_one_of_our_names(host: str, is_ours: bool) -> None:
+def test_a_host_is_accepted_if_it_is_an_ip_address_or_one_of_our_names(host: str, is_ours: bool) -> None:
     config = CoordinatorConfig(http="bound.example:51051", security=SecurityConfig(hosts=("added.example",)))
     assert is_own(host, own_names(config)) is is_ours

@@ -1,4 +1,4 @@
-"""Several workers at a barrier in one call: all are counted, or nobody is."""
+"""Several workers arrive at a barrier in one call: all are counted, or none."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Node:
         return {worker for barrier in self.job.barriers.open.values() for worker in barrier.arrived}
 
 
-def test_all_arrive_with_one_call_and_the_last_call_releases() -> None:
+def test_several_workers_arrive_in_one_call_and_the_last_call_releases() -> None:
     node = Node()
     ticket = node.arrive("a", "b")
     assert node.arrived == {"a", "b"}
@@ -45,7 +45,7 @@ def test_all_arrive_with_one_call_and_the_last_call_releases() -> None:
     assert node.arrive("b", "a") == Released(1, 3)
 
 
-def test_who_is_named_twice_or_was_here_before_does_not_open_the_barrier_anew() -> None:
+def test_a_repeated_arrival_does_not_reopen_the_barrier() -> None:
     node = Node()
     node.arrive("a", "b", "a")
     node.arrive("c", "a", "b", "c")
@@ -63,7 +63,7 @@ def test_who_is_named_twice_or_was_here_before_does_not_open_the_barrier_anew() 
         (("a",), {"a": 99}, "", StaleIncarnation),
     ],
 )
-def test_one_that_is_refused_refuses_the_call_and_nobody_has_arrived(
+def test_one_refused_arrival_refuses_the_whole_call(
     others: tuple[str, ...], fences: dict[str, int], members: str, error: type[StrataError]
 ) -> None:
     node = Node()

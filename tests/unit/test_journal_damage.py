@@ -1,4 +1,4 @@
-"""A damaged journal gives back a true prefix and says what it lost, or refuses; it never makes anything up."""
+"""A damaged journal returns a true prefix and reports the loss, or refuses to load; it never invents anything."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class TestRows:
             kept_at=f"table strata_quarantine in {filled}",
         )
 
-    def test_text_that_is_no_text_ends_the_good_prefix(self, filled: Path, reopen: Reopen) -> None:
+    def test_undecodable_text_ends_the_good_prefix(self, filled: Path, reopen: Reopen) -> None:
         execute(filled, "UPDATE strata_events SET kind = CAST(x'fffe41' AS TEXT) WHERE seq = 80")
         loaded = reopen().load()
         assert loaded.last_seq == 79
@@ -147,7 +147,7 @@ class TestRows:
         assert loaded.damage is not None
         assert loaded.damage.num_lost == 101 - missing
 
-    def test_what_follows_the_damage_is_kept_and_appends_go_on(self, filled: Path, reopen: Reopen) -> None:
+    def test_rows_after_the_damage_are_kept_and_appends_continue(self, filled: Path, reopen: Reopen) -> None:
         execute(filled, "UPDATE strata_events SET payload = CAST('{}' AS BLOB) WHERE seq = 98")
         journal = reopen()
         assert journal.load().last_seq == 97
@@ -158,7 +158,7 @@ class TestRows:
         kept = rows(filled, "SELECT source, seq, payload FROM strata_quarantine ORDER BY seq")
         assert kept == [("event", 98, b"{}"), ("event", 99, entry(99).payload), ("event", 100, entry(100).payload)]
 
-    def test_damage_in_the_history_does_not_touch_the_state_and_is_said_when_read(
+    def test_damage_in_the_history_spares_the_state_and_is_reported_when_read(
         self, filled: Path, reopen: Reopen
     ) -> None:
         execute(filled, "UPDATE strata_events SET payload = CAST('{}' AS BLOB) WHERE seq = 50")
@@ -166,11 +166,11 @@ class TestRows:
         loaded = journal.load()
         assert loaded.damage is None
         assert loaded.last_seq == 100
-        with pytest.raises(JournalDamaged, match="event 50 does not match its checksum; read on with after_seq=50"):
+        with pytest.raises(JournalDamaged, match="event 50 does not match its checksum; continue with after_seq=50"):
             journal.read()
         assert journal.read(after_seq=50) == [record(seq) for seq in range(51, 101)]
 
-    def test_looking_only_changes_nothing(self, filled: Path, reopen: Reopen) -> None:
+    def test_opening_read_only_changes_nothing(self, filled: Path, reopen: Reopen) -> None:
         execute(filled, "UPDATE strata_events SET payload = CAST('{}' AS BLOB) WHERE seq = 98")
         for _ in range(2):
             damage = reopen(readonly=True).load().damage
@@ -179,7 +179,9 @@ class TestRows:
             assert "left in place" in damage.kept_at
         assert rows(filled, "SELECT count(*) FROM strata_quarantine") == [(0,)]
 
-    def test_when_nothing_is_good_it_refuses_instead_of_starting_empty(self, path: Path, reopen: Reopen) -> None:
+    def test_a_state_without_any_good_row_is_refused_instead_of_starting_empty(
+        self, path: Path, reopen: Reopen
+    ) -> None:
         fill(reopen(), num_batches=1)
         reopen().close()
         execute(path, "UPDATE strata_events SET payload = CAST('{}' AS BLOB) WHERE seq = 1")
@@ -193,25 +195,23 @@ class TestRows:
     @pytest.mark.parametrize(
         ("table", "last_seq"), [("strata_events", 60), ("strata_meta", 100), ("strata_quarantine", 100)]
     )
-    def test_a_table_that_is_gone_is_damage(self, filled: Path, reopen: Reopen, table: str, last_seq: int) -> None:
+    def test_a_missing_table_is_damage(self, filled: Path, reopen: Reopen, table: str, last_seq: int) -> None:
         with closing(sqlite3.connect(filled)) as connection:
             connection.execute(f"DROP TABLE {table}")
         loaded = reopen().load()
         assert loaded.last_seq == last_seq
         assert loaded.damage is not None
-        assert f"lacks the tables {table}" in loaded.damage.reason
+        assert f"the tables are missing: {table}" in loaded.damage.reason
 
-    def test_without_the_table_of_snapshots_truncated_events_are_worth_nothing(
-        self, filled: Path, reopen: Reopen
-    ) -> None:
+    def test_truncated_events_without_snapshots_are_unusable(self, filled: Path, reopen: Reopen) -> None:
         with closing(sqlite3.connect(filled)) as connection:
             connection.execute("DROP TABLE strata_snapshots")
-        with pytest.raises(JournalDamaged, match="lacks the tables strata_snapshots"):
+        with pytest.raises(JournalDamaged, match="the tables are missing: strata_snapshots"):
             reopen().load()
 
 
 class TestSnapshots:
-    def test_a_damaged_snapshot_is_survived_through_the_one_before(self, filled: Path, reopen: Reopen) -> None:
+    def test_a_damaged_snapshot_falls_back_to_the_previous_one(self, filled: Path, reopen: Reopen) -> None:
         execute(filled, "UPDATE strata_snapshots SET payload = CAST('lies' AS BLOB) WHERE seq = 60")
         journal = reopen()
         loaded = journal.load()
@@ -227,7 +227,7 @@ class TestSnapshots:
         assert reopen().load().snapshot == snapshot(120)
         assert rows(filled, "SELECT source, seq, payload FROM strata_quarantine") == [("snapshot", 60, b"lies")]
 
-    def test_the_first_snapshot_is_survived_through_the_events(self, path: Path, reopen: Reopen) -> None:
+    def test_a_damaged_first_snapshot_falls_back_to_the_events(self, path: Path, reopen: Reopen) -> None:
         fill(reopen(), num_batches=5, snapshots_at=(80,))
         reopen().close()
         execute(path, "UPDATE strata_snapshots SET chain = chain + 1")
@@ -236,7 +236,7 @@ class TestSnapshots:
         assert loaded.records == [record(seq) for seq in range(1, 101)]
         assert loaded.damage is not None
 
-    def test_without_any_good_snapshot_after_truncation_it_refuses(self, path: Path, reopen: Reopen) -> None:
+    def test_a_truncated_journal_without_a_good_snapshot_is_refused(self, path: Path, reopen: Reopen) -> None:
         fill(reopen(), num_batches=10, snapshots_at=(100, 120, 140))
         reopen().close()
         execute(path, "UPDATE strata_snapshots SET payload = CAST('lies' AS BLOB)")
@@ -253,7 +253,7 @@ class TestSchema:
             reopen().load()
 
     @pytest.mark.parametrize("key", ["schema", "head", "truncated"])
-    def test_a_damaged_setting_costs_no_event(self, filled: Path, reopen: Reopen, key: str) -> None:
+    def test_a_damaged_setting_loses_no_event(self, filled: Path, reopen: Reopen, key: str) -> None:
         execute(filled, "UPDATE strata_meta SET value = '9 9#0' WHERE key = ?", key)
         journal = reopen()
         loaded = journal.load()
@@ -262,10 +262,10 @@ class TestSchema:
         assert fill(journal, num_batches=1) == 120
         assert reopen().load().damage is None
 
-    def test_another_programs_database_is_refused_and_left_alone(self, path: Path, reopen: Reopen) -> None:
+    def test_another_programs_database_is_refused_and_not_changed(self, path: Path, reopen: Reopen) -> None:
         with closing(sqlite3.connect(path)) as connection:
             connection.execute("CREATE TABLE theirs (x)")
-        with pytest.raises(JournalDamaged, match="lacks the tables strata_events"):
+        with pytest.raises(JournalDamaged, match="the tables are missing: strata_events"):
             reopen().load()
         assert rows(path, "SELECT name FROM sqlite_master") == [("theirs",)]
 
@@ -273,7 +273,7 @@ class TestSchema:
 class TestFile:
     @pytest.fixture
     def large(self, path: Path) -> Path:
-        """2000 events, which fill some 120 pages; no snapshot, so that all of them count."""
+        """2000 events on about 120 pages; no snapshot, so that all of them count."""
         journal = open_journal(str(path), config=CONFIG)
         fill(journal, num_batches=100)
         journal.close()
@@ -288,7 +288,7 @@ class TestFile:
         return loaded.last_seq
 
     @pytest.mark.parametrize("kept", [0.3, 0.6, 0.95])
-    def test_a_file_cut_short_gives_its_prefix(self, large: Path, reopen: Reopen, kept: float) -> None:
+    def test_a_truncated_file_gives_its_good_prefix(self, large: Path, reopen: Reopen, kept: float) -> None:
         size = int(large.stat().st_size * kept)
         damaged = large.read_bytes()[:size]
         large.write_bytes(damaged)
@@ -308,7 +308,7 @@ class TestFile:
         assert 0 < last_seq < 2000
         assert oct(large.stat().st_mode & 0o777) == "0o600"
 
-    def test_damage_before_the_snapshot_costs_only_history(self, filled: Path, reopen: Reopen) -> None:
+    def test_damage_before_the_snapshot_loses_only_history(self, filled: Path, reopen: Reopen) -> None:
         content = filled.read_bytes()
         first = content.index(b'"step":30,') // PAGE
         assert content.index(b'"step":61,') // PAGE > first
@@ -321,7 +321,7 @@ class TestFile:
         assert journal.read() == [record(seq) for seq in range(61, 101)]
         assert fill(journal, num_batches=2, snapshots_at=(120, 140)) == 140
 
-    def test_looking_at_a_damaged_file_leaves_it_as_it_is(self, large: Path, reopen: Reopen) -> None:
+    def test_reading_a_damaged_file_does_not_change_it(self, large: Path, reopen: Reopen) -> None:
         overwrite(large, 60 * PAGE, b"\xa5" * PAGE)
         before = large.read_bytes()
         loaded = reopen(readonly=True).load()
@@ -330,7 +330,7 @@ class TestFile:
         assert "left in place" in loaded.damage.kept_at
         assert large.read_bytes() == before
 
-    def test_a_header_that_says_read_only_is_damage(self, large: Path, reopen: Reopen) -> None:
+    def test_a_header_that_claims_read_only_is_damage(self, large: Path, reopen: Reopen) -> None:
         overwrite(large, 18, b"\x07")
         journal = reopen()
         loaded = journal.load()
@@ -340,7 +340,7 @@ class TestFile:
         assert journal.append([entry(2001)]) == 2001
 
     def test_a_changed_definition_of_a_table_is_damage(self, large: Path, reopen: Reopen) -> None:
-        """It would have changed what is stored from now on."""
+        """It would change what is stored from now on."""
         overwrite(large, large.read_bytes().index(b"at_s DOUBLE") + 5, b"DATE  ")
         journal = reopen()
         loaded = journal.load()
@@ -351,7 +351,7 @@ class TestFile:
         assert reopen().load().last_seq == 2001
 
     @pytest.mark.parametrize("garbage", [b"\xa5" * 100, b"\x00" * PAGE, b"not a database, just a text file\n" * 200])
-    def test_a_destroyed_header_is_refused_with_what_to_do(self, large: Path, reopen: Reopen, garbage: bytes) -> None:
+    def test_a_destroyed_header_is_refused_with_the_cure(self, large: Path, reopen: Reopen, garbage: bytes) -> None:
         overwrite(large, 0, garbage)
         before = large.read_bytes()
         for _ in range(2):
@@ -369,7 +369,7 @@ class TestFile:
         with pytest.raises(JournalDamaged, match="is empty, but its log"):
             reopen()
         path.unlink()
-        with pytest.raises(JournalDamaged, match="is gone, but its log"):
+        with pytest.raises(JournalDamaged, match="is missing, but its log"):
             reopen()
 
     def test_every_repair_keeps_its_own_copy(self, large: Path, reopen: Reopen) -> None:
@@ -380,13 +380,13 @@ class TestFile:
             assert damage.kept_at == f"{large}.damaged-{number}"
             reopen().close()
 
-    def test_damage_met_by_an_append_is_repaired_by_the_next_load(self, large: Path, reopen: Reopen) -> None:
+    def test_damage_found_by_an_append_is_repaired_by_the_next_load(self, large: Path, reopen: Reopen) -> None:
         journal = reopen()
         assert journal.load().damage is None
-        # Behind the back of the open journal, as a failing disk would.
+        # Behind the back of the open journal, like a failing disk.
         last = large.read_bytes().index(b'"step":2000,') // PAGE
         overwrite(large, last * PAGE, b"\xa5" * PAGE)
-        execute(large, "UPDATE strata_meta SET key = key WHERE key = 'schema'")  # so that no page is taken from memory
+        execute(large, "UPDATE strata_meta SET key = key WHERE key = 'schema'")  # so that no page comes from the cache
         with pytest.raises(JournalWriteFailed, match="malformed"):
             journal.append([entry(2001)])
         last_seq = self.check_prefix(journal, large)
@@ -394,14 +394,14 @@ class TestFile:
 
 
 class Cut(BaseException):
-    """The power goes."""
+    """The power fails."""
 
 
 class TestCutOffRepair:
-    """A repair may end at any of its steps; the next start finishes it. Half of the state is in SQLite's log."""
+    """A repair may be interrupted at any step; the next start finishes it. Half of the state is in SQLite's log."""
 
     @pytest.mark.parametrize("num_steps", range(6))
-    def test_the_next_start_finishes_it(
+    def test_the_next_start_finishes_an_interrupted_repair(
         self, filled: Path, reopen: Reopen, monkeypatch: pytest.MonkeyPatch, num_steps: int
     ) -> None:
         log = Path(f"{filled}-wal")
@@ -410,7 +410,7 @@ class TestCutOffRepair:
         journal.append([entry(101)])
         content, log_content = filled.read_bytes(), log.read_bytes()
         journal.close()
-        # As a killed process leaves it, with a damaged page in the history.
+        # As left by a killed process, with a damaged page in the history.
         filled.write_bytes(content)
         log.write_bytes(log_content)
         overwrite(filled, content.index(b'"step":30,') // PAGE * PAGE, b"\xa5" * PAGE)
@@ -443,7 +443,7 @@ class TestCutOffRepair:
 
 
 class TestLog:
-    """The state of a coordinator that was killed: the newest transactions are only in SQLite's log."""
+    """The state of a killed coordinator: the newest transactions are only in SQLite's log."""
 
     @pytest.fixture
     def killed(self, path: Path, tmp_path: Path) -> Path:
@@ -461,26 +461,26 @@ class TestLog:
         loaded = reopen().load()
         assert (loaded.last_seq, loaded.damage) == (100, None)
 
-    def test_a_damaged_frame_that_hides_commits_is_said(self, killed: Path, reopen: Reopen) -> None:
+    def test_a_damaged_frame_that_hides_commits_is_reported(self, killed: Path, reopen: Reopen) -> None:
         log = Path(f"{killed}-wal")
         overwrite(log, log.read_bytes().index(b'"step":30,'), b"'")
         loaded = reopen().load()
         assert loaded.records == [record(seq) for seq in range(1, 21)]
         assert loaded.damage == Damage(
             seq=21,
-            reason="the end of the write-ahead log is cut off or damaged",
+            reason="the end of the write-ahead log is truncated or damaged",
             num_lost=3,
             kept_at=f"{killed}.damaged-1",
         )
         assert Path(f"{killed}.damaged-1-wal").exists()
 
-    def test_a_damaged_header_of_the_log_is_not_taken_for_an_empty_log(self, killed: Path, reopen: Reopen) -> None:
+    def test_a_damaged_log_header_is_not_mistaken_for_an_empty_log(self, killed: Path, reopen: Reopen) -> None:
         overwrite(Path(f"{killed}-wal"), 16, b"\xa5")
-        with pytest.raises(JournalDamaged, match="the end of the write-ahead log is cut off or damaged"):
+        with pytest.raises(JournalDamaged, match="the end of the write-ahead log is truncated or damaged"):
             reopen().load()
 
-    def test_a_log_cut_short_loses_only_what_was_cut(self, killed: Path, reopen: Reopen) -> None:
-        """Nothing in the files can tell this from a crash; the state is a true prefix."""
+    def test_a_truncated_log_loses_only_the_missing_part(self, killed: Path, reopen: Reopen) -> None:
+        """Nothing in the files distinguishes this from a crash; the state is a true prefix."""
         log = Path(f"{killed}-wal")
         with log.open("r+b") as file:
             file.truncate(log.read_bytes().index(b'"step":90,'))
@@ -496,7 +496,7 @@ class Files:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    """A state that was closed, and one whose coordinator was killed; both end at 200."""
+    """A state that was closed, and one whose coordinator was killed; both end at event 200."""
     path = tmp_path_factory.mktemp("journal") / "coordinator.db"
     journal = open_journal(str(path), config=CONFIG)
     fill(journal, num_batches=8, snapshots_at=(60, 100, 120))
@@ -509,7 +509,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 
 ANYWHERE = st.integers(0, 100_000)
-# Half of the flips go where the structure is: to the beginnings of pages.
+# Half of the flips hit the start of a page, where the structure is.
 STRUCTURE = st.builds(lambda page, byte: page * PAGE + byte, st.integers(0, 20), st.integers(0, 120))
 FLIPS = st.lists(st.tuples(ANYWHERE | STRUCTURE, st.integers(1, 255)), min_size=1, max_size=6)
 
@@ -522,7 +522,7 @@ def flipped(content: bytes, flips: list[tuple[int, int]]) -> bytes:
 
 
 class TestAnyByte:
-    """Flip bytes anywhere: what comes back was written, and what does not come back is said."""
+    """Flip arbitrary bytes: what is read was written, and what is lost is reported."""
 
     @settings(max_examples=100)
     @given(flips=FLIPS)
@@ -533,7 +533,7 @@ class TestAnyByte:
     @given(where=st.sampled_from(["", "-wal"]), flips=FLIPS)
     def test_in_a_killed_state(self, files: Files, where: str, flips: list[tuple[int, int]]) -> None:
         damaged = files.killed | {where: flipped(files.killed[where], flips)}
-        # The log's last transaction, if damaged, looks as if the crash had cut it off.
+        # A damaged last transaction of the log looks as if the crash had interrupted it.
         self.check(damaged, num_silent=BATCH if where == "-wal" else 0)
 
     def check(self, files: dict[str, bytes], *, num_silent: int) -> None:

@@ -1,4 +1,4 @@
-"""Who is in a job: joining, leaving, dying in three ways, and being told from one's successor."""
+"""Membership: joining, leaving, three ways to die, and fencing against predecessors."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def test_the_first_worker_is_rank_0_of_1_in_generation_1(driver: Driver) -> None
     assert (registration.rank, registration.world_size) == (0, 1)
 
 
-def test_3_workers_that_join_in_one_batch_begin_one_generation_with_ranks_in_their_order(driver: Driver) -> None:
+def test_3_workers_that_join_in_one_batch_start_one_generation(driver: Driver) -> None:
     registrations = driver.join("c", "a", "b")
     assert [r.rank for r in registrations] == [0, 1, 2]
     assert [r.incarnation for r in registrations] == [1, 2, 3]
     assert {(r.generation, r.world_size) for r in registrations} == {(1, 3)}
 
 
-def test_a_process_that_registers_again_keeps_its_incarnation_and_no_generation_begins(driver: Driver) -> None:
+def test_a_process_that_registers_again_keeps_its_incarnation_and_generation(driver: Driver) -> None:
     first = driver.register("w0", instance_id="process-1")
     second = driver.register("w0", instance_id="process-1")
     assert second == first
@@ -54,7 +54,7 @@ def test_registering_again_renews_the_lease(driver: Driver) -> None:
     assert driver.workers == ["w0"]
 
 
-def test_an_id_held_by_a_live_process_is_refused_to_another(driver: Driver) -> None:
+def test_an_id_of_a_live_process_is_refused_to_another_process(driver: Driver) -> None:
     driver.register("w0", instance_id="process-1")
     with driver.refused(WorkerExists, "worker_id"):
         driver.register_unsealed("w0", instance_id="process-2")
@@ -77,13 +77,13 @@ def test_a_suspect_is_replaced_without_takeover(driver: Driver) -> None:
     assert driver.register("w0", instance_id="process-2").incarnation == 2
 
 
-def test_a_worker_that_joins_after_its_death_gets_an_incarnation_that_nobody_had(driver: Driver) -> None:
+def test_a_worker_that_joins_after_its_death_gets_a_new_incarnation(driver: Driver) -> None:
     driver.join("w0", "w1")
     driver.leave("w0")
     assert driver.register("w0").incarnation == 3
 
 
-def test_a_job_with_room_for_2_refuses_the_third_but_not_a_replacement() -> None:
+def test_a_job_limited_to_2_workers_refuses_a_third_but_not_a_replacement() -> None:
     driver = Driver(limits=Limits(max_workers_per_job=2))
     driver.join("w0", "w1")
     with driver.refused(LimitExceeded, "worker_id"):
@@ -128,7 +128,7 @@ def test_a_first_worker_that_is_refused_leaves_no_job_behind(driver: Driver) -> 
 # -- leaving -------------------------------------------------------------------------------------------------------
 
 
-def test_a_good_bye_is_a_new_generation_with_the_reason_given(driver: Driver) -> None:
+def test_a_deregistration_starts_a_generation_with_its_reason(driver: Driver) -> None:
     driver.join("w0", "w1")
     answer = driver.job.deregister_worker("w0", 1, "preempted")
     events, _ = driver.settle()
@@ -137,7 +137,7 @@ def test_a_good_bye_is_a_new_generation_with_the_reason_given(driver: Driver) ->
     assert driver.membership.generation_reason == "w0 left: preempted"
 
 
-def test_saying_good_bye_twice_is_saying_it_once(driver: Driver) -> None:
+def test_deregistering_twice_changes_nothing(driver: Driver) -> None:
     driver.join("w0", "w1")
     driver.leave("w0")
     answer = driver.job.deregister_worker("w0", 1, "")
@@ -145,20 +145,20 @@ def test_saying_good_bye_twice_is_saying_it_once(driver: Driver) -> None:
     assert answer() == 2
 
 
-def test_a_predecessors_good_bye_does_not_end_its_successor(driver: Driver) -> None:
+def test_a_deregistration_of_a_predecessor_does_not_end_its_successor(driver: Driver) -> None:
     driver.register("w0")
     driver.replace("w0")
     with driver.refused(StaleIncarnation, "incarnation", generation=2):
         driver.job.deregister_worker("w0", 1, "")
 
 
-def test_a_stranger_cannot_say_good_bye(driver: Driver) -> None:
+def test_an_unknown_worker_cannot_deregister(driver: Driver) -> None:
     driver.register("w0")
     with driver.refused(UnknownWorker, "worker_id"):
         driver.job.deregister_worker("w9", 1, "")
 
 
-def test_the_last_worker_leaves_a_job_of_0_behind(driver: Driver) -> None:
+def test_the_last_worker_leaves_an_empty_job(driver: Driver) -> None:
     driver.register("w0")
     _, notices = driver.leave("w0")
     assert [(n.generation, n.num_workers) for n in notices] == [(2, 0)]
@@ -190,7 +190,7 @@ def test_3_workers_that_die_in_one_tick_are_one_generation(driver: Driver) -> No
 
 
 def test_workers_that_fall_silent_within_a_heartbeat_die_together(driver: Driver) -> None:
-    """As those of a node do that is cut off: each had a last beat of its own."""
+    """Like the workers of a disconnected node: their last heartbeats differ."""
     driver.join("w0", "w1", "w2", "well")
     for worker_id in ("w0", "w1", "w2"):
         driver.beat(worker_id)
@@ -203,7 +203,7 @@ def test_workers_that_fall_silent_within_a_heartbeat_die_together(driver: Driver
     assert [g.generation for g in of(GenerationStarted, events)] == [2]
 
 
-def test_no_death_waits_longer_than_that(driver: Driver) -> None:
+def test_a_death_is_delayed_by_at_most_one_heartbeat(driver: Driver) -> None:
     """However many fall silent one after another."""
     names = [f"w{i}" for i in range(20)]
     driver.join(*names)
@@ -219,7 +219,7 @@ def test_no_death_waits_longer_than_that(driver: Driver) -> None:
     assert all(5.0 <= died_s[name] - silent_s[name] <= 5.0 + 1.0 + 0.1 for name in names)
 
 
-def test_a_single_death_does_not_wait(driver: Driver) -> None:
+def test_a_single_death_is_not_delayed(driver: Driver) -> None:
     driver.join("w0", "w1")
     events = driver.listen(5, "w1")
     assert events == []
@@ -227,7 +227,7 @@ def test_a_single_death_does_not_wait(driver: Driver) -> None:
     assert causes(driver.after(0.001)[0]) == {"w0": "lease"}
 
 
-def test_of_6_deaths_the_reason_tells_4_and_counts_2(driver: Driver) -> None:
+def test_the_reason_of_6_deaths_names_4_and_counts_2(driver: Driver) -> None:
     driver.join(*(f"w{i}" for i in range(6)))
     driver.listen(6)
     assert driver.membership.generation_reason.count("left") == 4
@@ -276,17 +276,17 @@ def test_a_reset_connection_is_death_after_half_a_second(driver: Driver) -> None
     assert causes(events) == {"w0": "connection"}
 
 
-def test_what_was_reported_with_a_suspicion_is_in_the_reason_of_the_death(driver: Driver) -> None:
+def test_the_reason_of_a_suspicion_is_part_of_the_reason_of_the_death(driver: Driver) -> None:
     driver.join("w0", "w1")
     driver.job.report_suspicion("w0", driver.incarnation("w0"), "the node's power failed", now_s=driver.now_s)
     driver.job.report_suspicion("w1", driver.incarnation("w1"), "x" * 4_096, now_s=driver.now_s)
     events, _ = driver.after(0.6)
     first, second = of(WorkerLeft, events)
-    assert first.reason == "connection lost and not renewed within 0.5 s (the node's power failed)"
+    assert first.reason == "connection lost and not restored within 0.5 s (the node's power failed)"
     assert len(second.reason) < 300
 
 
-def test_a_suspect_that_beats_in_time_is_no_suspect(driver: Driver) -> None:
+def test_a_heartbeat_in_time_clears_a_suspect(driver: Driver) -> None:
     driver.register("w0")
     driver.suspect("w0")
     driver.after(0.4)
@@ -294,7 +294,7 @@ def test_a_suspect_that_beats_in_time_is_no_suspect(driver: Driver) -> None:
     assert driver.listen(4) == []
 
 
-def test_a_suspect_that_registers_again_is_no_suspect(driver: Driver) -> None:
+def test_registering_again_clears_a_suspect(driver: Driver) -> None:
     driver.register("w0")
     driver.suspect("w0")
     driver.register("w0")
@@ -324,7 +324,7 @@ def test_the_reset_of_a_predecessors_connection_does_not_make_its_successor_susp
 WATCHFUL = LeaseConfig(step_timeout_s=10.0)
 
 
-def test_a_worker_that_trains_without_a_step_for_10_s_is_hung_though_it_beats() -> None:
+def test_a_training_worker_without_a_step_for_10_s_is_hung_despite_heartbeats() -> None:
     driver = Driver(lease=WATCHFUL)
     driver.register("w0")
     driver.beat("w0", state="TRAINING", step=7)
@@ -335,7 +335,7 @@ def test_a_worker_that_trains_without_a_step_for_10_s_is_hung_though_it_beats() 
 
 
 @pytest.mark.parametrize("state", ["INITIALIZING", "IDLE", "LOADING_DATA", "CHECKPOINTING", "RECOVERING", "ERROR"])
-def test_a_worker_that_does_something_else_may_take_as_long_as_it_likes(state) -> None:
+def test_a_worker_that_is_not_training_is_never_hung(state) -> None:
     driver = Driver(lease=WATCHFUL)
     driver.register("w0")
     driver.beat("w0", state=state)
@@ -361,7 +361,7 @@ def test_time_spent_loading_does_not_count_as_training() -> None:
     assert driver.listen(10, "w0") == []
 
 
-def test_whose_steps_somebody_else_watches_over_is_not_hung_here_also_after_a_restart() -> None:
+def test_a_worker_watched_by_another_process_is_never_hung_even_after_a_restart() -> None:
     driver = Driver(lease=WATCHFUL)
     driver.register("w0", is_watched=True)
     driver.beat("w0", state="TRAINING", step=7)
@@ -379,7 +379,7 @@ def test_a_watchdog_of_0_s_is_off() -> None:
 # -- the coordinator's own clock -----------------------------------------------------------------------------------
 
 
-def test_a_coordinator_that_stood_still_for_an_hour_blames_nobody(driver: Driver) -> None:
+def test_no_worker_dies_because_the_coordinator_paused_for_an_hour(driver: Driver) -> None:
     driver.join("w0", "w1")
     driver.listen(1)
     assert driver.after(3_600) == ([], [])
@@ -403,7 +403,7 @@ def test_a_pause_excuses_suspects_and_the_watchdog_too() -> None:
     assert driver.after(3_600) == ([], [])
 
 
-def test_connections_that_broke_because_of_our_pause_count_no_more_than_silence(driver: Driver) -> None:
+def test_connections_lost_during_a_pause_count_only_as_silence(driver: Driver) -> None:
     driver.register("w0")
     driver.listen(1)
     driver.after(3_600)
@@ -412,7 +412,7 @@ def test_connections_that_broke_because_of_our_pause_count_no_more_than_silence(
     assert causes(driver.listen(2)) == {"w0": "lease"}
 
 
-def test_nobody_is_heard_in_the_future_after_a_pause(driver: Driver) -> None:
+def test_no_worker_is_last_seen_in_the_future_after_a_pause(driver: Driver) -> None:
     driver.register("w0")
     driver.now_s += 3_600
     driver.beat("w0")  # before the tick that notices the pause
@@ -422,14 +422,14 @@ def test_nobody_is_heard_in_the_future_after_a_pause(driver: Driver) -> None:
     assert causes(driver.listen(1)) == {"w0": "lease"}
 
 
-def test_a_tick_late_by_half_a_lease_is_no_excuse(driver: Driver) -> None:
+def test_a_tick_late_by_half_a_lease_excuses_no_silence(driver: Driver) -> None:
     driver.register("w0")
     driver.after(2.5)
     driver.after(2.5)
     assert causes(driver.after(2.5)[0]) == {"w0": "lease"}
 
 
-def test_a_clock_that_goes_back_an_hour_kills_nobody(driver: Driver) -> None:
+def test_a_clock_that_goes_back_an_hour_kills_no_worker(driver: Driver) -> None:
     driver.join("w0", "w1")
     driver.suspect("w1")
     assert driver.after(-3_600) == ([], [])
@@ -441,7 +441,7 @@ def test_a_clock_that_goes_back_an_hour_kills_nobody(driver: Driver) -> None:
 # -- fencing -------------------------------------------------------------------------------------------------------
 
 
-def test_a_call_of_an_old_generation_hears_which_one_stands(driver: Driver) -> None:
+def test_a_call_in_an_old_generation_gets_the_current_one(driver: Driver) -> None:
     driver.register("w0")
     driver.register("w1")
     with driver.refused(StaleGeneration, "generation", generation=2):
@@ -454,7 +454,7 @@ def test_a_call_from_the_future_is_refused_as_well(driver: Driver) -> None:
         driver.membership.fenced("w0", 1, 2)
 
 
-def test_a_generation_is_over_with_the_first_change_and_names_the_one_to_come(driver: Driver) -> None:
+def test_a_generation_ends_with_the_first_change_and_the_error_names_the_next(driver: Driver) -> None:
     driver.join("w0", "w1")
     driver.job.deregister_worker("w1", 2, "")
     for generation in (1, 2):
@@ -465,16 +465,16 @@ def test_a_generation_is_over_with_the_first_change_and_names_the_one_to_come(dr
     assert driver.membership.fenced("w0", 1, 2).worker_id == "w0"
 
 
-def test_a_replaced_process_is_told_that_another_has_its_id(driver: Driver) -> None:
+def test_a_replaced_process_learns_that_another_process_uses_its_id(driver: Driver) -> None:
     driver.register("w0")
     driver.replace("w0")
     with driver.refused(StaleIncarnation, "incarnation", generation=2):
         driver.beat("w0", incarnation=1)
-    with pytest.raises(StaleIncarnation, match="another process has its id"):
+    with pytest.raises(StaleIncarnation, match="another process uses its id"):
         driver.beat("w0", incarnation=1)
 
 
-def test_a_dead_process_is_told_why_it_is_out(driver: Driver) -> None:
+def test_a_dead_process_learns_the_reason(driver: Driver) -> None:
     driver.register("w0")
     driver.listen(6)
     with pytest.raises(StaleIncarnation, match=r"silent for 6\.0 s") as caught:
@@ -482,7 +482,7 @@ def test_a_dead_process_is_told_why_it_is_out(driver: Driver) -> None:
     assert (caught.value.field, caught.value.generation) == ("incarnation", 2)
 
 
-def test_a_stranger_is_told_to_register(driver: Driver) -> None:
+def test_an_unknown_worker_is_asked_to_register(driver: Driver) -> None:
     driver.register("w0")
     with driver.refused(UnknownWorker, "worker_id"):
         driver.beat("w9", incarnation=1)
@@ -495,13 +495,13 @@ def test_a_fenced_call_without_an_incarnation_is_refused(driver: Driver) -> None
 
 
 @pytest.mark.parametrize("incarnation", [-1, 2, 2**64 - 1])
-def test_an_incarnation_that_never_was_is_stale(driver: Driver, incarnation: int) -> None:
+def test_an_incarnation_that_never_existed_is_stale(driver: Driver, incarnation: int) -> None:
     driver.register("w0")
     with driver.refused(StaleIncarnation, "incarnation", generation=1):
         driver.beat("w0", incarnation=incarnation)
 
 
-def test_of_1001_departed_the_first_is_a_stranger_again() -> None:
+def test_the_first_of_1001_departed_workers_is_forgotten() -> None:
     driver = Driver()
     for num in range(MAX_DEPARTED + 1):
         driver.register_unsealed(f"w{num}")
@@ -513,10 +513,10 @@ def test_of_1001_departed_the_first_is_a_stranger_again() -> None:
         driver.beat("w0", incarnation=1)
 
 
-# -- beats ---------------------------------------------------------------------------------------------------------
+# -- heartbeats ----------------------------------------------------------------------------------------------------
 
 
-def test_a_beat_tells_the_announced_generation_and_not_the_one_that_is_being_written(driver: Driver) -> None:
+def test_a_heartbeat_reports_the_announced_generation_not_the_pending_one(driver: Driver) -> None:
     driver.register("w0")
     driver.register_unsealed("w1")
     events, notices = driver.core.drain()
@@ -526,7 +526,7 @@ def test_a_beat_tells_the_announced_generation_and_not_the_one_that_is_being_wri
     assert (driver.beat("w0").generation, driver.beat("w0").num_workers) == (2, 2)
 
 
-def test_a_beat_leaves_out_what_has_not_changed(driver: Driver) -> None:
+def test_fields_omitted_from_a_heartbeat_stay_unchanged(driver: Driver) -> None:
     driver.register("w0")
     driver.beat("w0", state="TRAINING", step=5, epoch=2)
     driver.beat("w0")
@@ -540,7 +540,7 @@ def test_a_beat_writes_nothing_to_the_journal(driver: Driver) -> None:
     assert not driver.core.has_news
 
 
-def test_of_10_points_a_series_with_room_for_4_keeps_the_newest() -> None:
+def test_a_series_of_4_keeps_the_newest_of_10_points() -> None:
     driver = Driver(limits=Limits(max_points_per_series=4))
     driver.register("w0")
     for step in range(10):
@@ -548,7 +548,7 @@ def test_of_10_points_a_series_with_room_for_4_keeps_the_newest() -> None:
     assert driver.member("w0").metrics["loss"].points() == [(6, 0.6), (7, 0.7), (8, 0.8), (9, 0.9)]
 
 
-def test_a_third_series_where_2_are_allowed_is_refused_and_the_beat_leaves_no_trace() -> None:
+def test_a_third_series_is_refused_with_a_limit_of_2_and_changes_nothing() -> None:
     driver = Driver(limits=Limits(max_series_per_worker=2))
     driver.register("w0")
     driver.beat("w0", step=1, metrics={"loss": 1.0})
@@ -572,9 +572,7 @@ def test_a_metric_with_a_bad_name_is_refused(driver: Driver, bad: str) -> None:
 
 @pytest.mark.parametrize("bad", BAD_COUNTS)
 @pytest.mark.parametrize("field", ["step", "epoch"])
-def test_a_step_or_epoch_out_of_range_is_refused_and_the_beat_leaves_no_trace(
-    driver: Driver, field: str, bad: int
-) -> None:
+def test_a_step_or_epoch_out_of_range_is_refused_and_changes_nothing(driver: Driver, field: str, bad: int) -> None:
     driver.register("w0")
     driver.now_s += 1
     with driver.refused(InvalidArgument, field):
@@ -583,7 +581,7 @@ def test_a_step_or_epoch_out_of_range_is_refused_and_the_beat_leaves_no_trace(
     assert (member.step, member.epoch, member.metrics, member.last_seen_s) == (0, 0, {}, 1_000.0)
 
 
-def test_nobody_is_deregistered_by_a_caller_who_does_not_say_which_life(driver: Driver) -> None:
+def test_deregistration_requires_an_incarnation(driver: Driver) -> None:
     driver.join("w0")
     with driver.refused(InvalidArgument, "incarnation"):
         driver.job.deregister_worker("w0", 0, "")

@@ -1,4 +1,4 @@
-"""The coordinator's own numbers: what is counted, how it is rendered, and that the documentation names it all."""
+"""The coordinator's metrics: what is counted, how it is rendered, and that all of it is documented."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def value(families: dict[str, Any], sample: str, **labels: str) -> float:
 # -- counting ------------------------------------------------------------------------------------------------------
 
 
-def test_a_histogram_puts_a_value_on_its_bound_below_it_and_what_exceeds_all_at_the_end() -> None:
+def test_a_histogram_includes_its_bounds_and_counts_larger_values_last() -> None:
     histogram = Histogram((1, 10))
     for number in (0.5, 1, 5, 10, 11):
         histogram.add(number)
@@ -83,7 +83,7 @@ def test_the_rate_is_over_the_last_ten_seconds_only(metrics: Metrics, clock: Man
     assert metrics.calls_per_s() == pytest.approx(2.0)
 
 
-def test_soon_after_the_start_the_rate_is_over_the_time_there_was(metrics: Metrics, clock: ManualClock) -> None:
+def test_the_rate_soon_after_the_start_covers_the_time_since_then(metrics: Metrics, clock: ManualClock) -> None:
     assert metrics.calls_per_s() == 0.0
     metrics.stats_of("Heartbeat").answered(0.001)
     clock.advance(0.5)
@@ -100,7 +100,7 @@ def test_a_barrier_counts_from_its_first_arrival_to_its_release(metrics: Metrics
     assert metrics.recent_barrier_s() == pytest.approx(0.25)
 
 
-def test_a_broken_barrier_is_no_latency(metrics: Metrics) -> None:
+def test_a_broken_barrier_adds_no_latency(metrics: Metrics) -> None:
     metrics.barrier_opened("a")
     metrics.barrier_ended("a", released=False)
 
@@ -133,7 +133,7 @@ def test_the_recent_latency_is_the_95th_percentile_of_a_minute_and_bounded(
     assert metrics._opened_s == {}
 
 
-def test_what_was_committed_is_counted_by_what_it_says(metrics: Metrics) -> None:
+def test_committed_events_are_counted_by_kind(metrics: Metrics) -> None:
     committed: list[e.Event] = [
         e.WorkerJoined(job_id="j", worker_id="a", incarnation=1, instance_id="x"),
         e.WorkerLeft(job_id="j", worker_id="b", incarnation=2, cause="hung", reason="stuck"),
@@ -161,7 +161,7 @@ def test_what_was_committed_is_counted_by_what_it_says(metrics: Metrics) -> None
 # -- rendering -----------------------------------------------------------------------------------------------------
 
 
-def test_calls_are_told_by_method_and_status(metrics: Metrics) -> None:
+def test_calls_are_exported_by_method_and_status(metrics: Metrics) -> None:
     stats = metrics.stats_of("AckShards")
     stats.answered(0.002)
     stats.answered(0.02)
@@ -173,17 +173,17 @@ def test_calls_are_told_by_method_and_status(metrics: Metrics) -> None:
     assert value(families, "strata_requests_total", method="AckShards", status="ABORTED") == 1
     assert value(families, "strata_request_seconds_count", method="AckShards") == 3
     assert value(families, "strata_request_seconds_bucket", method="AckShards", le="0.003") == 2
-    assert len(families["strata_requests"].samples) == 2  # nothing of methods that nobody called
+    assert len(families["strata_requests"].samples) == 2  # no methods that were never called
 
 
-def test_bounds_are_written_so_that_they_are_read_back_as_they_are(metrics: Metrics) -> None:
+def test_bucket_bounds_round_trip(metrics: Metrics) -> None:
     samples = scrape(metrics)["strata_journal_commit_events"].samples
     bounds = [float(s.labels["le"]) for s in samples if s.name.endswith("_bucket")]
 
     assert bounds == [*BATCH_BOUNDS, float("inf")]
 
 
-def test_at_most_100_jobs_are_named_and_none_is_lost(metrics: Metrics) -> None:
+def test_at_most_100_jobs_are_named_and_the_rest_are_summed(metrics: Metrics) -> None:
     jobs = [fake_job(f"job-{i}", *["TRAINING"] * (i + 1)) for i in range(150)]
     workers = scrape(metrics, *jobs)["strata_workers"].samples
 
@@ -192,21 +192,21 @@ def test_at_most_100_jobs_are_named_and_none_is_lost(metrics: Metrics) -> None:
     assert [s.value for s in workers if s.labels["job"] == "(others)"] == [sum(range(1, 51))]
 
 
-def test_what_was_not_measured_is_absent(metrics: Metrics) -> None:
+def test_a_gauge_without_a_measurement_is_absent(metrics: Metrics) -> None:
     families = scrape(metrics, journal_bytes=None)
 
     assert families["strata_barrier_latency_recent_seconds"].samples == []
     assert families["strata_journal_size_bytes"].samples == []
 
 
-def test_nothing_is_put_into_the_process_wide_registry(metrics: Metrics) -> None:
+def test_the_global_registry_stays_empty(metrics: Metrics) -> None:
     scrape(metrics)
 
     assert [family.name for family in REGISTRY.collect() if family.name.startswith("strata")] == []
 
 
 def test_counting_a_call_costs_three_calls() -> None:
-    """To the clock, to count, and to find the place in the histogram: every call of a coordinator is counted."""
+    """The clock, the counter and the bucket search: this happens for every call of a coordinator."""
     metrics = Metrics()
     stats = metrics.stats_of("Heartbeat")
     assert num_calls(lambda: stats.answered(metrics.now_s())) == 3

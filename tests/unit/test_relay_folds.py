@@ -1,4 +1,4 @@
-"""What a relay folds, without a relay: beats and arrivals as pure data."""
+"""The aggregation of a relay as pure data: heartbeats and arrivals."""
 
 from __future__ import annotations
 
@@ -39,21 +39,19 @@ def confirm(pulses: Pulses, request: pb.HeartbeatRequest, at_s: float, *, folded
     pulses.confirmed(request, pb.HeartbeatResponse(generation=3, num_workers=2), sent_s=at_s, folded=folded)
 
 
-def test_a_beat_is_answered_from_what_was_heard_last(pulses: Pulses) -> None:
+def test_a_heartbeat_is_answered_from_the_last_known_state(pulses: Pulses) -> None:
     assert pulses.beat(beat(), 1.0) == pb.HeartbeatResponse(generation=3, num_workers=2)
-    pulses.hear_generation("j", 4, 5)
-    pulses.hear_generation("j", 2, 9)
+    pulses.update_generation("j", 4, 5)
+    pulses.update_generation("j", 2, 9)
     assert pulses.beat(beat(), 1.0) == pb.HeartbeatResponse(generation=4, num_workers=5)
 
 
 @pytest.mark.parametrize("request_", [beat("b"), beat(incarnation=FENCE + 1), beat(incarnation=0)])
-def test_for_whom_the_relay_does_not_know_the_coordinator_is_asked(
-    pulses: Pulses, request_: pb.HeartbeatRequest
-) -> None:
+def test_heartbeats_of_unknown_workers_are_forwarded(pulses: Pulses, request_: pb.HeartbeatRequest) -> None:
     assert pulses.beat(request_, 1.0) is None
 
 
-def test_beats_fold_into_one_with_the_newest_of_everything(pulses: Pulses) -> None:
+def test_heartbeats_fold_into_one_with_the_newest_values(pulses: Pulses) -> None:
     confirm(pulses, beat(metrics={"loss": 4.0, "lr": 0.1}), 0.0, folded=False)
     pulses.beat(beat(state=4, step=1, metrics={"loss": 3.0, "lr": 0.1}), 0.1)
     pulses.beat(beat(step=2, epoch=1, metrics={"loss": 2.0}), 0.2)
@@ -64,13 +62,13 @@ def test_beats_fold_into_one_with_the_newest_of_everything(pulses: Pulses) -> No
 
 
 @pytest.mark.parametrize("odd", [{"step": 2**60}, {"epoch": 2**60}, {"state": 99}, {"metrics": {"new": 1.0}}])
-def test_what_may_be_refused_is_for_the_coordinator_to_answer(pulses: Pulses, odd: dict[str, object]) -> None:
+def test_heartbeats_that_may_be_refused_are_forwarded(pulses: Pulses, odd: dict[str, object]) -> None:
     assert pulses.beat(beat(**odd), 0.1) is None
     pulses.refused(beat(**odd), InvalidArgument("no"), folded=False)
     assert pulses.beat(beat(), 0.2) is not None
 
 
-def test_one_beat_of_a_worker_is_on_its_way_at_a_time(pulses: Pulses) -> None:
+def test_only_one_heartbeat_per_worker_is_in_flight(pulses: Pulses) -> None:
     pulses.beat(beat(step=1), 0.1)
     (first,) = pulses.take()
     pulses.beat(beat(step=2), 0.2)
@@ -80,14 +78,14 @@ def test_one_beat_of_a_worker_is_on_its_way_at_a_time(pulses: Pulses) -> None:
     assert [b.step for b in pulses.take()] == [2]
 
 
-def test_nobody_is_vouched_for_longer_than_a_lease(pulses: Pulses) -> None:
+def test_the_relay_vouches_for_no_worker_longer_than_a_lease(pulses: Pulses) -> None:
     assert pulses.beat(beat(), LEASE_S) is not None
     assert pulses.beat(beat(step=9), LEASE_S + 0.1) is None
     confirm(pulses, beat(), LEASE_S + 0.1, folded=False)
     assert pulses.beat(beat(), LEASE_S + 0.2) is not None
 
 
-def test_a_refusal_is_told_once_with_the_next_beat_and_then_the_coordinator_is_asked(pulses: Pulses) -> None:
+def test_an_error_is_returned_once_with_the_next_heartbeat(pulses: Pulses) -> None:
     pulses.beat(beat(), 0.1)
     (folded,) = pulses.take()
     refusal = StaleIncarnation("you are out")
@@ -96,7 +94,7 @@ def test_a_refusal_is_told_once_with_the_next_beat_and_then_the_coordinator_is_a
     assert pulses.beat(beat(), 0.3) is None
 
 
-def test_a_beat_without_an_answer_says_nothing_of_the_worker(pulses: Pulses) -> None:
+def test_an_unanswered_heartbeat_changes_nothing(pulses: Pulses) -> None:
     pulses.beat(beat(step=1), 0.1)
     (folded,) = pulses.take()
     pulses.refused(folded, None, folded=True)
@@ -104,18 +102,18 @@ def test_a_beat_without_an_answer_says_nothing_of_the_worker(pulses: Pulses) -> 
     assert len(pulses.take()) == 1
 
 
-def test_a_lost_connection_takes_back_what_was_held_and_the_next_beat_is_asked_for(pulses: Pulses) -> None:
+def test_a_lost_connection_drops_the_pending_heartbeat_and_forwards_the_next(pulses: Pulses) -> None:
     pulses.beat(beat(step=1), 0.1)
     pulses.doubt("j", "a", FENCE)
     assert pulses.take() == []
-    assert pulses.are_all_among(set(), "j", NOBODY), "nobody waits for it"
+    assert pulses.have_all_arrived(set(), "j", NOBODY), "nobody waits for it"
     pulses.renew(0.2)
     assert pulses.take() == [], "a relay does not speak for who may be dead"
     assert pulses.beat(beat(step=2), 0.3) is None
-    assert not pulses.are_all_among(set(), "j", NOBODY)
+    assert not pulses.have_all_arrived(set(), "j", NOBODY)
 
 
-def test_a_new_connection_upwards_hears_of_everybody_who_is_here(pulses: Pulses) -> None:
+def test_a_new_upstream_connection_receives_heartbeats_of_all_workers(pulses: Pulses) -> None:
     pulses.renew(1.0)
     assert pulses.take() == [beat()]
     pulses.refused(beat(), None, folded=True)
@@ -124,8 +122,8 @@ def test_a_new_connection_upwards_hears_of_everybody_who_is_here(pulses: Pulses)
 
 
 def test_commands_are_repeated_until_they_are_acknowledged(pulses: Pulses) -> None:
-    pulses.hear_command("j", "a", types_pb2.Command(command_id=2))
-    pulses.hear_command("j", "a", types_pb2.Command(command_id=1))
+    pulses.add_command("j", "a", types_pb2.Command(command_id=2))
+    pulses.add_command("j", "a", types_pb2.Command(command_id=1))
     for _ in range(2):
         answer = pulses.beat(beat(), 0.1)
         assert isinstance(answer, pb.HeartbeatResponse)
@@ -140,7 +138,7 @@ def test_commands_are_repeated_until_they_are_acknowledged(pulses: Pulses) -> No
     assert [b.acked_command_id for b in pulses.take("j", "a")] == [1]
 
 
-def test_who_left_or_is_long_silent_is_forgotten(pulses: Pulses) -> None:
+def test_departed_and_long_silent_workers_are_forgotten(pulses: Pulses) -> None:
     pulses.forget(pb.DeregisterWorkerRequest(job_id="j", worker_id="a", incarnation=FENCE + 1))
     assert pulses.beat(beat(), 0.0) is not None
     pulses.forget_silent(FORGET_AFTER_LEASES * LEASE_S)
@@ -150,7 +148,7 @@ def test_who_left_or_is_long_silent_is_forgotten(pulses: Pulses) -> None:
 
 
 @pytest.mark.parametrize(("heartbeat_s", "lease_s"), [(1.0, 5.0), (1.0, 2.0), (0.2, 1.5), (10.0, 60.0)])
-def test_a_beat_held_back_by_two_relays_leaves_room_in_the_lease(heartbeat_s: float, lease_s: float) -> None:
+def test_a_heartbeat_delayed_by_two_relays_fits_into_the_lease(heartbeat_s: float, lease_s: float) -> None:
     pulses = Pulses()
     response = pb.RegisterWorkerResponse(incarnation=1, lease_s=lease_s, heartbeat_s=heartbeat_s)
     pulses.registered(pb.RegisterWorkerRequest(worker_id="a"), response, 0.0)
@@ -158,12 +156,12 @@ def test_a_beat_held_back_by_two_relays_leaves_room_in_the_lease(heartbeat_s: fl
     assert heartbeat_s + 2 * pulses.fold_s < lease_s
 
 
-def test_a_barrier_waits_for_those_who_are_here_and_meant(pulses: Pulses) -> None:
-    assert not pulses.are_all_among({"b"}, "j", NOBODY)
-    assert pulses.are_all_among({"a", "b"}, "j", NOBODY)
-    assert not pulses.are_all_among({"b"}, "j", frozenset("ab"))
-    assert pulses.are_all_among({"b"}, "j", frozenset("bc"))
-    assert pulses.are_all_among({"b"}, "another", NOBODY)
+def test_a_barrier_waits_for_the_named_workers_of_this_relay(pulses: Pulses) -> None:
+    assert not pulses.have_all_arrived({"b"}, "j", NOBODY)
+    assert pulses.have_all_arrived({"a", "b"}, "j", NOBODY)
+    assert not pulses.have_all_arrived({"b"}, "j", frozenset("ab"))
+    assert pulses.have_all_arrived({"b"}, "j", frozenset("bc"))
+    assert pulses.have_all_arrived({"b"}, "another", NOBODY)
 
 
 # -- barriers ------------------------------------------------------------------------------------------------------
@@ -175,7 +173,7 @@ def arrival(worker_id: str, timeout_s: float = 0.0, **fields: object) -> pb.Wait
     )  # type: ignore[arg-type]
 
 
-def test_arrivals_become_one_call_with_the_shortest_patience() -> None:
+def test_arrivals_become_one_call_with_the_shortest_timeout() -> None:
     below = arrival("b", 4.0, with_workers=[pb.Arrival(worker_id="c", incarnation=99)])
     whole = combined([arrival("a", 5.0), below, arrival("d", 6.0)])
     assert (whole.worker_id, whole.timeout_s) == ("a", 4.0)
@@ -183,7 +181,7 @@ def test_arrivals_become_one_call_with_the_shortest_patience() -> None:
     assert combined([below]) is below
 
 
-def test_only_arrivals_that_mean_the_same_go_together() -> None:
+def test_only_equal_arrivals_are_combined() -> None:
     same = barrier_key(arrival("a", members=["a", "b"]))
     assert same == barrier_key(arrival("b", members=["b", "a"], job_id="default"))
     assert same != barrier_key(arrival("b", members=["a", "b", "c"]))
@@ -201,7 +199,7 @@ def test_only_arrivals_that_mean_the_same_go_together() -> None:
     [
         ({"upstream": "h:1", "listen": "h:1"}, "call itself"),
         ({"upstream": "h:1,nonsense"}, "not an address"),
-        ({"upstream": "h:1", "fold_s": 2.0}, "5 ms"),
+        ({"upstream": "h:1", "fold_s": 2.0}, "between 0 and 1 second"),
         ({"upstream": "h:1", "max_unanswered": 0}, "at least 1"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Ownership of shards: within the bounds, with the fewest moves, and the same for the same inputs."""
+"""Shard assignment: within the bounds, with the fewest moves, and deterministic."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check(
     capacities: Sequence[float],
     current: NDArray[np.int32] | None = None,
 ) -> NDArray[np.int32]:
-    """Assign, and hold every promise against the answer."""
+    """Assign, and check every guarantee."""
     owners = assign(keys, workers=workers, capacities=capacities, current=current)
     lo, hi = load_bounds(keys.size, capacities)
     loads = loads_of(owners, len(workers))
@@ -55,7 +55,7 @@ def check(
 
 
 def without(owners: NDArray[np.int32], leaver: int) -> NDArray[np.int32]:
-    """The assignment that stands when a worker has gone from the list."""
+    """The current assignment after a worker has left the list."""
     stands = owners.copy()
     stands[owners == leaver] = -1
     stands[owners > leaver] -= 1
@@ -109,7 +109,7 @@ def test_the_order_in_which_workers_are_listed_does_not_matter(n: int, data: st.
 
 @QUICK
 @given(st.integers(1, 400), st.integers(1, 30), st.data())
-def test_from_any_standing_assignment_only_the_unavoidable_moves(n: int, num: int, data: st.DataObject) -> None:
+def test_only_unavoidable_moves_happen_from_any_assignment(n: int, num: int, data: st.DataObject) -> None:
     current = np.array(data.draw(st.lists(st.integers(-1, num - 1), min_size=n, max_size=n)), dtype=np.int32)
     capacities = data.draw(st.lists(capacity, min_size=num, max_size=num))
     settled = check(shard_keys("d", n, 1), named(num), capacities, current)
@@ -119,7 +119,7 @@ def test_from_any_standing_assignment_only_the_unavoidable_moves(n: int, num: in
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 3_000), st.booleans(), st.randoms(use_true_random=False))
-def test_any_history_of_joins_and_leaves_moves_only_what_it_must(n: int, weighted: bool, rng: random.Random) -> None:
+def test_any_history_of_joins_and_leaves_moves_the_minimum(n: int, weighted: bool, rng: random.Random) -> None:
     keys = shard_keys("history", n, 5)
     workers = named(rng.randint(1, 25))
     sizes = {w: rng.choice([0.5, 1.0, 2.0, 3.7]) if weighted else 1.0 for w in workers}
@@ -139,7 +139,7 @@ def test_any_history_of_joins_and_leaves_moves_only_what_it_must(n: int, weighte
 
 @QUICK
 @given(st.lists(st.integers(-1, 2), min_size=1, max_size=6), st.lists(capacity, min_size=3, max_size=3))
-def test_no_assignment_at_all_moves_fewer_than_the_unavoidable(owners: list[int], capacities: list[float]) -> None:
+def test_no_assignment_moves_fewer_than_the_unavoidable_shards(owners: list[int], capacities: list[float]) -> None:
     current = np.array(owners, dtype=np.int32)
     lo, hi = load_bounds(current.size, capacities)
     every = np.array(list(itertools.product(range(3), repeat=current.size)), dtype=np.int32)
@@ -176,7 +176,7 @@ def test_a_worker_of_twice_the_capacity_gets_twice_the_shards() -> None:
     assert 1.8 < big / small < 2.2
 
 
-def test_a_worker_without_capacity_gives_up_all_it_has() -> None:
+def test_a_worker_without_capacity_gives_up_all_shards() -> None:
     owners = check(shard_keys("d", 100, 0), ["a", "b"], [1.0, 1.0])
     after = check(shard_keys("d", 100, 0), ["a", "b"], [0.0, 1.0], owners)
     assert set(after.tolist()) == {1}
@@ -198,7 +198,7 @@ def test_no_shards_one_worker_more_workers_than_shards_and_no_workers_at_all() -
     assert assign(keys, workers=[], capacities=[], current=np.full(5, -1, np.int32)).tolist() == [-1] * 5
 
 
-def test_the_standing_assignment_is_not_written_to() -> None:
+def test_the_current_assignment_is_not_modified() -> None:
     current = np.zeros(100, dtype=np.int32)
     assign(shard_keys("d", 100, 0), workers=["a", "b"], capacities=[1.0, 1.0], current=current)
     assert not current.any()
@@ -235,8 +235,8 @@ def test_another_process_with_another_hash_seed_gives_the_same_assignment() -> N
     assert len(found) == 1
 
 
-def test_the_assignment_of_this_version_is_the_one_written_down_here() -> None:
-    """Journals hold assignments, so another algorithm breaks nothing; but it must not change unnoticed."""
+def test_the_assignment_of_this_version_matches_the_recorded_one() -> None:
+    """Journals store assignments, so another algorithm breaks nothing; but it must not change unnoticed."""
     owners = assign(shard_keys("golden", 24, 42), workers=["a", "b", "c", "d"], capacities=[1, 1, 1, 3])
     assert "".join("abcd"[i] for i in owners) == "adacadbdbddacdddccdddbdb"
 
@@ -246,12 +246,12 @@ def test_the_assignment_of_this_version_is_the_one_written_down_here() -> None:
     [
         (["a", "a"], [1.0, 1.0], None, "workers", "'a' is listed twice"),
         (["a", "b"], [1.0], None, "capacities", "1 capacities for 2 workers"),
-        (["a", "b"], [1.0, -1.0], None, "capacities", "none below 0"),
-        (["a", "b"], [0.0, 0.0], None, "capacities", "one above 0"),
+        (["a", "b"], [1.0, -1.0], None, "capacities", "at least 0"),
+        (["a", "b"], [0.0, 0.0], None, "capacities", "not all 0"),
         (["a", "b"], [1.0, float("nan")], None, "capacities", "finite"),
         (["a", "b"], [1.0, float("inf")], None, "capacities", "finite"),
         (["a", "b"], [1.0, 1.0], [0, 1], "current", "2 owners for 3 shards"),
-        (["a", "b"], [1.0, 1.0], [0, 1, 2], "current", "index of the 2 workers"),
+        (["a", "b"], [1.0, 1.0], [0, 1, 2], "current", "index into the 2 workers"),
         (["a", "b"], [1.0, 1.0], [0, 1, -2], "current", "must be -1 or an index"),
     ],
 )

@@ -26,7 +26,7 @@ def test_points_come_oldest_first() -> None:
 
 
 @pytest.mark.parametrize("num", [4, 5, 7, 8, 9])
-def test_of_many_points_4_stay_and_the_oldest_go_first(num: int) -> None:
+def test_a_series_of_4_drops_the_oldest_points_first(num: int) -> None:
     series = Series(4)
     for step in range(num):
         series.add(step, float(step))
@@ -35,7 +35,7 @@ def test_of_many_points_4_stay_and_the_oldest_go_first(num: int) -> None:
     assert len(series) == 4
 
 
-def test_a_series_of_1_holds_the_last() -> None:
+def test_a_series_of_1_keeps_the_last_point() -> None:
     series = Series(1)
     for step in range(3):
         series.add(step, float(step))
@@ -43,7 +43,7 @@ def test_a_series_of_1_holds_the_last() -> None:
         assert series.last == float(step)
 
 
-def test_what_is_not_a_number_is_kept_as_it_came() -> None:
+def test_nan_and_infinity_are_kept() -> None:
     series = Series(2)
     series.add(0, math.nan)
     series.add(1, math.inf)

@@ -1,4 +1,4 @@
-"""Shards: cut, dealt out, done once in an epoch, and moved as little as the members allow."""
+"""Shards: cut, assigned, finished once per epoch, and moved as little as possible."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def owned(driver: Driver, dataset_id: str = "data") -> dict[str, set[int]]:
 
 
 def with_a_past() -> Driver:
-    """3 workers who own 100 shards that the ring alone would deal out otherwise."""
+    """3 workers with 100 shards, assigned differently from what the ring alone would do."""
     driver = Driver()
     driver.join("w0", "w1", "w2", *(f"x{num}" for num in range(9)))
     driver.dataset(100)
@@ -51,10 +51,10 @@ def listed(*num_samples: int, dataset_id: str = "data", **how) -> DatasetSpec:
     return DatasetSpec(dataset_id=dataset_id, shards=shards, **how)
 
 
-# -- what a dataset is ---------------------------------------------------------------------------------------------
+# -- datasets ------------------------------------------------------------------------------------------------------
 
 
-def test_25_samples_cut_by_10_are_3_shards_and_the_last_holds_5(driver: Driver) -> None:
+def test_25_samples_in_shards_of_10_are_3_shards_and_the_last_has_5(driver: Driver) -> None:
     driver.register("w0")
     assert driver.register_dataset(counted(25, 10)) == (3, 0)
     shards = driver.page("w0").shards
@@ -83,7 +83,7 @@ def test_a_list_of_shards_keeps_its_ids_and_uris_and_sums_up_its_samples(driver:
     assert driver.job.shards.dataset("data").total_samples == 7
 
 
-def test_the_same_dataset_registered_twice_is_there_once(driver: Driver) -> None:
+def test_registering_the_same_dataset_twice_changes_nothing(driver: Driver) -> None:
     driver.register("w0")
     driver.register_dataset(counted())
     driver.ack("w0", [0])
@@ -94,7 +94,7 @@ def test_the_same_dataset_registered_twice_is_there_once(driver: Driver) -> None
 
 
 @pytest.mark.parametrize("other", [counted(101), counted(seed=1), counted(shuffle=True), listed(100)])
-def test_other_contents_under_a_known_id_are_refused(driver: Driver, other: DatasetSpec) -> None:
+def test_different_contents_under_a_registered_id_are_refused(driver: Driver, other: DatasetSpec) -> None:
     driver.register_dataset(counted())
     with driver.refused(DatasetExists, "dataset_id"):
         driver.register_dataset(other)
@@ -133,14 +133,14 @@ def test_a_bad_dataset_leaves_no_job_behind(driver: Driver) -> None:
 
 
 @pytest.mark.parametrize(("spec", "field"), [(counted(2**53, 1), "shard_size"), (listed(*[1] * 21), "shards")])
-def test_more_shards_than_20_are_refused_where_20_are_allowed(spec: DatasetSpec, field: str) -> None:
+def test_more_shards_than_the_limit_of_20_are_refused(spec: DatasetSpec, field: str) -> None:
     driver = Driver(limits=Limits(max_shards_per_dataset=20))
     driver.register("w0")
     with driver.refused(LimitExceeded, field):
         driver.register_dataset(spec)
 
 
-def test_a_third_dataset_is_refused_where_2_are_allowed() -> None:
+def test_a_third_dataset_is_refused_with_a_limit_of_2() -> None:
     driver = Driver(limits=Limits(max_datasets_per_job=2))
     driver.dataset(5, "a")
     driver.dataset(5, "b")
@@ -148,17 +148,17 @@ def test_a_third_dataset_is_refused_where_2_are_allowed() -> None:
         driver.dataset(5, "c")
 
 
-# -- whose is which ------------------------------------------------------------------------------------------------
+# -- ownership -----------------------------------------------------------------------------------------------------
 
 
-def test_a_dataset_of_a_job_without_workers_belongs_to_nobody_until_the_first_joins(driver: Driver) -> None:
+def test_shards_of_a_job_without_workers_have_no_owner_until_the_first_joins(driver: Driver) -> None:
     driver.dataset(10)
     assert set(driver.job.shards.dataset("data").owners.tolist()) == {NOBODY}
     driver.register("w0")
     assert driver.indices("w0") == list(range(10))
 
 
-def test_100_shards_over_3_workers_are_dealt_out_once_each_within_the_bounds(driver: Driver) -> None:
+def test_100_shards_over_3_workers_have_one_owner_each_within_the_bounds(driver: Driver) -> None:
     driver.join("w0", "w1", "w2")
     driver.dataset(100)
     parts = owned(driver).values()
@@ -176,7 +176,7 @@ def test_a_worker_of_3_times_the_capacity_owns_3_times_the_shards() -> None:
     assert len(owned(driver)["small"]) == pytest.approx(250, rel=0.05)
 
 
-def test_2_workers_and_1_shard_leave_one_without(driver: Driver) -> None:
+def test_1_shard_leaves_one_of_2_workers_without_shards(driver: Driver) -> None:
     driver.join("w0", "w1")
     driver.dataset(1)
     assert sorted(len(part) for part in owned(driver).values()) == [0, 1]
@@ -229,7 +229,7 @@ def test_all_3_workers_replaced_in_one_batch_keep_their_shards() -> None:
     assert owned(driver) == before
 
 
-def test_a_worker_that_leaves_gives_away_its_own_shards_and_nobody_elses_move(driver: Driver) -> None:
+def test_only_the_shards_of_a_leaving_worker_move(driver: Driver) -> None:
     driver.join("w0", "w1", "w2", "w3")
     driver.dataset(100)
     before = owned(driver)
@@ -239,7 +239,7 @@ def test_a_worker_that_leaves_gives_away_its_own_shards_and_nobody_elses_move(dr
     assert [moved.num_moved for moved in of(ShardsAssigned, events)] == [len(before["w2"])]
 
 
-def test_a_worker_that_joins_takes_shards_and_gives_none_to_others(driver: Driver) -> None:
+def test_a_join_moves_shards_only_to_the_joining_worker(driver: Driver) -> None:
     driver.join("w0", "w1")
     driver.dataset(90)
     before = owned(driver)
@@ -249,14 +249,14 @@ def test_a_worker_that_joins_takes_shards_and_gives_none_to_others(driver: Drive
     assert 28 <= len(after["w2"]) <= 31
 
 
-def test_when_the_last_worker_leaves_its_shards_are_nobodys(driver: Driver) -> None:
+def test_shards_have_no_owner_after_the_last_worker_leaves(driver: Driver) -> None:
     driver.register("w0")
     driver.dataset(10)
     driver.leave("w0")
     assert set(driver.job.shards.dataset("data").owners.tolist()) == {NOBODY}
 
 
-def test_every_dataset_of_a_job_is_dealt_anew(driver: Driver) -> None:
+def test_every_dataset_of_a_job_is_reassigned(driver: Driver) -> None:
     driver.register("w0")
     driver.dataset(10, "a")
     driver.dataset(20, "b")
@@ -267,7 +267,7 @@ def test_every_dataset_of_a_job_is_dealt_anew(driver: Driver) -> None:
         assert all(parts)
 
 
-# -- the order to read in ------------------------------------------------------------------------------------------
+# -- reading order -------------------------------------------------------------------------------------------------
 
 
 def shuffled(seed: int, *, epoch: int | None = None, num_shards: int = 50) -> list[int]:
@@ -304,7 +304,7 @@ def test_another_epoch_gives_another_order_of_the_same_shards() -> None:
     assert all(sorted(order) == list(range(50)) for order in orders)
 
 
-def test_an_epoch_asked_for_ahead_has_the_order_that_it_will_have(driver: Driver) -> None:
+def test_a_future_epoch_is_listed_in_its_later_order(driver: Driver) -> None:
     driver.register("w0")
     driver.dataset(50, shuffle=True, seed=7)
     ahead = driver.indices("w0", epoch=1)
@@ -380,10 +380,10 @@ def test_shards_of_an_impossible_epoch_are_refused(driver: Driver, bad: int) -> 
         driver.page("w0", epoch=bad)
 
 
-# -- done ----------------------------------------------------------------------------------------------------------
+# -- progress ------------------------------------------------------------------------------------------------------
 
 
-def test_done_shards_are_counted_and_not_handed_out_again(driver: Driver) -> None:
+def test_done_shards_are_counted_and_not_listed_again(driver: Driver) -> None:
     driver.register("w0")
     driver.dataset(10)
     assert driver.ack("w0", [3, 1]) == (2, 10)
@@ -391,7 +391,7 @@ def test_done_shards_are_counted_and_not_handed_out_again(driver: Driver) -> Non
     assert [s.index for s in driver.page("w0", include_done=True).shards if s.done] == [1, 3]
 
 
-def test_an_ack_repeated_counts_once(driver: Driver) -> None:
+def test_a_repeated_ack_counts_once(driver: Driver) -> None:
     driver.register("w0")
     driver.dataset(10)
     driver.ack("w0", [3, 3, 1])
@@ -402,7 +402,7 @@ def test_an_ack_repeated_counts_once(driver: Driver) -> None:
     assert [done.indices for done in of(ShardsDone, driver.settle()[0])] == [(4,)]
 
 
-def test_what_is_done_stays_done_when_the_shard_moves(driver: Driver) -> None:
+def test_a_shard_that_moves_stays_done(driver: Driver) -> None:
     driver.join("w0", "w1")
     driver.dataset(10)
     done = driver.indices("w1")[:2]
@@ -412,7 +412,7 @@ def test_what_is_done_stays_done_when_the_shard_moves(driver: Driver) -> None:
     assert driver.job.shards.dataset("data").num_done == 2
 
 
-def test_the_shard_of_another_is_not_ones_own_to_acknowledge(driver: Driver) -> None:
+def test_a_worker_cannot_acknowledge_the_shard_of_another(driver: Driver) -> None:
     driver.join("w0", "w1")
     driver.dataset(10)
     mine, theirs = driver.indices("w0"), driver.indices("w1")
@@ -423,14 +423,14 @@ def test_the_shard_of_another_is_not_ones_own_to_acknowledge(driver: Driver) -> 
 
 
 @pytest.mark.parametrize("bad", [-1, 10, 2**64 - 1])
-def test_the_ack_of_a_shard_that_is_not_among_10_is_refused(driver: Driver, bad: int) -> None:
+def test_an_ack_of_a_shard_that_does_not_exist_is_refused(driver: Driver, bad: int) -> None:
     driver.register("w0")
     driver.dataset(10)
     with driver.refused(InvalidArgument, "indices"):
         driver.ack("w0", [0, bad])
 
 
-def test_an_ack_of_nothing_and_an_ack_of_too_much_are_refused() -> None:
+def test_an_empty_ack_and_one_above_the_limit_are_refused() -> None:
     driver = Driver(limits=Limits(max_shards_per_ack=3))
     driver.register("w0")
     driver.dataset(10)
@@ -456,7 +456,7 @@ def test_the_ack_of_an_unknown_dataset_is_refused(driver: Driver) -> None:
         driver.ack("w0", [0])
 
 
-def test_an_ack_of_an_old_generation_is_refused_and_hears_which_one_stands(driver: Driver) -> None:
+def test_an_ack_in_an_old_generation_is_refused_with_the_current_one(driver: Driver) -> None:
     driver.register("w0")
     driver.dataset(10)
     driver.register("w1")
@@ -483,7 +483,7 @@ def test_an_epoch_advanced_by_2_workers_is_advanced_once(driver: Driver) -> None
     assert [(ev.epoch, ev.num_done, ev.num_shards) for ev in of(EpochAdvanced, driver.settle()[0])] == [(1, 0, 10)]
 
 
-def test_a_new_epoch_begins_with_nothing_done_and_the_same_owners(driver: Driver) -> None:
+def test_a_new_epoch_starts_with_no_shards_done_and_the_same_owners(driver: Driver) -> None:
     driver.join("w0", "w1")
     driver.dataset(10)
     before = owned(driver)
@@ -493,7 +493,7 @@ def test_a_new_epoch_begins_with_nothing_done_and_the_same_owners(driver: Driver
     assert {w: set(driver.indices(w)) for w in driver.workers} == before
 
 
-def test_an_epoch_that_must_be_complete_does_not_end_with_1_shard_to_go(driver: Driver) -> None:
+def test_require_complete_does_not_end_an_epoch_with_1_unfinished_shard(driver: Driver) -> None:
     driver.register("w0")
     driver.dataset(10)
     driver.ack("w0", range(9))
@@ -504,14 +504,14 @@ def test_an_epoch_that_must_be_complete_does_not_end_with_1_shard_to_go(driver: 
     assert driver.advance(0, require_complete=True) == 1
 
 
-def test_an_incomplete_epoch_ends_when_nobody_requires_otherwise(driver: Driver) -> None:
+def test_an_incomplete_epoch_ends_without_require_complete(driver: Driver) -> None:
     driver.register("w0")
     driver.dataset(10)
     assert driver.advance(0) == 1
 
 
 @pytest.mark.parametrize("from_epoch", [1, 3])
-def test_an_epoch_is_not_left_from_another(driver: Driver, from_epoch: int) -> None:
+def test_an_epoch_is_advanced_only_from_the_current_one(driver: Driver, from_epoch: int) -> None:
     driver.register("w0")
     driver.dataset(10)
     for epoch in range(2 if from_epoch == 3 else 0):
@@ -522,14 +522,14 @@ def test_an_epoch_is_not_left_from_another(driver: Driver, from_epoch: int) -> N
 
 
 @pytest.mark.parametrize("bad", [-1, MAX_EPOCH + 1, 2**64 - 1])
-def test_an_impossible_epoch_is_not_left(driver: Driver, bad: int) -> None:
+def test_an_epoch_out_of_range_is_not_advanced(driver: Driver, bad: int) -> None:
     driver.register("w0")
     driver.dataset(10)
     with driver.refused(InvalidArgument, "from_epoch"):
         driver.advance(bad)
 
 
-def test_an_unknown_dataset_has_no_epoch_to_leave(driver: Driver) -> None:
+def test_the_epoch_of_an_unknown_dataset_is_not_advanced(driver: Driver) -> None:
     driver.register("w0")
     with driver.refused(UnknownDataset, "dataset_id"):
         driver.advance(0)
@@ -537,7 +537,7 @@ def test_an_unknown_dataset_has_no_epoch_to_leave(driver: Driver) -> None:
         driver.advance(0, dataset_id="")
 
 
-def test_done_and_owners_come_back_from_the_journal(driver: Driver) -> None:
+def test_progress_and_owners_are_replayed_from_the_journal(driver: Driver) -> None:
     driver.join("w0", "w1", "w2")
     driver.dataset(100, shuffle=True, seed=3)
     driver.ack("w1", driver.indices("w1")[:5])

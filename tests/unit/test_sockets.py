@@ -1,4 +1,4 @@
-"""Sockets have short paths, wherever temporary files are."""
+"""Sockets have short paths, whatever the temporary directory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from strata.transport import sockets
 
 
 @pytest.mark.parametrize("depth", [0, 60, 200])
-def test_a_socket_fits_wherever_temporary_files_are(
+def test_a_socket_path_fits_whatever_the_temporary_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, depth: int
 ) -> None:
     root = tmp_path / ("d" * depth)
@@ -31,7 +31,7 @@ def test_a_socket_fits_wherever_temporary_files_are(
 
 
 @pytest.mark.parametrize("length", range(50, 66))
-def test_it_is_where_temporary_files_are_as_long_as_it_fits_there(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+def test_a_socket_is_in_the_temporary_directory_if_it_fits(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="t-") as base:
         root = Path(base) / ("d" * (length - len(base) - 1))
         root.mkdir()
@@ -43,7 +43,7 @@ def test_it_is_where_temporary_files_are_as_long_as_it_fits_there(monkeypatch: p
             assert (place.path.parent == root) == would_fit
 
 
-def test_a_socket_is_served_by_one_process_at_a_time_and_the_refusal_names_it(tmp_path: Path) -> None:
+def test_a_socket_is_served_by_one_process_and_the_error_names_it(tmp_path: Path) -> None:
     path = str(tmp_path / "s.sock")
     lock = sockets.SocketLock(path, field="listen")
     with pytest.raises(ConfigError, match=rf"listen='unix:.*s\.sock' is served by process {os.getpid()}; stop it"):
@@ -62,7 +62,7 @@ def test_a_forked_child_does_not_keep_its_parents_lock(tmp_path: Path) -> None:
         os.read(asleep, 1)
         os._exit(0)
     try:
-        lock._descriptor.close()  # as the kernel does when the parent is killed: the file stays
+        lock._descriptor.close()  # like the kernel when the parent is killed: the file stays
         lock._fd = -1
         until(lambda: is_free(path), "the child has let go")
     finally:
@@ -85,6 +85,6 @@ def is_free(path: str) -> bool:
     return True
 
 
-def test_a_lock_that_cannot_be_made_says_why(tmp_path: Path) -> None:
+def test_a_lock_that_cannot_be_created_gives_the_reason(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot be locked with .*No such file"):
         sockets.SocketLock(str(tmp_path / "missing" / "s.sock"), field="listen")

@@ -1,4 +1,4 @@
-"""One chain of timeouts: what is refused, what follows from what."""
+"""The chain of timeouts: what is rejected, and what follows from what."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_client_reconnects_well_within_suspicion() -> None:
 
 
 @pytest.mark.parametrize("timeout_s", [1.0, 5.0, 5.1])
-def test_a_barrier_that_does_not_outlast_the_lease_is_refused_with_the_figure(timeout_s: float) -> None:
+def test_a_barrier_shorter_than_the_lease_is_refused_with_the_minimum(timeout_s: float) -> None:
     with pytest.raises(ConfigError, match=r"raise it above 5\.1") as refused:
         CoordinatorConfig(barrier=BarrierConfig(timeout_s=timeout_s))
     assert refused.value.field == "barrier.timeout_s"
@@ -45,13 +45,13 @@ def test_a_barrier_just_above_the_lease_is_accepted() -> None:
     assert seconds(CoordinatorConfig(barrier=BarrierConfig(timeout_s=5.2)))["barrier"] == 5.2
 
 
-def test_a_tick_near_half_a_lease_is_refused_because_it_looks_like_a_standstill() -> None:
+def test_a_tick_near_half_a_lease_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"lower tick_s to 1\.25") as refused:
         CoordinatorConfig(lease=LeaseConfig(tick_s=1.3))
     assert refused.value.field == "lease.tick_s"
 
 
-def test_a_restart_waits_for_the_longest_verdict_inside() -> None:
+def test_a_restart_waits_for_the_longest_internal_timeout() -> None:
     lease, hung_off = LeaseConfig(step_timeout_s=1_000.0), LeaseConfig(step_timeout_s=0.0)
 
     assert timeouts.restart_s(lease, BarrierConfig()) == pytest.approx(1_005.1)
@@ -69,7 +69,7 @@ def test_detection_times_are_sums_of_the_chain() -> None:
     assert within(CoordinatorConfig()) == pytest.approx([0.6, 5.1, 601.1, 10.1])
 
 
-def test_without_a_watchdog_a_hung_worker_is_never_found() -> None:
+def test_a_hung_worker_is_never_detected_without_a_watchdog() -> None:
     assert within(CoordinatorConfig(lease=LeaseConfig(step_timeout_s=0.0)))[2] is None
 
 

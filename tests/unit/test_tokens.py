@@ -1,4 +1,4 @@
-"""Tokens: what is read, who is let in, and that no secret is told."""
+"""Tokens: parsing, authentication, and that no secret is printed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def guard() -> Guard:
 
 
 def rewrite(path: Path, text: str) -> None:
-    """As a tool would: another file in its place, with another time."""
+    """Replace the file as a tool would: another file with another modification time."""
     new = path.with_suffix(".new")
     new.write_text(text)
     os.utime(new, ns=(0, path.stat().st_mtime_ns + 1_000_000))
@@ -37,18 +37,18 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_comments_and_blank_lines_are_passed_over_and_roles_may_be_written_in_capitals() -> None:
+def test_comments_and_blank_lines_are_skipped_and_roles_are_case_insensitive() -> None:
     assert [g.role for g in parse_grants(LINES, source="tokens")] == [Role.WORKER, Role.READER, Role.ADMIN]
 
 
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        (WORKER, "line 1: write ROLE TOKEN"),
-        (f"king {WORKER}", "line 1: write ROLE TOKEN"),
-        (f"worker {WORKER} {READER}", "line 1: write ROLE TOKEN"),
-        ("worker secret-of-15-ch", "under 16 characters"),
-        ("# nothing", "holds no token"),
+        (WORKER, "line 1: expected ROLE TOKEN"),
+        (f"king {WORKER}", "line 1: expected ROLE TOKEN"),
+        (f"worker {WORKER} {READER}", "line 1: expected ROLE TOKEN"),
+        ("worker secret-of-15-ch", "fewer than 16 characters"),
+        ("# nothing", "contains no token"),
     ],
 )
 def test_a_wrong_line_is_refused_with_its_number_and_without_its_token(line: str, says: str) -> None:
@@ -58,7 +58,7 @@ def test_a_wrong_line_is_refused_with_its_number_and_without_its_token(line: str
     assert not any(secret in str(refused.value) for secret in (WORKER, READER, "secret-of"))
 
 
-def test_each_token_has_its_role_and_the_higher_one_wins_if_it_stands_twice() -> None:
+def test_each_token_has_its_role_and_the_highest_of_duplicates_wins() -> None:
     assert [guard().role_of(bearer(t)) for t in (READER, WORKER, ADMIN)] == list(Role)
     twice = Guard(lambda: parse_grants([f"admin {WORKER}", f"reader {WORKER}"], source="tokens"))
     assert twice.role_of(bearer(WORKER)) is Role.ADMIN
@@ -67,18 +67,18 @@ def test_each_token_has_its_role_and_the_higher_one_wins_if_it_stands_twice() ->
 @pytest.mark.parametrize(
     "sent", ["", WORKER, "Basic " + WORKER, "Bearer", "Bearer ", bearer("x" * 32), bearer("é" * 16)]
 )
-def test_strangers_are_refused_and_what_they_sent_is_not_repeated(sent: str) -> None:
+def test_an_unknown_token_is_refused_and_not_repeated(sent: str) -> None:
     with pytest.raises(Unauthenticated) as refused:
         guard().role_of(sent)
     assert not any(secret in str(refused.value) for secret in (WORKER, "x" * 32, "é" * 16))
 
 
-def test_without_tokens_everybody_may_do_everything() -> None:
+def test_every_caller_may_do_everything_without_tokens() -> None:
     assert Guard().is_open
     assert Guard().role_of("") is Role.ADMIN
 
 
-def test_every_token_is_compared_in_constant_time_also_after_one_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_token_is_compared_in_constant_time_even_after_a_match(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[bytes] = []
     in_constant_time = hmac.compare_digest
 
@@ -91,14 +91,14 @@ def test_every_token_is_compared_in_constant_time_also_after_one_fits(monkeypatc
     assert compared == [t.encode() for t in (WORKER, READER, ADMIN)]
 
 
-def test_a_role_may_do_what_lower_ones_may_and_no_more() -> None:
+def test_a_role_includes_the_lower_roles_and_no_higher_one() -> None:
     require(Role.ADMIN, Role.READER, "ListJobs")
     require(Role.WORKER, Role.WORKER, "AckShards")
-    with pytest.raises(PermissionRefused, match="SendCommand needs the role admin, this token has worker"):
+    with pytest.raises(PermissionRefused, match="SendCommand requires the role admin; this token has worker"):
         require(Role.WORKER, Role.ADMIN, "SendCommand")
 
 
-def test_a_changed_file_counts_from_the_next_caller_on(path: Path) -> None:
+def test_a_changed_file_applies_from_the_next_caller_on(path: Path) -> None:
     file = TokenFile(path)
     guard_ = Guard(file.grants)
     rewrite(path, f"worker {WORKER}\nworker {READER}\n")
@@ -109,7 +109,7 @@ def test_a_changed_file_counts_from_the_next_caller_on(path: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", ["", "worker\n", "worker short\n", "king " + ADMIN])
-def test_contents_that_cannot_be_used_keep_the_old_ones_and_say_why(path: Path, bad: str) -> None:
+def test_invalid_contents_keep_the_old_tokens_and_give_the_reason(path: Path, bad: str) -> None:
     file = TokenFile(path)
     rewrite(path, bad)
     assert [g.token for g in file.grants()] == [WORKER.encode()]
@@ -120,9 +120,7 @@ def test_contents_that_cannot_be_used_keep_the_old_ones_and_say_why(path: Path, 
     assert file.problem == ""
 
 
-def test_contents_that_cannot_be_used_are_told_once_and_not_for_every_caller(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_invalid_contents_are_logged_once_not_for_every_caller(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = TokenFile(path)
     guard_ = Guard(file)
     assert guard_.file_problem() == ""
@@ -134,13 +132,13 @@ def test_contents_that_cannot_be_used_are_told_once_and_not_for_every_caller(
     assert guard_.file_problem() == ""
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
     first, second = [record.getMessage() for record in caplog.records]
-    assert first.startswith("the tokens of before stay in force")
+    assert first.startswith("the new tokens are invalid")
     assert str(path) in first
-    assert second == f"the tokens of {path} are in force"
+    assert second == f"the tokens in {path} are in force"
     assert ADMIN not in caplog.text
 
 
-def test_without_a_file_of_tokens_it_has_no_problem() -> None:
+def test_the_file_problem_is_none_without_a_token_file() -> None:
     assert Guard().file_problem() is None
     assert Guard(lambda: ()).file_problem() is None
 
@@ -152,8 +150,8 @@ def test_a_file_that_vanishes_keeps_the_old_tokens(path: Path) -> None:
     assert "No such file" in file.problem
 
 
-def test_a_file_that_is_not_there_at_the_start_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="the tokens cannot be read"):
+def test_a_missing_file_is_refused_at_startup(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read the tokens"):
         TokenFile(tmp_path / "none")
 
 
@@ -166,7 +164,7 @@ def test_tokens_come_from_the_environment_if_no_file_is_named(monkeypatch: pytes
     assert [g.role for g in grants()] == [Role.WORKER, Role.ADMIN]
 
 
-def test_nothing_that_holds_a_token_shows_it(path: Path) -> None:
+def test_no_repr_shows_a_token(path: Path) -> None:
     grant = Grant(Role.WORKER, WORKER.encode())
     security = ClientSecurity(token=WORKER)
     shown = [
@@ -181,7 +179,7 @@ def test_nothing_that_holds_a_token_shows_it(path: Path) -> None:
     assert [text for text in shown if WORKER in text] == []
 
 
-def test_new_tokens_are_for_their_owner_only_and_are_never_overwritten(tmp_path: Path) -> None:
+def test_new_tokens_are_private_and_never_overwritten(tmp_path: Path) -> None:
     files = tokens.write_tokens(tmp_path)
     assert {p.name for p in files} == {"tokens", "reader.token", "worker.token", "admin.token"}
     assert {p.stat().st_mode & 0o777 for p in files} == {0o600}
@@ -193,7 +191,7 @@ def test_new_tokens_are_for_their_owner_only_and_are_never_overwritten(tmp_path:
         tokens.write_tokens(tmp_path)
 
 
-def test_what_is_said_wins_over_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explicit_settings_win_over_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").write_text(f"{ADMIN}\n")
     (tmp_path / "r").write_text(f"{READER}\n")
     monkeypatch.delenv("STRATA_TOKEN", raising=False)

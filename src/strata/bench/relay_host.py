@@ -12,7 +12,7 @@ import signal
 import sys
 
 from strata.coordinator.relay.relay import RelayConfig, RelayServer
-from strata.coordinator.server import settle_memory
+from strata.coordinator.serve.listener import settle_memory
 
 AT_ONCE = 16
 

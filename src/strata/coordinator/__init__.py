@@ -1,3 +1,7 @@
-"""The coordinator: who is here, what is theirs, and what has been agreed on."""
+"""The coordinator: membership, shard assignment, barriers and checkpoint agreement of jobs.
 
-import strata.transport  # noqa: F401 - it switches off gRPC's handlers for forks, which must be done before gRPC is loaded
+`state` decides (pure), `journal` makes decisions durable, `serve` and `http` answer callers, `client` calls, and
+`relay` serves the workers of one node. Imports `transport`, never `data`, `checkpoint` or anything above.
+"""
+
+import strata.transport  # noqa: F401 - disables gRPC's fork handlers before gRPC is loaded

@@ -1,7 +1,7 @@
-"""A copy of a state, taken while the coordinator runs, and looked at before it is called a backup.
+"""Back up the state of a running coordinator, and verify the copy.
 
-A plain copy of the file may be torn, and leaves out what is still in its `-wal`. SQLite's own backup reads one moment
-of the database, the `-wal` included, and gives one file.
+A plain copy of the file may be torn, and lacks the data in its `-wal`. SQLite's backup API reads one consistent moment
+of the database, including the `-wal`, and writes one file.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ class Backup:
     path: Path
     num_jobs: int
     last_seq: int
-    """The newest entry that is in it; 0 when there is none."""
+    """The newest entry in the backup; 0 without any."""
     num_bytes: int
 
 
 def back_up(state: str, target: Path) -> Backup:
-    """Copies the SQLite state that `state` names into a new file, and checks the copy as a coordinator would at start.
+    """Copy the SQLite state `state` into a new file, and verify the copy as a coordinator would at startup.
 
     Raises:
-        ConfigError: The state is not in SQLite or not there, or the target is.
-        JournalDamaged: The copy cannot be read back to its end, so the state itself is damaged.
+        ConfigError: The state is not in SQLite or does not exist, or the target exists.
+        JournalDamaged: The copy cannot be read to its end, so the state itself is damaged.
     """
     source = _file_of(state)
     try:
-        os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))  # it holds what fences workers
+        os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))  # it contains the fences of workers
     except OSError as error:
         raise ConfigError(
-            f"{target} cannot be made ({error.strerror}); name a file that is not there yet, in a directory that is"
+            f"cannot create {target} ({error.strerror}); name a new file in an existing directory"
         ) from error
     try:
         _copy(source, target)
@@ -58,10 +58,10 @@ def _copy(source: Path, target: Path) -> None:
             contextlib.closing(sqlite3.connect(f"file:{quote(str(source))}?mode=ro", uri=True)) as reading,
             contextlib.closing(sqlite3.connect(target)) as writing,
         ):
-            reading.backup(writing)  # in one go: in portions, it would begin again whenever the coordinator writes
-            writing.execute("PRAGMA journal_mode=DELETE")  # one file: nothing stays in a -wal
+            reading.backup(writing)  # in one go: in parts, every write of the coordinator would restart it
+            writing.execute("PRAGMA journal_mode=DELETE")  # one file, without a -wal
     except sqlite3.Error as error:
-        raise JournalError(f"{source} cannot be copied to {target}: {error}") from error
+        raise JournalError(f"cannot copy {source} to {target}: {error}") from error
     with target.open("rb") as file:
         os.fsync(file.fileno())
 
@@ -71,7 +71,7 @@ def _checked(target: Path) -> Backup:
         jobs, damage = story.summary()
     if damage is not None:
         raise JournalDamaged(
-            f"the copy is damaged from entry {damage.seq} on ({damage.reason}), so the state itself is: stop the "
+            f"the copy is damaged from entry {damage.seq} on ({damage.reason}), so the state is damaged, too: stop the "
             "coordinator, keep a copy of all its files, and see docs/running-a-coordinator.md"
         )
     journal = open_journal(str(target), readonly=True)
@@ -91,15 +91,15 @@ def _file_of(state: str) -> Path:
             url = None
         if url is None or url.get_backend_name() != "sqlite" or not url.database:
             raise ConfigError(
-                f"state={describe(state)!r} is not a SQLite file; back a PostgreSQL database up with pg_dump, see "
+                f"state={describe(state)!r} is not a SQLite file; back up a PostgreSQL database with pg_dump, see "
                 "docs/operations.md",
                 field="state",
             )
         path = Path(url.database).expanduser()
     elif state == "memory":
-        raise ConfigError("state=memory is kept nowhere, so there is nothing to back up", field="state")
+        raise ConfigError("state=memory is not stored, so there is nothing to back up", field="state")
     else:
         path = Path(describe(state))
     if not path.is_file():
-        raise ConfigError(f"there is no state at {path}; name it with --state", field="state")
+        raise ConfigError(f"no state at {path}; pass its path with --state", field="state")
     return path

@@ -1,4 +1,4 @@
-"""A coordinator inside this process: same server, same wire, on a Unix socket that only this user can open."""
+"""A coordinator inside this process: the same server and wire protocol, on a Unix socket private to this user."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 10.0
-"""Calls under way have two seconds, the journal's last commit the rest."""
+"""Two seconds for calls in progress, the rest for the last commit of the journal."""
 
 
 class EmbeddedCoordinator:
-    """Runs until `stop`, or until the process ends; `address` is for clients of this machine's same user.
+    """Runs until `stop` or process exit; clients of the same user on this machine connect to `address`.
 
-    State is kept in memory, unless the config names a place for it.
+    State is kept in memory unless the config sets `state`.
     """
 
     def __init__(self, config: CoordinatorConfig | None = None, *, listen: str = "") -> None:
-        """`listen`: a socket of the caller's, or HOST:PORT for other machines, with TLS and tokens in the config.
-        Left out, it has a socket in a directory of its own.
+        """Prepare the coordinator. `listen` is a socket path or HOST:PORT (other machines need TLS and tokens in the
+        config); by default, a socket in a private directory.
         """
         config = config or CoordinatorConfig(state="memory")
         self._place = sockets.place() if not listen else None
@@ -51,7 +51,9 @@ class EmbeddedCoordinator:
         return self
 
     def stop(self) -> None:
-        """May be called again. Does nothing in a forked child: the coordinator is its parent's."""
+        """Stop the coordinator; later calls do nothing. In a forked child, does nothing: the parent owns the
+        coordinator.
+        """
         if not self._home.is_here:
             return
         self._withdraw_hook()
@@ -61,7 +63,7 @@ class EmbeddedCoordinator:
                 self._loop.run(server.stop(), timeout_s=STOP_TIMEOUT_S)
             except TimeoutError:
                 log.warning(
-                    "the coordinator at %s did not stop within %g s: does its journal's disk answer?",
+                    "the coordinator at %s did not stop within %g s; check whether the disk of its journal responds",
                     self.address,
                     STOP_TIMEOUT_S,
                 )
@@ -78,6 +80,6 @@ class EmbeddedCoordinator:
 
 
 async def _started(config: CoordinatorConfig) -> tuple[CoordinatorServer, str]:
-    """And where it listens: port 0 has become a real one."""
+    """Start a coordinator and return it with its actual address, with the real port for port 0."""
     server = CoordinatorServer(config)
     return server, (await server.start()).grpc

@@ -1,4 +1,4 @@
-"""Datasets dealt out to workers, in a few plain calls.
+"""Assign the shards of datasets to workers, in a few plain calls.
 
     registry = DatasetRegistry(coordinator_url="localhost:50051")
     registry.register_worker("worker-01")
@@ -6,7 +6,7 @@
     for shard in registry.get_assigned_shards(worker_id="worker-01"):
         print(shard.shard_id, shard.start, shard.end)
 
-Without a URL it brings its own coordinator along, inside this process.
+Without a URL, the registry starts a coordinator inside this process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class DatasetRegistry:
-    """Workers registered here live as long as this object keeps them alive: until `remove_worker` or `close`."""
+    """Keeps the workers registered through it alive until `remove_worker` or `close`."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class DatasetRegistry:
         self.job_id = job_id
         self._embedded: EmbeddedCoordinator | None = None
         if coordinator_url is None:
-            from strata.coordinator.embedded import EmbeddedCoordinator  # noqa: PLC0415 - a server is not always needed
+            from strata.coordinator.embedded import EmbeddedCoordinator  # noqa: PLC0415 - only needed without a URL
 
             self._embedded = EmbeddedCoordinator().start()
             coordinator_url = self._embedded.address
@@ -62,7 +62,7 @@ class DatasetRegistry:
         self.close()
 
     def close(self) -> None:
-        """Hangs up; the workers registered here are gone after a moment."""
+        """Disconnect; the workers registered here are then declared dead."""
         self._client.close()
         if self._embedded is not None:
             self._embedded.stop()
@@ -71,19 +71,19 @@ class DatasetRegistry:
     # -- workers ---------------------------------------------------------------------------------------------------
 
     def register_worker(self, worker_id: str, *, capacity: float = 1.0) -> Worker:
-        """Adds a worker and keeps it alive; `capacity` is its share of the shards relative to the others."""
+        """Add a worker and keep it alive; `capacity` is its share of the shards relative to the other workers."""
         worker = self._client.register_worker(worker_id, job_id=self.job_id, capacity=capacity)
         self._workers[worker_id] = worker
         return worker
 
     def remove_worker(self, worker_id: str) -> None:
-        """Takes a worker out; its shards move to the others at once."""
+        """Remove a worker; its shards move to the other workers at once."""
         self._own(worker_id).deregister("removed from the registry")
         del self._workers[worker_id]
 
     @property
     def active_workers(self) -> list[str]:
-        """All workers of the job, whoever registered them, in the order of their ranks."""
+        """Return the ids of all workers of the job, whoever registered them, ordered by rank."""
         return [worker.worker_id for worker in self.workers()]
 
     def workers(self) -> list[WorkerInfo]:
@@ -96,7 +96,7 @@ class DatasetRegistry:
         worker = self._workers.get(worker_id)
         if worker is None:
             raise UnknownWorker(
-                f"worker {worker_id!r} was not registered through this registry; it holds "
+                f"worker {worker_id!r} was not registered through this registry, which has "
                 f"{', '.join(sorted(self._workers)) or 'none'}",
                 field="worker_id",
             )
@@ -116,7 +116,7 @@ class DatasetRegistry:
         shuffle: bool = False,
         seed: int = 0,
     ) -> int:
-        """Declares a dataset, by count or by list; gives its number of shards."""
+        """Register a dataset by its number of samples or by a list; return its number of shards."""
         return self._client.register_dataset(
             dataset_id,
             job_id=self.job_id,
@@ -130,25 +130,25 @@ class DatasetRegistry:
     def get_assigned_shards(
         self, worker_id: str, dataset_id: str | None = None, epoch: int | None = None
     ) -> list[Shard]:
-        """The shards that are a worker's to read now, in the order to read them; finished ones are left out."""
+        """Return the shards that a worker should read now, in order; finished shards are excluded."""
         worker = self._workers.get(worker_id)
         if worker is not None and worker.lost is None:
             return worker.shards(dataset_id, epoch=epoch)
         return self._client.assigned_shards(worker_id, job_id=self.job_id, dataset_id=dataset_id, epoch=epoch)
 
     def ack_shards(self, worker_id: str, shards: Sequence[Shard]) -> Progress:
-        """Marks shards as trained on; they are not dealt out again in this epoch, whoever dies."""
+        """Mark shards as finished; they are not assigned again in this epoch, whichever worker dies."""
         return self._own(worker_id).ack(shards)
 
     def advance_epoch(self, dataset_id: str | None = None) -> int:
-        """Opens the next epoch of a dataset, or of all; gives the (highest) epoch now."""
+        """Start the next epoch of one dataset or of all; return the (highest) epoch."""
         infos = [self._dataset(dataset_id)] if dataset_id else self.datasets_info()
         return max(
             (self._client.advance_epoch(d.dataset_id, from_epoch=d.epoch, job_id=self.job_id) for d in infos), default=0
         )
 
     def current_epoch(self, dataset_id: str | None = None) -> int:
-        """Of a dataset, or the highest of all."""
+        """Return the epoch of a dataset, or the highest of all."""
         infos = [self._dataset(dataset_id)] if dataset_id else self.datasets_info()
         return max((d.epoch for d in infos), default=0)
 

@@ -1,7 +1,7 @@
-"""How a state came to be: the journal told in words, and the state that it amounts to.
+"""Read a journal: its events in words, and the state that results from them.
 
-Reads only, and beside a running coordinator. What lies before the kept history is folded into a snapshot and cannot be
-told any more; the state is whole all the same.
+Read-only, and safe beside a running coordinator. Events older than the retained history are folded into a snapshot and
+can no longer be listed; the state is complete all the same.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class JobSummary:
 
 
 class Replay:
-    """A journal opened for reading; use it in a `with` block."""
+    """A journal opened for reading; use it as a context manager."""
 
     def __init__(self, state: str) -> None:
         self._journal = open_journal(state, readonly=True)
@@ -65,7 +65,7 @@ class Replay:
         self._journal.close()
 
     def lines(self, *, job_id: str | None = None, after: int = 0, until: int | None = None) -> Iterator[ReplayLine]:
-        """The entries after `after`, up to and including `until`, oldest first."""
+        """Yield the entries after `after`, up to and including `until`, oldest first."""
         for record in self._records(job_id, after, until):
             event = e.decode(record.payload)
             yield ReplayLine(record.seq, record.at_s, record.job_id, record.kind, event.words())
@@ -75,14 +75,14 @@ class Replay:
             yield e.decode(record.payload)
 
     def summary(self, *, job_id: str | None = None, until: int | None = None) -> tuple[list[JobSummary], Damage | None]:
-        """The state after entry `until`, or after the last; and what was found damaged."""
+        """Return the state after entry `until` (default: the last), and the damage found in the journal."""
         loaded = self._journal.load()
         core = Core(CoordinatorConfig())
         if loaded.snapshot is not None:
             if until is not None and until < loaded.snapshot_seq:
                 raise InvalidArgument(
                     f"the state after entry {until} is folded into the snapshot of entry {loaded.snapshot_seq}; "
-                    "ask for a later one",
+                    "choose a later entry",
                     field="until",
                 )
             core.restore(e.decode_snapshot(loaded.snapshot))

@@ -1,12 +1,12 @@
-"""One chain of timeouts: heartbeat < lease < barrier < restart, with suspicion as the short cut.
+"""The chain of timeouts: heartbeat < lease < barrier < restart, with suspicion as the shortcut.
 
-Each link waits for the one before it to have its say. A lease outlasts two heartbeats, so one may be lost. A barrier
-outlasts a lease, so that who died is named as dead, and not as late. Whoever restarts a job from outside waits longer
-than all of these, because until then the job may still mend itself.
+Each timeout leaves time for the one before it. A lease is longer than two heartbeats, so that one may be lost. A
+barrier waits longer than a lease, so that a dead member is reported as dead and not as late. An external supervisor
+waits longer than all of these before it restarts a job, because until then the job may still recover.
 
-Suspicion stands beside the chain, between the tick and the lease. Silence proves little, so it takes a whole lease to
-convict; a connection that was reset is evidence, so its owner gets only the time that a reconnect takes. That may be
-less than one heartbeat, and by default is.
+Suspicion lies between the tick and the lease. Silence is weak evidence, so a whole lease must pass; a reset connection
+is strong evidence, so the worker only gets the time to reconnect. That may be less than one heartbeat, and is by
+default.
 """
 
 from __future__ import annotations
@@ -20,101 +20,102 @@ if TYPE_CHECKING:
     from strata.coordinator.config import BarrierConfig, CoordinatorConfig, LeaseConfig
 
 MIN_TICKS_PER_LEASE = 4
-"""A pause of half a lease counts as our own standstill, so ticks must come well within that."""
+"""A pause of half a lease is taken for a pause of the coordinator itself, so ticks must be much closer together."""
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
-    """One span of time, in the order of the chain."""
+class Timeout:
+    """One timeout of the chain."""
 
     name: str
     seconds: float
     setting: str
-    """What sets it; empty: it follows from the others."""
+    """The setting that controls it; empty if it follows from the others."""
     means: str
     follows: str
-    """Why it stands where it does."""
+    """Why it has this place in the chain."""
 
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """How long a kind of death goes unnoticed at the most, while the coordinator runs."""
+    """The longest time that a kind of failure goes undetected while the coordinator runs."""
 
     death: str
     within_s: float | None
-    """None: never, the watch is switched off."""
+    """None if the watchdog for it is disabled."""
     sum_of: str
 
 
 def check(lease: LeaseConfig, barrier: BarrierConfig) -> None:
-    """
+    """Check the order of the timeouts.
+
     Raises:
-        ConfigError: Two links stand in the wrong order; says which to move, and where to.
+        ConfigError: Two timeouts are in the wrong order; the message names the setting to change.
     """
     if lease.tick_s * MIN_TICKS_PER_LEASE > lease.lease_s:
         raise ConfigError(
             f"lease.tick_s={lease.tick_s} is too coarse for lease.lease_s={lease.lease_s}: a pause of half a lease is "
-            f"taken for a standstill of the coordinator; lower tick_s to {lease.lease_s / MIN_TICKS_PER_LEASE:g}",
+            f"taken for a pause of the coordinator itself;  lower tick_s to {lease.lease_s / MIN_TICKS_PER_LEASE:g}",
             field="lease.tick_s",
         )
     if barrier.timeout_s <= lease.lease_s + lease.tick_s:
         raise ConfigError(
-            f"barrier.timeout_s={barrier.timeout_s} does not outlast lease.lease_s={lease.lease_s}, so a barrier would "
-            f"give up on a dead worker before it is known to be dead; raise it above {lease.lease_s + lease.tick_s:g}",
+            f"barrier.timeout_s={barrier.timeout_s} does not exceed lease.lease_s={lease.lease_s}, so a barrier would "
+            f"time out before a dead worker is declared dead;  raise it above {lease.lease_s + lease.tick_s:g}",
             field="barrier.timeout_s",
         )
 
 
 def restart_s(lease: LeaseConfig, barrier: BarrierConfig) -> float:
-    """After this long without progress nobody inside will mend the job any more."""
+    """Return the time without progress after which the job will not recover by itself."""
     return max(barrier.timeout_s, lease.step_timeout_s) + lease.lease_s + lease.tick_s
 
 
-def chain(config: CoordinatorConfig) -> list[Link]:
+def chain(config: CoordinatorConfig) -> list[Timeout]:
     lease, barrier = config.lease, config.barrier
     return [
-        Link(
+        Timeout(
             "tick",
             lease.tick_s,
             "lease.tick_s",
-            "leases and deadlines are looked at this often",
-            f"at most a {MIN_TICKS_PER_LEASE}th of the lease; every verdict may come one tick late",
+            "how often the coordinator checks leases and deadlines",
+            f"at most 1/{MIN_TICKS_PER_LEASE} of the lease; every decision may be one tick late",
         ),
-        Link(
+        Timeout(
             "suspicion",
             lease.suspicion_s,
             "lease.suspicion_s",
-            "a worker whose connection was reset has this long to come back",
-            "the short cut: a reset is evidence, so this may be under a heartbeat; at most the lease, and above the "
-            "clients' longest pause between two attempts to reconnect (0.25 s unless they say otherwise)",
+            "how long a worker has to reconnect after its connection is reset",
+            "a reset is strong evidence, so this may be shorter than a heartbeat; at most the lease, and longer than "
+            "the clients' longest pause between two attempts to reconnect (0.25 s by default)",
         ),
-        Link(
+        Timeout(
             "heartbeat",
             lease.heartbeat_s,
             "lease.heartbeat_s",
-            "workers are asked to say this often that they are alive",
+            "how often workers send heartbeats",
             "at most half the lease",
         ),
-        Link(
+        Timeout(
             "lease",
             lease.lease_s,
             "lease.lease_s",
-            "a worker silent for this long is dead: a new generation begins without it",
-            f"at least two heartbeats, so that one may be lost; here {lease.lease_s / lease.heartbeat_s:.3g} fit in",
+            "a worker that is silent for this long is dead, and a new generation starts without it",
+            f"at least two heartbeats, so that one may be lost; this lease has {lease.lease_s / lease.heartbeat_s:.3g}",
         ),
-        Link(
+        Timeout(
             "barrier",
             barrier.timeout_s,
             "barrier.timeout_s",
-            "a barrier whose callers name no time of their own gives up after this, and names the missing",
-            "above lease + tick, so that a dead member ends it as dead, and not as late",
+            "how long a barrier waits if its callers set no timeout; then it names the missing workers",
+            "longer than lease + tick, so that a dead member is reported as dead and not as late",
         ),
-        Link(
+        Timeout(
             "restart",
             restart_s(lease, barrier),
             "",
-            "a launcher, operator or person who sees no progress should not restart the whole job before this",
-            "the longer of barrier and lease.step_timeout_s, then one lease and one tick: every verdict inside is in",
+            "how long an external supervisor should see no progress before it restarts the whole job",
+            "the longer of barrier and lease.step_timeout_s, plus a lease and a tick: after every other timeout",
         ),
     ]
 
@@ -123,23 +124,25 @@ def detections(config: CoordinatorConfig) -> list[Detection]:
     lease = config.lease
     hung = lease.step_timeout_s
     return [
-        Detection("connection closed (process died, kill -9)", lease.suspicion_s + lease.tick_s, "suspicion + tick"),
-        Detection("silent (machine gone, network cut, frozen)", lease.lease_s + lease.tick_s, "lease + tick"),
         Detection(
-            "hung (beats, says TRAINING, makes no step)",
+            "connection closed (the process exited or was killed)", lease.suspicion_s + lease.tick_s, "suspicion + tick"
+        ),
+        Detection("silent (machine or network lost, process frozen)", lease.lease_s + lease.tick_s, "lease + tick"),
+        Detection(
+            "hung (heartbeats with state TRAINING, but no step)",
             hung + lease.heartbeat_s + lease.tick_s if hung else None,
-            "lease.step_timeout_s + heartbeat + tick" if hung else "switched off: lease.step_timeout_s is 0",
+            "lease.step_timeout_s + heartbeat + tick" if hung else "disabled: lease.step_timeout_s is 0",
         ),
         Detection(
-            "silent, and the coordinator was restarted meanwhile",
+            "silent, and the coordinator restarts meanwhile",
             2 * lease.lease_s + lease.tick_s,
-            "lease + a fresh lease after the restart + tick (and the time that it was away)",
+            "lease + a fresh lease after the restart + tick (plus the coordinator's downtime)",
         ),
     ]
 
 
 def explained(config: CoordinatorConfig) -> dict[str, Any]:
-    """For `--explain --json`."""
+    """Return the chain and the detection times, for `--explain --json`."""
     return {
         "chain": [asdict(link) for link in chain(config)],
         "detection": [asdict(detection) for detection in detections(config)],

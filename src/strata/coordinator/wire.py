@@ -1,4 +1,7 @@
-"""Protobuf on one side, our own types on the other. Only the service and the client use this."""
+"""Convert between protobuf messages and our own types.
+
+Only the service, the client and the relay use this module.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +29,10 @@ if TYPE_CHECKING:
 SERVICE: str = coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_name
 ERROR_METADATA_KEY = "strata-error-bin"
 FRAME_MARGIN_BYTES = 64
-"""What a frame adds to one message in it, at the most."""
+"""The most that a frame adds to a single message."""
 _BRIEF_BYTES = 4_096
 _ENTRY_BYTES = 32
-"""Tag and length of one message among the others of a frame, and, around an answer, its request's id."""
+"""Tag and length of one message in a frame, plus the request id of an answer."""
 
 Code = grpc.StatusCode
 
@@ -49,7 +52,7 @@ STATUS_OF: dict[type[errors.StrataError], grpc.StatusCode] = {
     errors.CoordinatorUnavailable: Code.UNAVAILABLE,
     errors.JournalError: Code.UNAVAILABLE,
 }
-"""A condition has the status of its nearest ancestor here."""
+"""An error has the status of its nearest ancestor in this table."""
 
 
 def status_of(error: errors.StrataError) -> grpc.StatusCode:
@@ -68,7 +71,9 @@ def encode_error(error: errors.StrataError) -> types_pb2.Error:
 
 
 def encode_error_briefly(error: errors.StrataError) -> tuple[str, types_pb2.Error]:
-    """For a unary call's status and trailing metadata, of which peers accept 8 KiB together, base64 and all."""
+    """Encode an error for the status and trailing metadata of a unary call; peers accept 8 KiB for both, including
+    base64.
+    """
     brief = encode_error(error)
     if brief.ByteSize() > _BRIEF_BYTES:
         brief.message = _shortened(brief.message, 1_000)
@@ -88,12 +93,12 @@ def decode_error(error: types_pb2.Error) -> errors.StrataError:
 
 
 def num_fitting(messages: Sequence[Message], max_bytes: int) -> int:
-    """How many of them, from the first on, go into one frame; always one at least."""
+    """Return how many of the messages, from the first on, fit into one frame; at least one."""
     return num_sizes_fitting((message.ByteSize() for message in messages), max_bytes)[0]
 
 
 def num_sizes_fitting(sizes: Iterable[int], max_bytes: int) -> tuple[int, int]:
-    """The same of messages of these sizes, and how many bytes they have together."""
+    """Return how many messages of these sizes fit, and their total size."""
     room, num, total = max_bytes - FRAME_MARGIN_BYTES, 0, 0
     for size in sizes:
         room -= size + _ENTRY_BYTES
@@ -121,7 +126,7 @@ _STATE_NAMES = frozenset(STATES.values())
 def check_state(name: WorkerStateName) -> WorkerStateName:
     if name not in _STATE_NAMES:
         raise errors.InvalidArgument(
-            f"state={name!r} is not known; use one of {', '.join(STATES.values())}", field="state"
+            f"state={name!r} is invalid; use one of {', '.join(STATES.values())}", field="state"
         )
     return name
 
@@ -129,7 +134,7 @@ def check_state(name: WorkerStateName) -> WorkerStateName:
 def decode_state(number: types_pb2.WorkerState.ValueType) -> WorkerStateName:
     state = STATES.get(number)
     if state is None:
-        raise errors.InvalidArgument(f"state={number} is not known; see the .proto", field="state")
+        raise errors.InvalidArgument(f"state={number} is unknown; see the .proto", field="state")
     return state
 
 
@@ -148,7 +153,7 @@ def encode_checkpoint_kind(kind: e.CheckpointKind) -> types_pb2.CheckpointType.V
 
 def decode_command_name(number: types_pb2.CommandKind.ValueType) -> e.CommandName:
     if not number:
-        raise errors.InvalidArgument("kind is unspecified; name the command to send", field="kind")
+        raise errors.InvalidArgument("kind is unspecified; set the command to send", field="kind")
     return _enum_name(types_pb2.CommandKind, number, "kind").removeprefix(_COMMAND_PREFIX)  # type: ignore[return-value]
 
 
@@ -160,7 +165,7 @@ def _enum_name(enum: object, number: int, field: str) -> str:
     try:
         return str(enum.Name(number))  # type: ignore[attr-defined]  # protobuf's enum wrappers share no base class
     except ValueError:
-        raise errors.InvalidArgument(f"{field}={number} is not known; see the .proto", field=field) from None
+        raise errors.InvalidArgument(f"{field}={number} is unknown; see the .proto", field=field) from None
 
 
 # -- messages ------------------------------------------------------------------------------------------------------
@@ -274,7 +279,7 @@ def decode_checkpoint_ack(request: calls_pb2.NotifyCheckpointRequest) -> tuple[e
     return spec, ack
 
 
-# -- what clients see ----------------------------------------------------------------------------------------------
+# -- client views --------------------------------------------------------------------------------------------------
 
 
 def decode_worker(worker: types_pb2.Worker) -> views.WorkerInfo:

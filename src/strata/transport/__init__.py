@@ -1,4 +1,7 @@
-"""How processes reach each other: addresses and gRPC channels."""
+"""Connections between processes: addresses, gRPC channels, frames over plain sockets, tokens and TLS.
+
+Knows nothing of jobs or workers. Imports no other package of Strata except the ground modules.
+"""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Addresses as people write them: `HOST:PORT`, `http://HOST:PORT`, `unix:PATH`."""
+"""Parse addresses: `HOST:PORT`, `http://HOST:PORT`, `unix:PATH`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Address:
     host: str
     port: int
     path: str = ""
-    """Of a Unix socket; then host and port are empty."""
+    """The path of a Unix socket; host and port are then empty."""
 
     def __str__(self) -> str:
         if self.path:
@@ -26,7 +26,7 @@ class Address:
 
     @property
     def is_number(self) -> bool:
-        """Whether the host needs no looking up."""
+        """Whether the host is an IP address, which needs no DNS lookup."""
         try:
             ipaddress.ip_address(self.host)
         except ValueError:
@@ -35,7 +35,7 @@ class Address:
 
     @property
     def is_local(self) -> bool:
-        """Reachable from this machine only."""
+        """Whether the address is reachable from this machine only."""
         if self.path or self.host == "localhost":
             return True
         try:
@@ -45,10 +45,10 @@ class Address:
 
 
 def parse_addresses(text: str | Sequence[str], *, field: str) -> list[Address]:
-    """One address, or several: a list, or text with commas."""
+    """Parse one or several addresses, given as a list or as text separated by commas."""
     parts = text.split(",") if isinstance(text, str) else list(text)
     if not parts:
-        raise ConfigError(f"{field} names no address; write HOST:PORT, or several", field=field)
+        raise ConfigError(f"{field} contains no address; write one or more HOST:PORT", field=field)
     return [parse_address(part.strip(), field=field) for part in parts]
 
 
@@ -58,10 +58,10 @@ def parse_address(text: str, *, field: str) -> Address:
         path = plain.removeprefix("unix:")
         path = path.removeprefix("//")
         if not path:
-            raise ConfigError(f"{field}={text!r} names no socket; write unix:PATH", field=field)
+            raise ConfigError(f"{field}={text!r} has no path; write unix:PATH", field=field)
         return Address("", 0, path)
     host, colon, port = plain.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(f"{field}={text!r} is not an address; write HOST:PORT, or unix:PATH", field=field)
+        raise ConfigError(f"{field}={text!r} is not an address; write HOST:PORT or unix:PATH", field=field)
     return Address(host, int(port))

@@ -1,7 +1,7 @@
-"""Certificates for a cluster of one's own: an authority, a server's certificate, a client's.
+"""Create certificates for a private cluster: a certificate authority, a server and a client certificate.
 
-Meant for test clusters and small ones. Where there is an authority already, use its certificates instead; the
-coordinator only wants the files.
+Meant for test clusters and small clusters. If your organisation has a certificate authority, use its certificates: the
+coordinator only needs the files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SERVER_HOSTS = ("localhost", "127.0.0.1", "::1")
-"""Always in the server's certificate, so that the machine can talk to itself."""
+"""Always included in the server certificate, so that clients on the same machine can connect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def issue_authority(*, now: datetime, days: int) -> Issued:
 
 
 def issue(authority: Issued, common_name: str, *, hosts: Sequence[str], now: datetime, days: int) -> Issued:
-    """A certificate for a server (with hosts) or a client (without)."""
+    """Issue a server certificate (if `hosts` is not empty) or a client certificate."""
     key = ec.generate_private_key(ec.SECP256R1())
     purpose = ExtendedKeyUsageOID.SERVER_AUTH if hosts else ExtendedKeyUsageOID.CLIENT_AUTH
     issuer = authority.certificate
@@ -76,7 +76,7 @@ def issue(authority: Issued, common_name: str, *, hosts: Sequence[str], now: dat
 
 
 def write_set(directory: Path, *, hosts: Sequence[str], now: datetime, days: int) -> list[Path]:
-    """Makes a working set in a directory and names its files; never overwrites one."""
+    """Write a complete set of certificates into a directory and return the paths; never overwrite a file."""
     authority = issue_authority(now=now, days=days)
     made = {
         "ca": authority,
@@ -87,10 +87,10 @@ def write_set(directory: Path, *, hosts: Sequence[str], now: datetime, days: int
     }
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     files = {f"{name}.{kind}": _pem(issued, kind) for name, issued in made.items() for kind in ("crt", "key")}
-    standing = [name for name in files if (directory / name).exists()]
-    if standing:
+    existing = [name for name in files if (directory / name).exists()]
+    if existing:
         raise ConfigError(
-            f"{directory} holds {', '.join(standing)} already; name another directory, or remove them",
+            f"{directory} already contains {', '.join(existing)}; choose another directory, or remove them",
             field="directory",
         )
     for name, content in files.items():
@@ -118,7 +118,7 @@ def _builder(
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(minutes=5))  # clocks of other machines may be behind
+        .not_valid_before(now - timedelta(minutes=5))  # other machines' clocks may be behind
         .not_valid_after(now + timedelta(days=days))
     )
 

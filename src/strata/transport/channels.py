@@ -1,27 +1,27 @@
-"""gRPC settings that both ends share."""
+"""gRPC options of clients and servers."""
 
 from __future__ import annotations
 
 KEEPALIVE_MS = 2_000
 KEEPALIVE_TIMEOUT_MS = 2_000
-"""A client gives up a connection on which nothing was heard for both together, and makes another."""
+"""A client drops a connection that was silent for the sum of the two, and reconnects."""
 
 SERVER_KEEPALIVE_MS = 60_000
 SERVER_KEEPALIVE_TIMEOUT_MS = 60_000
-"""A server only cleans up after those who have vanished. It must not be sooner than a lease: a session that ends is
-evidence against its workers, and a network that is cut for a while is silence, for which they have the whole lease."""
+"""A server uses keepalive only to clean up after clients that vanished. The sum must exceed a lease: a closed session
+makes its workers suspect, whereas a worker behind an interrupted network is only silent and keeps its whole lease."""
 
 LONGEST_CONNECT_S = 2.0
 
 WINDOW_BYTES = 1 << 20
-"""Of answers on their way to a client that has not read them yet."""
+"""Flow-control window for answers that the client has not read yet."""
 SERVER_WINDOW_BYTES = 1 << 16
-"""Of requests on their way to a server, before it has begun to read them: it holds as much of every call, also of those
-that it will refuse. Once it reads, gRPC lets through as much as the message needs."""
+"""Flow-control window for requests that the server has not begun to read. The server may buffer this much for every
+call, including calls that it will reject. Once it reads, gRPC extends the window to the size of the message."""
 MAX_PENDING = 256
-"""Calls that have arrived and that nobody has looked at yet; beyond this gRPC refuses new ones."""
+"""Received calls that the server has not accepted yet; gRPC rejects further ones."""
 MAX_STREAMS = 1_000
-"""Calls on one connection at once; a client waits with the next one."""
+"""Concurrent calls per connection; the client delays further ones."""
 MAX_CONNECTIONS = 20_000
 HANDSHAKE_MS = 10_000
 
@@ -29,8 +29,9 @@ Options = list[tuple[str, int]]
 
 
 def _flow(window_bytes: int) -> Options:
-    # To measure the bandwidth gRPC answers every message with a ping: with a thousand sessions that beat once a second,
-    # a third of the server's time. A fixed window of 64 KiB fills 5 Mbit/s at 100 ms, more than small calls need.
+    # To estimate bandwidth, gRPC answers every message with a ping. With a thousand sessions and one heartbeat per
+    # second each, that takes a third of the server's time. A fixed window of 64 KiB sustains 5 Mbit/s at 100 ms, more
+    # than small calls need.
     return [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", window_bytes)]
 
 
@@ -42,12 +43,12 @@ def client_options(*, max_message_bytes: int, connect_within_s: float = LONGEST_
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
         ("grpc.http2.max_pings_without_data", 0),
-        # Reconnecting is paced by the client's own backoff; a cached refusal would only slow it down.
+        # The client has its own backoff; a cached connection failure would only delay it.
         ("grpc.initial_reconnect_backoff_ms", 50),
         ("grpc.max_reconnect_backoff_ms", 1_000),
-        # In spite of its name this is how long one attempt may take; two round trips must fit in, with TLS three.
+        # Despite its name, this bounds one connection attempt. It must allow two round trips, three with TLS.
         ("grpc.min_reconnect_backoff_ms", round(connect_within_s * 1_000)),
-        # Two clients of one process do not share a connection: the loss of one says nothing of the other.
+        # Clients of one process do not share a connection, so that losing one does not affect the others.
         ("grpc.use_local_subchannel_pool", 1),
     ]
 

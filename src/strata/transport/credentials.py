@@ -1,4 +1,4 @@
-"""TLS for both ends of a gRPC connection, and what a client brings along."""
+"""TLS credentials of servers and clients, and the token that a client sends."""
 
 from __future__ import annotations
 
@@ -32,18 +32,19 @@ def server_credentials(certificate: str, key: str, client_ca: str) -> grpc.Serve
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSecurity:
-    """What a client shows, and whom it believes. What is not given comes from the environment."""
+    """The token and certificates of a client. Fields that are not set are read from the environment."""
 
     token: str = ""
-    """Or STRATA_TOKEN."""
+    """The token; default: STRATA_TOKEN."""
     token_file: str = ""
-    """A file that holds the token alone, or STRATA_TOKEN_FILE; read again at each connection."""
+    """A file that contains only the token, read at each connection; default: STRATA_TOKEN_FILE."""
     ca: str = ""
-    """The authority that signed the coordinator's certificate, a PEM file, or STRATA_TLS_CA; given: TLS is used."""
+    """The certificate authority that signed the coordinator's certificate, as a PEM file. Enables TLS. Default:
+    STRATA_TLS_CA."""
     certificate: str = ""
-    """Of this client, where the coordinator asks for one, or STRATA_TLS_CERT."""
+    """The client certificate, if the coordinator requires one; default: STRATA_TLS_CERT."""
     key: str = ""
-    """Its private key, or STRATA_TLS_KEY."""
+    """The private key of the client certificate; default: STRATA_TLS_KEY."""
 
     def __repr__(self) -> str:
         return f"ClientSecurity(token={'…' if self.token else None}, ca={self.ca!r})"
@@ -60,16 +61,16 @@ class ClientSecurity:
         return grpc.aio.secure_channel(address, credentials, options=options)
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """For a bare connection; None: without TLS."""
+        """Return the TLS context for a bare connection, or None without TLS."""
         ca, certificate, key = self._files()
         return client_context(ca, certificate, key) if ca else None
 
-    def may_go_bare(self, told: str) -> bool:
-        """Whether a bare connection is as safe as gRPC: a token is not shown to whoever may be at that port."""
-        return bool(self._files()[0]) or told.startswith("unix:") or not self._token()
+    def may_go_bare(self, address: str) -> bool:
+        """Whether the token may be sent over a bare connection to `address`: only with TLS or to a Unix socket."""
+        return bool(self._files()[0]) or address.startswith("unix:") or not self._token()
 
     def _files(self) -> tuple[str, str, str]:
-        """Authority, certificate and key."""
+        """Return the paths of the authority, certificate and key."""
         return (
             self.ca or os.environ.get(CA_VARIABLE, ""),
             self.certificate or os.environ.get(CERT_VARIABLE, ""),
@@ -77,19 +78,19 @@ class ClientSecurity:
         )
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """To be sent with every call and session."""
+        """Return the metadata to send with every call and session."""
         token = self.current_token()
         return ((METADATA_KEY, bearer(token)),) if token else ()
 
     def current_token(self) -> str:
-        """As it is now; empty: there is none."""
+        """Return the current token, or an empty string without one."""
         token = self._token()
         if not token.isascii() or not token.isprintable() or " " in token:
-            raise ConfigError("the token holds a space or another character that none has; check where it comes from")
+            raise ConfigError("the token contains a space or a character that tokens never contain; check its source")
         return token
 
     def _token(self) -> str:
-        """What was said here wins over the environment."""
+        """Explicit settings take precedence over the environment."""
         if self.token:
             return self.token
         if self.token_file:
@@ -104,4 +105,4 @@ def _read(path: str, field: str) -> bytes:
     try:
         return Path(path).expanduser().read_bytes()
     except OSError as error:
-        raise ConfigError(f"{field}={path!r} cannot be read ({error.strerror}); check the path", field=field) from error
+        raise ConfigError(f"cannot read {field}={path!r} ({error.strerror}); check the path", field=field) from error

@@ -1,8 +1,8 @@
-"""gRPC and fork.
+"""Prevent the use of gRPC in forked processes.
 
-gRPC has threads of its own, and no process that was forked from one that uses it can use it, too: calls hang or crash.
-Its own handlers for forks do not help while those threads are at work. They crash children that never touch gRPC, such
-as a DataLoader's workers, so they are switched off (in `strata.transport`, before gRPC is loaded).
+gRPC runs its own threads, and a process forked from one that uses gRPC cannot use it: calls hang or crash. gRPC's fork
+handlers do not help while those threads are busy, and they crash children that never use gRPC, such as the workers of a
+DataLoader. `strata.transport` therefore disables them before gRPC is loaded.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from strata.errors import ForkedProcess
 from strata.lifecycle import Home
 
 _user: Home | None = None
-"""The first process, of this one and its parents, that has used gRPC."""
+"""The first process, among this one and its ancestors, that used gRPC."""
 
 
 def may_use_grpc() -> bool:
@@ -19,15 +19,15 @@ def may_use_grpc() -> bool:
 
 
 def use_grpc() -> None:
-    """Before the first use.
+    """Declare that this process is about to use gRPC.
 
     Raises:
-        ForkedProcess: This process was forked from one that uses it.
+        ForkedProcess: This process was forked from one that uses gRPC.
     """
-    global _user  # noqa: PLW0603 - there is one gRPC in a process
+    global _user  # noqa: PLW0603 - gRPC is global to the process
     if not may_use_grpc():
         raise ForkedProcess(
-            "this process was forked from one that is connected to a coordinator, and gRPC does not survive a fork; "
+            "this process was forked from one that is connected to a coordinator, and gRPC does not work after a fork; "
             "start it with multiprocessing.get_context('spawn') or 'forkserver', or connect only after the fork"
         )
     _user = _user or Home()

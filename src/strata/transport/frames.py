@@ -1,9 +1,8 @@
-"""Messages over a bare connection: what gRPC does for a stream, without HTTP/2.
+"""Length-prefixed messages over a bare connection: a gRPC stream without HTTP/2.
 
-A connection begins with a line that says what it is; then each way messages follow, each after its length in four
-bytes (big-endian). That is all: no multiplexing, no flow control but TCP's own. A message costs a fraction of what it
-costs through gRPC, which is what barriers and heartbeats of a thousand workers need. TLS lies below it, as it does for
-gRPC.
+A connection starts with a preface line. After it, each direction carries messages, each preceded by its length in four
+bytes (big-endian). There is no multiplexing, and no flow control except TCP's. A message costs a fraction of its cost
+through gRPC, which barriers and heartbeats of a thousand workers need. TLS is layered below, as with gRPC.
 """
 
 from __future__ import annotations
@@ -25,36 +24,37 @@ if TYPE_CHECKING:
 PREFACE = b"strata frames 1\n"
 LENGTH_BYTES = 4
 BUFFER_BYTES = 1 << 20
-"""Written and not yet taken by the peer's machine; beyond it the writer pauses."""
+"""Bytes that may wait for the peer; beyond this the writer pauses."""
 BACKLOG = 1_024
 HANDSHAKE_S = 10.0
 PEER_GONE_S = 120
-"""A server forgets a machine that has vanished after so long; leases have told before."""
+"""Seconds after which a server closes the connection of a machine that vanished; leases expire earlier."""
 
 
 class Malformed(ValueError):
-    """What came is not this protocol."""
+    """The received bytes do not follow this protocol."""
 
 
 class Splitter:
-    """Cuts what arrives into messages. Never holds more than one message and one piece of the network's."""
+    """Splits received bytes into messages. Buffers at most one message and one received chunk."""
 
     def __init__(self, *, max_bytes: int, preface: bytes = b"") -> None:
         self.max_bytes = max_bytes
         """May be raised between two messages."""
         self._preface = preface
         self._buffer: bytes | bytearray = b""
-        """As it came while that is one piece, which is nearly always: then a message is cut out without a copy more."""
+        """The received chunk itself while there is only one (the usual case), so that a message is cut out without
+        another copy."""
         self._start = 0
-        """Where the next message begins; what lies before it has been taken."""
+        """Offset of the next message; earlier bytes were returned already."""
 
     @property
     def num_held(self) -> int:
-        """Bytes of messages that are not complete, or not taken yet."""
+        """The number of buffered bytes: incomplete messages, and complete ones not returned yet."""
         return len(self._buffer) - self._start
 
     def clear(self) -> None:
-        """Lets go of what it holds."""
+        """Discard the buffered bytes."""
         self._buffer = b""
         self._start = 0
 
@@ -67,10 +67,10 @@ class Splitter:
         self._buffer += data
 
     def next(self) -> bytes | None:
-        """The next message that is complete.
+        """Return the next complete message, or None.
 
         Raises:
-            Malformed: It does not begin as it should, or a message is too long.
+            Malformed: The preface is wrong, or a message is too long.
         """
         buffer, start = self._buffer, self._start
         if self._preface:
@@ -81,7 +81,7 @@ class Splitter:
         if len(buffer) >= body:
             length = int.from_bytes(buffer[start:body], "big")
             if length > self.max_bytes:
-                raise Malformed(f"a message of {length} bytes, more than the {self.max_bytes} allowed here")
+                raise Malformed(f"a message has {length} bytes; the limit is {self.max_bytes}")
             end = body + length
             if len(buffer) >= end:
                 message = bytes(buffer[body:end])
@@ -95,16 +95,16 @@ class Splitter:
         return None
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """`push`, and every message that is complete then."""
+        """Push `data` and yield every complete message."""
         self.push(data)
         while (message := self.next()) is not None:
             yield message
 
     def _took_preface(self) -> bool:
-        """Whether all of it is there."""
+        """Consume the preface; return whether all of it has arrived."""
         come = bytes(self._buffer[: len(self._preface)])
         if not self._preface.startswith(come):
-            raise Malformed("this port speaks strata frames; gRPC is on another")
+            raise Malformed("this port expects strata frames; gRPC uses another port")
         if len(come) < len(self._preface):
             return False
         self._preface = b""
@@ -116,11 +116,11 @@ def packed(message: bytes) -> bytes:
 
 
 def tune(transport: asyncio.BaseTransport, *, gone_after_s: float) -> None:
-    """Sends at once, and notices a peer that has vanished within that time, also when there is nothing to send."""
+    """Disable Nagle's algorithm, and detect a vanished peer within `gone_after_s`, even on an idle connection."""
     sock = transport.get_extra_info("socket")
     if sock is None or sock.family == socket.AF_UNIX:
         return
-    with contextlib.suppress(OSError):  # some systems lack some of them
+    with contextlib.suppress(OSError):  # some systems lack some options
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
@@ -132,9 +132,10 @@ def tune(transport: asyncio.BaseTransport, *, gone_after_s: float) -> None:
 
 
 def server_context(certificate: str, key: str, client_ca: str) -> ssl.SSLContext:
-    """
+    """Create the TLS context of a server.
+
     Raises:
-        ConfigError: A file cannot be read, or is not what it should be.
+        ConfigError: A file cannot be read or has the wrong contents.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -148,9 +149,10 @@ def server_context(certificate: str, key: str, client_ca: str) -> ssl.SSLContext
 
 
 def client_context(ca: str, certificate: str, key: str) -> ssl.SSLContext:
-    """
+    """Create the TLS context of a client.
+
     Raises:
-        ConfigError: A file cannot be read, or is not what it should be.
+        ConfigError: A file cannot be read or has the wrong contents.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -163,7 +165,7 @@ def client_context(ca: str, certificate: str, key: str) -> ssl.SSLContext:
 
 
 _NO_PASSWORD = ""
-"""Else an encrypted key would be asked for on the terminal, and nothing would serve meanwhile."""
+"""Without a password, OpenSSL would prompt for one on the terminal and block the server."""
 
 
 def _at_home(path: str) -> Path:
@@ -175,20 +177,20 @@ def _files_named(field: str, path: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"{field}={path!r} cannot be used ({error}); check the path", field=field) from error
+        raise ConfigError(f"{field}={path!r} cannot be loaded ({error}); check the file", field=field) from error
 
 
 async def listen(
     make: type[asyncio.Protocol] | object, address: Address, context: ssl.SSLContext | None
 ) -> tuple[asyncio.Server, str]:
-    """A server, and where it listens: port 0 has become a number."""
+    """Start a server and return its actual address, with the real port for port 0."""
     loop = asyncio.get_running_loop()
     if address.path:
-        server = await loop.create_unix_server(make, address.path)  # type: ignore[arg-type]  # any factory will do
+        server = await loop.create_unix_server(make, address.path)  # type: ignore[arg-type]  # any factory works
         return server, str(address)
     family = socket.AF_INET6 if ":" in address.host else socket.AF_UNSPEC
     found = await loop.getaddrinfo(address.host, address.port, family=family, type=socket.SOCK_STREAM)
-    family, *_, where = found[0]  # one socket: two would get two ports, and only one can be told
+    family, *_, where = found[0]  # one socket: with two, the clients would need two ports
     listening = socket.create_server(
         where[:2], family=family, backlog=BACKLOG, dualstack_ipv6=address.host == "::" and socket.has_dualstack_ipv6()
     )

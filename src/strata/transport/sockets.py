@@ -1,4 +1,4 @@
-"""Unix sockets: a directory whose path is short enough for them, and a lock for those that have a fixed path."""
+"""Unix sockets: a directory with a short enough path, and a lock for sockets at fixed paths."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ from strata.lifecycle import Descriptor
 from strata.scratch import NUM_RANDOM, Scratch
 
 MAX_PATH = 107
-"""Of a socket, in bytes; Linux has no room for more."""
+"""Bytes in the path of a socket; the limit of Linux."""
 MAX_NAME = 24
-"""Of a socket within the directory, with the slash."""
+"""Bytes reserved for the socket's name in the directory, including the slash."""
 PREFIX = "strata-sockets-"
-SHORT = "/tmp"  # noqa: S108 - a directory is made in it that only its user can enter
+SHORT = "/tmp"  # noqa: S108 - it only holds a directory with mode 0700
 
 
 def place() -> Scratch:
-    """A new one."""
+    """Create a private directory for sockets."""
     room = MAX_PATH - MAX_NAME - NUM_RANDOM - len(f"/{PREFIX}")
     is_long = len(tempfile.gettempdir().encode()) > room
     return Scratch(PREFIX, Path(SHORT) if is_long else None)
 
 
 class SocketLock:
-    """The right to serve a Unix socket, until `release` or the end of the process.
+    """The exclusive right to serve a Unix socket, until `release` or process exit.
 
-    A process that binds a socket's path takes it from the one that serves there, and neither of them notices. So each
-    holds a lock on a file beside it, which names the process. The kernel drops the lock of a process that was killed,
-    so a socket that was left behind is simply bound again.
+    Binding a socket's path silently takes it away from the process that serves there. Each server therefore locks a
+    file beside the socket, which contains its process id. The kernel releases the lock of a killed process, so a socket
+    left behind can be bound again.
     """
 
     def __init__(self, path: str, *, field: str) -> None:
-        """
+        """Take the lock.
+
         Raises:
-            ConfigError: Another process serves there, or the lock cannot be made; it names `field`.
+            ConfigError: Another process serves there, or the lock file cannot be created. Names `field`.
         """
         self._path = Path(f"{path}.lock")
         fd = -1
@@ -47,7 +48,7 @@ class SocketLock:
                 fd = self._locked()
         except BlockingIOError:
             raise ConfigError(
-                f"{field}='unix:{path}' is served by {self._holder()}; stop it, or choose another path", field=field
+                f"{field}='unix:{path}' is served by {self._holder()}; stop it or choose another path", field=field
             ) from None
         except OSError as error:
             raise ConfigError(
@@ -57,13 +58,13 @@ class SocketLock:
         self._descriptor = Descriptor(fd)
 
     def release(self) -> None:
-        """May be called again; does nothing in a forked child, whose parent has the lock."""
+        """Release the lock; later calls do nothing. In a forked child, does nothing: the parent holds the lock."""
         if self._descriptor.fd >= 0:
-            self._path.unlink(missing_ok=True)  # while it is locked, so it is ours
+            self._path.unlink(missing_ok=True)  # while the lock is held
         self._descriptor.close()
 
     def _locked(self) -> int:
-        """The locked file; below 0: its owner removed it in this moment."""
+        """Return the locked file, or -1 if its owner removed it just now."""
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

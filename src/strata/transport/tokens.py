@@ -1,8 +1,8 @@
-"""Who may ask for what: tokens with roles.
+"""Authentication and authorisation: tokens with roles.
 
-A token is a secret line of text that a caller sends with every connection. The server knows several, each with a role;
-where they come from is read again when it changes, so that tokens are rotated without a restart: add the new one, let
-the clients take it, remove the old one. Tokens are compared in constant time and are never put into a message or a log.
+A client sends a token, a secret string, with every connection. The server has several, each with a role, and reloads
+them when their file changes. To rotate tokens without a restart, add the new token, switch the clients, and remove the
+old one. Tokens are compared in constant time and never appear in a message or log.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _SCHEME = "Bearer "
 
 
 class Role(enum.IntEnum):
-    """Each may do what the ones before it may."""
+    """Each role includes the permissions of the roles before it."""
 
     READER = 1
-    """Looks: lists, status, metrics, events."""
+    """May read lists, status, metrics and events."""
     WORKER = 2
-    """Takes part: registers, beats, acknowledges, waits."""
+    """May register, send heartbeats, acknowledge shards and wait at barriers."""
     ADMIN = 3
-    """Commands."""
+    """May send commands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,27 +51,28 @@ class Grant:
 
 
 def parse_grants(lines: Iterable[str], *, source: str) -> tuple[Grant, ...]:
-    """`ROLE TOKEN` on each line; blank lines and those that begin with # are passed over."""
+    """Parse lines of `ROLE TOKEN`; skip blank lines and lines that start with #."""
     grants = []
     for number, line in enumerate(lines, start=1):
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
         if len(words) != 2 or words[0].upper() not in Role.__members__:
-            raise ConfigError(f"{source}, line {number}: write ROLE TOKEN, with worker, reader or admin as the role")
+            raise ConfigError(f"{source}, line {number}: expected ROLE TOKEN, with the role worker, reader or admin")
         if len(words[1]) < MIN_TOKEN_LENGTH:
             raise ConfigError(
-                f"{source}, line {number}: the token has under {MIN_TOKEN_LENGTH} characters; "
-                "make one with: openssl rand -hex 32"
+                f"{source}, line {number}: the token has fewer than {MIN_TOKEN_LENGTH} characters; "
+                "create one with: openssl rand -hex 32"
             )
         grants.append(Grant(Role[words[0].upper()], words[1].encode()))
     if not grants:
-        raise ConfigError(f"{source} holds no token; write lines of ROLE TOKEN")
+        raise ConfigError(f"{source} contains no token; write lines of ROLE TOKEN")
     return tuple(grants)
 
 
 class TokenFile:
-    """The grants in a file, read again when the file changes. A change that cannot be read keeps the last good ones."""
+    """The grants in a file, reloaded when the file changes. If the new contents are invalid, the previous grants
+    stay."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -98,9 +99,9 @@ class TokenFile:
                 raise (
                     error
                     if isinstance(error, ConfigError)
-                    else ConfigError(f"the tokens cannot be read from {self._path}: {error}", field="security.tokens")
+                    else ConfigError(f"cannot read the tokens from {self._path}: {error}", field="security.tokens")
                 ) from error
-            if not isinstance(error, OSError):  # what can be read and not used is not read again until it changes
+            if not isinstance(error, OSError):  # do not parse invalid contents again until they change
                 self._seen = (stat.st_mtime_ns, stat.st_size)
             self._note(str(error))
             return
@@ -108,16 +109,18 @@ class TokenFile:
         self._note("")
 
     def _note(self, problem: str) -> None:
-        """Said once, and not for every caller."""
+        """Log each problem once, not for every caller."""
         if problem and problem != self.problem:
-            log.warning("the tokens of before stay in force, for the new ones cannot be used: %s", problem)
+            log.warning("the new tokens are invalid, so the previous ones stay in force: %s", problem)
         elif self.problem and not problem:
-            log.warning("the tokens of %s are in force", self._path)
+            log.warning("the tokens in %s are in force", self._path)
         self.problem = problem
 
 
 def grants_from(path: str) -> Callable[[], tuple[Grant, ...]] | None:
-    """Where the server's tokens come from: a file, or the environment (`worker TOKEN,admin TOKEN`); None: nowhere."""
+    """Return the source of the server's tokens: a file, the environment (`worker TOKEN,admin TOKEN`), or None without
+    either.
+    """
     if path:
         return TokenFile(Path(path).expanduser())
     text = os.environ.get(TOKENS_VARIABLE, "")
@@ -128,7 +131,7 @@ def grants_from(path: str) -> Callable[[], tuple[Grant, ...]] | None:
 
 
 class Guard:
-    """Decides whether a caller may do a thing. Without grants everybody may do everything."""
+    """Decides what a caller may do. Without grants, every caller may do everything."""
 
     def __init__(self, grants: Callable[[], tuple[Grant, ...]] | None = None) -> None:
         self._grants = grants
@@ -138,28 +141,29 @@ class Guard:
         return self._grants is None
 
     def file_problem(self) -> str | None:
-        """Why the newest contents of the file of tokens are not used: empty if they are, None if there is no file."""
+        """Why the newest contents of the token file are not used: empty if they are, None without a file."""
         if not isinstance(self._grants, TokenFile):
             return None
-        self._grants()  # it may have changed since the last caller came
+        self._grants()  # the file may have changed since the last call
         return self._grants.problem
 
     def role_of(self, authorization: str) -> Role:
-        """
+        """Return the role of the token in an `Authorization` header.
+
         Raises:
-            Unauthenticated: No token, or not one of ours.
+            Unauthenticated: The token is missing or unknown.
         """
         if self._grants is None:
             return Role.ADMIN
         if not authorization.startswith(_SCHEME):
-            raise Unauthenticated(f"a token is needed; set {TOKEN_VARIABLE}, or send '{METADATA_KEY}: Bearer TOKEN'")
+            raise Unauthenticated(f"the token is missing; set {TOKEN_VARIABLE} or send '{METADATA_KEY}: Bearer TOKEN'")
         offered = authorization.removeprefix(_SCHEME).strip().encode()
         role: Role | None = None
         for grant in self._grants():
-            if hmac.compare_digest(grant.token, offered):  # no early end: the time must not tell which came near
+            if hmac.compare_digest(grant.token, offered):  # no early exit: timing must not reveal a near match
                 role = max(role or grant.role, grant.role)
         if role is None:
-            raise Unauthenticated("the token is not known here; was it rotated? ask whoever runs the coordinator")
+            raise Unauthenticated("the token is unknown; if it was rotated, use the new one")
         return role
 
 
@@ -170,18 +174,18 @@ def require(role: Role, needed: Role, what: str) -> None:
 
 def refused(role: Role, needed: Role, what: str) -> PermissionRefused:
     return PermissionRefused(
-        f"{what} needs the role {needed.name.lower()}, this token has {role.name.lower()}; use another token"
+        f"{what} requires the role {needed.name.lower()}; this token has {role.name.lower()}; use another token"
     )
 
 
 def write_tokens(directory: Path) -> list[Path]:
-    """New tokens, one a role: all in `tokens` for the server, and each alone in a file for clients."""
+    """Create one token per role: all of them in `tokens` for the server, and each in its own file for clients."""
     made = {role.name.lower(): secrets.token_hex(32) for role in Role}
     files = {"tokens": "".join(f"{role} {token}\n" for role, token in made.items())}
     files |= {f"{role}.token": f"{token}\n" for role, token in made.items()}
-    standing = [name for name in files if (directory / name).exists()]
-    if standing:
-        raise ConfigError(f"{directory} holds {', '.join(standing)} already; name another directory, or remove them")
+    existing = [name for name in files if (directory / name).exists()]
+    if existing:
+        raise ConfigError(f"{directory} already contains {', '.join(existing)}; remove them or choose another")
     for name, content in files.items():
         fd = os.open(directory / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         with os.fdopen(fd, "w") as file:

@@ -1,4 +1,7 @@
-"""Clients of the coordinator: `CoordinatorClient` for plain code, `AsyncCoordinatorClient` for asyncio."""
+"""Clients of the coordinator: `CoordinatorClient` for blocking code, `AsyncCoordinatorClient` for asyncio.
+
+Both keep one session that survives lost connections. Imports `state` for its types and `wire`, never `serve`.
+"""
 
 from strata.coordinator.client._async import AsyncCoordinatorClient
 from strata.coordinator.client._config import ClientConfig

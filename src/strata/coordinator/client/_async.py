@@ -1,4 +1,4 @@
-"""The coordinator's client for asyncio; the plain one (`_sync.py`) stands on it."""
+"""The asyncio client of the coordinator; the blocking client (`_sync.py`) wraps it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from strata.coordinator import wire
 from strata.coordinator.client._config import ClientConfig
-from strata.coordinator.client._link import SessionLink
-from strata.coordinator.client._messages import message
+from strata.coordinator.client._link import SessionLink, message
 from strata.coordinator.client._worker import OUT, AsyncWorker
 from strata.coordinator.state import views
 from strata.coordinator.state.job import DEFAULT_JOB
@@ -35,9 +34,9 @@ log = logging.getLogger(__name__)
 
 
 class AsyncCoordinatorClient:
-    """Talks to a coordinator over one session; reconnects by itself and repeats what was not answered.
+    """Calls a coordinator over one session; reconnects automatically and retries unanswered calls.
 
-    Workers registered here are kept alive by background heartbeats until they deregister or the client is closed.
+    Background heartbeats keep the workers registered here alive until they deregister or the client is closed.
     """
 
     def __init__(
@@ -47,7 +46,9 @@ class AsyncCoordinatorClient:
         config: ClientConfig | None = None,
         security: ClientSecurity | None = None,
     ) -> None:
-        """`address` may name several coordinators, leader and standbys, as a list or with commas between them."""
+        """Prepare the client; `address` may contain several coordinators (leader and standbys), as a list or separated
+        by commas.
+        """
         self.addresses = [str(a) for a in parse_addresses(address, field="address")]
         self.config = config or ClientConfig()
         self.security = security or ClientSecurity()
@@ -67,7 +68,7 @@ class AsyncCoordinatorClient:
         await self.close()
 
     async def connect(self) -> None:
-        """Opens the session; a second call does nothing."""
+        """Open the session; later calls do nothing."""
         forks.use_grpc()
         if self._link is not None:
             return
@@ -79,7 +80,7 @@ class AsyncCoordinatorClient:
         self._beater = asyncio.create_task(self._beat_forever(), name="strata-heartbeats")
 
     async def close(self) -> None:
-        """Hangs up. Workers that did not deregister are declared dead after a moment."""
+        """Close the session. Workers that did not deregister are declared dead shortly afterwards."""
         if self._beater is not None:
             self._beater.cancel()
             await asyncio.gather(self._beater, return_exceptions=True)
@@ -90,13 +91,13 @@ class AsyncCoordinatorClient:
 
     @property
     def num_connections(self) -> int:
-        """How often the session was opened; more than 1 means that a connection was lost and renewed."""
+        """How often the session was opened; more than 1 after a lost connection."""
         return self._link.num_connections if self._link else 0
 
     async def call(self, field: str, request: Message, *, timeout_s: float | None = None) -> Any:
-        """One call of the service, by its name in session frames."""
+        """Make one call of the service, by its name in session frames."""
         if self._link is None:
-            raise CoordinatorUnavailable("the client is not connected; use it in a `with` block, or call connect()")
+            raise CoordinatorUnavailable("the client is not connected; use it in a `with` block or call connect()")
         return await self._link.call(field, request, timeout_s=timeout_s or self.config.call_timeout_s)
 
     # -- workers ---------------------------------------------------------------------------------------------------
@@ -113,9 +114,9 @@ class AsyncCoordinatorClient:
         launch_rank: int | None = None,
         attempt: int | None = None,
     ) -> AsyncWorker:
-        """Joins a job; the worker is kept alive from here on.
+        """Join a job; heartbeats keep the worker alive from now on.
 
-        `is_watched`: somebody else sees to it that it makes steps; the coordinator only sees to it that it is alive.
+        `is_watched`: another process detects hung steps, so the coordinator only checks that the worker is alive.
         """
         request = message(
             pb.RegisterWorkerRequest,
@@ -158,13 +159,13 @@ class AsyncCoordinatorClient:
             worker.lost = error
             worker.changed.set()
             self._forget(worker)
-            log.warning("worker %s is out of job %s: %s", worker.worker_id, worker.job_id, error)
+            log.warning("worker %s is no longer a member of job %s: %s", worker.worker_id, worker.job_id, error)
         except InvalidArgument as error:
-            log.warning("what %s reported was refused and is left out: %s", worker.worker_id, error)
+            log.warning("the coordinator rejected the report of %s, so it is dropped: %s", worker.worker_id, error)
             worker.forget_report()
             self._beat_now.set()
         except StrataError as error:
-            log.debug("heartbeat of %s failed, will be repeated: %s", worker.worker_id, error)
+            log.debug("heartbeat of %s failed and will be retried: %s", worker.worker_id, error)
 
     def _notice(self, notice: session_pb2.Notice) -> None:
         if notice.HasField("generation_changed"):
@@ -194,7 +195,9 @@ class AsyncCoordinatorClient:
         shuffle: bool = False,
         seed: int = 0,
     ) -> int:
-        """Declares a dataset, by count or by list; gives its number of shards. The same again changes nothing."""
+        """Register a dataset by its number of samples or by a list; return its number of shards. Repeating the call
+        changes nothing.
+        """
         request = message(
             pb.RegisterDatasetRequest,
             job_id=job_id,
@@ -217,7 +220,7 @@ class AsyncCoordinatorClient:
         epoch: int | None = None,
         include_done: bool = False,
     ) -> list[Shard]:
-        """A worker's unfinished shards, in the order to read them."""
+        """Return the unfinished shards of a worker, in the order to read them."""
         shards, _ = await self.shards_with_generation(
             worker_id, job_id=job_id, dataset_id=dataset_id, epoch=epoch, include_done=include_done
         )
@@ -240,7 +243,7 @@ class AsyncCoordinatorClient:
             )
             page: pb.GetAssignedShardsResponse = await self.call("get_assigned_shards", request)
             if offset and page.generation != generation:
-                shards, offset = [], 0  # the members changed between two pages: begin again
+                shards, offset = [], 0  # the membership changed between two pages: start over
                 continue
             shards += wire.decode_shards(page.shards)
             generation, offset = page.generation, page.next_offset
@@ -250,7 +253,7 @@ class AsyncCoordinatorClient:
     async def advance_epoch(
         self, dataset_id: str, *, from_epoch: int, job_id: str = DEFAULT_JOB, require_complete: bool = False
     ) -> int:
-        """Ends `from_epoch` if nobody has yet; gives the epoch that the dataset is in."""
+        """End `from_epoch` unless another worker already has; return the current epoch of the dataset."""
         request = message(
             pb.AdvanceEpochRequest,
             job_id=job_id,
@@ -261,12 +264,12 @@ class AsyncCoordinatorClient:
         response: pb.AdvanceEpochResponse = await self.call("advance_epoch", request)
         return response.epoch
 
-    # -- reading and commanding ------------------------------------------------------------------------------------
+    # -- reading and commands --------------------------------------------------------------------------------------
 
     async def latest_checkpoint(
         self, *, job_id: str = DEFAULT_JOB, kinds: Sequence[CheckpointKind] = ()
     ) -> CheckpointRecord | None:
-        """The newest committed checkpoint; by default of the kinds that a job can be restored from."""
+        """Return the newest committed checkpoint, by default of the kinds that a job can be restored from."""
         request = message(
             pb.GetLatestCheckpointRequest, job_id=job_id, types=[wire.encode_checkpoint_kind(k) for k in kinds]
         )
@@ -282,7 +285,7 @@ class AsyncCoordinatorClient:
         reason: str = "",
         args: Mapping[str, str] | None = None,
     ) -> int:
-        """Orders workers (all, if none is named) to do something; gives the command's id."""
+        """Send a command to the given workers, by default to all; return its id."""
         request = message(
             pb.SendCommandRequest,
             job_id=job_id,
@@ -299,9 +302,10 @@ class AsyncCoordinatorClient:
         return wire.decode_jobs(await self.call("list_jobs", pb.ListJobsRequest()))
 
     async def drop_job(self, job_id: str, *, force: bool = False, generation: int = 0, reason: str = "") -> bool:
-        """Forgets a job that is over; False if it was not there. With workers in it, it takes `force`.
+        """Delete a finished job; return False if it does not exist. A job with workers requires `force`.
 
-        `generation`, as `list_jobs` showed it, spares a job that has moved on since, or another one of that name.
+        Pass `generation`, as returned by `list_jobs`, to spare a job that has changed since, or a new job of the same
+        name.
         """
         request = message(pb.DropJobRequest, job_id=job_id, force=force, generation=generation, reason=reason)
         response: pb.DropJobResponse = await self.call("drop_job", request)
@@ -310,9 +314,9 @@ class AsyncCoordinatorClient:
     async def list_workers(
         self, *, job_id: str = DEFAULT_JOB, page_size: int = 0, watch: bool = False
     ) -> views.MembershipInfo:
-        """All workers of a job, fetched page by page; 0 is as many at once as the coordinator gives.
+        """Return all workers of a job, fetched page by page; `page_size=0` uses the coordinator's maximum.
 
-        `watch`: From now on, `wait_notice` returns when something happens in the job. Repeat it with every call: a
+        With `watch`, `wait_notice` returns from now on when something happens in the job. Pass it with every call: a
         session that the coordinator has lost watches nothing.
         """
         if watch:
@@ -324,7 +328,7 @@ class AsyncCoordinatorClient:
             page: pb.ListWorkersResponse = await self.call("list_workers", request)
             found = wire.decode_membership(page)
             if offset and page.generation != generation:
-                workers, offset = [], 0  # the members changed between two pages: begin again
+                workers, offset = [], 0  # the membership changed between two pages: start over
                 continue
             workers += found.workers
             generation, offset = page.generation, page.next_offset

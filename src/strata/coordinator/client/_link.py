@@ -1,7 +1,7 @@
 """One session to the coordinator that survives lost connections.
 
-Calls go out in frames, as many as have gathered while the last frame was being sent. A call that has no answer yet is
-sent again on the next connection: every call may be repeated, so nothing happens twice and nothing is lost.
+Calls are sent in frames; a frame contains all calls made while the previous frame was being sent. An unanswered call is
+sent again on the next connection. All calls are idempotent, so nothing happens twice and nothing is lost.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import itertools
 import logging
 import random
 import uuid
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import grpc
 import tenacity
@@ -23,6 +23,7 @@ from strata.coordinator.client._streams import TRANSIENT, FramedStream, GrpcStre
 from strata.errors import (
     ConfigError,
     CoordinatorUnavailable,
+    InvalidArgument,
     JournalFenced,
     LimitExceeded,
     NotLeader,
@@ -34,7 +35,7 @@ from strata.transport.channels import LONGEST_CONNECT_S, client_options
 from strata.v1 import session_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from google.protobuf.message import Message
 
@@ -44,47 +45,71 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+M = TypeVar("M", bound="Message")
+
 _FINAL: dict[grpc.StatusCode, type[StrataError]] = {
     grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
     grpc.StatusCode.PERMISSION_DENIED: PermissionRefused,
 }
 
-_NO_CONNECTION = "no connection was made"
-_UNTOLD = "Internal error from Core"
+_NO_CONNECTION = "no connection was established"
+_NO_REASON = "Internal error from Core"
 
 _HANDSHAKE = "handshake failed"
-"""In gRPC's words when TLS does not come about."""
+"""Part of gRPC's message when the TLS handshake fails."""
 
-_HUNG_UP = "it hangs up: does it want TLS (STRATA_TLS_CA), or a client's certificate (STRATA_TLS_CERT, STRATA_TLS_KEY)?"
+_CLOSED_HINT = (
+    "it closes the connection; if it requires TLS, set STRATA_TLS_CA, and for a client certificate STRATA_TLS_CERT "
+    "and STRATA_TLS_KEY"
+)
 
 _SHORTEST_CONNECT_S = 0.1
 _CONNECT_MARGIN = 4.0
 _DOUBLE_EVERY = 10
-"""After so many attempts in vain, each may take twice as long."""
+"""After this many failed attempts, the time for one attempt doubles."""
 
 NEW_FRAMES_S = 1.0
-"""How long a bare connection may take, at least, where gRPC has just told of it …"""
+"""The least time for a bare connection whose address gRPC has just announced …"""
 KNOWN_FRAMES_S = 0.25
-"""… and where it worked before: after a lost connection there is half a second until a worker is given up."""
+"""… and for one that worked before: after a lost connection, a worker has half a second before it is declared dead."""
 FRAMES_AGAIN_S = 60.0
 
-_ELSEWHERE = {NotLeader.__name__, JournalFenced.__name__}
-"""Answers of a coordinator that does not lead any more: the call was not carried out, the next address may do it."""
+_NOT_LEADING = {NotLeader.__name__, JournalFenced.__name__}
+"""Errors of a coordinator that no longer leads: the call did not run, and the next address may accept it."""
 
 
-class Place(NamedTuple):
-    """Where a coordinator takes bare connections, and which coordinator it is."""
+def message(kind: type[M], /, **fields: Any) -> M:
+    """Create a protobuf message; report a value that does not fit by the name of its field."""
+    try:
+        return kind(**fields)
+    except (ValueError, TypeError) as error:
+        raise InvalidArgument(
+            f"{_invalid_field(kind, fields)} has an invalid value: {error}", field=_invalid_field(kind, fields)
+        ) from None
 
-    told: str
+
+def _invalid_field(kind: type[Message], fields: Mapping[str, Any]) -> str:
+    for name, value in fields.items():
+        try:
+            kind(**{name: value})
+        except (ValueError, TypeError):
+            return name
+    return kind.__name__
+
+
+class FramesAddress(NamedTuple):
+    """Where a coordinator accepts bare connections, and its instance id."""
+
+    announced: str
     instance: str
 
 
 def pauses(first_s: float, longest_s: float) -> Callable[[tenacity.RetryCallState], float]:
-    """Longer and longer, with chance in them. The chance is our own: a program that trains must not draw other numbers
-    because a connection was lost, and Python's generator is the whole program's.
+    """Return a wait strategy with exponential, random pauses. It uses its own random generator: a lost connection must
+    not change the random numbers of the training program.
     """
     most_s = tenacity.wait_exponential(multiplier=first_s, max=longest_s)
-    chance = random.Random()  # noqa: S311 - no secret
+    chance = random.Random()  # noqa: S311 - not a secret
     return lambda state: chance.uniform(0.0, most_s(state))
 
 
@@ -110,23 +135,23 @@ class SessionLink:
         self._to_send = asyncio.Event()
         self._connected = asyncio.Event()
         self._refused: asyncio.Future[StrataError] = asyncio.get_running_loop().create_future()
-        """Set when the first connection is turned away for good."""
+        """Set when the first connection is rejected permanently."""
         self._last_failure = _NO_CONNECTION
         self._found_standby = False
-        """The last one that answered does not lead."""
+        """The last coordinator that answered does not lead."""
         self._task: asyncio.Task[None] | None = None
-        self._num_heard = 0
-        """Frames."""
-        self._greeted_in_s: float | None = None
-        """How long the last connection took to be made."""
+        self._num_received = 0
+        """The number of frames received."""
+        self._connected_in_s: float | None = None
+        """How long the last connection took to establish."""
         self._num_failed = 0
-        """Attempts since then."""
-        self._frames_at: dict[str, Place] = {}
-        """Address → where its bare connections are taken, of those that worked."""
-        self._frames_in_vain: dict[str, tuple[Place, float]] = {}
-        """Address → where a bare connection did not come about although gRPC did, and until when not to try again."""
+        """Failed attempts since then."""
+        self._frames_at: dict[str, FramesAddress] = {}
+        """Address → where it accepts bare connections, for those that worked."""
+        self._failed_frames: dict[str, tuple[FramesAddress, float]] = {}
+        """Address → where a bare connection failed although gRPC worked, and until when not to retry it."""
         self._max_message_bytes = config.max_message_bytes
-        """Ours or the coordinator's, whichever is less."""
+        """The smaller of our limit and the coordinator's."""
         self.num_connections = 0
 
     # -- for the client --------------------------------------------------------------------------------------------
@@ -155,10 +180,10 @@ class SessionLink:
             self._task = None
         for _, answered in list(self._unanswered.values()):
             if not answered.done():
-                answered.set_exception(CoordinatorUnavailable("the client was closed before the answer came"))
+                answered.set_exception(CoordinatorUnavailable("the client was closed before the answer arrived"))
 
     async def call(self, field: str, request: Message, *, timeout_s: float) -> Any:
-        answered = self.ask(field, request)
+        answered = self.submit(field, request)
         late = asyncio.get_running_loop().call_later(timeout_s, self._give_up, answered, timeout_s)
         try:
             return await answered
@@ -169,10 +194,10 @@ class SessionLink:
         if not answered.done():
             answered.set_exception(self.unavailable(waited_s))
 
-    def ask(self, field: str, request: Message) -> asyncio.Future[Any]:
-        """Puts a call into the next frame, in the order of asking. Cancel what is given back to give up waiting."""
+    def submit(self, field: str, request: Message) -> asyncio.Future[Any]:
+        """Put a call into the next frame, in the order of calls. Cancel the returned future to stop waiting."""
         if self._task is None:
-            raise CoordinatorUnavailable("the client is not connected; use it in a `with` block, or call connect()")
+            raise CoordinatorUnavailable("the client is not connected; use it in a `with` block or call connect()")
         number = next(self._ids)
         body: dict[str, Any] = {field: request}
         framed = pb.Request(id=number, **body)
@@ -181,7 +206,7 @@ class SessionLink:
         answered: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._unanswered[number] = (framed, answered)
         answered.add_done_callback(lambda _: self._unanswered.pop(number, None))
-        if self._connected.is_set():  # else it goes with all that is unanswered, when there is a connection
+        if self._connected.is_set():  # else it is sent with all unanswered calls once connected
             self._outgoing.append(framed)
             self._to_send.set()
         return answered
@@ -198,12 +223,16 @@ class SessionLink:
         if self._found_standby and not self._connected.is_set():
             return NotLeader(
                 f"no leader among {' or '.join(self._addresses)} within {waited_s:g} s ({self._last_failure}); "
-                "give the client the addresses of all coordinators"
+                "pass the addresses of all coordinators to the client"
             )
         state = "connected, but no answer" if self._connected.is_set() else self._last_failure
         return CoordinatorUnavailable(
             f"the coordinator at {' or '.join(self._addresses)} did not answer within {waited_s:g} s ({state}); "
-            + (_HUNG_UP if "Socket closed" in state else "is it running? `strata coordinator` starts one")
+            + (
+                _CLOSED_HINT
+                if "Socket closed" in state
+                else "check that it is running; `strata coordinator` starts one"
+            )
         )
 
     # -- connecting ------------------------------------------------------------------------------------------------
@@ -219,14 +248,14 @@ class SessionLink:
                     await self._connect_once()
 
     async def _connect_once(self) -> None:
-        """Opens a stream and stays on it until it ends."""
+        """Open a stream and use it until it ends."""
         address = self._addresses[0]
         stream: Stream | None = None
         try:
             stream = await self._open_stream(address)
-            self._begin()
+            self._resend()
             await self._stay(stream)
-        except ConfigError as error:  # a file that is not there; later it may be, in the middle of a rotation
+        except ConfigError as error:  # a missing file may appear later, during a rotation
             self._last_failure = str(error)
             if not self._refused.done():
                 self._refused.set_result(error)
@@ -234,10 +263,10 @@ class SessionLink:
         except StreamEnded as error:
             was_connected = self._connected.is_set()
             self._note_failure(error)
-            self._addresses.append(self._addresses.pop(0))  # the next one may be the leader by now
+            self._addresses.append(self._addresses.pop(0))  # the next one may lead by now
             if not was_connected:
                 self._num_failed += 1
-                self._turned_away(error)
+                self._check_final(error)
                 raise
             log.info("lost the coordinator at %s (%s); reconnecting", address, self._last_failure)
         finally:
@@ -246,7 +275,7 @@ class SessionLink:
                 await stream.close()
 
     async def _open_stream(self, address: str) -> Stream:
-        """A stream whose coordinator has greeted us: bare where that is offered and comes about, else through gRPC."""
+        """Open a stream to a coordinator that has sent `welcome`: plain if offered and possible, else through gRPC."""
         known = self._frames_at.pop(address, None)
         if known is not None:
             bare = await self._open_frames(address, known, within_s=max(self._connect_within_s(), KNOWN_FRAMES_S))
@@ -258,97 +287,98 @@ class SessionLink:
         try:
             began_s = asyncio.get_running_loop().time()
             welcome = await self._greet(stream, began_s)
-            bare = await self._try_frames(address, Place(welcome.frames, welcome.instance))
+            bare = await self._try_frames(address, FramesAddress(welcome.frames, welcome.instance))
             if bare is None:
-                self._heed(welcome)  # another may have greeted us meanwhile
+                self._accept(welcome)  # another coordinator may have answered meanwhile
                 return stream
         except BaseException:
             await stream.close()
             raise
         try:
             await stream.close()
-        except BaseException:  # whoever gives up meanwhile has this one to close, too
+        except BaseException:  # a cancelled attempt must close this stream, too
             await bare.close()
             raise
         return bare
 
-    async def _try_frames(self, address: str, place: Place) -> Stream | None:
-        """Where gRPC has just told of; not again and again where it does not come about."""
-        if not place.told or not self._config.frames or not self._security.may_go_bare(place.told):
+    async def _try_frames(self, address: str, frames: FramesAddress) -> Stream | None:
+        """Try a bare connection to the address that gRPC announced; not repeatedly if it fails."""
+        if not frames.announced or not self._config.frames or not self._security.may_go_bare(frames.announced):
             return None
         now_s = asyncio.get_running_loop().time()
-        vain, until_s = self._frames_in_vain.get(address, (None, 0.0))
-        if vain == place and now_s < until_s:
+        vain, until_s = self._failed_frames.get(address, (None, 0.0))
+        if vain == frames and now_s < until_s:
             return None
-        bare = await self._open_frames(address, place, within_s=max(self._connect_within_s(), NEW_FRAMES_S))
+        bare = await self._open_frames(address, frames, within_s=max(self._connect_within_s(), NEW_FRAMES_S))
         if bare is None:
-            self._frames_in_vain[address] = (place, now_s + FRAMES_AGAIN_S)
+            self._failed_frames[address] = (frames, now_s + FRAMES_AGAIN_S)
         return bare
 
-    async def _open_frames(self, address: str, place: Place, *, within_s: float) -> Stream | None:
-        """None: it does not come about, so it has to be gRPC.
+    async def _open_frames(self, address: str, frames: FramesAddress, *, within_s: float) -> Stream | None:
+        """Open a bare connection, or return None if gRPC must be used instead.
 
-        Whoever answers there counts only if it is the coordinator that we were told of: behind a tunnel anything may be
-        at that port of what we take for the same host. A refusal, too, is heard through gRPC a moment later.
+        The answer counts only if it comes from the coordinator that gRPC announced: behind a tunnel, that port of the
+        apparent host may belong to another service. If the coordinator rejects us, gRPC reports it a moment later.
         """
         began_s = asyncio.get_running_loop().time()
         stream: FramedStream | None = None
         try:
             async with asyncio.timeout(within_s):
                 stream = await FramedStream.open(
-                    address, place.told, self._security, max_message_bytes=self._config.max_message_bytes
+                    address, frames.announced, self._security, max_message_bytes=self._config.max_message_bytes
                 )
                 welcome = await self._greet(stream, began_s, token=self._security.current_token())
-            if welcome.instance == place.instance:
-                self._frames_at[address] = place
+            if welcome.instance == frames.instance:
+                self._frames_at[address] = frames
                 return stream
         except (*TRANSIENT, StreamEnded) as error:
-            log.debug("no bare connection to %s (%s): %s", address, place.told, error)
+            log.debug("no bare connection to %s (%s): %s", address, frames.announced, error)
         finally:
             if stream is not None and address not in self._frames_at:
                 await stream.close()
         return None
 
     def _connect_within_s(self) -> float:
-        """Somewhat longer than it took before: when a network is back, whoever tries often is back first.
+        """Return the time for one attempt: somewhat more than the last connection took, because frequent attempts
+        succeed sooner after an outage.
 
-        In time longer, for the way may have become a longer one.
+        It grows with the number of failures, because the network path may have become slower.
         """
-        if self._greeted_in_s is None:
+        if self._connected_in_s is None:
             return LONGEST_CONNECT_S
-        usual_s = max(_CONNECT_MARGIN * self._greeted_in_s, _SHORTEST_CONNECT_S)
+        usual_s = max(_CONNECT_MARGIN * self._connected_in_s, _SHORTEST_CONNECT_S)
         num_doubled = min(self._num_failed // _DOUBLE_EVERY, 10)
         return min(usual_s * 2.0**num_doubled, LONGEST_CONNECT_S)
 
-    def _turned_away(self, error: StreamEnded) -> None:
-        """A refusal that no patience changes ends the first connection at once."""
+    def _check_final(self, error: StreamEnded) -> None:
+        """End the first connection at once if the error is permanent."""
         if self._refused.done():
             return
         kind, details = _FINAL.get(error.code), error.details
         if kind is not None:
             self._refused.set_result(kind(details))
         elif _HANDSHAKE in details:
-            self._refused.set_result(CoordinatorUnavailable(_handshake_in_words(details)))
+            self._refused.set_result(CoordinatorUnavailable(_explain_handshake(details)))
 
     async def _greet(self, stream: Stream, began_s: float, *, token: str = "") -> pb.Welcome:
         hello = pb.Hello(session_id=self._session_id, client=f"strata-python {__version__}", token=token)
         try:
-            # A paused coordinator takes connections, for its kernel does, and greets nobody.
+            # A paused coordinator accepts connections, because its kernel does, but sends no welcome.
             async with asyncio.timeout(self._config.silence_s if len(self._addresses) > 1 else None):
                 await stream.write(pb.ClientFrame(hello=hello))
                 frame = await stream.read()
         except TimeoutError:
-            raise _moved(f"no greeting within {self._config.silence_s:g} s") from None
-        self._greeted_in_s, self._num_failed = asyncio.get_running_loop().time() - began_s, 0
-        self._heed(frame.welcome)
+            raise _abandoned(f"no welcome within {self._config.silence_s:g} s") from None
+        self._connected_in_s, self._num_failed = asyncio.get_running_loop().time() - began_s, 0
+        self._accept(frame.welcome)
         return frame.welcome
 
-    def _heed(self, welcome: pb.Welcome) -> None:
+    def _accept(self, welcome: pb.Welcome) -> None:
         ours = self._config.max_message_bytes
         self._max_message_bytes = min(ours, welcome.max_message_bytes or ours)
 
-    def _begin(self) -> None:
-        """Everything without an answer is sent again."""
+    def _resend(self) -> None:
+        """Send all unanswered calls again."""
         self.num_connections += 1
         self._outgoing = []
         for request, answered in list(self._unanswered.values()):
@@ -369,22 +399,24 @@ class SessionLink:
     def _too_large(self, request: pb.Request) -> LimitExceeded:
         where = "here" if self._max_message_bytes == self._config.max_message_bytes else "at the coordinator"
         return LimitExceeded(
-            f"the call holds {request.ByteSize()} bytes, more than max_message_bytes={self._max_message_bytes} "
-            f"{where}; send less at once, or raise it on both sides"
+            f"the call has {request.ByteSize()} bytes, more than max_message_bytes={self._max_message_bytes} "
+            f"{where}; send less at once, or raise the limit on both sides"
         )
 
     def _note_failure(self, error: StreamEnded) -> None:
-        """Turned away while we still wrote, gRPC does not tell why; what was told before then says more."""
-        if error.details != _UNTOLD or self._last_failure == _NO_CONNECTION:
+        """Record why the connection failed. If we were rejected while writing, gRPC gives no reason, so an earlier one
+        is kept.
+        """
+        if error.details != _NO_REASON or self._last_failure == _NO_CONNECTION:
             self._last_failure = error.details
-            self._found_standby = error.kind in _ELSEWHERE
+            self._found_standby = error.kind in _NOT_LEADING
 
     # -- frames ----------------------------------------------------------------------------------------------------
 
     async def _stay(self, stream: Stream) -> None:
-        """Until the stream ends, or another address is the better one."""
+        """Use the stream until it ends or another address is better."""
         tasks = [asyncio.create_task(self._exchange(stream))]
-        if len(self._addresses) > 1 or isinstance(stream, FramedStream):  # gRPC has pings, which a hung process misses
+        if len(self._addresses) > 1 or isinstance(stream, FramedStream):  # gRPC's pings do not detect a hung process
             tasks.append(asyncio.create_task(self._watch_silence()))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -397,13 +429,13 @@ class SessionLink:
 
     async def _watch_silence(self) -> None:
         while True:
-            owed, num_heard = self._owed(), self._num_heard
+            owed, num_heard = self._overdue_calls(), self._num_received
             await asyncio.sleep(self._config.silence_s)
-            if self._num_heard == num_heard and owed & self._owed():
-                raise _moved(f"connected, but nothing was heard for {self._config.silence_s:g} s")
+            if self._num_received == num_heard and owed & self._overdue_calls():
+                raise _abandoned(f"connected, but nothing was received for {self._config.silence_s:g} s")
 
-    def _owed(self) -> set[int]:
-        """Calls that are answered at once by whoever is well; a barrier may take its time."""
+    def _overdue_calls(self) -> set[int]:
+        """Return the calls that a healthy coordinator answers at once; excludes barriers, which may take long."""
         return {n for n, (request, _) in self._unanswered.items() if request.WhichOneof("call") != "wait_barrier"}
 
     async def _exchange(self, stream: Stream) -> None:
@@ -411,17 +443,17 @@ class SessionLink:
         try:
             while True:
                 frame = await stream.read()
-                self._num_heard += 1
+                self._num_received += 1
                 elsewhere = ""
                 for response in frame.responses:
-                    if response.error.kind in _ELSEWHERE:
+                    if response.error.kind in _NOT_LEADING:
                         elsewhere = response.error.message
                     else:
                         self._answer(response)
                 for notice in frame.notices:
-                    self._hear(notice)
+                    self._handle_notice(notice)
                 if elsewhere:
-                    raise _moved(elsewhere)
+                    raise _abandoned(elsewhere)
         finally:
             writer.cancel()
             with contextlib.suppress(asyncio.CancelledError, StreamEnded):
@@ -438,16 +470,16 @@ class SessionLink:
                 self._outgoing = self._outgoing[num:]
                 await stream.write(pb.ClientFrame(requests=batch[:num]))
 
-    def _hear(self, notice: pb.Notice) -> None:
+    def _handle_notice(self, notice: pb.Notice) -> None:
         try:
             self._on_notice(notice)
         except StrataError as error:
-            log.warning("a notice was not understood, is the coordinator newer than this client? %s", error)
+            log.warning("cannot decode a notice; the coordinator may be newer than this client: %s", error)
 
     def _answer(self, response: pb.Response) -> None:
         _, answered = self._unanswered.get(response.id, (None, None))
         if answered is None or answered.done():
-            return  # answered on an earlier connection, or given up
+            return  # answered on an earlier connection, or timed out
         field: str | None = response.WhichOneof("result")
         if field == "error" or field is None:
             answered.set_exception(wire.decode_error(response.error))
@@ -455,17 +487,17 @@ class SessionLink:
             answered.set_result(getattr(response, field))
 
 
-def _handshake_in_words(details: str) -> str:
+def _explain_handshake(details: str) -> str:
     if "WRONG_VERSION_NUMBER" in details:
-        return "the coordinator does not speak TLS, and this client does; leave out the authority (ca, STRATA_TLS_CA)"
+        return "the coordinator does not use TLS, but this client does; unset the authority (ca, STRATA_TLS_CA)"
     if "CERTIFICATE_VERIFY_FAILED" in details or "verif" in details:
         return (
-            "the coordinator's certificate is not believed: it is of another authority (ca, STRATA_TLS_CA), out of "
-            f"date, or for another host name ({details})"
+            "the coordinator's certificate is not trusted: it has another authority (ca, STRATA_TLS_CA), has "
+            f"expired, or is for another host name ({details})"
         )
-    return f"no TLS connection comes about; check the authority and, if one is asked for, your certificate ({details})"
+    return f"the TLS handshake failed; check the authority and, if one is required, your certificate ({details})"
 
 
-def _moved(why: str) -> StreamEnded:
-    """As if the stream had ended: the calls without an answer are sent again on the next."""
+def _abandoned(why: str) -> StreamEnded:
+    """Return the end of a stream, after which unanswered calls are sent again on the next one."""
     return StreamEnded(grpc.StatusCode.UNAVAILABLE, why)

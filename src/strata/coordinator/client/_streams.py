@@ -1,4 +1,4 @@
-"""The two ways in which a session's frames travel: through gRPC, and over a bare connection. Both look alike here."""
+"""The two transports of session frames, behind one interface: gRPC, and a bare connection."""
 
 from __future__ import annotations
 
@@ -21,36 +21,38 @@ if TYPE_CHECKING:
     from strata.transport.credentials import ClientSecurity
 
 NEXT_ADDRESS_S = 0.05
-"""Until the next address of a name is tried beside the first."""
+"""Seconds until the next address of a host name is tried in parallel."""
 GONE_AFTER_S = 4.0
-"""A connection on which nothing is acknowledged for so long is given up; as long as gRPC's keepalive."""
+"""A connection on which nothing is acknowledged for this long is closed; the same as gRPC's keepalive."""
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class StreamEnded(Exception):
-    """The stream is over: a gRPC status, whichever way it travelled."""
+    """The stream has ended, with a gRPC status on either transport."""
 
     def __init__(self, code: grpc.StatusCode, details: str, kind: str = "") -> None:
         super().__init__(f"{code.name}: {details}")
         self.code = code
         self.details = details or code.name
         self.kind = kind
-        """The name of our error in it, if there is one."""
+        """The name of the Strata error in the status, if any."""
 
 
 class Stream(Protocol):
     async def read(self) -> pb.ServerFrame:
-        """
+        """Return the next frame.
+
         Raises:
-            StreamEnded: There is no more.
+            StreamEnded: The stream has ended.
         """
         ...
 
     async def write(self, frame: pb.ClientFrame) -> None:
-        """
+        """Send a frame.
+
         Raises:
-            StreamEnded: It cannot be sent any more.
+            StreamEnded: The stream has ended.
         """
         ...
 
@@ -64,7 +66,8 @@ class GrpcStream:
 
     @classmethod
     def open(cls, address: str, security: ClientSecurity, options: Options) -> GrpcStream:
-        """
+        """Open a stream.
+
         Raises:
             ConfigError: A file of the security settings cannot be read.
         """
@@ -83,7 +86,7 @@ class GrpcStream:
             raise _ended(error) from None
         if frame is grpc.aio.EOF:
             raise await self._status()
-        return frame  # type: ignore[no-any-return]  # grpc knows the serializer's types, not its stubs
+        return frame  # type: ignore[no-any-return]  # the stubs do not know the type of the serializer
 
     async def write(self, frame: pb.ClientFrame) -> None:
         try:
@@ -120,25 +123,27 @@ class FramedStream(asyncio.Protocol):
         self._ended: StreamEnded | None = None
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
-        """Set while more than enough waits to be taken by the peer's machine."""
+        """Set while the peer's receive buffer is full."""
 
     @classmethod
     async def open(
-        cls, grpc_address: str, told: str, security: ClientSecurity, *, max_message_bytes: int
+        cls, grpc_address: str, announced: str, security: ClientSecurity, *, max_message_bytes: int
     ) -> FramedStream:
-        """`told` is what the coordinator at `grpc_address` said: ":PORT", or "unix:PATH".
+        """Connect to the address that the coordinator at `grpc_address` announced: ":PORT" or "unix:PATH".
 
         Raises:
-            OSError: Nobody is there, or no TLS connection comes about.
+            OSError: The connection or its TLS handshake failed.
         """
         loop = asyncio.get_running_loop()
         host = parse_address(grpc_address, field="address").host
-        address = parse_address(told if told.startswith("unix:") else f"{host or 'localhost'}{told}", field="frames")
+        address = parse_address(
+            announced if announced.startswith("unix:") else f"{host or 'localhost'}{announced}", field="frames"
+        )
         if address.path:
             _, stream = await loop.create_unix_connection(lambda: cls(max_message_bytes), address.path)
         else:
-            # A name may be several addresses, which are tried side by side. Not where there is one: who gives up in the
-            # moment in which such a try succeeds leaves the connection open (a race in asyncio).
+            # A name may have several addresses, which are tried in parallel. Not so for a single address: if the
+            # attempt is cancelled in the moment it succeeds, asyncio leaves the connection open (a race).
             delay_s = None if address.is_number else NEXT_ADDRESS_S
             _, stream = await loop.create_connection(
                 lambda: cls(max_message_bytes),
@@ -149,7 +154,7 @@ class FramedStream(asyncio.Protocol):
             )
         return stream
 
-    # -- asyncio's -------------------------------------------------------------------------------------------------
+    # -- asyncio.Protocol ------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -169,7 +174,7 @@ class FramedStream(asyncio.Protocol):
                     return
                 self._come.append(frame)
         except (frames.Malformed, DecodeError) as error:
-            self._end(StreamEnded(grpc.StatusCode.INTERNAL, f"the coordinator sent no frame ({error})"))
+            self._end(StreamEnded(grpc.StatusCode.INTERNAL, f"the coordinator sent an invalid frame ({error})"))
             return
         self._wake(self._reader)
 
@@ -197,7 +202,7 @@ class FramedStream(asyncio.Protocol):
         await self.write_bytes(frame.SerializeToString())
 
     async def write_bytes(self, frame: bytes) -> None:
-        """A frame that is serialised already."""
+        """Send a serialised frame."""
         if self._writer is not None:
             await self._writer
         if self._ended is not None or self._transport is None:
@@ -222,4 +227,4 @@ class FramedStream(asyncio.Protocol):
 
 
 TRANSIENT = (OSError, ssl.SSLError, TimeoutError, UnicodeError)
-"""Why a bare connection may not come about where gRPC does: a firewall, a certificate, a coordinator that went."""
+"""Why a bare connection may fail where gRPC works: a firewall, a certificate, a coordinator that has gone."""

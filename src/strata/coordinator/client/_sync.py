@@ -1,7 +1,7 @@
-"""The coordinator's client for plain code: the asyncio client, on an event loop in a thread of its own.
+"""The blocking client of the coordinator: the asyncio client, on an event loop in a background thread.
 
-One such thread serves every client of the process. Calls may come from any thread. What is still open when the process
-ends is closed before the thread is stopped. A forked child has no such thread, and calls raise there at once.
+One thread serves all clients of the process. Calls may come from any thread. Clients that are still open at process
+exit are closed before the thread stops. A forked child does not have the thread, so calls raise at once.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 STOP_S = 1.0
-"""How long the loop's last tasks have to end when the process does."""
+"""Seconds that the last tasks of the loop have at process exit."""
 CLOSE_TIMEOUT_S = 5.0
-"""How long a client has to hang up; it is the other side's turn for a moment only."""
-LOOK_S = 1.0
-"""How often a caller looks whether the loop that it waits for still runs."""
+"""Seconds that a client has to close its session."""
+CHECK_EVERY_S = 1.0
+"""Seconds between two checks whether the loop still runs."""
 
 
 class LoopThread:
-    """An event loop that runs in the background."""
+    """An event loop in a background thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -61,15 +61,15 @@ class LoopThread:
         return self._home.is_here and self._thread.is_alive()
 
     def run(self, work: Coroutine[Any, Any, T], *, timeout_s: float | None = None) -> T:
-        """Waits for what `work` returns. Left out, its own deadlines are the only ones.
+        """Run `work` and return its result. Without `timeout_s`, only its own deadlines apply.
 
         Raises:
-            TimeoutError: It has not ended within `timeout_s`, and is cancelled.
-            CoordinatorUnavailable: The loop has stopped, because the process ends.
+            TimeoutError: `work` did not finish within `timeout_s` and was cancelled.
+            CoordinatorUnavailable: The loop has stopped because the process exits.
             ForkedProcess: This is a forked child.
         """
         try:
-            self._home.require("this client of the coordinator")
+            self._home.require("this coordinator client")
             future = asyncio.run_coroutine_threadsafe(work, self._loop)
         except RuntimeError:  # the loop is closed
             work.close()
@@ -80,41 +80,41 @@ class LoopThread:
         try:
             return self._result(future, timeout_s)
         except BaseException:
-            future.cancel()  # Ctrl-C here ends the call there
+            future.cancel()  # Ctrl-C in this thread cancels the call in the loop
             raise
 
     def _result(self, future: concurrent.futures.Future[T], timeout_s: float | None) -> T:
         left_s = math.inf if timeout_s is None else timeout_s
         while True:
             try:
-                return future.result(min(left_s, LOOK_S))
+                return future.result(min(left_s, CHECK_EVERY_S))
             except concurrent.futures.CancelledError:  # by `stop`
                 raise _stopped() from None
             except TimeoutError:
-                if future.done():  # just now, or it is the work's own
+                if future.done():  # it finished just now, or `work` itself raised
                     return future.result()
             if not self._thread.is_alive():
                 raise _stopped()
-            left_s -= LOOK_S
+            left_s -= CHECK_EVERY_S
             if left_s <= 0:
-                raise TimeoutError(f"no answer within {timeout_s:g} s")
+                raise TimeoutError(f"no result within {timeout_s:g} s")
 
     def stop(self) -> None:
         if self.usable:
             with contextlib.suppress(TimeoutError):
-                self.run(_others_end(STOP_S), timeout_s=STOP_S)
+                self.run(_wait_for_tasks(STOP_S), timeout_s=STOP_S)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(STOP_S)
-            if not self._thread.is_alive():  # else a callback does not return: the thread ends with the process
+            if not self._thread.is_alive():  # else a callback blocks: the thread ends with the process
                 self._loop.close()
 
 
 def _stopped() -> CoordinatorUnavailable:
-    return CoordinatorUnavailable("the process is ending, and its connection to the coordinator is closed")
+    return CoordinatorUnavailable("the process is exiting, and its connection to the coordinator is closed")
 
 
-async def _others_end(timeout_s: float) -> None:
-    """Lets gRPC's own tasks finish; a task that is destroyed while it waits complains on the terminal."""
+async def _wait_for_tasks(timeout_s: float) -> None:
+    """Wait for gRPC's own tasks; a task destroyed while pending prints a warning."""
     async with asyncio.timeout(timeout_s):
         await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}), return_exceptions=True)
 
@@ -124,12 +124,12 @@ _shared_lock = renewed(threading.Lock())
 
 
 def shared_loop() -> LoopThread:
-    """The process's one background loop, begun when first needed.
+    """Return the background loop of the process; started on first use.
 
     Raises:
         ForkedProcess: This process was forked from one that uses gRPC.
     """
-    global _shared  # noqa: PLW0603 - one loop a process: gRPC's asyncio layer wants all channels on one
+    global _shared  # noqa: PLW0603 - one loop per process: gRPC's asyncio layer needs all channels on one
     forks.use_grpc()
     with _shared_lock:
         if _shared is None or not _shared.usable:
@@ -139,7 +139,7 @@ def shared_loop() -> LoopThread:
 
 
 class CoordinatorClient:
-    """Talks to a coordinator; reconnects by itself and repeats what was not answered.
+    """Calls a coordinator; reconnects automatically and retries unanswered calls.
 
         with CoordinatorClient("localhost:50051") as client:
             worker = client.register_worker("worker-01", job_id="resnet")
@@ -148,7 +148,7 @@ class CoordinatorClient:
                 ...
                 worker.ack([shard])
 
-    Workers registered here are kept alive in the background until they deregister or the client is closed.
+    Background heartbeats keep the workers registered here alive until they deregister or the client is closed.
     """
 
     def __init__(
@@ -158,7 +158,9 @@ class CoordinatorClient:
         config: ClientConfig | None = None,
         security: ClientSecurity | None = None,
     ) -> None:
-        """`address` may name several coordinators, leader and standbys, as a list or with commas between them."""
+        """Prepare the client; `address` may contain several coordinators (leader and standbys), as a list or separated
+        by commas.
+        """
         self._loop = shared_loop()
         self._client = self._loop.run(_made(address, config, security))
         self._home = Home()
@@ -174,14 +176,14 @@ class CoordinatorClient:
         self.close()
 
     def connect(self) -> None:
-        """Opens the session, until `close` or the end of the process; a second call does nothing."""
+        """Open the session, until `close` or process exit; later calls do nothing."""
         self._loop.run(self._client.connect())
         self._withdraw_hook()
         self._withdraw_hook = at_exit(functools.partial(_close, self._loop, self._client))
 
     def close(self) -> None:
-        """Hangs up. Workers that did not deregister are declared dead after a moment. Forked children have nothing to
-        close.
+        """Close the session. Workers that did not deregister are declared dead shortly afterwards. Does nothing in a
+        forked child.
         """
         if self._home.is_here:
             self._withdraw_hook()
@@ -193,7 +195,7 @@ class CoordinatorClient:
 
     @property
     def num_connections(self) -> int:
-        """How often the session was opened; more than 1 means that a connection was lost and renewed."""
+        """How often the session was opened; more than 1 after a lost connection."""
         return self._client.num_connections
 
     def register_worker(
@@ -208,9 +210,9 @@ class CoordinatorClient:
         launch_rank: int | None = None,
         attempt: int | None = None,
     ) -> Worker:
-        """Joins a job; the worker is kept alive from here on.
+        """Join a job; heartbeats keep the worker alive from now on.
 
-        `is_watched`: somebody else sees to it that it makes steps; the coordinator only sees to it that it is alive.
+        `is_watched`: another process detects hung steps, so the coordinator only checks that the worker is alive.
         """
         registering = self._client.register_worker(
             worker_id,
@@ -235,7 +237,9 @@ class CoordinatorClient:
         shuffle: bool = False,
         seed: int = 0,
     ) -> int:
-        """Declares a dataset, by count or by list; gives its number of shards. The same again changes nothing."""
+        """Register a dataset by its number of samples or by a list; return its number of shards. Repeating the call
+        changes nothing.
+        """
         return self._loop.run(
             self._client.register_dataset(
                 dataset_id,
@@ -257,7 +261,7 @@ class CoordinatorClient:
         epoch: int | None = None,
         include_done: bool = False,
     ) -> list[Shard]:
-        """A worker's unfinished shards, in the order to read them."""
+        """Return the unfinished shards of a worker, in the order to read them."""
         return self._loop.run(
             self._client.assigned_shards(
                 worker_id, job_id=job_id, dataset_id=dataset_id, epoch=epoch, include_done=include_done
@@ -267,7 +271,7 @@ class CoordinatorClient:
     def advance_epoch(
         self, dataset_id: str, *, from_epoch: int, job_id: str = DEFAULT_JOB, require_complete: bool = False
     ) -> int:
-        """Ends `from_epoch` if nobody has yet; gives the epoch that the dataset is in."""
+        """End `from_epoch` unless another worker already has; return the current epoch of the dataset."""
         return self._loop.run(
             self._client.advance_epoch(
                 dataset_id, from_epoch=from_epoch, job_id=job_id, require_complete=require_complete
@@ -277,7 +281,7 @@ class CoordinatorClient:
     def latest_checkpoint(
         self, *, job_id: str = DEFAULT_JOB, kinds: Sequence[CheckpointKind] = ()
     ) -> CheckpointRecord | None:
-        """The newest committed checkpoint; by default of the kinds that a job can be restored from."""
+        """Return the newest committed checkpoint, by default of the kinds that a job can be restored from."""
         return self._loop.run(self._client.latest_checkpoint(job_id=job_id, kinds=kinds))
 
     def send_command(
@@ -289,7 +293,7 @@ class CoordinatorClient:
         reason: str = "",
         args: Mapping[str, str] | None = None,
     ) -> int:
-        """Orders workers (all, if none is named) to do something; gives the command's id."""
+        """Send a command to the given workers, by default to all; return its id."""
         return self._loop.run(
             self._client.send_command(name, job_id=job_id, worker_ids=worker_ids, reason=reason, args=args)
         )
@@ -298,11 +302,11 @@ class CoordinatorClient:
         return self._loop.run(self._client.list_jobs())
 
     def drop_job(self, job_id: str, *, force: bool = False, generation: int = 0, reason: str = "") -> bool:
-        """Forgets a job that is over; False if it was not there. See `AsyncCoordinatorClient.drop_job`."""
+        """Delete a finished job; return False if it does not exist. See `AsyncCoordinatorClient.drop_job`."""
         return self._loop.run(self._client.drop_job(job_id, force=force, generation=generation, reason=reason))
 
     def list_workers(self, *, job_id: str = DEFAULT_JOB, page_size: int = 0) -> views.MembershipInfo:
-        """All workers of a job, fetched page by page; 0 is as many at once as the coordinator gives."""
+        """Return all workers of a job, fetched page by page; `page_size=0` uses the coordinator's maximum."""
         return self._loop.run(self._client.list_workers(job_id=job_id, page_size=page_size))
 
     def list_datasets(self, *, job_id: str = DEFAULT_JOB) -> list[views.DatasetInfo]:
@@ -313,7 +317,7 @@ def _close(loop: LoopThread, client: AsyncCoordinatorClient) -> None:
     try:
         loop.run(client.close(), timeout_s=CLOSE_TIMEOUT_S)
     except TimeoutError as error:
-        log.warning("the connection to the coordinator at %s was left open: %s", ", ".join(client.addresses), error)
+        log.warning("cannot close the connection to the coordinator at %s: %s", ", ".join(client.addresses), error)
 
 
 async def _made(
@@ -323,7 +327,7 @@ async def _made(
 
 
 class Worker:
-    """A worker of a job, as its own process sees it; see `AsyncWorker` for what `generation` means here."""
+    """A worker of a job, in its own process; see `AsyncWorker` for the meaning of `generation`."""
 
     def __init__(self, loop: LoopThread, worker: AsyncWorker) -> None:
         self._loop = loop
@@ -334,12 +338,12 @@ class Worker:
 
     @property
     def generation(self) -> int:
-        """The membership that this program has adopted."""
+        """The generation that this program has adopted."""
         return self._worker.generation
 
     @property
     def latest_generation(self) -> int:
-        """The newest membership heard of; when it is ahead, call `refresh()`."""
+        """The newest generation known; if it is ahead, call `refresh()`."""
         return self._worker.latest_generation
 
     @property
@@ -352,7 +356,7 @@ class Worker:
 
     @property
     def lost(self) -> StrataError | None:
-        """Why this worker is out of the job, if it is."""
+        """Why this worker is no longer a member, if so."""
         return self._worker.lost
 
     def report(
@@ -363,13 +367,13 @@ class Worker:
         epoch: int | None = None,
         **metrics: float,
     ) -> None:
-        """Notes progress for the next heartbeat; costs nothing, so call it every step."""
+        """Record progress for the next heartbeat; cheap, so call it every step."""
         self._worker.note(state, step, epoch, metrics)
 
     def note(
         self, state: WorkerStateName | None, step: int | None, epoch: int | None, metrics: Mapping[str, float]
     ) -> None:
-        """As `report`, of metrics that may have any name."""
+        """Like `report`, for metrics with arbitrary names."""
         self._worker.note(state, step, epoch, metrics)
 
     def report_event(self, kind: WorkerEventName, *, at_s: float, step: int = 0) -> None:
@@ -377,37 +381,39 @@ class Worker:
         self._worker.report_event(kind, at_s=at_s, step=step)
 
     def heartbeat(self) -> None:
-        """Sends what was reported now, instead of at the next beat."""
+        """Send the reported progress now instead of with the next heartbeat."""
         self._loop.run(self._worker.heartbeat())
 
     def take_commands(self) -> list[CommandRecord]:
-        """The commands that came since the last look; they count as carried out from the next heartbeat on."""
+        """Return the commands received since the last call; the next heartbeat acknowledges them."""
         return self._worker.take_commands()
 
     def wait_changed(self, timeout_s: float) -> bool:
-        """Waits for a new generation, a command, or this worker's end; False if nothing came in time."""
+        """Wait for a new generation, a command, or the end of this membership; return False after `timeout_s`."""
         return self._loop.run(self._worker.wait_changed(timeout_s))
 
     def refresh(self) -> views.Standing:
-        """Adopts the newest generation: its number, this worker's rank, the world size. Raises if it is out."""
+        """Adopt the newest generation with this worker's rank and the world size. Raises if the worker is no longer a
+        member.
+        """
         return self._loop.run(self._worker.refresh())
 
     def wait_for_workers(self, count: int, *, timeout_s: float = 60.0) -> None:
-        """Waits until the job has at least this many workers, and adopts that generation."""
+        """Wait until the job has at least `count` workers, and adopt that generation."""
         self._loop.run(self._worker.wait_for_workers(count, timeout_s=timeout_s))
 
     def deregister(self, reason: str = "", *, timeout_s: float | None = None) -> None:
-        """Leaves the job; the shards move to the others at once. `timeout_s`: instead of the client's."""
+        """Leave the job; the shards move to other workers at once. `timeout_s` overrides the client's."""
         self._loop.run(self._worker.deregister(reason, timeout_s=timeout_s))
 
     def shards(
         self, dataset_id: str | None = None, *, epoch: int | None = None, include_done: bool = False
     ) -> list[Shard]:
-        """What is this worker's now; adopts the generation that says so."""
+        """Return this worker's shards, and adopt the generation that assigned them."""
         return self._loop.run(self._worker.shards(dataset_id, epoch=epoch, include_done=include_done))
 
     def ack(self, shards: Sequence[Shard]) -> views.Progress:
-        """Says that these shards, of one dataset and epoch, have been trained on."""
+        """Acknowledge these shards, of one dataset and epoch, as finished."""
         return self._loop.run(self._worker.ack(shards))
 
     def barrier(
@@ -419,7 +425,7 @@ class Worker:
         timeout_s: float = 300.0,
         elastic: bool = False,
     ) -> None:
-        """Waits until all members of the generation are here; see `AsyncWorker.barrier`."""
+        """Wait until all members of the generation have arrived; see `AsyncWorker.barrier`."""
         self._loop.run(self._worker.barrier(name, step=step, members=members, timeout_s=timeout_s, elastic=elastic))
 
     def notify_checkpoint(
@@ -436,7 +442,7 @@ class Worker:
         metadata: Mapping[str, str] | None = None,
         data_cursor: bytes = b"",
     ) -> CheckpointProgress:
-        """Says that this rank's part is durable; the last rank's call commits the checkpoint."""
+        """Report that this rank's part is durable; the last rank's call commits the checkpoint."""
         return self._loop.run(
             self._worker.notify_checkpoint(
                 checkpoint_id,
@@ -453,5 +459,5 @@ class Worker:
         )
 
     def recover(self) -> views.RecoveryPlan:
-        """Where to go on after a failure; adopts the generation that says so."""
+        """Return where to resume after a failure, and adopt that generation."""
         return self._loop.run(self._worker.recover())

@@ -1,4 +1,4 @@
-"""A worker of a job, as its own process sees it: what it has adopted, what it says, what it hears."""
+"""A worker of a job, in its own process: its adopted generation, its reports, and the notices it receives."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from strata.coordinator import wire
-from strata.coordinator.client._messages import message
+from strata.coordinator.client._link import message
 from strata.coordinator.state import limits, views
 from strata.coordinator.state.events import number_of
 from strata.coordinator.state.membership import WorkerEvent
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
     from strata.coordinator.state.shards import Shard
 
 OUT = (StaleIncarnation, UnknownWorker, UnknownJob)
-"""Answers that mean: this worker is out."""
+"""Errors that mean that this worker is no longer a member."""
 BARRIER_MARGIN_S = 5.0
-"""The coordinator ends a barrier in time by itself; the client waits this much longer to hear it."""
+"""The coordinator times out barriers itself; the client waits this much longer for that answer."""
 
 
 class AsyncWorker:
-    """A worker of a job, as its own process sees it.
+    """A worker of a job, in its own process.
 
     `generation`, `rank` and `world_size` are what this program has adopted; fenced calls carry that generation. When
-    the membership changes, `latest_generation` moves ahead of it, and fenced calls raise `StaleGeneration`, until the
-    program calls `refresh()`. So nothing is acknowledged under a membership that the program has not seen.
+    the membership changes, `latest_generation` moves ahead, and fenced calls raise `StaleGeneration` until the program
+    calls `refresh()`. The program thus never acknowledges anything under a membership that it has not seen.
     """
 
     def __init__(
@@ -65,9 +65,9 @@ class AsyncWorker:
         self.num_workers = response.world_size
         self.change_reason = ""
         self.lost: StrataError | None = None
-        """Why this worker is out of the job, if it is."""
+        """Why this worker is no longer a member, if so."""
         self.changed = asyncio.Event()
-        """Set when the membership has moved on, or this worker is out, or a command came."""
+        """Set when the membership has changed, the worker is no longer a member, or a command has arrived."""
         self._client = client
         self._state: WorkerStateName | None = None
         self._step: int | None = None
@@ -75,7 +75,7 @@ class AsyncWorker:
         self._metrics: dict[str, float] = {}
         self._events: list[WorkerEvent] = []
         self._noting = renewed(threading.Lock())
-        """Other threads than the loop's report."""
+        """Threads other than the loop's call `report`."""
         self._commands: list[CommandRecord] = []
         self._last_command_id = 0
         self._acked_command_id = 0
@@ -83,7 +83,7 @@ class AsyncWorker:
 
     @property
     def fence(self) -> int:
-        """What this process's calls carry on the wire as `incarnation`; nobody else is told."""
+        """The value that this process's calls carry on the wire as `incarnation`; no other process knows it."""
         return self._fence
 
     # -- heartbeats ------------------------------------------------------------------------------------------------
@@ -96,13 +96,13 @@ class AsyncWorker:
         epoch: int | None = None,
         **metrics: float,
     ) -> None:
-        """Notes progress for the next heartbeat; costs nothing, so call it every step."""
+        """Record progress for the next heartbeat; cheap, so call it every step."""
         self.note(state, step, epoch, metrics)
 
     def note(
         self, state: WorkerStateName | None, step: int | None, epoch: int | None, metrics: Mapping[str, float]
     ) -> None:
-        """As `report`, of metrics that may have any name."""
+        """Like `report`, for metrics with arbitrary names."""
         if state is not None:
             self._state = wire.check_state(state)
         if step is not None:
@@ -118,12 +118,12 @@ class AsyncWorker:
             self._events.append(WorkerEvent(kind, at_s, limits.check_count(step, "step")))
 
     def forget_report(self) -> None:
-        """It was refused; a worker must not die of what it reports."""
+        """Drop a report that was rejected; a worker must not die because of its report."""
         self._state = self._step = self._epoch = None
         self._metrics = {}
 
     async def heartbeat(self) -> None:
-        """Sends what was reported now, instead of at the next beat."""
+        """Send the reported progress now instead of with the next heartbeat."""
         with self._noting:
             metrics, self._metrics = self._metrics, {}
             events, self._events = self._events, []
@@ -142,7 +142,7 @@ class AsyncWorker:
         try:
             beat: pb.HeartbeatResponse = await self._client.call("heartbeat", request, timeout_s=self.lease_s)
         except CoordinatorUnavailable:
-            with self._noting:  # nobody has heard it: the next beat says it again, unless there is news
+            with self._noting:  # not delivered: send it with the next heartbeat, unless newer
                 self._metrics = {**metrics, **self._metrics}
                 self._events = [*events, *self._events]
             raise
@@ -166,14 +166,14 @@ class AsyncWorker:
             self.changed.set()
 
     def take_commands(self) -> list[CommandRecord]:
-        """The commands that came since the last look; they count as carried out from the next heartbeat on."""
+        """Return the commands received since the last call; the next heartbeat acknowledges them."""
         taken, self._commands = self._commands, []
         if taken:
             self._acked_command_id = taken[-1].command_id
         return taken
 
     async def wait_changed(self, timeout_s: float) -> bool:
-        """Waits for a new generation, a command, or this worker's end; False if nothing came in time."""
+        """Wait for a new generation, a command, or the end of this membership; return False after `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self.changed.wait()
@@ -185,7 +185,9 @@ class AsyncWorker:
     # -- membership ------------------------------------------------------------------------------------------------
 
     async def refresh(self) -> views.Standing:
-        """Adopts the newest generation: its number, this worker's rank, the world size. Raises if it is out."""
+        """Adopt the newest generation with this worker's rank and the world size. Raises if the worker is no longer a
+        member.
+        """
         request = message(
             pb.GetMembershipRequest, job_id=self.job_id, worker_id=self.worker_id, incarnation=self._fence
         )
@@ -198,7 +200,7 @@ class AsyncWorker:
         return views.Standing(mine.generation, mine.rank, mine.world_size, mine.reason)
 
     async def wait_for_workers(self, count: int, *, timeout_s: float = 60.0) -> None:
-        """Waits until the job has at least this many workers, and adopts that generation."""
+        """Wait until the job has at least `count` workers, and adopt that generation."""
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
@@ -208,13 +210,13 @@ class AsyncWorker:
                     await self.changed.wait()
         except TimeoutError:
             raise CoordinatorUnavailable(
-                f"{self.num_workers} of {count} workers of job {self.job_id!r} came within {timeout_s:g} s; "
-                "start the others, or ask for fewer",
+                f"{self.num_workers} of {count} workers of job {self.job_id!r} joined within {timeout_s:g} s; "
+                "start the others, or wait for fewer",
                 generation=self.latest_generation,
             ) from None
 
     async def deregister(self, reason: str = "", *, timeout_s: float | None = None) -> None:
-        """Leaves the job; the shards move to the others at once. `timeout_s`: instead of the client's."""
+        """Leave the job; the shards move to other workers at once. `timeout_s` overrides the client's."""
         self._client._forget(self)
         request = message(
             pb.DeregisterWorkerRequest,
@@ -233,8 +235,8 @@ class AsyncWorker:
     async def shards(
         self, dataset_id: str | None = None, *, epoch: int | None = None, include_done: bool = False
     ) -> list[Shard]:
-        """What is this worker's now; adopts the generation that says so."""
-        while True:  # once, unless the members change between the two calls
+        """Return this worker's shards, and adopt the generation that assigned them."""
+        while True:  # once, unless the membership changes between the two calls
             shards, generation = await self._client.shards_with_generation(
                 self.worker_id, job_id=self.job_id, dataset_id=dataset_id, epoch=epoch, include_done=include_done
             )
@@ -244,12 +246,14 @@ class AsyncWorker:
                 return shards
 
     async def ack(self, shards: Sequence[Shard]) -> views.Progress:
-        """Says that these shards, of one dataset and epoch, have been trained on."""
+        """Acknowledge these shards, of one dataset and epoch, as finished."""
         if not shards:
-            raise InvalidArgument("no shard is named; ack takes at least one", field="shards")
+            raise InvalidArgument("shards is empty; pass at least one", field="shards")
         first = shards[0]
         if any((s.dataset_id, s.epoch) != (first.dataset_id, first.epoch) for s in shards):
-            raise InvalidArgument("shards of several datasets or epochs; acknowledge them one by one", field="shards")
+            raise InvalidArgument(
+                "the shards belong to several datasets or epochs; acknowledge each separately", field="shards"
+            )
         request = message(
             pb.AckShardsRequest,
             **self._identity(),
@@ -271,10 +275,10 @@ class AsyncWorker:
         timeout_s: float = 300.0,
         elastic: bool = False,
     ) -> None:
-        """Waits until all members of the generation are here.
+        """Wait until all members of the generation have arrived.
 
-        `step` tells one use of a name from the next; left out, uses are counted. If the membership changes, the
-        barrier breaks (`BarrierBroken`), or, with `elastic`, is entered again in the new generation.
+        `step` distinguishes the uses of a name; by default, uses are counted. If the membership changes, the barrier
+        breaks (`BarrierBroken`), or, with `elastic`, is entered again in the new generation.
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
@@ -317,7 +321,7 @@ class AsyncWorker:
         metadata: Mapping[str, str] | None = None,
         data_cursor: bytes = b"",
     ) -> CheckpointProgress:
-        """Says that this rank's part is durable; the last rank's call commits the checkpoint."""
+        """Report that this rank's part is durable; the last rank's call commits the checkpoint."""
         request = message(
             pb.NotifyCheckpointRequest,
             **self._identity(),
@@ -335,7 +339,7 @@ class AsyncWorker:
         return wire.decode_progress(await self._client.call("notify_checkpoint", request))
 
     async def recover(self) -> views.RecoveryPlan:
-        """Where to go on after a failure; adopts the generation that says so."""
+        """Return where to resume after a failure, and adopt that generation."""
         request = message(
             pb.RequestRecoveryRequest, job_id=self.job_id, worker_id=self.worker_id, incarnation=self._fence
         )

@@ -1,4 +1,7 @@
-"""What people, dashboards, probes and autoscalers may ask over HTTP."""
+"""The HTTP API for people, dashboards, probes and autoscalers: status, lists, events and metrics.
+
+Reads only, through the engine of `serve`. It never changes the state of a job.
+"""
 
 from strata.coordinator.http.app import make_app
 from strata.coordinator.http.server import make_server

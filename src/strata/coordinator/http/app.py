@@ -1,13 +1,14 @@
-"""The HTTP API and `/metrics`: reads only, behind the same tokens as gRPC.
+"""The HTTP API and `/metrics`: read-only, with the same tokens as gRPC.
 
-Everything told is durable. Lists are paged and filtered before anything is built, so a page costs what is on it. Errors
-have one shape and the names they have over gRPC; what a condition means as an HTTP status stands in one table.
+Every answer is durable. Lists are filtered and paged before any item is built, so a page costs only its own items.
+Errors have one shape and the same names as over gRPC; one table maps them to HTTP statuses.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
@@ -19,12 +20,10 @@ from strata import errors
 from strata._version import __version__
 from strata.coordinator.http import exposition, views
 from strata.coordinator.http import models as m
-from strata.coordinator.http.hosts import HostCheck, own_names
-from strata.coordinator.http.query import ask
-from strata.coordinator.http.rate_limit import Pace
+from strata.coordinator.http.checks import HostCheck, RateLimit, own_names
 from strata.coordinator.state.checkpoints import Attempt
-from strata.coordinator.state.events import CheckpointKind  # noqa: TC001 - read at run time
-from strata.coordinator.state.membership import WorkerStateName  # noqa: TC001 - read at run time
+from strata.coordinator.state.events import CheckpointKind  # noqa: TC001 - evaluated at run time
+from strata.coordinator.state.membership import WorkerStateName  # noqa: TC001 - evaluated at run time
 from strata.transport.tokens import METADATA_KEY, Role, require
 
 if TYPE_CHECKING:
@@ -38,19 +37,24 @@ if TYPE_CHECKING:
     from strata.coordinator.state.core import Core
     from strata.transport.tokens import Guard
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 Item = TypeVar("Item", bound="BaseModel")
 
 MAX_LIMIT = 1_000
 MAX_OFFSET = 2**53
 MAX_READERS = 4
-"""Threads that may read the journal at once."""
+"""Threads that may read the journal at the same time."""
 SIZE_TIMEOUT_S = 2.0
+QUERY_TIMEOUT_S = 10.0
+NUM_ATTEMPTS = 2
+"""A read whose batch failed to commit sees the state before that batch on the second attempt."""
 
-Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="How many items at the most.")]
-Offset = Annotated[int, Query(ge=0, le=MAX_OFFSET, description="How many to pass over.")]
-JobId = Annotated[str | None, Query(min_length=1, max_length=128, description="Of this job only.")]
-WorkerId = Annotated[str | None, Query(min_length=1, max_length=128, description="Of this worker only.")]
+Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="The maximum number of items.")]
+Offset = Annotated[int, Query(ge=0, le=MAX_OFFSET, description="The number of items to skip.")]
+JobId = Annotated[str | None, Query(min_length=1, max_length=128, description="Only this job.")]
+WorkerId = Annotated[str | None, Query(min_length=1, max_length=128, description="Only this worker.")]
 
 STATUS_OF: dict[type[errors.StrataError], int] = {
     errors.StrataError: 500,
@@ -65,19 +69,19 @@ STATUS_OF: dict[type[errors.StrataError], int] = {
     errors.CoordinatorUnavailable: 503,
     errors.JournalError: 503,
 }
-"""A condition has the status of its nearest ancestor here."""
+"""An error has the status of its nearest ancestor in this table."""
 
 _MEANINGS = {
-    401: "No token, or not one that is known here.",
-    403: "The token's role is too low.",
-    404: "There is no such job.",
-    422: "A parameter is wrong.",
-    429: "More requests a second from this machine than limits.max_http_requests_per_s.",
+    401: "The token is missing or unknown.",
+    403: "The role of the token does not permit the request.",
+    404: "The job does not exist.",
+    422: "A parameter is invalid.",
+    429: "More requests per second from this machine than limits.max_http_requests_per_s.",
     503: "The journal cannot be read or written, or another coordinator leads.",
 }
 _HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
-    code: {"model": m.ErrorBody, "description": words} for code, words in _MEANINGS.items()
+    code: {"model": m.ErrorBody, "description": message} for code, message in _MEANINGS.items()
 }
 
 
@@ -85,21 +89,21 @@ def make_app(engine: Engine, hub: SessionHub, guard: Guard) -> FastAPI:
     app = FastAPI(
         title="Strata coordinator",
         version=__version__,
-        description="Who is here, what is theirs, what has been agreed on. Reads only; everything told is durable.",
+        description="Membership, shards, barriers and checkpoints of jobs. Read-only; every answer is durable.",
         docs_url=None,
         redoc_url=None,
     )
 
-    pace = Pace(engine.config.limits)
+    rate_limit = RateLimit(engine.config.limits)
 
-    async def paced(request: Request) -> None:
-        pace.admit(request.client.host if request.client else "", engine.metrics.now_s())
+    async def limit_rate(request: Request) -> None:
+        rate_limit.admit(request.client.host if request.client else "", engine.metrics.now_s())
 
     async def reader(request: Request) -> None:
         require(guard.role_of(request.headers.get(METADATA_KEY, "")), Role.READER, request.url.path)
 
     app.include_router(_health(engine))
-    guarded = APIRouter(dependencies=[Depends(paced), Depends(reader)], responses=_PROBLEMS)
+    guarded = APIRouter(dependencies=[Depends(limit_rate), Depends(reader)], responses=_PROBLEMS)
     _add_state(guarded, engine, hub, guard)
     _add_events(guarded, engine)
     _add_metrics(guarded, engine, hub, guard)
@@ -113,7 +117,7 @@ def make_app(engine: Engine, hub: SessionHub, guard: Guard) -> FastAPI:
 
 
 def page(found: Iterable[T], make: Callable[[T], Item], *, limit: int, offset: int) -> m.Page[Item]:
-    """Builds what is on the page, and counts the rest."""
+    """Build the items of the page, and count the rest."""
     rest = iter(found)
     num_before = sum(1 for _ in itertools.islice(rest, offset))
     items = [make(one) for one in itertools.islice(rest, limit)]
@@ -130,7 +134,7 @@ def _health(engine: Engine) -> APIRouter:
 
     @router.get("/api/health", responses={503: {"model": m.Health}}, response_model_exclude_none=True)
     async def health(response: Response) -> m.Health:
-        """200 while calls are carried out; 503 with the reason while they are not. Needs no token."""
+        """Return 200 while calls are processed, and 503 with the reason while they are not. Needs no token."""
         if elsewhere := engine.not_leader():
             response.status_code = 503
             return m.Health(status="standby", reason=elsewhere.message)
@@ -156,14 +160,14 @@ async def _journal_bytes(engine: Engine) -> int | None:
 def _add_state(router: APIRouter, engine: Engine, hub: SessionHub, guard: Guard) -> None:
     @router.get("/api/status")
     async def status() -> m.Status:
-        """The whole coordinator at a glance."""
+        """Return an overview of the coordinator."""
 
-        def look(core: Core, _at: Moment) -> tuple[int, int, list[m.StatusJob]]:
+        def read(core: Core, _at: Moment) -> tuple[int, int, list[m.StatusJob]]:
             num_workers = sum(len(job.membership.members) for job in core.jobs.values())
             shown = itertools.islice(core.jobs.values(), MAX_LIMIT)
             return len(core.jobs), num_workers, [views.status_job(job) for job in shown]
 
-        num_jobs, num_workers, jobs = await ask(engine, look)
+        num_jobs, num_workers, jobs = await query(engine, read)
         return m.Status(
             version=__version__,
             num_sessions=hub.num_sessions,
@@ -179,8 +183,8 @@ def _add_state(router: APIRouter, engine: Engine, hub: SessionHub, guard: Guard)
 
     @router.get("/api/jobs")
     async def jobs(job: JobId = None, limit: Limit = 100, offset: Offset = 0) -> m.Page[m.Job]:
-        """Jobs, in the order in which they began."""
-        return await ask(engine, lambda core, _at: page(views.jobs(core, job), views.job, limit=limit, offset=offset))
+        """List jobs in the order of their creation."""
+        return await query(engine, lambda core, _at: page(views.jobs(core, job), views.job, limit=limit, offset=offset))
 
     @router.get("/api/workers")
     async def workers(
@@ -191,9 +195,9 @@ def _add_state(router: APIRouter, engine: Engine, hub: SessionHub, guard: Guard)
         limit: Limit = 100,
         offset: Offset = 0,
     ) -> m.Page[m.Worker]:
-        """Workers that are in, by job and rank."""
+        """List the workers by job and rank."""
 
-        def look(core: Core, at: Moment) -> m.Page[m.Worker]:
+        def read(core: Core, at: Moment) -> m.Page[m.Worker]:
             found = (
                 (one.job_id, rank, member)
                 for one in views.jobs(core, job)
@@ -204,15 +208,15 @@ def _add_state(router: APIRouter, engine: Engine, hub: SessionHub, guard: Guard)
             )
             return page(found, lambda one: views.worker(*one, at.monotonic_s), limit=limit, offset=offset)
 
-        return await ask(engine, look)
+        return await query(engine, read)
 
     @router.get("/api/datasets")
     async def datasets(
         job: JobId = None, complete: bool | None = None, limit: Limit = 100, offset: Offset = 0
     ) -> m.Page[m.Dataset]:
-        """Datasets and how far each is in its epoch."""
+        """List datasets and their progress in the current epoch."""
 
-        def look(core: Core, _at: Moment) -> m.Page[m.Dataset]:
+        def read(core: Core, _at: Moment) -> m.Page[m.Dataset]:
             found = (
                 (one.job_id, dataset)
                 for one in views.jobs(core, job)
@@ -221,7 +225,7 @@ def _add_state(router: APIRouter, engine: Engine, hub: SessionHub, guard: Guard)
             )
             return page(found, lambda one: views.dataset(*one), limit=limit, offset=offset)
 
-        return await ask(engine, look)
+        return await query(engine, read)
 
     @router.get("/api/checkpoints")
     async def checkpoints(
@@ -231,9 +235,9 @@ def _add_state(router: APIRouter, engine: Engine, hub: SessionHub, guard: Guard)
         limit: Limit = 100,
         offset: Offset = 0,
     ) -> m.Page[m.Checkpoint]:
-        """Checkpoints that are remembered, oldest first; then those that are not agreed on yet."""
+        """List the remembered checkpoints, oldest first, then those that are not committed yet."""
 
-        def look(core: Core, _at: Moment) -> m.Page[m.Checkpoint]:
+        def read(core: Core, _at: Moment) -> m.Page[m.Checkpoint]:
             found = (
                 (one, found)
                 for one in views.jobs(core, job)
@@ -243,15 +247,15 @@ def _add_state(router: APIRouter, engine: Engine, hub: SessionHub, guard: Guard)
             )
             return page(found, lambda one: views.checkpoint(*one), limit=limit, offset=offset)
 
-        return await ask(engine, look)
+        return await query(engine, read)
 
     @router.get("/api/barriers")
     async def barriers(
         job: JobId = None, state: m.BarrierState | None = None, limit: Limit = 100, offset: Offset = 0
     ) -> m.Page[m.Barrier]:
-        """Barriers that wait, and those that were released in the generation that stands."""
+        """List the waiting barriers, and those released in the current generation."""
 
-        def look(core: Core, at: Moment) -> m.Page[m.Barrier]:
+        def read(core: Core, at: Moment) -> m.Page[m.Barrier]:
             found = (
                 (one, found)
                 for one in views.jobs(core, job)
@@ -260,7 +264,7 @@ def _add_state(router: APIRouter, engine: Engine, hub: SessionHub, guard: Guard)
             )
             return page(found, lambda one: views.barrier(*one, at.monotonic_s), limit=limit, offset=offset)
 
-        return await ask(engine, look)
+        return await query(engine, read)
 
 
 # -- events --------------------------------------------------------------------------------------------------------
@@ -274,23 +278,23 @@ def _add_events(router: APIRouter, engine: Engine) -> None:
         job: JobId = None,
         kind: m.EventKind | None = None,
         worker: WorkerId = None,
-        after: Annotated[int, Query(ge=0, le=MAX_OFFSET, description="Begin behind this entry.")] = 0,
+        after: Annotated[int, Query(ge=0, le=MAX_OFFSET, description="Start after this entry.")] = 0,
         limit: Limit = 100,
     ) -> m.EventPage:
-        """What happened and why, in words, oldest first, as far back as the journal's history goes."""
+        """List events with their reasons, oldest first, as far back as the history of the journal reaches."""
         _require_leader(engine)
         async with room:
             found = await asyncio.to_thread(
                 views.events, engine.journal, after=after, limit=limit, job_id=job, kind=kind, worker_id=worker
             )
         _require_leader(engine)
-        if job is not None and not found.items and not after:  # a job that was dropped has a history, and no more
-            await ask(engine, lambda core, _at: core.job(job).job_id)
+        if job is not None and not found.items and not after:  # a dropped job still has a history
+            await query(engine, lambda core, _at: core.job(job).job_id)
         return found
 
 
 def _require_leader(engine: Engine) -> None:
-    """Who does not lead may have an old journal, or none."""
+    """Reject a read on a standby, whose journal may be old or missing."""
     if elsewhere := engine.not_leader():
         raise elsewhere
 
@@ -301,7 +305,7 @@ def _require_leader(engine: Engine) -> None:
 def _add_metrics(router: APIRouter, engine: Engine, hub: SessionHub, guard: Guard) -> None:
     @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:
-        """For Prometheus; docs/metrics.md tells what each means. A standby tells of its process, and of no jobs."""
+        """Return metrics for Prometheus; see docs/metrics.md. A standby exports no jobs."""
         leading, file_problem = engine.not_leader() is None, guard.file_problem()
         text = exposition.render(
             engine.metrics,
@@ -319,7 +323,9 @@ def _add_metrics(router: APIRouter, engine: Engine, hub: SessionHub, guard: Guar
 # -- errors --------------------------------------------------------------------------------------------------------
 
 
-def _told(code: int, kind: str, message: str, field: str = "", headers: dict[str, str] | None = None) -> JSONResponse:
+def _error_response(
+    code: int, kind: str, message: str, field: str = "", headers: dict[str, str] | None = None
+) -> JSONResponse:
     body = m.ErrorBody(error=m.Problem(kind=kind, message=message, field=field))
     return JSONResponse(body.model_dump(), status_code=code, headers=headers)
 
@@ -327,25 +333,62 @@ def _told(code: int, kind: str, message: str, field: str = "", headers: dict[str
 async def _refuse(_request: Request, error: Exception) -> Response:
     assert isinstance(error, errors.StrataError)
     code = next(STATUS_OF[kind] for kind in type(error).__mro__ if kind in STATUS_OF)
-    return _told(code, type(error).__name__, error.message, error.field, _HEADERS.get(code))
+    return _error_response(code, type(error).__name__, error.message, error.field, _HEADERS.get(code))
 
 
 async def _refuse_parameter(_request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     field = str(first["loc"][-1])
-    return _told(422, "InvalidArgument", f"{field}: {first['msg']}; see /openapi.json for what is allowed", field)
+    return _error_response(422, "InvalidArgument", f"{field}: {first['msg']}; see /openapi.json", field)
 
 
 def _refuse_host(host: str) -> JSONResponse:
-    words = (
-        f"Host: {host[:100]!r} is not a name of this machine, so a page of another site may be asking; if it is one, "
-        "add it to security.hosts in coordinator.yaml"
+    message = (
+        f"Host: {host[:100]!r} is not a name of this machine, so a page of another site may have sent the request; "
+        "if it is one, add it to security.hosts in coordinator.yaml"
     )
-    return _told(421, "RequestRefused", words, "Host")
+    return _error_response(421, "RequestRefused", message, "Host")
 
 
 async def _refuse_request(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     headers = dict(error.headers) if error.headers else None
-    return _told(error.status_code, "RequestRefused", f"{error.detail}; /openapi.json names what there is", "", headers)
+    return _error_response(error.status_code, "RequestRefused", f"{error.detail}; see /openapi.json", "", headers)
+
+
+async def query(engine: Engine, read: Callable[[Core, Moment], T]) -> T:
+    """Return the result of `read`, once all state that it saw is durable."""
+    for attempt in range(1, NUM_ATTEMPTS + 1):
+        answer = await _query_once(engine, read)
+        if isinstance(answer, errors.JournalWriteFailed) and attempt < NUM_ATTEMPTS:
+            continue
+        if isinstance(answer, errors.StrataError):
+            raise answer
+        return answer
+    raise AssertionError("unreachable")
+
+
+async def _query_once(engine: Engine, read: Callable[[Core, Moment], T]) -> T | errors.StrataError:
+    answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def done(answer: Any) -> None:
+        if not answered.done():  # it may have timed out
+            answered.set_result(answer)
+
+    def guarded_read(core: Core, at: Moment) -> T | errors.StrataError:
+        try:
+            return read(core, at)
+        except errors.StrataError as error:
+            return error
+        except Exception as error:
+            # Process boundary: other calls run in the same batch and must not fail.
+            log.exception("unexpected error in an HTTP request")
+            return errors.StrataError(f"the coordinator failed on this request ({type(error).__name__}); see its log")
+
+    engine.call(lambda core, at: lambda: guarded_read(core, at), done)
+    try:
+        async with asyncio.timeout(QUERY_TIMEOUT_S):
+            return await answered  # type: ignore[no-any-return]
+    except TimeoutError:
+        return errors.CoordinatorUnavailable(f"the journal did not respond within {QUERY_TIMEOUT_S} s; try again")

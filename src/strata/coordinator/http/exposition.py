@@ -1,7 +1,7 @@
-"""The coordinator's numbers as Prometheus reads them.
+"""Render the coordinator's metrics for Prometheus.
 
-A registry is made for each scrape and holds nothing of the process's own: what is exported is what was measured here.
-Labels are bounded: methods, statuses, causes and directions are fixed sets, and of jobs the largest are named.
+Each scrape uses a new registry without Prometheus's own process metrics: everything exported was measured here. Labels
+are bounded: methods, statuses, causes and directions are fixed sets, and only the largest jobs are named.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 MAX_JOBS = 100
-"""Jobs with a label of their own; the rest are added up."""
+"""Jobs with their own label; the rest are summed up."""
 OTHER_JOBS = "(others)"
 """No job can have this name."""
 
@@ -66,12 +66,10 @@ class _Scrape(Collector):
         return ()  # else the registry would collect once at registration
 
     def collect(self) -> Iterator[Metric]:
-        yield _gauge("strata_build_info", "The version that runs; always 1.", 1, version=__version__)
+        yield _gauge("strata_build_info", "The running version; always 1.", 1, version=__version__)
         yield _gauge("strata_refusing", "1 while calls are refused because the journal fails.", int(self.refusing))
         yield _gauge("strata_leading", "1 while this coordinator leads.", int(self.leading))
-        tokens = GaugeMetricFamily(
-            "strata_token_file_ok", "Whether the newest tokens are in force. Absent without file."
-        )
+        tokens = GaugeMetricFamily("strata_token_file_ok", "0 while the token file is invalid. Absent without a file.")
         if self.token_file_ok is not None:
             tokens.add_metric((), int(self.token_file_ok))
         yield tokens
@@ -87,7 +85,7 @@ class _Scrape(Collector):
             "strata_requests", "Calls answered, by method and gRPC status.", labels=("method", "status")
         )
         seconds = HistogramMetricFamily(
-            "strata_request_seconds", "From a call's arrival to its answer, by method.", labels=("method",)
+            "strata_request_seconds", "Time from arrival to answer, by method.", labels=("method",)
         )
         for method, stats in sorted(self.metrics.calls.items()):
             for status, num in [("OK", stats.num_ok), *sorted(stats.num_by_refusal.items())]:
@@ -99,19 +97,19 @@ class _Scrape(Collector):
         yield seconds
         yield _gauge(
             "strata_coordinator_rps",
-            "Calls answered per second over the last ten seconds: the autoscaler's coordinator-rps.",
+            "Calls answered per second over the last 10 s: coordinator-rps for an autoscaler.",
             self.metrics.calls_per_s(),
         )
 
     def _sessions(self) -> Iterator[Metric]:
         m = self.metrics
-        yield _gauge("strata_sessions", "Sessions that are open.", self.num_sessions)
-        yield _counter("strata_sessions_opened", "Sessions that were opened.", m.num_sessions_opened)
+        yield _gauge("strata_sessions", "Open sessions.", self.num_sessions)
+        yield _counter("strata_sessions_opened", "Sessions opened.", m.num_sessions_opened)
         yield _counter(
-            "strata_sessions_dropped", "Sessions that were ended because they did not read.", m.num_sessions_dropped
+            "strata_sessions_dropped", "Sessions closed because the client did not read.", m.num_sessions_dropped
         )
         frames = HistogramMetricFamily(
-            "strata_frame_bytes", "Frames of sessions and their sizes, by direction.", labels=("direction",)
+            "strata_frame_bytes", "Size of session frames, by direction.", labels=("direction",)
         )
         frames.add_metric(("in",), _buckets(m.frames_in), m.frames_in.total)
         frames.add_metric(("out",), _buckets(m.frames_out), m.frames_out.total)
@@ -119,29 +117,27 @@ class _Scrape(Collector):
 
     def _barriers(self) -> Iterator[Metric]:
         m = self.metrics
-        yield _histogram(
-            "strata_barrier_latency_seconds", "From a barrier's first arrival to its release being told.", m.barrier_s
-        )
+        yield _histogram("strata_barrier_latency_seconds", "Time from first arrival to announced release.", m.barrier_s)
         recent = GaugeMetricFamily(
             "strata_barrier_latency_recent_seconds",
-            "95th percentile of the last minute: the autoscaler's barrier-latency. Absent when nothing was released.",
+            "95th percentile of the last 60 s: barrier-latency for an autoscaler. Absent if none was released.",
         )
         recent_s = m.recent_barrier_s()
         if recent_s is not None:
             recent.add_metric((), recent_s)
         yield recent
-        yield _counter("strata_barriers_broken", "Barriers that ended without release.", m.num_barriers_broken)
+        yield _counter("strata_barriers_broken", "Barriers that ended without a release.", m.num_barriers_broken)
         num_open = sum(len(job.barriers.open) for job in self.jobs)
-        yield _gauge("strata_barriers_open", "Barriers that wait now.", num_open)
+        yield _gauge("strata_barriers_open", "Barriers that are waiting.", num_open)
 
     def _journal(self) -> Iterator[Metric]:
         m = self.metrics
-        yield _histogram("strata_journal_commit_seconds", "How long commits took.", m.commit_s)
-        yield _histogram("strata_journal_commit_events", "Events committed together.", m.commit_events)
+        yield _histogram("strata_journal_commit_seconds", "Duration of commits.", m.commit_s)
+        yield _histogram("strata_journal_commit_events", "Events per commit.", m.commit_events)
         yield _counter("strata_journal_commit_bytes", "Bytes of events and snapshots committed.", m.num_commit_bytes)
-        yield _counter("strata_journal_commit_failures", "Commits that failed.", m.num_commits_failed)
+        yield _counter("strata_journal_commit_failures", "Failed commits.", m.num_commits_failed)
         yield _counter("strata_journal_snapshots", "Snapshots written.", m.num_snapshots)
-        size = GaugeMetricFamily("strata_journal_size_bytes", "What the journal takes up. Absent if it does not say.")
+        size = GaugeMetricFamily("strata_journal_size_bytes", "Size of the journal. Absent if unknown.")
         if self.journal_bytes is not None:
             size.add_metric((), self.journal_bytes)
         yield size
@@ -153,24 +149,22 @@ class _Scrape(Collector):
         for cause, num in m.num_left_by_cause.items():
             left.add_metric((cause,), num)
         yield left
-        expiries = CounterMetricFamily(
-            "strata_lease_expiries", "Workers declared dead: silent, connection lost, or hung.", labels=("cause",)
-        )
+        expiries = CounterMetricFamily("strata_lease_expiries", "Workers declared dead, by cause.", labels=("cause",))
         for cause in EXPIRY_CAUSES:
             expiries.add_metric((cause,), m.num_left_by_cause[cause])
         yield expiries
-        yield _counter("strata_generation_changes", "Generations begun, all jobs together.", m.num_generations)
-        yield _counter("strata_shards_moved", "Shards that were given an owner or another one.", m.num_shards_moved)
+        yield _counter("strata_generation_changes", "Generations started, over all jobs.", m.num_generations)
+        yield _counter("strata_shards_moved", "Shards that got a first or new owner.", m.num_shards_moved)
         yield _counter("strata_shards_done", "Shards acknowledged.", m.num_shards_done)
-        yield _counter("strata_checkpoints_committed", "Checkpoints that all ranks acknowledged.", m.num_checkpoints)
+        yield _counter("strata_checkpoints_committed", "Checkpoints acknowledged by all ranks.", m.num_checkpoints)
 
     def _now(self) -> Iterator[Metric]:
-        yield _gauge("strata_jobs", "Jobs that are known.", len(self.jobs))
-        yield _gauge("strata_unannounced", "Answers that wait for the disk.", self.num_unannounced)
+        yield _gauge("strata_jobs", "Number of jobs.", len(self.jobs))
+        yield _gauge("strata_unannounced", "Answers that wait for a commit.", self.num_unannounced)
         workers = GaugeMetricFamily(
-            "strata_workers", f"Workers that are in, by state; the {MAX_JOBS} largest jobs.", labels=("job", "state")
+            "strata_workers", f"Workers by state; the {MAX_JOBS} largest jobs.", labels=("job", "state")
         )
-        generations = GaugeMetricFamily("strata_generation", "The generation that stands, same jobs.", labels=("job",))
+        generations = GaugeMetricFamily("strata_generation", "The current generation, same jobs.", labels=("job",))
         by_size = sorted(self.jobs, key=lambda job: -len(job.membership.members))
         others: Counter[str] = Counter()
         for place, job in enumerate(by_size):
@@ -187,18 +181,18 @@ class _Scrape(Collector):
         yield generations
 
 
-def _counter(name: str, words: str, value: float) -> Metric:
-    return CounterMetricFamily(name, words, value=value)
+def _counter(name: str, help_text: str, value: float) -> Metric:
+    return CounterMetricFamily(name, help_text, value=value)
 
 
-def _gauge(name: str, words: str, value: float, **labels: str) -> Metric:
-    family = GaugeMetricFamily(name, words, labels=tuple(labels))
+def _gauge(name: str, help_text: str, value: float, **labels: str) -> Metric:
+    family = GaugeMetricFamily(name, help_text, labels=tuple(labels))
     family.add_metric(tuple(labels.values()), value)
     return family
 
 
-def _histogram(name: str, words: str, histogram: Histogram) -> Metric:
-    family = HistogramMetricFamily(name, words)
+def _histogram(name: str, help_text: str, histogram: Histogram) -> Metric:
+    family = HistogramMetricFamily(name, help_text)
     family.add_metric((), _buckets(histogram), histogram.total)
     return family
 

@@ -1,7 +1,7 @@
-"""The shapes of the HTTP API's answers; its OpenAPI description is made of these.
+"""The models of the HTTP API's answers, from which its OpenAPI description is generated.
 
-Lists come in one envelope: the items, how many there are in all, and where the next page begins. Data cursors of
-checkpoints are bytes that only their writers understand, so the API tells their length and not their contents.
+Lists have one envelope: the items, their total number, and the offset of the next page. The data cursor of a checkpoint
+is opaque, so the API returns its length and not its contents.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from strata.coordinator.state.events import CheckpointKind  # noqa: TC001 - read at run time
-from strata.coordinator.state.membership import WorkerStateName  # noqa: TC001 - read at run time
+from strata.coordinator.state.events import CheckpointKind  # noqa: TC001 - evaluated at run time
+from strata.coordinator.state.membership import WorkerStateName  # noqa: TC001 - evaluated at run time
 
 CheckpointState = Literal["committed", "open"]
 BarrierState = Literal["open", "released"]
@@ -42,16 +42,16 @@ class Model(BaseModel):
 
 class Page(Model, Generic[Item]):
     items: list[Item]
-    total: int = Field(description="How many fit the filters, on all pages.")
+    total: int = Field(description="The number of matching items on all pages.")
     limit: int
     offset: int
-    next_offset: int | None = Field(description="Where the next page begins; null: this is the last.")
+    next_offset: int | None = Field(description="The offset of the next page; null on the last page.")
 
 
 class Problem(Model):
-    kind: str = Field(description="The error's name, the same as over gRPC.")
-    message: str = Field(description="What is wrong, and what to do about it.")
-    field: str = Field(description="The parameter at fault; empty: none in particular.")
+    kind: str = Field(description="The name of the error, the same as over gRPC.")
+    message: str = Field(description="What is wrong, and how to fix it.")
+    field: str = Field(description="The invalid parameter; empty if it is no single one.")
 
 
 class ErrorBody(Model):
@@ -60,15 +60,15 @@ class ErrorBody(Model):
 
 class Health(Model):
     status: Literal["ok", "refusing", "standby"]
-    reason: str | None = Field(None, description="Why calls are refused, or where the leader is.")
+    reason: str | None = Field(None, description="Why calls are refused, or the address of the leader.")
 
 
 class Job(Model):
     job_id: str
     generation: int
-    reason: str = Field(description="Why this generation began, in words.")
+    reason: str = Field(description="Why this generation started.")
     num_workers: int
-    num_suspects: int = Field(description="Workers whose connection was lost and not yet renewed.")
+    num_suspects: int = Field(description="Workers that lost their connection and have not reconnected.")
     num_datasets: int
     num_open_barriers: int
     num_checkpoints: int
@@ -87,14 +87,14 @@ class StatusJob(Model):
 class Status(Model):
     version: str
     num_sessions: int
-    journal_bytes: int | None = Field(description="null: the journal could not be asked in time.")
-    journal_damage: str | None = Field(description="What was found damaged at start.")
-    journal_failure: str | None = Field(description="Why the journal cannot be written now.")
-    token_file_problem: str | None = Field(description="Why the newest file of tokens is not used, but the one before.")
+    journal_bytes: int | None = Field(description="The size of the journal; null if it did not respond in time.")
+    journal_damage: str | None = Field(description="Damage found at startup.")
+    journal_failure: str | None = Field(description="Why the journal cannot be written at present.")
+    token_file_problem: str | None = Field(description="Why the newest token file is not used.")
     num_jobs: int
     num_workers: int
-    requests_per_s: float = Field(description="Over the last ten seconds.")
-    jobs: list[StatusJob] = Field(description="The first 1,000; /api/jobs has them all.")
+    requests_per_s: float = Field(description="Over the last 10 seconds.")
+    jobs: list[StatusJob] = Field(description="The first 1,000; /api/jobs lists them all.")
 
 
 class Worker(Model):
@@ -107,9 +107,9 @@ class Worker(Model):
     epoch: int
     capacity: float
     hostname: str
-    silent_s: float = Field(description="Since it was last heard.")
-    suspect: bool = Field(description="Its connection was lost and not yet renewed.")
-    metrics: dict[str, float | None] = Field(description="The newest value of each; null: not a finite number.")
+    silent_s: float = Field(description="Seconds since its last message.")
+    suspect: bool = Field(description="It lost its connection and has not reconnected.")
+    metrics: dict[str, float | None] = Field(description="The newest value of each; null if it is not finite.")
     launch_rank: int | None = Field(default=None, description="Rank that the launcher gave the process, if any.")
     attempt: int | None = Field(default=None, description="Number of earlier starts of the run's workers, if known.")
 
@@ -141,7 +141,7 @@ class Checkpoint(Model):
     model_hash: str
     hashes: dict[str, str]
     metadata: dict[str, str]
-    data_cursor_bytes: int = Field(description="The length of its data cursor.")
+    data_cursor_bytes: int = Field(description="The size of its data cursor.")
     committed_at_s: float | None = Field(description="Seconds since 1970; null while it is open.")
 
 
@@ -153,9 +153,9 @@ class Barrier(Model):
     generation: int
     num_members: int
     num_arrived: int
-    missing: list[str] = Field(description="Who has not come yet; the first 32.")
-    waited_s: float | None = Field(description="Since the first came; null when it is released.")
-    remaining_s: float | None = Field(description="Until it gives up; null when it is released.")
+    missing: list[str] = Field(description="Workers that have not arrived; the first 32.")
+    waited_s: float | None = Field(description="Seconds since the first arrival; null once released.")
+    remaining_s: float | None = Field(description="Seconds until it times out; null once released.")
 
 
 class EventLine(Model):
@@ -165,8 +165,8 @@ class EventLine(Model):
     job_id: str
     kind: str
     words: str = Field(description="What happened and why.")
-    reason: str | None = Field(description="The reason alone, where the event keeps one.")
-    worker_id: str | None = Field(description="Whom it concerns, where that is one worker.")
+    reason: str | None = Field(description="The reason alone, if the event has one.")
+    worker_id: str | None = Field(description="The worker concerned, if it is a single one.")
     generation: int | None
 
 
@@ -174,8 +174,8 @@ class EventPage(Model):
     items: list[EventLine]
     limit: int
     after: int
-    next_after: int = Field(description="Give this as `after` to go on; at the end, to ask for what has come since.")
+    next_after: int = Field(description="Pass this as `after` to continue; at the end, to get newer events.")
     more: bool = Field(
-        description="There may be more right away. A page can be short, even empty, and have more after it: one "
-        "request looks at no more than 10,000 events."
+        description="Whether more events may follow. A page may be short or even empty and still have more: one "
+        "request reads at most 10,000 events."
     )

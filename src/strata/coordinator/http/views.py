@@ -1,4 +1,4 @@
-"""From the core's state to the API's models: looks only."""
+"""Convert the state of the core into the models of the API. Reads only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCAN_PAGE = 1_000
 
 
 def jobs(core: Core, job_id: str | None) -> list[Job]:
-    """All of them, or the one; raises `UnknownJob`."""
+    """Return all jobs, or the given one; raise `UnknownJob` if it does not exist."""
     return list(core.jobs.values()) if job_id is None else [core.job(job_id)]
 
 
@@ -90,7 +90,7 @@ def dataset(job_id: str, dataset: Dataset) -> m.Dataset:
 
 
 def checkpoints(job: Job) -> Iterator[e.CheckpointRecord | Attempt]:
-    """Oldest first; those that are not agreed on yet come last."""
+    """Yield the checkpoints, oldest first; those that are not committed yet come last."""
     yield from job.checkpoints.committed.values()
     yield from job.checkpoints.attempts.values()
 
@@ -144,7 +144,7 @@ def _committed(job_id: str, record: e.CheckpointRecord) -> m.Checkpoint:
 
 
 def barriers(job: Job) -> Iterator[OpenBarrier | tuple[str, int]]:
-    """Those that wait, then the names of those that were released in this generation."""
+    """Yield the waiting barriers, then those released in this generation."""
     yield from job.barriers.open.values()
     yield from job.barriers.released
 
@@ -187,7 +187,7 @@ def _open_barrier(job: Job, barrier: OpenBarrier, now_s: float) -> m.Barrier:
 def events(
     journal: Journal, *, after: int, limit: int, job_id: str | None, kind: str | None, worker_id: str | None
 ) -> m.EventPage:
-    """Blocks; for a thread. Looks at `MAX_SCANNED` events at the most."""
+    """Read events from the journal, at most `MAX_SCANNED`. Blocks, so run it in a thread."""
     found: list[m.EventLine] = []
     here, num_scanned, more = after, 0, True
     while more and len(found) < limit and num_scanned < MAX_SCANNED:

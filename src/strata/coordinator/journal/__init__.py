@@ -1,4 +1,8 @@
-"""The coordinator's durable memory: a log of events with snapshots, verified when read back; and who may write it."""
+"""The coordinator's durable state: a log of events with snapshots, verified when read, and the leadership that may
+write it.
+
+The journal stores bytes and knows no events. Implementations: memory, SQLite and PostgreSQL.
+"""
 
 from strata.coordinator.journal.base import Damage, Entry, Journal, Loaded, Record
 from strata.coordinator.journal.leadership import Leader, Leadership, Term

@@ -1,7 +1,7 @@
-"""The port to the coordinator's durable memory: a log of events, and now and then a snapshot of what they amount to.
+"""The port of the coordinator's durable state: a log of events, and periodic snapshots of the resulting state.
 
-The journal knows no events; it keeps bytes, numbers them from 1 without gaps, and proves at load that what it gives
-back is what it was given.
+The journal does not interpret events. It stores bytes, numbers them from 1 without gaps, and verifies on load that it
+returns what was appended.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An event to be appended."""
+    """An event to append."""
 
     job_id: str
     kind: str
@@ -36,22 +36,22 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """What was found broken at load; to be said aloud."""
+    """Damage found on load; must be reported to the operator."""
 
     seq: int
-    """The first lost sequence number; the next append takes it."""
+    """The first lost sequence number; the next append uses it."""
     reason: str
     num_lost: int
-    """Events known to be lost. 0: none, only something that could be made good again."""
+    """Events known to be lost; 0 if everything could be repaired."""
     kept_at: str
-    """Where the damaged rows or files were set aside."""
+    """Where the damaged rows or files were moved."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
     snapshot: bytes | None
     snapshot_seq: int
-    """The snapshot is the state after this event; 0 without one."""
+    """The snapshot is the state after this event; 0 without a snapshot."""
     records: list[Record]
     """All events after the snapshot, in order."""
     damage: Damage | None = None
@@ -65,21 +65,21 @@ class Journal(Protocol):
     """An append-only log with snapshots.
 
     Threads: `load`, `append`, `size_bytes` and `close` are called by one thread at a time, not always the same one.
-    `read` may run in another thread while `append` runs.
+    `read` may run in another thread during an `append`.
 
-    Durability: when `append` returns, its entries survive `kill -9` and power loss. A batch is there as a whole or not
+    Durability: when `append` returns, its entries survive `kill -9` and power loss. A batch is stored completely or not
     at all. When `append` raises, the batch is almost always absent, but a commit whose answer was lost may have
-    happened: `load` tells.
+    happened; `load` shows which.
     """
 
     def load(self) -> Loaded:
-        """Verify and read the state back; the first call, and the one to make after a failed `append`.
+        """Verify and read the state; must be called first, and after a failed `append`.
 
-        Damage ends the good prefix: what follows is set aside, the prefix is returned with `damage`, and appends go on
+        Damage ends the good prefix: the rest is moved aside, the prefix is returned with `damage`, and appends continue
         after it.
 
         Raises:
-            JournalDamaged: Nothing good is left; the damaged state stays where it is.
+            JournalDamaged: Nothing can be read; the damaged state stays in place.
             JournalError: The state was written by a newer version, or cannot be reached.
         """
         ...
@@ -87,17 +87,17 @@ class Journal(Protocol):
     def append(self, entries: Sequence[Entry], *, snapshot: bytes | None = None) -> int:
         """Make the entries durable in one transaction, and return the last sequence number.
 
-        A snapshot is the state after these entries and is stored with them. The one before it is kept too, with all
-        events since, so that one damaged snapshot can be survived; older snapshots are dropped, and so are the events
-        that neither it nor `history_events` needs.
+        A snapshot is the state after these entries and is stored with them. The previous snapshot is kept too, with all
+        events since, so that one damaged snapshot is not fatal. Older snapshots are dropped, and so are the events that
+        neither it nor `history_events` needs.
 
         Raises:
-            JournalWriteFailed: Disk full, database gone, …; a later call may succeed.
+            JournalWriteFailed: Disk full, database down, …; a later call may succeed.
         """
         ...
 
     def read(self, *, after_seq: int = 0, limit: int = 1000, job_id: str | None = None) -> list[Record]:
-        """The oldest `limit` events after `after_seq` that are still kept, also those before the snapshot.
+        """Return the oldest `limit` stored events after `after_seq`, including those before the snapshot.
 
         Raises:
             JournalDamaged: An event in that range is not what was appended.
@@ -105,9 +105,9 @@ class Journal(Protocol):
         ...
 
     def size_bytes(self) -> int:
-        """What the state takes up where it is stored."""
+        """Return the storage that the state occupies."""
         ...
 
     def close(self) -> None:
-        """Let go of files, locks and connections; a second call does nothing."""
+        """Close files, locks and connections; later calls do nothing."""
         ...

@@ -1,8 +1,8 @@
-"""How a row proves that it is what was written, and stands where it was written.
+"""Checksums that prove that a row is unchanged and in its place.
 
-Every event's checksum covers the checksum of the event before it, so that a changed, missing, doubled or moved row
-breaks the chain at that place. A snapshot carries the chain's value at its event, which is where verification starts
-after a restart. Pure functions; rows come in as the database gave them, and nothing about their types is believed.
+The checksum of every event covers that of the previous event, so a changed, missing, duplicated or moved row breaks the
+chain there. A snapshot contains the chain value of its event, where verification starts after a restart. Pure
+functions; the types of the rows are not trusted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SNAPSHOT = struct.Struct("<qq")
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A place in the chain: an event's number and its checksum."""
+    """A position in the chain: the number of an event and its checksum."""
 
     seq: int
     checksum: int
@@ -44,12 +44,12 @@ class Mark:
 
 
 ROOT = Mark(0, 0)
-"""Before the first event."""
+"""The position before the first event."""
 
 
 def event_checksum(before: int, seq: int, job_id: str, kind: str, at_s: float, payload: bytes) -> int:
     job, name = job_id.encode(), kind.encode()
-    # + 0.0 turns -0.0 into 0.0, as SQLite does on its way to the disk.
+    # + 0.0 turns -0.0 into 0.0, as SQLite does when it stores the value.
     return _signed(_EVENT.pack(before, seq, at_s + 0.0, len(job), len(name)) + job + name + payload)
 
 
@@ -58,12 +58,12 @@ def snapshot_checksum(seq: int, chain: int, payload: bytes) -> int:
 
 
 def seal(key: str, value: str) -> str:
-    """A setting with its checksum, for the table of settings."""
+    """Return a setting with its checksum, for the table of settings."""
     return f"{value}#{xxh3_64_hexdigest(f'{key}={value}'.encode())}"
 
 
 def unseal(key: str, sealed: object) -> str | None:
-    """The setting, or None if it is not what was sealed."""
+    """Return the setting, or None if the checksum does not match."""
     if not isinstance(sealed, str):
         return None
     value = sealed.rpartition("#")[0]
@@ -71,7 +71,7 @@ def unseal(key: str, sealed: object) -> str | None:
 
 
 def check_event(row: EventRow, before: Mark) -> str:
-    """Why this row is not the one that follows `before`; empty if it is."""
+    """Return why this row does not follow `before`; empty if it does."""
     seq, job_id, kind, at_s, payload, checksum = row
     if seq != before.seq + 1:
         return f"event {before.seq + 1} is missing"
@@ -98,7 +98,7 @@ def check_snapshot(row: SnapshotRow) -> str:
 
 
 def good_prefix(rows: Iterable[EventRow], start: Mark) -> tuple[list[Record], Mark, str]:
-    """The events that follow `start` unbroken, where they end, and why there if not for want of rows."""
+    """Return the events that follow `start` without a break, the last position, and the reason for a break."""
     records: list[Record] = []
     end = start
     for row in rows:
@@ -110,6 +110,6 @@ def good_prefix(rows: Iterable[EventRow], start: Mark) -> tuple[list[Record], Ma
 
 
 def _signed(data: bytes) -> int:
-    """xxh3 as the databases' BIGINT holds it."""
+    """Return xxh3 as a signed 64-bit integer, the databases' BIGINT."""
     digest: int = xxh3_64_intdigest(data)
     return digest - (1 << 64) if digest >= 1 << 63 else digest

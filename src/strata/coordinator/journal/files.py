@@ -1,7 +1,7 @@
-"""The files of a SQLite state: who may open it, how it comes into being, how a rebuilt one replaces a damaged one.
+"""The files of a SQLite state: its lock, its creation, and the replacement of a damaged file.
 
-Every step may be the last before the power goes. A new file is built under another name and then renamed; a rebuilt one
-first gets the name `PATH.rebuilt-N`, from where any later start can finish the exchange.
+Power may fail at every step. A new file is built under another name and then renamed. A rebuilt file is first named
+`PATH.rebuilt-N`, from where any later start can finish the replacement.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OWNER_BYTES = 4_096
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """What the lock file says of whoever has the lock, or had it last."""
+    """The current or last holder of a lock, as recorded in the lock file."""
 
     pid: str = ""
     term: int = 0
@@ -37,24 +37,28 @@ class Owner:
 
     @classmethod
     def parse(cls, content: bytes) -> Owner:
-        """Forgiving: the file may be just being written, or of an older version that knew only the process."""
+        """Parse the file leniently: it may be partly written, or come from an older version that stored only the
+        process id.
+        """
         pid, term, holder, address, *_ = [*content.decode(errors="replace").split("\n"), "", "", "", ""]
         return cls(pid.strip(), int(term) if term.isdecimal() else 0, holder, address)
 
 
 class FileLock:
-    """An exclusive lock beside a file; it ends with its process, whoever was forked from it, and names it meanwhile."""
+    """An exclusive lock on a file beside the state. It is released when its process exits, and names that process
+    meanwhile."""
 
     def __init__(self, fd: int) -> None:
         self._descriptor = Descriptor(fd)
         self.term = 0
-        """How many have had it so far, this one included; 0 while it is not ours."""
+        """The number of holders so far, including this one; 0 while the lock is not held."""
 
     @classmethod
     def take(cls, path: Path) -> FileLock:
-        """
+        """Take the lock.
+
         Raises:
-            JournalLocked: Another process has it, or another journal in this one.
+            JournalLocked: Another process, or another journal of this process, holds it.
         """
         lock = cls(os.open(beside(path, ".lock"), os.O_RDWR | os.O_CREAT, 0o600))
         try:
@@ -65,14 +69,14 @@ class FileLock:
         return lock
 
     def sign(self, holder: str, address: str) -> int:
-        """Leave word of who has it, for those who wait; returns the number of this term."""
+        """Record the holder for other processes; return the number of this term."""
         self._write(self._descriptor.fd, str(os.getpid()), str(self.term), holder, address)
         return self.term
 
     def release(self) -> None:
         fd = self._descriptor.fd
         if fd >= 0 and self.term:
-            with contextlib.suppress(OSError):  # a full disk
+            with contextlib.suppress(OSError):  # disk full
                 self._write(fd, "", str(self.term))
         self._descriptor.close()
 
@@ -88,18 +92,17 @@ class FileLock:
             pid = Owner.parse(os.pread(fd, _OWNER_BYTES, 0)).pid
             raise JournalLocked(
                 f"{path} is open in {f'process {pid}' if pid else 'another process'}; "
-                "stop that coordinator, or give this one another state"
+                "stop that coordinator, or use another state"
             ) from None
         self.term = Owner.parse(os.pread(fd, _OWNER_BYTES, 0)).term + 1
         self.sign("", "")
 
 
 def read_owner(path: Path) -> Owner | None:
-    """Who has the lock beside this file; None if it was let go of.
+    """Return the recorded holder of the lock beside this file, or None if it was released.
 
-    A process that was killed stands there until the next one comes.
-
-    Without trying the lock: whoever tries it at the same moment would find it taken.
+    A killed process stays recorded until the next one takes the lock. Does not try the lock, because a process that
+    tries it at the same moment would find it taken.
     """
     try:
         owner = Owner.parse(beside(path, ".lock").read_bytes())
@@ -113,31 +116,31 @@ def beside(path: Path, suffix: str) -> Path:
 
 
 def make_directory(directory: Path) -> None:
-    """Only the user may look into the directories that we make."""
+    """Create the directory; only the user may access directories that we create."""
     missing = [parent for parent in (directory, *directory.parents) if not parent.exists()]
     for parent in reversed(missing):
         parent.mkdir(mode=0o700, exist_ok=True)
 
 
 def make_file(path: Path, build: Callable[[Path], None]) -> None:
-    """Make the file, unless there is one, in one step: it is whole or not there.
+    """Create the file atomically, unless it exists.
 
     Raises:
-        JournalDamaged: The file is gone or empty, but its log is not.
+        JournalDamaged: The file is missing or empty, but its log is not.
     """
     if path.exists() and path.stat().st_size > 0:
         return
     log = beside(path, "-wal")
     if log.exists() and log.stat().st_size > 0:
         raise JournalDamaged(
-            f"{path} is {'empty' if path.exists() else 'gone'}, but its log {log} is not. "
+            f"{path} is {'empty' if path.exists() else 'missing'}, but its log {log} is not. "
             "Restore the file from a backup, or move the log away to start empty"
         )
     _build(path, beside(path, ".new"), build)
 
 
 def replace_file(path: Path, build: Callable[[Path, Path], None]) -> None:
-    """Exchange a damaged file for what `build(new, kept_at)` makes; the damaged one is kept at `PATH.damaged-N`."""
+    """Replace a damaged file by what `build(new, kept_at)` creates; keep the damaged one as `PATH.damaged-N`."""
     number = 1
     while _damaged(path, number).exists():
         number += 1
@@ -147,13 +150,13 @@ def replace_file(path: Path, build: Callable[[Path, Path], None]) -> None:
 
 
 def finish_replacing(path: Path) -> None:
-    """Put a rebuilt file in its place, if there is one; as often as needed."""
+    """Move a rebuilt file into place, if there is one; may be repeated."""
     for rebuilt in sorted(path.parent.glob(f"{_escaped(path.name)}.rebuilt-*")):
         kept_at = _damaged(path, int(rebuilt.name.rpartition("-")[2]))
         if path.exists() and not kept_at.exists():
             _link(path, kept_at)
         for suffix in _SIDE_FILES:
-            # Before the exchange: the old log must never meet the new file.
+            # Before the replacement: the old log must never be applied to the new file.
             side = beside(path, suffix)
             if side.exists():
                 _link(side, beside(kept_at, suffix))

@@ -1,8 +1,8 @@
-"""The port to leadership: of all coordinators on one state, one may write it and speak for it.
+"""The port of leadership: of all coordinators on one state, one may write it and answer for it.
 
-A term is one coordinator's time as the leader; terms are numbered, and a later one always has a higher number. Two
-things keep a leader that was paused from doing harm when it wakes up: the journal refuses its writes, because they
-carry its old term, and it says nothing once `valid_until_s` has passed, which it knows without asking anybody.
+A term is one coordinator's time as the leader; terms are numbered in increasing order. Two mechanisms keep a paused
+leader from doing harm when it resumes: the journal rejects its writes, because they carry an old term, and the leader
+stops answering once `valid_until_s` has passed, which it can check locally.
 """
 
 from __future__ import annotations
@@ -24,69 +24,69 @@ ALWAYS_S = math.inf
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """The right to write a state, as `open_journal` needs to see it."""
+    """The right to write a state, as required by `open_journal`."""
 
     number: int
     lock: FileLock | None = None
-    """For a state in a file: what the leader holds."""
+    """For a state in a file: the lock that the leader holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """Who leads, as far as the state knows."""
+    """The current leader, as recorded in the state."""
 
     term: int
     holder: str
     address: str
-    """Where it serves; empty if it did not say."""
+    """The address where it serves; empty if unknown."""
     expires_in_s: float
-    """When its lease runs out unless it is renewed; infinite where a lock ends with its process."""
+    """Seconds until its lease expires unless renewed; infinite for a lock that is released at process exit."""
 
 
 class Leadership(Protocol):
-    """One coordinator's claim to lead.
+    """One coordinator's claim to the leadership.
 
-    Threads: calls are made by one thread at a time, not always the same one; `valid_until_s` may be read by any.
+    Threads: methods are called by one thread at a time, not always the same one; any thread may read `valid_until_s`.
     """
 
     valid_until_s: float
-    """Until when on the monotonic clock nobody else can have become the leader; `NEVER_S` for one who does not lead."""
+    """Until this time on the monotonic clock, no other coordinator can lead; `NEVER_S` if this one does not lead."""
     renew_every_s: float
-    """How often to call `renew`; infinite where that is not needed."""
+    """Seconds between two calls of `renew`; infinite if it is not needed."""
 
     def try_acquire(self, holder: str, address: str) -> Term | None:
-        """Become the leader if nobody is; does not wait.
+        """Become the leader if there is none; does not wait.
 
         Raises:
             JournalError: The state cannot be reached.
-            ConfigError: It cannot be used.
+            ConfigError: The state cannot be used.
         """
         ...
 
     def renew(self) -> None:
-        """Stay the leader for one lease more. Also right after the lease ran out, if nobody has taken it.
+        """Extend the leadership by one lease. Works even after the lease expired, if no other coordinator has taken it.
 
         Raises:
-            JournalFenced: Another has taken it: this term is over.
-            JournalError: The state cannot be reached; it may be tried again.
+            JournalFenced: Another coordinator leads; this term is over.
+            JournalError: The state cannot be reached; retry.
         """
         ...
 
     def release(self) -> None:
-        """Let the next one lead at once, if this one leads; a database that is gone is no reason to raise."""
+        """Let the next coordinator lead at once, if this one leads; does not raise if the database is down."""
         ...
 
     def leader(self) -> Leader | None:
-        """Who leads at present; None if nobody does."""
+        """Return the current leader, or None."""
         ...
 
     def close(self) -> None:
-        """Let go of connections, without `release`; a second call does nothing."""
+        """Close connections without `release`; later calls do nothing."""
         ...
 
 
 class MemoryLeadership:
-    """A state that nobody else can see is always its owner's."""
+    """The leadership of a state in memory, which no other process can access."""
 
     def __init__(self) -> None:
         self.valid_until_s = NEVER_S
@@ -118,7 +118,7 @@ class MemoryLeadership:
 
 
 class FileLeadership:
-    """The lock beside a SQLite file: it ends with its process, and nobody can take it away from a paused one."""
+    """The lock beside a SQLite file: released when its process exits, and never lost by a paused process."""
 
     def __init__(self, path: Path) -> None:
         self.valid_until_s = NEVER_S
@@ -134,7 +134,7 @@ class FileLeadership:
             return None
         except OSError as error:
             raise ConfigError(
-                f"cannot use {self._path}: {error.strerror}; give the coordinator another state", field="state"
+                f"cannot use {self._path}: {error.strerror}; choose another state", field="state"
             ) from error
         number = lock.sign(holder, address)
         self._lock = lock
@@ -162,5 +162,5 @@ class FileLeadership:
 
 
 def holder_name() -> str:
-    """This process, for people to find it."""
+    """Return a name for this process that operators can find."""
     return f"process {os.getpid()} on {os.uname().nodename}"

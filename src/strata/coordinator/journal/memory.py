@@ -1,4 +1,4 @@
-"""A journal that is kept nowhere: for tests, and for coordinators that live no longer than their process."""
+"""A journal in memory: for tests, and for coordinators that live no longer than their process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class MemoryJournal:
-    """Keeps the port's promises for as long as the object lives."""
+    """Keeps the promises of the port for the lifetime of the object."""
 
     def __init__(self, config: JournalConfig | None = None) -> None:
         self._history_events = (config or JournalConfig()).history_events
@@ -31,7 +31,7 @@ class MemoryJournal:
         if self._closed:
             raise JournalWriteFailed("this journal is closed")
         new = [Record(seq, e.job_id, e.kind, e.at_s, e.payload) for seq, e in enumerate(entries, self._last_seq + 1)]
-        self._records.extend(new)  # in one step for readers in other threads: they see all of the batch or none
+        self._records.extend(new)  # atomic for readers in other threads: they see the whole batch or none of it
         self._last_seq += len(new)
         if snapshot is not None:
             self._keep(snapshot)

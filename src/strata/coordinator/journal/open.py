@@ -1,4 +1,4 @@
-"""From what a user calls the state to the journal that keeps it."""
+"""Open the journal and the leadership that a `state` setting names."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def open_journal(
 ) -> Journal:
     """Open the journal that `state` names; see `CoordinatorConfig.state`.
 
-    Read-only, it takes no lock and changes nothing: a running coordinator's state can be looked at. With the term of a
-    leader, it can be written for as long as that term lasts. Without, a file is locked here, and a database is written
-    by whoever has it open: for tests and repairs.
+    Read-only, it takes no lock and changes nothing, so the state of a running coordinator can be inspected. With the
+    term of a leader, it can be written for as long as that term lasts. Without a term, it locks a file, but not a
+    database; this is for tests and repairs.
 
     Raises:
-        ConfigError: `state` names nothing that can be used.
-        JournalLocked: Another coordinator has it open.
-        JournalDamaged: A part of it is gone.
+        ConfigError: `state` cannot be used.
+        JournalLocked: Another coordinator has the state open.
+        JournalDamaged: A part of the state is missing.
     """
     config = config or JournalConfig()
     if state == MEMORY:
@@ -58,7 +58,7 @@ def open_journal(
     if url.get_backend_name() == "sqlite":
         lock = term.lock if term else None
         return SqliteJournal.open(_sqlite_path(url), config=config, readonly=readonly, lock=lock)
-    # What is read in one transaction must belong together, as it does on SQLite.
+    # Everything read in one transaction must be consistent, as it is with SQLite.
     with _usable(state):
         engine = connect_engine(url, leadership or LeadershipConfig(), isolation_level="REPEATABLE READ")
     name = describe(state)
@@ -66,10 +66,10 @@ def open_journal(
 
 
 def open_leadership(state: str, *, config: LeadershipConfig | None = None, clock: Clock | None = None) -> Leadership:
-    """The leadership of the state that `state` names.
+    """Return the leadership of the state that `state` names.
 
     Raises:
-        ConfigError: `state` names nothing that can be used.
+        ConfigError: `state` cannot be used.
     """
     if state == MEMORY:
         return MemoryLeadership()
@@ -90,7 +90,7 @@ def _usable(state: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise ConfigError(
-            f"state={describe(state)!r} needs a driver; install it with: pip install 'strata-runtime[postgres]'",
+            f"state={describe(state)!r} requires a driver; install it with: pip install 'strata-runtime[postgres]'",
             field="state",
         ) from error
     except (ArgumentError, NoSuchModuleError) as error:
@@ -98,7 +98,7 @@ def _usable(state: str) -> Iterator[None]:
 
 
 def describe(state: str) -> str:
-    """Where the state is, for people to read; never a password."""
+    """Return the location of the state for display, without passwords."""
     if state == MEMORY:
         return MEMORY
     if "://" not in state:
@@ -114,13 +114,13 @@ def _path(state: str) -> Path:
 
 
 def _url(state: str) -> URL:
-    """The URL, with the driver that we ship for where none was named."""
+    """Parse the URL; add the driver that we support if it names none."""
     try:
         url = make_url(state)
     except (ArgumentError, ValueError):
-        # Without the text: a password may be in it.
+        # Do not quote the text: it may contain a password.
         raise ConfigError(
-            "state is not a database URL; write it as postgresql+psycopg://USER:PASSWORD@HOST/DATABASE, "
+            "state is not a valid database URL; write it as postgresql+psycopg://USER:PASSWORD@HOST/DATABASE, "
             "with special characters %-escaped",
             field="state",
         ) from None
@@ -136,5 +136,5 @@ def _url(state: str) -> URL:
 
 def _sqlite_path(url: URL) -> Path:
     if url.database in (None, "", ":memory:"):
-        raise ConfigError(f"state: {url.drivername}:// names no file; use sqlite:///PATH, or 'memory'", field="state")
+        raise ConfigError(f"state: {url.drivername}:// contains no path; use sqlite:///PATH or 'memory'", field="state")
     return Path(url.database).expanduser()

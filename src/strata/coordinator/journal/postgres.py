@@ -1,7 +1,7 @@
-"""Leadership in PostgreSQL: one row that says who leads, until when by the database's clock, and in which term.
+"""Leadership in PostgreSQL: one row with the leader, its expiry by the database's clock, and its term.
 
-A renewal changes only the expiry, which does not disturb the fence of an append (`FOR KEY SHARE`). A new term changes
-the key `term`: it waits for the appends under way, and every append of an older term finds its row gone.
+A renewal changes only the expiry, which does not conflict with the fence of an append (`FOR KEY SHARE`). A new term
+changes the key `term`: it waits for appends in progress, and later appends of an older term do not find their row.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from strata.coordinator.config import LeadershipConfig
 
 _CREATION_LOCK = 0x5354_5241_5441
-"""Two standbys must not make the table at the same moment; PostgreSQL's IF NOT EXISTS does not see to that."""
+"""Serialises the creation of the table by two standbys; PostgreSQL's IF NOT EXISTS does not."""
 
 _CREATE = """
 CREATE TABLE IF NOT EXISTS strata_leader (
@@ -40,7 +40,7 @@ INSERT INTO strata_leader VALUES (1, 0, '', '', '-infinity') ON CONFLICT DO NOTH
 _LOOK = """
 SELECT term, holder, address, EXTRACT(EPOCH FROM expires_at - clock_timestamp())::float8
 FROM strata_leader WHERE expires_at > clock_timestamp()"""
-# SKIP LOCKED: another one is taking it just now, or the last leader's append is not over.
+# SKIP LOCKED: another coordinator is taking it, or an append of the last leader is in progress.
 _LOCK = """
 SELECT term FROM strata_leader WHERE id = 1 AND expires_at <= clock_timestamp() FOR UPDATE SKIP LOCKED"""
 _TAKE = """
@@ -80,7 +80,7 @@ class PostgresLeadership:
         return Term(number)
 
     def renew(self) -> None:
-        # Before it is sent: by the database's clock the lease begins later, so it cannot end earlier than ours.
+        # Read the clock before sending: by the database's clock the lease starts later, so it cannot end before ours.
         asked_s = self._clock.monotonic_s()
         with self._reaching(), self._engine.begin() as connection:
             renewed = connection.execute(text(_RENEW), {"term": self._term, "lease_s": self._lease_s}).first()
@@ -118,19 +118,19 @@ class PostgresLeadership:
         try:
             yield
         except (*DATABASE_ERRORS, OSError) as error:
-            self._has_table = False  # it may have been another's transaction that made it, and was undone
+            self._has_table = False  # it may have been created by a transaction that was rolled back
             raise JournalError(f"cannot reach {self._name}: {plain(error)}") from error
 
 
 def fenced(name: str, term: int | None) -> JournalFenced:
     return JournalFenced(
-        f"another coordinator has become the leader of {name}: term {term} is over, and this coordinator writes and "
-        "says nothing more; start it again with --standby"
+        f"another coordinator leads {name}: term {term} is over, and this coordinator has stopped writing and "
+        "answering; restart it with --standby"
     )
 
 
 def fence(term: Term, name: str) -> Callable[[Connection], None]:
-    """See `SqlJournal`."""
+    """Return the fence of a term; see `SqlJournal`."""
 
     def check(connection: Connection) -> None:
         if connection.execute(text(_FENCE), {"term": term.number}).first() is None:
@@ -142,7 +142,7 @@ def fence(term: Term, name: str) -> Callable[[Connection], None]:
 def connect_engine(
     url: URL, config: LeadershipConfig, *, isolation_level: Any, answer_within_s: float | None = None
 ) -> Engine:
-    """An engine that notices a database that has gone, and whose transactions cannot outlive a paused process."""
+    """Create an engine that detects a lost database, and whose transactions cannot outlive a paused process."""
     lease_s = config.leader_lease_s
     defaults = {
         "connect_timeout": max(2, round(lease_s / 2)),

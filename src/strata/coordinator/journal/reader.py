@@ -1,4 +1,4 @@
-"""Finding the good prefix: from the newest snapshot that verifies, as far as the chain of events holds."""
+"""Find the good prefix of a journal: the newest snapshot that verifies, and the events after it up to a break."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ if TYPE_CHECKING:
 
 
 class Broken(Exception):
-    """There was something, and nothing of it can be trusted as it stands; the words say why."""
+    """The state exists, but nothing in it can be trusted; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the tables hold, judged."""
+    """The verified contents of the tables."""
 
     snapshot: SnapshotRow | None
-    """The newest that verifies."""
+    """The newest snapshot that verifies."""
     older_snapshots: list[SnapshotRow]
-    """The others that verify, newest first."""
+    """Other snapshots that verify, newest first."""
     bad_snapshots: list[SnapshotRow]
     records: list[Record]
     """The events after the snapshot."""
     tail: Mark
-    """Where the good prefix ends, and appends go on."""
+    """The end of the good prefix, where appends continue."""
     truncated: Mark | None
-    """Up to where events were dropped; None if that is not known any more."""
+    """The position up to which events were dropped; None if unknown."""
     reason: str
-    """What is broken; empty if all is well."""
+    """What is damaged; empty if nothing is."""
     num_lost: int
     reported: str
-    """Damage that an earlier repair left to be told, as it was stored."""
+    """Damage recorded by an earlier repair that was not reported yet, as stored."""
 
     @property
     def start(self) -> Mark:
@@ -49,11 +49,11 @@ class Reading:
 
 
 def read_state(reader: Reader, name: str) -> Reading:
-    """Judge what the tables hold.
+    """Verify the contents of the tables.
 
     Raises:
-        Broken: Nothing of it is good.
-        JournalError: It was written by a newer version.
+        Broken: Nothing can be trusted.
+        JournalError: A newer version wrote the state.
     """
     settings = reader.settings()
     _refuse_newer(settings, name)
@@ -69,7 +69,7 @@ def read_state(reader: Reader, name: str) -> Reading:
     start = Mark(good[0][0], good[0][1]) if good else ROOT
     rows = reader.events(after_seq=start.seq)
     records, tail, problem = good_prefix(rows, start)
-    # What follows the break was fetched in part; the row at which the chain broke is one.
+    # Part of what follows the break was fetched: the row at which the chain broke is one.
     num_beyond = 1 + sum(1 for _ in rows) if problem else 0
     reasons += [reason for reason in (problem, reader.broken) if reason]
     if head is None:
@@ -77,7 +77,7 @@ def read_state(reader: Reader, name: str) -> Reading:
     elif head.seq > tail.seq and not problem:
         reasons.append(f"events {tail.seq + 1} to {head.seq} are missing")
     elif head.seq <= tail.seq and head != tail:
-        reasons.append(f"event {head.seq} was recorded as the last, but events go on to {tail.seq}")
+        reasons.append(f"event {head.seq} was recorded as the last, but events continue to {tail.seq}")
     if reasons and tail == ROOT and not good:
         raise Broken("; ".join(reasons))
     return Reading(
@@ -98,11 +98,11 @@ def _refuse_newer(settings: dict[str, str], name: str) -> None:
     if int(found) > SCHEMA:
         raise JournalError(
             f"{name} was written by a newer Strata (schema {found}; this version reads up to {SCHEMA}); "
-            "upgrade this coordinator, or give it another state"
+            "upgrade this coordinator, or use another state"
         )
 
 
 def nothing_left(name: str, reason: str) -> JournalDamaged:
     return JournalDamaged(
-        f"nothing can be read back from {name}: {reason}. Restore it from a backup, or move it away to start empty"
+        f"nothing can be read from {name}: {reason}. Restore it from a backup, or move it away to start empty"
     )

@@ -1,7 +1,7 @@
 """The journal in a database, through SQLAlchemy Core; the same code for SQLite and PostgreSQL.
 
-One connection is held open for writing. Each append is one transaction: the events, the number of the last one (so that
-a missing tail is noticed), and if there is one the snapshot with the truncation it allows.
+One connection stays open for writing. Each append is one transaction: the events, the number of the last event (so that
+a missing tail is detected), and optionally a snapshot with the truncation that it allows.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class SqlJournal:
-    """See `Journal` for the promises. `name` is what messages call the state; it must hide passwords."""
+    """Implements `Journal`. `name` stands for the state in messages and must not contain passwords."""
 
     def __init__(
         self,
@@ -51,8 +51,8 @@ class SqlJournal:
         readonly: bool = False,
         fence: Callable[[Connection], None] | None = None,
     ) -> None:
-        """`fence` comes first in every transaction that writes: it raises unless our term is the last, and makes
-        whoever wants to begin the next one wait for the transaction's end.
+        """Create the journal. `fence` runs first in every write transaction: it raises unless our term is the latest,
+        and makes a coordinator that wants to start the next term wait for the end of the transaction.
         """
         self._engine = engine
         self._fence = fence
@@ -61,11 +61,11 @@ class SqlJournal:
         self._readonly = readonly
         self._writer: Connection | None = None
         self._tail: Mark | None = None
-        """The last event; None when it must be looked up, because nothing was loaded yet or an append failed."""
+        """The last event; None before the first load and after a failed append, when it must be looked up."""
         self._closed = False
 
     def load(self) -> Loaded:
-        self._let_go()
+        self._disconnect()
         try:
             return self._load()
         except Broken as error:
@@ -79,10 +79,10 @@ class SqlJournal:
         try:
             return self._append(entries, snapshot)
         except JournalFenced:
-            self._let_go()
+            self._disconnect()
             raise
         except (*DATABASE_ERRORS, OSError) as error:
-            self._let_go()
+            self._disconnect()
             raise self._write_failed(error) from error
 
     def read(self, *, after_seq: int = 0, limit: int = 1000, job_id: str | None = None) -> list[Record]:
@@ -114,7 +114,7 @@ class SqlJournal:
 
     def close(self) -> None:
         self._closed = True
-        self._let_go()
+        self._disconnect()
         self._engine.dispose()
 
     # Load
@@ -136,14 +136,14 @@ class SqlJournal:
         return not table_names() & set(inspect(connection).get_table_names())
 
     def _set_aside(self, connection: Connection, reading: Reading) -> Damage | None:
-        """Move what is damaged out of the way of later appends, and say what that was."""
+        """Move the damaged rows out of the way of later appends, and describe them."""
         if reading.reported and not reading.reason:
             if not self._readonly:
                 connection.execute(delete(META).where(META.c.key == "damage"))
             return msgspec.json.decode(reading.reported, type=Damage)
         if not reading.reason:
             return None
-        kept_at = f"{self._name} (left in place: open for reading only)"
+        kept_at = f"{self._name} (left in place: opened read-only)"
         if not self._readonly:
             quarantine(connection, reading)
             kept_at = f"table {QUARANTINE.name} in {self._name}"
@@ -179,7 +179,7 @@ class SqlJournal:
     def _truncate(self, connection: Connection, last_seq: int) -> None:
         chain = connection.execute(select(EVENTS.c.checksum).where(EVENTS.c.seq == last_seq)).scalar()
         if chain is None:
-            return  # truncated up to here or further already
+            return  # already truncated up to here or further
         put_setting(connection, "truncated", str(Mark(last_seq, chain)))
         connection.execute(delete(EVENTS).where(EVENTS.c.seq <= last_seq))
 
@@ -187,15 +187,15 @@ class SqlJournal:
         connection = self._engine.connect()
         if self._fence is None:
             return connection
-        # Behind the fence nobody else writes, so each statement may see the newest; and the fence must.
+        # Behind the fence there is no other writer, so each statement may see the newest rows; and the fence must.
         return connection.execution_options(isolation_level="READ COMMITTED")
 
     def _check_fence(self, connection: Connection) -> None:
         if self._fence is not None:
             self._fence(connection)
 
-    def _let_go(self) -> None:
-        """Forget the connection and what was known through it."""
+    def _disconnect(self) -> None:
+        """Close the connection and forget the state known through it."""
         self._tail = None
         writer, self._writer = self._writer, None
         if writer is not None:
@@ -204,36 +204,35 @@ class SqlJournal:
     # Messages
 
     def _checked(self, row: tuple[Any, ...], truncated: Mark) -> Record:
-        """`row` is an event and the checksum of the one before it, which only the oldest lacks."""
+        """Verify `row`, an event with the checksum of the previous one, which only the oldest lacks."""
         *event, checksum = row
         seq = event[0]
         before = truncated if checksum is None else Mark(seq - 1, checksum)
         if reason := check_event(tuple(event), before):
-            raise JournalDamaged(f"{self._name}: {reason}; read on with after_seq={seq}")
+            raise JournalDamaged(f"{self._name}: {reason}; continue with after_seq={seq}")
         return Record(*event[:5])
 
     def _unreadable(self, error: Exception) -> JournalError:
-        return JournalError(f"cannot read {self._name}: {plain(error)}; check that it can be reached")
+        return JournalError(f"cannot read {self._name}: {plain(error)}; check that it is reachable")
 
     def _write_failed(self, error: Exception) -> JournalWriteFailed:
         if is_disk_full(error):
             return JournalWriteFailed(
-                f"cannot write {self._name}: disk full. Free some space there; what was acknowledged is safe, "
-                "and appends work again as soon as there is room"
+                f"cannot write {self._name}: disk full. Free some space; acknowledged data is safe, "
+                "and writes resume once there is space"
             )
         return JournalWriteFailed(
-            f"cannot write {self._name}: {plain(error)}. Check the disk or the database that holds it; "
-            "what was acknowledged is safe"
+            f"cannot write {self._name}: {plain(error)}. Check the disk or the database; acknowledged data is safe"
         )
 
 
 def check_tables(connection: Connection) -> None:
     if missing := table_names() - set(inspect(connection).get_table_names()):
-        raise Broken(f"it lacks the tables {', '.join(sorted(missing))}")
+        raise Broken(f"the tables are missing: {', '.join(sorted(missing))}")
 
 
 def quarantine(connection: Connection, reading: Reading) -> None:
-    """Move the damaged rows into the table kept for them, and let the journal end at the good prefix."""
+    """Move the damaged rows into the quarantine table, and end the journal at the good prefix."""
     reason = literal(reading.reason).label("reason")
     beyond = EVENTS.c.seq > reading.tail.seq
     columns = (EVENTS.c.seq, EVENTS.c.job_id, EVENTS.c.kind, EVENTS.c.at_s, EVENTS.c.payload, EVENTS.c.checksum)
@@ -266,7 +265,7 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 def chained(entries: Sequence[Entry | Record], tail: Mark) -> tuple[list[dict[str, Any]], Mark]:
-    """The rows that these entries become after `tail`, and the new tail."""
+    """Return the rows of these entries after `tail`, and the new tail."""
     rows: list[dict[str, Any]] = []
     seq, checksum = tail.seq, tail.checksum
     for entry in entries:
@@ -279,5 +278,5 @@ def chained(entries: Sequence[Entry | Record], tail: Mark) -> tuple[list[dict[st
 def _stored_tail(connection: Connection) -> Mark:
     head = Reader(connection).settings().get("head")
     if head is None:
-        raise JournalWriteFailed("the number of the last event cannot be read; load the journal again")
+        raise JournalWriteFailed("the number of the last event cannot be read; reload the journal")
     return Mark.parse(head)

@@ -1,4 +1,4 @@
-"""The journal in a SQLite file, which is rebuilt from what is good in it when it is damaged."""
+"""The journal in a SQLite file; a damaged file is rebuilt from its good rows."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from strata.coordinator.journal.chain import SnapshotRow
 
 _BUSY_TIMEOUT_S = 5.0
-"""How long to wait for another tool that has the file open."""
+"""Seconds to wait for another tool that has the file open."""
 _WAL_LIMIT_BYTES = 16 * 1024 * 1024
-"""The log is cut back to this after it was copied into the file."""
+"""The log is truncated to this size after a checkpoint into the file."""
 
 _CORRUPT = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
-# Answers of SQLite that speak of the machine or of another process, not of what the file holds.
+# SQLite errors that concern the machine or another process, not the contents of the file.
 _NOT_DAMAGE = {
     sqlite3.SQLITE_BUSY,
     sqlite3.SQLITE_CANTOPEN,
@@ -66,34 +66,32 @@ _URI_QUERY: dict[_Mode, str] = {
 
 
 class SqliteJournal(SqlJournal):
-    """`SqlJournal` on a file that only one coordinator can have open."""
+    """`SqlJournal` on a file that only one coordinator can open."""
 
     def __init__(self, path: Path, lock: FileLock | None, *, config: JournalConfig) -> None:
-        """`lock` is held for as long as the journal is open; None opens the file for reading only."""
+        """Open the journal; `lock` is held while it is open, and None opens the file read-only."""
         engine = _engine(path, "read" if lock is None else "write")
         super().__init__(engine, name=str(path), config=config, readonly=lock is None)
         self._path = path
         self._lock = lock
         self._is_opened = False
         self._suspicion = ""
-        """Why the next load must rebuild the file, although it may seem readable."""
+        """Why the next load must rebuild the file, even if it seems readable."""
 
     @classmethod
     def open(
         cls, path: Path, *, config: JournalConfig, readonly: bool = False, lock: FileLock | None = None
     ) -> SqliteJournal:
-        """Lock the file unless `lock` is that already, make it if there is none, finish a repair that was cut off.
+        """Lock the file unless `lock` already does, create it if it is missing, and finish an interrupted repair.
 
         Raises:
-            JournalLocked: Another coordinator has it open.
-            JournalDamaged: The file is gone or empty, but its log is not.
+            JournalLocked: Another coordinator has the file open.
+            JournalDamaged: The file is missing or empty, but its log is not.
             ConfigError: The path cannot be used.
         """
         path = path.resolve()
         if path.is_dir() or (readonly and not path.exists()):
-            raise ConfigError(
-                f"{path} is {'a directory' if path.is_dir() else 'not there'}; name a file", field="state"
-            )
+            raise ConfigError(f"{path} is {'a directory' if path.is_dir() else 'missing'}; name a file", field="state")
         if readonly:
             return cls(path, None, config=config)
         try:
@@ -124,7 +122,7 @@ class SqliteJournal(SqlJournal):
         num_hidden = self._num_hidden_commits()
         reason, self._suspicion = self._suspicion, ""
         if num_hidden:
-            reason = "the end of the write-ahead log is cut off or damaged"
+            reason = "the end of the write-ahead log is truncated or damaged"
         try:
             if not reason:
                 self._check_structure()
@@ -142,8 +140,8 @@ class SqliteJournal(SqlJournal):
         if salvaged.reading.start == salvaged.reading.tail == ROOT and num_hidden > 1:
             raise Broken(reason)
         if self._readonly:
-            return salvaged.reading.loaded(salvaged.damage(f"{self._path} (left in place: open for reading only)", 0))
-        # The last commit in the log may be the one that a crash cut off before it was acknowledged; the others are not.
+            return salvaged.reading.loaded(salvaged.damage(f"{self._path} (left in place: opened read-only)", 0))
+        # A crash may have cut off the last commit in the log before it was acknowledged, but not the others.
         num_lost = max(num_hidden - 1, 0)
         replace_file(
             self._path, lambda new, kept_at: _build_from(new, salvaged, salvaged.damage(str(kept_at), num_lost))
@@ -153,11 +151,11 @@ class SqliteJournal(SqlJournal):
         return loaded
 
     def _num_hidden_commits(self) -> int:
-        """Later the log is our own, and being written."""
+        """Return the commits in the log that SQLite will ignore; only before we write to the log ourselves."""
         return 0 if self._is_opened or self._readonly else hidden_commits(beside(self._path, "-wal"))
 
     def _check_structure(self) -> None:
-        """Meet the damage that reading the newest rows would pass by, before a later truncation does."""
+        """Find damage that reading the newest rows would miss, before a later truncation meets it."""
         if self._readonly:
             return
         with self._engine.begin() as connection:
@@ -167,19 +165,19 @@ class SqliteJournal(SqlJournal):
             check_tables(connection)
             if Reader(connection).settings().get("definitions") != _definitions(connection):
                 raise Broken("the definitions of the tables are damaged")
-            connection.execute(update(META).where(false()).values(value=""))  # can it be written?
+            connection.execute(update(META).where(false()).values(value=""))  # check that it is writable
 
     def _is_new(self, connection: Connection) -> bool:  # noqa: ARG002
-        return False  # `open` made the tables
+        return False  # `open` created the tables
 
     def _is_damage(self, error: Exception) -> bool:
         code = _code(error)
         if code is None:
-            return isinstance(error, (DBAPIError, UnicodeError))  # text that cannot be decoded
+            return isinstance(error, (DBAPIError, UnicodeError))  # undecodable text
         if code & 0xFF == sqlite3.SQLITE_IOERR:
             return code in _UNREADABLE_DISK
         if code & 0xFF == sqlite3.SQLITE_READONLY:
-            return os.access(self._path, os.W_OK)  # then it is the file that says so: damage to its header
+            return os.access(self._path, os.W_OK)  # the file itself claims to be read-only: a damaged header
         return code & 0xFF not in _NOT_DAMAGE
 
     def _unreadable(self, error: Exception) -> JournalError:
@@ -195,17 +193,17 @@ class SqliteJournal(SqlJournal):
 
 @dataclass(frozen=True, slots=True)
 class _Salvaged:
-    """What is good in a damaged file."""
+    """The good contents of a damaged file."""
 
     reading: Reading
     history: list[Record]
-    """The events between `truncated` and the snapshot; empty if they are not whole."""
+    """The events between `truncated` and the snapshot; empty if incomplete."""
     truncated: Mark
     older_snapshots: list[SnapshotRow]
     reason: str
 
     def damage(self, kept_at: str, num_lost: int) -> Damage:
-        """`num_lost` is what is known from elsewhere."""
+        """Describe the damage; `num_lost` is the number of lost commits known from the log."""
         return Damage(
             seq=self.reading.tail.seq + 1,
             reason=self.reason,
@@ -217,11 +215,11 @@ class _Salvaged:
 def _salvage(path: Path, reason: str) -> _Salvaged:
     """Read what can be read.
 
-    With the log and without it, and take what leads further: pages from the beginning of a damaged log may be older
-    than those in the file.
+    Tries with the log and without it, and uses the attempt that gets further: pages at the start of a damaged log may
+    be older than those in the file.
 
     Raises:
-        Broken: Nothing can.
+        Broken: Nothing can be read.
     """
     found: list[_Salvaged] = []
     modes: tuple[_Mode, ...] = ("salvage", "salvage without log")
@@ -287,7 +285,7 @@ def _make_tables(connection: Connection) -> None:
 
 
 def _definitions(connection: Connection) -> str:
-    """A checksum of the tables' definitions: in a column whose type had changed, SQLite would store other values."""
+    """Return a checksum of the table definitions: SQLite would store other values in a column of a changed type."""
     rows = connection.exec_driver_sql("SELECT name, sql FROM sqlite_master WHERE type = 'table' ORDER BY name")
     return str(xxh3_64_hexdigest(repr([tuple(row) for row in rows if row[0] in table_names()]).encode()))
 
@@ -298,12 +296,13 @@ def _engine(path: Path, mode: _Mode) -> Engine:
             f"{path.as_uri()}?{_URI_QUERY[mode]}",
             uri=True,
             timeout=_BUSY_TIMEOUT_S,
-            isolation_level=None,  # we begin transactions ourselves, below
+            isolation_level=None,  # transactions are started explicitly, below
             check_same_thread=False,
         )
         try:
             if mode.startswith("salvage"):
-                # Despite its name, this lets SQLite read a file that is shorter than its header says. It comes first.
+                # Despite its name, this lets SQLite read a file that is shorter than its header says. It must come
+                # first.
                 connection.execute("PRAGMA writable_schema=ON")
             connection.execute("PRAGMA synchronous=FULL")
             connection.execute("PRAGMA cell_size_check=ON")
@@ -321,7 +320,7 @@ def _engine(path: Path, mode: _Mode) -> Engine:
 
 
 def _code(error: Exception) -> int | None:
-    """SQLite's extended result code."""
+    """Return SQLite's extended result code."""
     return getattr(error.orig, "sqlite_errorcode", None) if isinstance(error, DBAPIError) else None
 
 
@@ -331,4 +330,4 @@ def _begin(connection: Connection) -> None:
 
 def _unusable(path: Path, error: Exception) -> ConfigError:
     words = error.strerror if isinstance(error, OSError) else plain(error)
-    return ConfigError(f"cannot use {path}: {words}; give the coordinator another state", field="state")
+    return ConfigError(f"cannot use {path}: {words}; choose another state", field="state")

@@ -1,4 +1,4 @@
-"""The journal's tables, the same on SQLite and PostgreSQL, and how they are read."""
+"""The tables of the journal, the same on SQLite and PostgreSQL, and their reader."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Select
 
 SCHEMA = 1
-"""Raised when an older version could no longer read what we write."""
+"""Raised when older versions can no longer read what we write."""
 
 DATABASE_ERRORS = (SQLAlchemyError, UnicodeError)
 """SQLite quotes damaged bytes in its messages, which Python then cannot decode."""
 
 _METADATA = MetaData()
-# On SQLite an INTEGER PRIMARY KEY is the row's own address: events lie on the disk in their order, without an index.
+# On SQLite, an INTEGER PRIMARY KEY is the row id: events are stored in order, without an index.
 _SEQ = BigInteger().with_variant(Integer, "sqlite")
 
 EVENTS = Table(
@@ -76,7 +76,7 @@ QUARANTINE = Table(
     Column("checksum", BigInteger),
 )
 
-# The payload as the driver gives it: SQLAlchemy's conversion would choke on what a damaged row may hold instead.
+# The payload as the driver returns it: SQLAlchemy's conversion would fail on the values of a damaged row.
 EVENT_COLUMNS = (
     EVENTS.c.seq,
     EVENTS.c.job_id,
@@ -110,9 +110,9 @@ def put_setting(connection: Connection, key: str, value: str) -> None:
 
 
 def plain(error: Exception) -> str:
-    """The driver's own words, without SQLAlchemy's statement and parameters."""
+    """Return the driver's message, without SQLAlchemy's statement and parameters."""
     if isinstance(error, UnicodeError):
-        return "text that cannot be decoded"
+        return "undecodable text"
     return str(error.orig) if isinstance(error, DBAPIError) else str(error)
 
 
@@ -123,7 +123,7 @@ def event_row(seq: int, job_id: str, kind: str, at_s: float, payload: bytes, che
 class Reader:
     """Reads the tables within one transaction.
 
-    Forgiving, it takes an error of the database for the end of what can be read, and keeps the first one in `broken`.
+    With `forgiving`, a database error ends the readable rows instead of raising; the first error is kept in `broken`.
     """
 
     def __init__(self, connection: Connection, *, forgiving: bool = False) -> None:
@@ -132,13 +132,13 @@ class Reader:
         self.broken = ""
 
     def settings(self) -> dict[str, str]:
-        """Those that are what was sealed."""
-        # All rows, not one by its key: the key's index may be the damaged part.
+        """Return the settings whose checksum matches."""
+        # Read all rows instead of one by its key: the index may be the damaged part.
         rows = self._rows(select(META.c.key, META.c.value))
         return {key: value for key, sealed in rows if (value := unseal(str(key), sealed)) is not None}
 
     def snapshots(self) -> list[SnapshotRow]:
-        """Newest first."""
+        """Return the snapshots, newest first."""
         return list(self._rows(select(*_SNAPSHOT_COLUMNS).order_by(SNAPSHOTS.c.seq.desc())))
 
     def events(self, *, after_seq: int, last_seq: int | None = None) -> Iterator[EventRow]:

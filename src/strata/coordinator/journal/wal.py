@@ -1,11 +1,10 @@
-"""Does SQLite's write-ahead log hold transactions that SQLite will not see?
+"""Detect transactions in SQLite's write-ahead log that SQLite will ignore.
 
-After a crash SQLite takes the log up to the first frame whose checksum is wrong and drops the rest without a word. That
-is right for the transaction that the crash cut off, and wrong when a damaged frame hides transactions that were
-acknowledged. So we walk the log ourselves before SQLite opens it. The format:
-https://sqlite.org/fileformat2.html#walformat
+After a crash, SQLite reads the log up to the first frame with a wrong checksum and silently drops the rest. That is
+right for the transaction that the crash interrupted, and wrong if a damaged frame hides acknowledged transactions. We
+therefore scan the log before SQLite opens it. The format: https://sqlite.org/fileformat2.html#walformat
 
-One case stays undecided: damage to the log's very last transaction looks like a transaction that was cut off.
+One case remains undecided: damage to the last transaction of the log looks like an interrupted transaction.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _Pair = tuple[int, int]
 
 
 def hidden_commits(path: Path) -> int:
-    """How many commits lie behind the first broken frame of this log."""
+    """Return the number of commits behind the first broken frame of this log."""
     data = np.fromfile(path, dtype=np.uint8) if path.exists() else np.zeros(0, dtype=np.uint8)
     if data.size < _HEADER_BYTES:
         return 0
@@ -48,7 +47,8 @@ def hidden_commits(path: Path) -> int:
     salts = np.array(header[4:6] if is_valid else fields[0, 2:4], dtype=np.uint32)
     num_valid = _num_valid(frames, fields, salts, sums, order) if is_valid else 0
     beyond = fields[num_valid:]
-    # Frames left from before the log last began anew have both salts different; one that matches may be damage's work.
+    # Frames from before the last restart of the log have two different salts; a single match may be the result of
+    # damage.
     is_of_this_log = (beyond[:, 2:4] == salts).any(axis=1)
     return int(np.count_nonzero(is_of_this_log & (beyond[:, 1] != 0)))
 
@@ -56,9 +56,9 @@ def hidden_commits(path: Path) -> int:
 def _num_valid(
     frames: NDArray[np.uint8], fields: NDArray[np.uint32], salts: NDArray[np.uint32], sums: _Pair, order: str
 ) -> int:
-    """Frames that SQLite will accept; each checksum goes on from the one before."""
+    """Return the number of frames that SQLite will accept; each checksum continues the previous one."""
     summed = np.concatenate([frames[:, :8], frames[:, 4 * _FRAME_HEADER_WORDS :]], axis=1).view(order).astype(np.uint32)
-    # The checksum is linear modulo 2³², so that each frame's share is a product with Fibonacci numbers.
+    # The checksum is linear modulo 2³², so each frame contributes a product with Fibonacci numbers.
     step, weights = _weights(summed.shape[1] // 2)
     shares = summed @ weights
     for index, (share, field) in enumerate(zip(shares, fields, strict=True)):
@@ -69,12 +69,12 @@ def _num_valid(
 
 
 def _weights(num_pairs: int) -> tuple[list[_Pair], NDArray[np.uint32]]:
-    """What `num_pairs` rounds do to the running sums, and what each word adds to them.
+    """Return the effect of `num_pairs` rounds on the running sums, and the contribution of each word.
 
     One round over the words x, y is: s += x + t; t += y + s.
     """
     weights = np.empty((2 * num_pairs, 2), dtype=np.uint32)
-    a, b, c, d = 1, 0, 0, 1  # the effect of the rounds that come after, as the matrix ((a, b), (c, d))
+    a, b, c, d = 1, 0, 0, 1  # the effect of the later rounds, as the matrix ((a, b), (c, d))
     for pair in reversed(range(num_pairs)):
         weights[2 * pair] = ((a + b) & _MASK, (c + d) & _MASK)
         weights[2 * pair + 1] = (b, d)

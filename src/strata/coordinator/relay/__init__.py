@@ -1,1 +1,4 @@
-"""The relay: the same service for the workers of one node, with one session upstream."""
+"""The relay: the coordinator's service for the workers of one node, over one upstream session.
+
+Uses `serve` towards the workers and `client` towards the coordinator. It keeps no durable state.
+"""

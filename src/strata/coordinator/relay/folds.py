@@ -1,7 +1,8 @@
-"""What a relay folds: many heartbeats into one a beat, the arrivals of a node into one call. No I/O and no clock here.
+"""The aggregation of a relay: many heartbeats into one per interval, the arrivals of a node at a barrier into one call.
+No I/O and no clock.
 
-A relay may answer a heartbeat itself only for a worker that the coordinator has confirmed within the worker's lease:
-so it never vouches for anybody longer than the coordinator would have. What it cannot answer, it asks.
+A relay answers a heartbeat itself only for a worker that the coordinator has confirmed within the worker's lease, so it
+never vouches for a worker longer than the coordinator would have. It forwards everything that it cannot answer.
 """
 
 from __future__ import annotations
@@ -25,48 +26,48 @@ if TYPE_CHECKING:
     from strata.v1 import types_pb2
 
 UNKNOWN_HEARTBEAT_S = 0.2
-"""Of a worker that registered through another connection; how often it beats is not known here."""
+"""The assumed heartbeat interval of a worker that registered through another connection."""
 UNKNOWN_LEASE_S = 2.5
 FORGET_AFTER_LEASES = 4.0
-"""A worker that has been silent for this long is forgotten; if it comes back, the coordinator is asked."""
+"""A worker that has been silent for this many leases is forgotten; if it returns, the relay asks the coordinator."""
 
 
 @dataclass(slots=True)
 class Pulse:
-    """One worker, as the relay hears it."""
+    """One worker, as seen by the relay."""
 
     fence: int
     heard_s: float
     confirmed_s: float
-    """When the coordinator last said that it is in."""
+    """When the coordinator last confirmed that the worker is a member."""
     heartbeat_s: float = UNKNOWN_HEARTBEAT_S
     lease_s: float = UNKNOWN_LEASE_S
     pending: pb.HeartbeatRequest | None = None
-    """What the coordinator has not been told yet."""
+    """The heartbeat that was not sent upstream yet."""
     refusal: StrataError | None = None
-    """What the coordinator said to the last beat; the worker hears it with its next one."""
+    """The coordinator's error for the last heartbeat; the worker receives it with its next one."""
     commands: dict[int, types_pb2.Command] = field(default_factory=dict)
     acked_command_id: int = 0
     in_flight: bool = False
-    """A beat is on its way up; the next one waits for the answer, so that nothing piles up."""
+    """A heartbeat is on its way upstream; the next one waits for the answer, so that none pile up."""
     doubted: bool = False
-    """Its connection was lost, and it has not spoken since."""
+    """Its connection was lost, and it has sent nothing since."""
     known_metrics: set[str] = field(default_factory=set)
-    """Names that the coordinator has taken; a new one may be refused."""
+    """Metric names that the coordinator has accepted; a new name may be rejected."""
     was_sent: bool = False
     is_urgent: bool = False
 
     @property
     def fold_s(self) -> float:
-        """Two relays, one above the other, still leave room for a lost beat in the lease."""
+        """Short enough that two relays in a row still leave room for a lost heartbeat in the lease."""
         return min(self.heartbeat_s / 2, max(self.lease_s - self.heartbeat_s, 0.0) / 8)
 
-    def hear_commands(self, commands: Iterable[types_pb2.Command]) -> None:
+    def add_commands(self, commands: Iterable[types_pb2.Command]) -> None:
         for command in commands:
             if command.command_id > self.acked_command_id:
                 self.commands[command.command_id] = command
 
-    def hear_ack(self, command_id: int) -> None:
+    def acknowledge(self, command_id: int) -> None:
         self.acked_command_id = max(self.acked_command_id, command_id)
         for done in [number for number in self.commands if number <= self.acked_command_id]:
             del self.commands[done]
@@ -78,13 +79,13 @@ class JobPulses:
     num_workers: int = 0
     workers: dict[str, Pulse] = field(default_factory=dict)
 
-    def hear(self, generation: int, num_workers: int) -> None:
+    def update(self, generation: int, num_workers: int) -> None:
         if generation >= self.generation:
             self.generation, self.num_workers = generation, num_workers
 
 
 class Pulses:
-    """All workers that speak through this relay."""
+    """All workers that use this relay."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, JobPulses] = {}
@@ -92,7 +93,7 @@ class Pulses:
     # -- from below ------------------------------------------------------------------------------------------------
 
     def beat(self, request: pb.HeartbeatRequest, now_s: float) -> pb.HeartbeatResponse | StrataError | None:
-        """The answer; None: the coordinator must be asked, with what `newest` makes of the request."""
+        """Return the answer, or None if the coordinator must be asked with `newest(request)`."""
         pulse = self._pulse(request)
         if pulse is None or pulse.fence != request.incarnation:
             return None
@@ -106,7 +107,7 @@ class Pulses:
             pulse.doubted = False
             return None
         if request.acked_command_id > pulse.acked_command_id:
-            pulse.hear_ack(request.acked_command_id)
+            pulse.acknowledge(request.acked_command_id)
             pulse.is_urgent = True
         if not pulse.was_sent:
             pulse.is_urgent = True
@@ -116,7 +117,9 @@ class Pulses:
         return pb.HeartbeatResponse(generation=job.generation, num_workers=job.num_workers, commands=commands)
 
     def newest(self, request: pb.HeartbeatRequest) -> pb.HeartbeatRequest:
-        """This beat on top of what was waiting: what it leaves out is as before, and metrics are those that changed."""
+        """Merge this heartbeat into the pending one: fields that it omits stay, and changed metrics replace older
+        values.
+        """
         pulse = self._pulse(request)
         if pulse is None or pulse.fence != request.incarnation or pulse.pending is None:
             return request
@@ -125,7 +128,9 @@ class Pulses:
         return merged
 
     def doubt(self, job_id: str, worker_id: str, fence: int) -> None:
-        """Its connection was lost: what it said before must not clear it of suspicion, and its next beat must."""
+        """Mark a worker as doubted after its connection was lost: pending heartbeats must not clear the suspicion, its
+        next one must.
+        """
         pulse = self._jobs.get(job_id, JobPulses()).workers.get(worker_id)
         if pulse is not None and pulse.fence == fence:
             pulse.doubted = True
@@ -147,9 +152,10 @@ class Pulses:
         return pulse is not None and pulse.is_urgent
 
     def take(self, job_id: str = "", worker_id: str = "", *, all_of_it: bool = False) -> list[pb.HeartbeatRequest]:
-        """What is to be sent now: of all workers, of a job's, or of one.
+        """Return the heartbeats to send now: of all workers, of a job, or of one worker.
 
-        Of a worker whose last one was not answered yet only with `all_of_it`; else they pile up at a slow coordinator.
+        Skips workers whose last heartbeat is unanswered, unless `all_of_it` is set; otherwise heartbeats would pile up
+        at a slow coordinator.
         """
         taken = []
         for _, pulse in self._some(job_id, worker_id):
@@ -159,7 +165,7 @@ class Pulses:
         return taken
 
     def renew(self, now_s: float) -> None:
-        """The connection upwards is new: everybody who is here speaks at once, which ties them to it."""
+        """Make every worker send a heartbeat at once over the new upstream connection, which ties the workers to it."""
         for (job_id, worker_id), pulse in self._some():
             is_here = not pulse.doubted and now_s - pulse.heard_s <= max(pulse.lease_s, UNKNOWN_LEASE_S)
             if is_here and pulse.pending is None and pulse.refusal is None:
@@ -173,8 +179,8 @@ class Pulses:
     def fold_s(self) -> float:
         return min((pulse.fold_s for _, pulse in self._some()), default=UNKNOWN_HEARTBEAT_S / 2)
 
-    def are_all_among(self, arrived: set[str], job_id: str, members: frozenset[str]) -> bool:
-        """Whether nobody else of this job (of these members, if any are named) is to be expected from here."""
+    def have_all_arrived(self, arrived: set[str], job_id: str, members: frozenset[str]) -> bool:
+        """Whether no other worker of this job (or of `members`, if given) can arrive from here."""
         job = self._jobs.get(job_id, JobPulses())
         return all(
             worker in arrived or pulse.doubted or (members and worker not in members)
@@ -190,7 +196,7 @@ class Pulses:
 
     def registered(self, request: pb.RegisterWorkerRequest, response: pb.RegisterWorkerResponse, now_s: float) -> None:
         job = self._jobs.setdefault(_job_id(request), JobPulses())
-        job.hear(response.generation, response.world_size)
+        job.update(response.generation, response.world_size)
         pulse = job.workers.get(request.worker_id)
         if pulse is None or pulse.fence != response.incarnation:
             pulse = job.workers[request.worker_id] = Pulse(response.incarnation, heard_s=now_s, confirmed_s=now_s)
@@ -201,14 +207,14 @@ class Pulses:
     def confirmed(
         self, request: pb.HeartbeatRequest, response: pb.HeartbeatResponse, *, sent_s: float, folded: bool
     ) -> None:
-        """The coordinator took a beat that we sent at `sent_s`."""
+        """Record that the coordinator accepted a heartbeat sent at `sent_s`."""
         pulse = self._pulse(request)
         if request.incarnation == 0:
             return
         if (pulse is None or pulse.fence != request.incarnation) and folded:
-            return  # it has left, or was replaced, since
+            return  # it has left or was replaced meanwhile
         job = self._jobs.setdefault(_job_id(request), JobPulses())
-        job.hear(response.generation, response.num_workers)
+        job.update(response.generation, response.num_workers)
         if pulse is None or pulse.fence != request.incarnation:
             pulse = job.workers[request.worker_id] = Pulse(request.incarnation, heard_s=sent_s, confirmed_s=sent_s)
         if folded:
@@ -216,11 +222,11 @@ class Pulses:
         pulse.was_sent = True
         pulse.known_metrics.update(request.metrics)
         pulse.confirmed_s = max(pulse.confirmed_s, sent_s)
-        pulse.hear_ack(request.acked_command_id)
-        pulse.hear_commands(response.commands)
+        pulse.acknowledge(request.acked_command_id)
+        pulse.add_commands(response.commands)
 
     def refused(self, request: pb.HeartbeatRequest, error: StrataError | None, *, folded: bool) -> None:
-        """`error` None: no answer came, so nothing is known."""
+        """Record that a heartbeat failed; with `error=None`, no answer arrived."""
         pulse = self._pulse(request)
         if pulse is None or pulse.fence != request.incarnation:
             return
@@ -228,17 +234,17 @@ class Pulses:
             pulse.in_flight = False
             pulse.refusal = error
         elif error is not None and not isinstance(error, InvalidArgument | LimitExceeded):
-            self.forget(request)  # the worker has heard it
+            self.forget(request)  # the worker has received the error
 
-    def hear_generation(self, job_id: str, generation: int, num_workers: int) -> None:
+    def update_generation(self, job_id: str, generation: int, num_workers: int) -> None:
         job = self._jobs.get(job_id)
         if job is not None:
-            job.hear(generation, num_workers)
+            job.update(generation, num_workers)
 
-    def hear_command(self, job_id: str, worker_id: str, command: types_pb2.Command) -> None:
+    def add_command(self, job_id: str, worker_id: str, command: types_pb2.Command) -> None:
         pulse = self._jobs.get(job_id, JobPulses()).workers.get(worker_id)
         if pulse is not None:
-            pulse.hear_commands([command])
+            pulse.add_commands([command])
 
     def _pulse(self, request: pb.HeartbeatRequest | pb.DeregisterWorkerRequest) -> Pulse | None:
         job = self._jobs.get(_job_id(request))
@@ -253,7 +259,9 @@ class Pulses:
 
 
 def _is_plain(request: pb.HeartbeatRequest, pulse: Pulse) -> bool:
-    """Whether nothing in it could be refused; else its sender must hear the coordinator's word on this very beat."""
+    """Whether the coordinator cannot reject anything in this heartbeat; otherwise the worker must get the coordinator's
+    own answer.
+    """
     return (
         request.step <= MAX_COUNT
         and request.epoch <= MAX_COUNT
@@ -266,7 +274,7 @@ def _is_plain(request: pb.HeartbeatRequest, pulse: Pulse) -> bool:
 
 
 class BarrierKey(NamedTuple):
-    """Arrivals that may go up in one call."""
+    """Arrivals with the same key may go upstream in one call."""
 
     job_id: str
     generation: int
@@ -274,22 +282,22 @@ class BarrierKey(NamedTuple):
     step: int
     members: frozenset[str]
     has_timeout: bool
-    """Without one the coordinator's default counts, which is not known here."""
+    """Without a timeout, the coordinator's default applies, which the relay does not know."""
 
 
 @dataclass(slots=True)
 class Gathering:
-    """Arrivals at one barrier: those that wait here for the others, and those that have gone up."""
+    """Arrivals at one barrier: those that wait for others of this node, and those already sent upstream."""
 
     waiting: list[tuple[pb.WaitBarrierRequest, Callable[[Message | StrataError], None]]] = field(default_factory=list)
-    here: set[str] = field(default_factory=set)
-    """Everybody who has come, waiting or gone up."""
+    arrived: set[str] = field(default_factory=set)
+    """Every worker that has arrived, waiting or sent upstream."""
     num_calls: int = 0
-    """Calls that have gone up and were not answered yet."""
+    """Upstream calls without an answer."""
 
 
 def barrier_key(request: pb.WaitBarrierRequest) -> BarrierKey | None:
-    """None: something is odd about it, and the coordinator should see it as it is."""
+    """Return the key of an arrival, or None if it is unusual and the coordinator should see it unchanged."""
     if not (math.isfinite(request.timeout_s) and request.timeout_s >= 0):
         return None
     return BarrierKey(
@@ -307,7 +315,7 @@ def arriving(request: pb.WaitBarrierRequest) -> set[str]:
 
 
 def combined(requests: list[pb.WaitBarrierRequest]) -> pb.WaitBarrierRequest:
-    """One call for all of them; the shortest patience counts."""
+    """Combine the arrivals into one call; the shortest timeout applies."""
     first, *others = requests
     if not others:
         return first

@@ -1,8 +1,8 @@
-"""A relay: the coordinator's service for the workers of one node, over one session to the coordinator.
+"""A relay serves the workers of one node with the coordinator's service, over one session to the coordinator.
 
-It serves with the coordinator's own code; only what stands behind it differs. Heartbeats are answered here and go up
-folded, the arrivals of a node at a barrier go up as one call, everything else goes up as it came. A relay keeps
-nothing that matters: one that dies is a session that ended, and one that comes back asks.
+It uses the coordinator's own server code with a different backend. It answers heartbeats itself and forwards them
+aggregated, combines the arrivals of a node at a barrier into one call, and forwards everything else unchanged. A relay
+keeps no state that matters: if it dies, the coordinator sees a closed session, and after a restart it asks.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from strata.coordinator.client._config import ClientConfig
 from strata.coordinator.client._link import SessionLink
 from strata.coordinator.config import Limits, SecurityConfig
 from strata.coordinator.relay.folds import BarrierKey, Gathering, Pulses, arriving, barrier_key, combined
-from strata.coordinator.serve.admission import Door
-from strata.coordinator.serve.service import METHODS
-from strata.coordinator.serve.session import SessionHub
-from strata.coordinator.server import (
+from strata.coordinator.serve.admission import AdmissionControl
+from strata.coordinator.serve.listener import (
     GRACE_S,
     lock_socket,
     make_grpc_server,
     require_safe,
+    serve_until_shutdown,
     start_frames,
     start_grpc_server,
-    until_told_to_leave,
 )
+from strata.coordinator.serve.service import METHODS
+from strata.coordinator.serve.session import SessionHub
 from strata.coordinator.state.job import (
     DEFAULT_JOB,
     CheckpointCommitted,
@@ -62,31 +62,32 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BARRIER_MARGIN_S = 5.0
-"""The coordinator ends a barrier in time by itself; the relay waits this much longer to hear it."""
+"""The coordinator times out barriers itself; the relay waits this much longer for that answer."""
 LONGEST_BARRIER_S = 86_400.0
 FORGET_EVERY_S = 10.0
 HEALTH_EVERY_S = 0.1
-"""How often it is looked whether the coordinator can be reached."""
+"""Seconds between two checks of the upstream connection."""
 LOST_CONNECTION = "its relay lost the connection to it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayConfig:
     upstream: str
-    """Where the coordinator is, or another relay: HOST:PORT or unix:PATH; several, leader and standbys, with commas."""
+    """The address of the coordinator or of another relay: HOST:PORT or unix:PATH; several (leader and standbys)
+    separated by commas."""
     listen: str = "127.0.0.1:50052"
-    """Where workers are served: HOST:PORT or unix:PATH. Port 0 picks a free one."""
+    """The address for workers: HOST:PORT or unix:PATH. Port 0 picks a free port."""
     frames: str = "auto"
-    """Where their sessions are served without HTTP/2: as in a coordinator."""
+    """The address for sessions without HTTP/2, as in a coordinator."""
     fold_s: float = 0.005
-    """How long an arrival at a barrier waits for the others of this node."""
+    """Seconds that an arrival at a barrier waits for other workers of this node."""
     max_unanswered: int = 65_536
-    """Calls on their way to the coordinator; beyond this they are refused."""
+    """Unanswered upstream calls; further calls are refused."""
     limits: Limits = field(default_factory=Limits)
     security: SecurityConfig = field(default_factory=SecurityConfig)
-    """Of those who connect to this relay."""
+    """The tokens and TLS of this relay's server."""
     client: ClientConfig = field(default_factory=ClientConfig)
-    """How patient this relay is with the coordinator."""
+    """The timeouts of the upstream connection."""
 
     def __post_init__(self) -> None:
         upstream = {str(address) for address in parse_addresses(self.upstream, field="upstream")}
@@ -96,19 +97,21 @@ class RelayConfig:
                 field="listen",
             )
         if not 0 <= self.fold_s <= 1:
-            raise ConfigError(f"fold_s={self.fold_s} must be from 0 to 1; 0.005 is 5 ms", field="fold_s")
+            raise ConfigError(
+                f"fold_s={self.fold_s} must be between 0 and 1 second; the default is 0.005", field="fold_s"
+            )
         if self.max_unanswered < 1:
             raise ConfigError(f"max_unanswered={self.max_unanswered} must be at least 1", field="max_unanswered")
         if self.client.max_message_bytes < self.limits.max_message_bytes:
             raise ConfigError(
                 f"client.max_message_bytes={self.client.max_message_bytes} is below limits.max_message_bytes="
-                f"{self.limits.max_message_bytes}, so what is taken could not be passed on; raise it",
+                f"{self.limits.max_message_bytes}, so an accepted message could not be forwarded; raise it",
                 field="client.max_message_bytes",
             )
 
 
 class RelayBackend:
-    """What stands behind the service of a relay: the session upstream."""
+    """The backend of a relay: the upstream session."""
 
     def __init__(self, config: RelayConfig, security: ClientSecurity, clock: Clock) -> None:
         self.limits = config.limits
@@ -169,25 +172,25 @@ class RelayBackend:
     # -- forwarding ------------------------------------------------------------------------------------------------
 
     def _forward(self, field: str, request: Any, done: Done, *, timeout_s: float | None = None) -> None:
-        """`done` hears the coordinator's answer, or why there is none."""
+        """Forward a call; `done` receives the coordinator's answer, or the error if none arrives."""
         link = self._link
-        assert link is not None, "it was not opened"
+        assert link is not None, "the relay is not open"
         if field not in ("heartbeat", "wait_barrier"):
-            self._hurry(request)
+            self._send_pending_arrival(request)
         try:
             if link.num_unanswered >= self._config.max_unanswered:
                 raise LimitExceeded(
                     f"max_unanswered={self._config.max_unanswered} calls of this relay wait for the coordinator; "
-                    "is it there? try again later"
+                    "check that it is running, and try again later"
                 )
-            answered = link.ask(field, request)
+            answered = link.submit(field, request)
         except StrataError as error:
             done(error)
             return
         wait_s = timeout_s or self._config.client.call_timeout_s
         timer = asyncio.get_running_loop().call_later(wait_s, answered.cancel)
 
-        def hear(answered: asyncio.Future[Message]) -> None:
+        def on_answer(answered: asyncio.Future[Message]) -> None:
             timer.cancel()
             if answered.cancelled():
                 done(link.unavailable(wait_s))
@@ -196,16 +199,20 @@ class RelayBackend:
             if error is None:
                 done(answered.result())
             elif isinstance(error, PermissionRefused):
-                done(PermissionRefused(f"{error.message} (that is the relay's own token, which counts beside yours)"))
+                done(
+                    PermissionRefused(
+                        f"{error.message} (this concerns the relay's own token, which is checked in addition to yours)"
+                    )
+                )
             elif isinstance(error, StrataError):
                 done(error)
             else:
-                done(StrataError(f"the relay failed on this call ({error}); its log says where"))
+                done(StrataError(f"the relay failed on this call ({error}); see its log"))
 
-        answered.add_done_callback(hear)
+        answered.add_done_callback(on_answer)
 
-    def _hurry(self, request: Any) -> None:
-        """Calls of one worker stay in order: an arrival of its that waits for others goes first."""
+    def _send_pending_arrival(self, request: Any) -> None:
+        """Send the worker's pending barrier arrival first, so that the calls of one worker stay in order."""
         who = (getattr(request, "job_id", "") or DEFAULT_JOB, getattr(request, "worker_id", ""))
         for key in list(self._gather_timers):
             waiting = self._gatherings[key].waiting
@@ -215,15 +222,15 @@ class RelayBackend:
     # -- workers ---------------------------------------------------------------------------------------------------
 
     def _register_worker(self, request: pb.RegisterWorkerRequest, done: Done) -> None:
-        def hear(answer: Message | StrataError) -> None:
+        def on_answer(answer: Message | StrataError) -> None:
             if isinstance(answer, pb.RegisterWorkerResponse):
                 self._pulses.registered(request, answer, self._clock.monotonic_s())
             done(answer)
 
-        self._forward("register_worker", request, hear)
+        self._forward("register_worker", request, on_answer)
 
     def _deregister_worker(self, request: pb.DeregisterWorkerRequest, done: Done) -> None:
-        # From here on its beats are the coordinator's to answer, and none of it may arrive after its good-bye.
+        # From now on the coordinator answers its heartbeats, and none may reach it after the deregistration.
         self._pulses.forget(request)
         self._forward("deregister_worker", request, done)
 
@@ -232,7 +239,7 @@ class RelayBackend:
         self._forward("report_suspicion", request, done)
 
     def _list_workers(self, request: pb.ListWorkersRequest, done: Done) -> None:
-        """Who asks sees what was said before, so what is held back goes first."""
+        """Send pending heartbeats first, so that the caller sees everything reported before its call."""
         self._send_beats(self._pulses.take(request.job_id or DEFAULT_JOB, all_of_it=True))
         self._forward("list_workers", request, done)
 
@@ -241,29 +248,29 @@ class RelayBackend:
     def _heartbeat(self, request: pb.HeartbeatRequest, done: Done) -> None:
         answer = self._pulses.beat(request, self._clock.monotonic_s())
         if answer is None:
-            self._ask_beat(self._pulses.newest(request), done)
+            self._forward_beat(self._pulses.newest(request), done)
             return
         if self._pulses.urgent(request):
             self._send_beats(self._pulses.take(request.job_id or DEFAULT_JOB, request.worker_id))
         self._schedule_fold()
         done(answer)
 
-    def _ask_beat(self, request: pb.HeartbeatRequest, done: Done, *, folded: bool = False) -> None:
+    def _forward_beat(self, request: pb.HeartbeatRequest, done: Done, *, folded: bool = False) -> None:
         sent_s = self._clock.monotonic_s()
 
-        def hear(answer: Message | StrataError) -> None:
+        def on_answer(answer: Message | StrataError) -> None:
             if isinstance(answer, pb.HeartbeatResponse):
                 self._pulses.confirmed(request, answer, sent_s=sent_s, folded=folded)
             elif isinstance(answer, StrataError):
-                self._pulses.refused(request, None if _says_nothing(answer) else answer, folded=folded)
+                self._pulses.refused(request, None if _is_undecided(answer) else answer, folded=folded)
             done(answer)
 
-        self._forward("heartbeat", request, hear)
+        self._forward("heartbeat", request, on_answer)
 
     def _send_beats(self, beats: list[pb.HeartbeatRequest]) -> None:
-        """All in one frame, since they are asked in one turn of the loop."""
+        """Send the heartbeats, all in one frame because they are sent in one turn of the loop."""
         for beat in beats:
-            self._ask_beat(beat, _nobody_waits, folded=True)
+            self._forward_beat(beat, _ignore_answer, folded=True)
 
     def _schedule_fold(self) -> None:
         if self._fold_timer is None:
@@ -277,7 +284,7 @@ class RelayBackend:
         if self._folded_s - self._forgot_s > FORGET_EVERY_S:
             self._forgot_s = self._folded_s
             self._pulses.forget_silent(self._folded_s)
-        if self._pulses.has_pending:  # beats of workers whose last one was not answered yet
+        if self._pulses.has_pending:  # heartbeats of workers whose last one is unanswered
             self._schedule_fold()
 
     # -- barriers --------------------------------------------------------------------------------------------------
@@ -289,8 +296,8 @@ class RelayBackend:
             return
         gathering = self._gatherings.setdefault(key, Gathering())
         gathering.waiting.append((request, done))
-        gathering.here |= arriving(request)
-        if self._pulses.are_all_among(gathering.here, key.job_id, key.members):
+        gathering.arrived |= arriving(request)
+        if self._pulses.have_all_arrived(gathering.arrived, key.job_id, key.members):
             self._send_arrivals(key)
         elif key not in self._gather_timers:
             later = asyncio.get_running_loop().call_later(self._config.fold_s, self._send_arrivals, key)
@@ -304,63 +311,63 @@ class RelayBackend:
         arrivals, gathering.waiting = gathering.waiting, []
         gathering.num_calls += 1
 
-        def hear(answer: Message | StrataError) -> None:
+        def on_answer(answer: Message | StrataError) -> None:
             gathering.num_calls -= 1
             if not gathering.num_calls and not gathering.waiting and self._gatherings.get(key) is gathering:
                 del self._gatherings[key]
             if len(arrivals) > 1 and isinstance(answer, StrataError) and not _is_for_all(answer):
-                for request, done in arrivals:  # each must hear its own, and nobody has arrived yet
+                for request, done in arrivals:  # each caller needs its own error; none was counted as arrived
                     self._forward_arrival(request, done)
                 return
             for _, done in arrivals:
                 done(answer)
 
-        self._forward_arrival(combined([request for request, _ in arrivals]), hear)
+        self._forward_arrival(combined([request for request, _ in arrivals]), on_answer)
 
     def _forward_arrival(self, request: pb.WaitBarrierRequest, done: Done) -> None:
         asked_s = request.timeout_s if 0 < request.timeout_s < LONGEST_BARRIER_S else LONGEST_BARRIER_S
         self._forward("wait_barrier", request, done, timeout_s=asked_s + BARRIER_MARGIN_S)
 
-    # -- from above ------------------------------------------------------------------------------------------------
+    # -- from upstream ---------------------------------------------------------------------------------------------
 
     def _connected(self) -> None:
         self._pulses.renew(self._clock.monotonic_s())
         self._send_beats(self._pulses.take())
 
     def _notice(self, notice: session_pb2.Notice) -> None:
-        told: Notice
+        found: Notice
         if notice.HasField("generation_changed"):
             changed = notice.generation_changed
-            self._pulses.hear_generation(changed.job_id, changed.generation, changed.num_workers)
-            told = GenerationChanged(changed.job_id, changed.generation, changed.num_workers, changed.reason)
+            self._pulses.update_generation(changed.job_id, changed.generation, changed.num_workers)
+            found = GenerationChanged(changed.job_id, changed.generation, changed.num_workers, changed.reason)
         elif notice.HasField("command_queued"):
             queued = notice.command_queued
-            self._pulses.hear_command(queued.job_id, queued.worker_id, queued.command)
-            told = CommandQueued(queued.job_id, queued.worker_id, wire.decode_command(queued.command))
+            self._pulses.add_command(queued.job_id, queued.worker_id, queued.command)
+            found = CommandQueued(queued.job_id, queued.worker_id, wire.decode_command(queued.command))
         elif notice.HasField("checkpoint_committed"):
             committed = notice.checkpoint_committed
-            told = CheckpointCommitted(committed.job_id, committed.checkpoint_id, committed.step)
+            found = CheckpointCommitted(committed.job_id, committed.checkpoint_id, committed.step)
         elif events := wire.decode_worker_events([notice.worker_event_reported.event]):
             reported = notice.worker_event_reported
-            told = WorkerEventReported(reported.job_id, reported.worker_id, events[0])
+            found = WorkerEventReported(reported.job_id, reported.worker_id, events[0])
         else:
             return
         for listener in self.listeners:
-            listener([told])
+            listener([found])
 
 
-def _nobody_waits(_answer: Message | StrataError) -> None:
-    """The worker has been answered already."""
+def _ignore_answer(_answer: Message | StrataError) -> None:
+    """Ignore the answer: the worker has been answered already."""
 
 
-def _says_nothing(error: StrataError) -> bool:
-    """No verdict on the call: nobody was there to give one."""
+def _is_undecided(error: StrataError) -> bool:
+    """Whether the call got no decision because no coordinator was reachable."""
     return wire.status_of(error) is grpc.StatusCode.UNAVAILABLE
 
 
 def _is_for_all(error: StrataError) -> bool:
-    """Who hears this has been counted; or nobody was there to count."""
-    return isinstance(error, BarrierBroken) or _says_nothing(error)
+    """Whether the error applies to all combined arrivals: the barrier counted them, or no coordinator was reachable."""
+    return isinstance(error, BarrierBroken) or _is_undecided(error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,7 +377,7 @@ class RelayAddresses:
 
 
 class RelayServer:
-    """Start it inside a running event loop; `stop` leaves cleanly."""
+    """Start it inside a running event loop; `stop` shuts down cleanly."""
 
     def __init__(
         self, config: RelayConfig, *, security: ClientSecurity | None = None, clock: Clock | None = None
@@ -393,10 +400,10 @@ class RelayServer:
         try:
             self._lock = lock_socket(listen)
             await self._backend.open()
-            door = Door(guard, config.limits, self._clock)
-            self._hub = SessionHub(self._backend, METHODS, door)
-            server = make_grpc_server(self._backend, self._hub, door, self._health)
-            await self._tell_health(serving=True)
+            admission = AdmissionControl(guard, config.limits, self._clock)
+            self._hub = SessionHub(self._backend, METHODS, admission)
+            server = make_grpc_server(self._backend, self._hub, admission, self._health)
+            await self._set_health(serving=True)
             address = await start_grpc_server(server, str(listen), config.security)
             self._grpc = server
             self._frames = await start_frames(self._hub, config.frames, address, config.limits, config.security, guard)
@@ -407,17 +414,17 @@ class RelayServer:
         return RelayAddresses(address, config.upstream)
 
     async def _watch_health(self) -> None:
-        """A relay without its coordinator can carry out nothing; whoever balances calls should know."""
-        said = True
+        """Report NOT_SERVING to load balancers while the coordinator is unreachable."""
+        reported = True
         while True:
             await asyncio.sleep(HEALTH_EVERY_S)
             serving = self._backend.is_connected
-            if serving is not said:
-                log.warning("the coordinator is %s", "there again" if serving else "lost; looking for it")
-                await self._tell_health(serving=serving)
-                said = serving
+            if serving is not reported:
+                log.warning("%s", "reconnected to the coordinator" if serving else "lost the coordinator; reconnecting")
+                await self._set_health(serving=serving)
+                reported = serving
 
-    async def _tell_health(self, *, serving: bool) -> None:
+    async def _set_health(self, *, serving: bool) -> None:
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in ("", wire.SERVICE):
             await self._health.set(name, status)
@@ -442,5 +449,5 @@ class RelayServer:
 
 
 def run(config: RelayConfig, *, security: ClientSecurity, announce: Callable[[RelayAddresses], None]) -> None:
-    """Serves until SIGTERM or SIGINT."""
-    asyncio.run(until_told_to_leave(lambda: RelayServer(config, security=security), announce))
+    """Serve until SIGTERM or SIGINT."""
+    asyncio.run(serve_until_shutdown(lambda: RelayServer(config, security=security), announce))

@@ -1,4 +1,4 @@
-"""What stands behind the service: in a coordinator the engine, in a relay the connection upstream."""
+"""The port behind the service: the engine in a coordinator, the upstream session in a relay."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ if TYPE_CHECKING:
     from strata.errors import StrataError
 
 Done = Callable[["Message | StrataError"], None]
-"""Takes the answer; called exactly once, on the event loop."""
+"""Receives the answer; called exactly once, on the event loop."""
 Listener = Callable[["list[Notice]"], None]
 
 
 class Backend(Protocol):
-    """All on one event loop; nothing here blocks."""
+    """Runs on one event loop; no method blocks."""
 
     limits: Limits
     listeners: list[Listener]
-    """Told of notices when they are durable."""
+    """Called with notices once they are durable."""
 
     def submit(self, method: Method, request: Any, done: Done) -> None:
-        """Carries out a call. Calls of one caller run in the order of submission."""
+        """Run a call. Calls of one caller run in the order of submission."""
         ...
 
     def suspect(self, job_id: str, worker_id: str, fence: int) -> None:
-        """The connection through which this worker spoke was lost."""
+        """Report that the connection of this worker was lost."""
         ...
 
 
 class EngineBackend:
-    """The coordinator's own."""
+    """The backend of a coordinator."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

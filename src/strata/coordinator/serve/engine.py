@@ -1,12 +1,12 @@
-"""The one loop around the core: it puts calls in an order, makes what they decided durable, and answers after that.
+"""The engine: order calls, commit their events, then answer.
 
-While one batch of events is on its way to the disk the next gathers; that is the group commit. An answer is held until
-everything that it may have seen is durable. Heartbeats alone are answered at once, from what has been announced.
+While one batch of events is being written, the next one collects (group commit). An answer is held back until
+everything that it may have read is durable. Only heartbeats are answered at once, from announced state.
 
-Only a leader may speak: once its lease has passed, every answer, also of a heartbeat, is `NotLeader`.
+Only a leader may answer: once its lease has expired, every answer, including that of a heartbeat, is `NotLeader`.
 
-If a batch cannot be written, the core is thrown away and folded again from the journal: nobody has been told anything
-that was not durable, so nobody notices but those whose calls fail, and they may repeat them.
+If a batch cannot be written, the engine discards the core and rebuilds it from the journal. No caller has seen anything
+that was not durable, so only the failed calls notice, and these may be retried.
 """
 
 from __future__ import annotations
@@ -34,26 +34,27 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PROBE_EVERY_S = 1.0
-"""How often a journal that cannot be written is tried again while nobody calls."""
+"""Seconds between two attempts to write to a failed journal while no call arrives."""
 
 Decide = Callable[[Core, Moment], Any]
-"""A call on the core at a time: gives the answer, a function that gives it after the seal, or a ticket to wait for."""
+"""A call on the core at a given time. Returns the answer, a function that returns it after the seal, or a ticket to
+wait for."""
 Done = Callable[[Any], None]
-"""Takes the answer, or the `StrataError`; called exactly once."""
+"""Receives the answer or the `StrataError`; called exactly once."""
 
 
 @dataclass(slots=True)
 class Batch:
-    """What becomes durable together, and what is told after that."""
+    """Events that are committed together, and the answers to send afterwards."""
 
     events: list[e.Event]
     notices: list[Notice]
     answers: list[tuple[Any, Done]]
     snapshot: bytes | None = None
     riders: list[tuple[Any, Done]] = field(default_factory=list)
-    """Answers that decided nothing but may have seen this batch."""
+    """Answers without events that may have read the state of this batch."""
     commit_s: float = 0.0
-    """How long its commit took."""
+    """Duration of the commit."""
     num_bytes: int = 0
 
 
@@ -65,15 +66,15 @@ class Engine:
         self.metrics = metrics or Metrics(clock)
         self.core = Core(config)
         self.damage: Damage | None = None
-        """What was found broken in the journal at start."""
+        """Damage found in the journal at startup."""
         self.failure: JournalError | None = None
         """Why the journal cannot be written at present."""
         self.leadership: Leadership | None = None
-        """Without one it leads for as long as it lives."""
+        """Without one, the engine always leads."""
         self.standby: NotLeader | None = None
-        """Set while another coordinator leads: what every call is told."""
+        """Set while another coordinator leads: the answer to every call."""
         self.on_fenced: Callable[[JournalFenced], None] | None = None
-        """Told when the journal says that another coordinator has become the leader."""
+        """Called when the journal reports that another coordinator leads."""
         self.listeners: list[Callable[[list[Notice]], None]] = []
         self.journal = journal
         self._clock = clock
@@ -85,47 +86,47 @@ class Engine:
         self._num_since_snapshot = 0
         self._flush_scheduled = False
         self._core_lost = False
-        """The last batch failed and the state before it could not be read back yet."""
+        """The last batch failed, and the state before it could not be read back yet."""
         self._ticker: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
         self._idle.set()
 
-    # -- life ------------------------------------------------------------------------------------------------------
+    # -- lifecycle -------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Folds the state from the journal and begins to watch the leases."""
+        """Rebuild the state from the journal and start to watch leases."""
         self._rebuild()
         self.standby = None
         self._ticker = asyncio.get_running_loop().create_task(self._tick_forever(), name="strata-ticker")
         self._schedule_flush()
 
     async def stop_watching(self) -> None:
-        """From here on nobody is declared dead: connections that end now end because we leave."""
+        """Stop declaring workers dead: connections that close from now on close because we shut down."""
         if self._ticker is not None:
             self._ticker.cancel()
             await asyncio.gather(self._ticker, return_exceptions=True)
             self._ticker = None
 
     async def stop(self) -> None:
-        """Answers what is under way and lets go of the journal. The members stay: a restart finds them."""
+        """Answer the calls in progress and close the journal. Members stay registered, for a restarted coordinator."""
         await self.stop_watching()
         await self._idle.wait()
         self._writer.shutdown()
         self.journal.close()
 
     def not_leader(self) -> NotLeader | None:
-        """Why this coordinator may not speak at present; None if it leads."""
+        """Why this coordinator may not answer at present; None if it leads."""
         if self.standby is not None:
             return self.standby
         if self.leadership is None or self._clock.monotonic_s() < self.leadership.valid_until_s:
             return None
         return NotLeader(
-            "this coordinator's leadership has run out and could not be renewed yet; try the next address of your list"
+            "this coordinator's leadership has expired and is not renewed yet; try the next address in your list"
         )
 
     @property
     def refusal(self) -> StrataError | None:
-        """Why calls are refused at present, for health checks; None while all is well."""
+        """Why calls are rejected at present, for health checks; None if they are not."""
         return self.not_leader() or self.failure
 
     def _rebuild(self) -> None:
@@ -141,8 +142,8 @@ class Engine:
         if loaded.damage is not None:
             self.damage = loaded.damage
             log.error(
-                "THE JOURNAL IS DAMAGED from entry %d on (%s): %d entries were set aside at %s; "
-                "the state of entry %d is used",
+                "THE JOURNAL IS DAMAGED from entry %d on (%s): %d entries were moved to %s;  "
+                "continuing with the state of entry %d",
                 loaded.damage.seq,
                 loaded.damage.reason,
                 loaded.damage.num_lost,
@@ -168,16 +169,18 @@ class Engine:
     # -- calls -----------------------------------------------------------------------------------------------------
 
     def call(self, decide: Decide, done: Done) -> None:
-        """Carries out a call; `done` hears the answer when it may be told."""
+        """Run a call; `done` receives the answer once it may be announced."""
         self._answer(self._decided(decide), done)
 
     def call_volatile(self, decide: Decide, done: Done) -> None:
-        """For heartbeats: answered at once, from what is durable already. A refusal may be news, and waits like it."""
+        """Run a heartbeat: answered at once, from durable state. An error may depend on new state, so it waits for the
+        commit.
+        """
         answer = self._decided(decide)
         if isinstance(answer, StrataError):
             self._answer(answer, done)
             return
-        done(answer)  # the lease was looked at just now, in `_decided`
+        done(answer)  # `_decided` has just checked the lease
         if self.core.has_news:
             self._schedule_flush()
 
@@ -191,9 +194,9 @@ class Engine:
             self._held.append((answer, done))
             self._schedule_flush()
         elif self._in_flight is not None:
-            self._in_flight.riders.append((_taken(answer), done))
+            self._in_flight.riders.append((_resolved(answer), done))
         else:
-            self._tell([(_taken(answer), done)])
+            self._send_answers([(_resolved(answer), done)])
 
     def _decided(self, decide: Decide) -> Any:
         if refusal := self.not_leader():
@@ -205,24 +208,22 @@ class Engine:
         except StrataError as error:
             return error
         except Exception as error:
-            # The edge of the process: a message that we stumble over must not take the other callers with it.
-            log.exception("a call failed in a way that was not foreseen")
-            return StrataError(
-                f"the coordinator failed on this call ({type(error).__name__}: {error}); its log says where"
-            )
+            # Process boundary: a call that fails unexpectedly must not affect other callers.
+            log.exception("unexpected error in a call")
+            return StrataError(f"the coordinator failed on this call ({type(error).__name__}: {error}); see its log")
 
     async def journal_bytes(self) -> int:
-        """Asked between two commits, in their thread."""
+        """Return the size of the journal, read between two commits in their thread."""
         return await asyncio.get_running_loop().run_in_executor(self._writer, self.journal.size_bytes)
 
     @property
     def num_unannounced(self) -> int:
-        """Answers that wait for the disk."""
+        """The number of answers that wait for a commit."""
         batch = self._in_flight
         return len(self._held) + (len(batch.answers) + len(batch.riders) if batch else 0)
 
     def suspect(self, job_id: str, worker_id: str, incarnation: int) -> None:
-        """A worker's connection was reset."""
+        """Mark a worker as suspect because its connection was reset."""
         job = self.core.jobs.get(job_id)
         if job is not None:
             job.membership.suspect(worker_id, incarnation, self._clock.monotonic_s())
@@ -239,7 +240,7 @@ class Engine:
         self._flush_scheduled = False
         events, notices = self.core.drain()
         held, self._held = self._held, []
-        batch = Batch(events, notices, [(_taken(answer), done) for answer, done in held])
+        batch = Batch(events, notices, [(_resolved(answer), done) for answer, done in held])
         if not events:
             self._deliver(batch)
             self._settle()
@@ -251,7 +252,7 @@ class Engine:
         self._commit(batch)
 
     def _probe(self) -> None:
-        """Tries the journal with a snapshot, so that it recovers also when nobody dares to call."""
+        """Try to write a snapshot, so that the journal recovers even if no call arrives."""
         if self._in_flight is not None or self._flush_scheduled:
             return
         if self._clock.monotonic_s() - self._probed_s < PROBE_EVERY_S:
@@ -265,9 +266,9 @@ class Engine:
         loop = asyncio.get_running_loop()
         try:
             writing = loop.run_in_executor(self._writer, self._write, batch, self._clock.wall_s())
-        except RuntimeError as error:  # the process is ending, and with it its threads: who waits must hear of it
+        except RuntimeError as error:  # the interpreter is exiting; answer the waiting calls
             writing = loop.create_future()
-            writing.set_exception(JournalWriteFailed(f"the journal takes nothing more: {error}"))
+            writing.set_exception(JournalWriteFailed(f"the journal is closed: {error}"))
         writing.add_done_callback(self._written)
 
     def _write(self, batch: Batch, at_s: float) -> None:
@@ -302,28 +303,28 @@ class Engine:
 
     def _deliver(self, batch: Batch) -> None:
         self.core.announce(batch.notices)
-        self._tell([*batch.answers, *batch.riders])
+        self._send_answers([*batch.answers, *batch.riders])
         for notice in batch.notices:
             if isinstance(notice, BarrierEnded):
                 self.metrics.barrier_ended(notice.ticket, released=isinstance(notice.outcome, Released))
-                self._tell([(notice.outcome, done) for done in self._waiters.pop(notice.ticket, ())])
+                self._send_answers([(notice.outcome, done) for done in self._waiters.pop(notice.ticket, ())])
         if not self.not_leader():
             for listener in self.listeners:
                 listener(batch.notices)
 
-    def _tell(self, answers: list[tuple[Any, Done]]) -> None:
-        """The last look at the lease stands as near to the wire as it can. A fact that is kept back is durable all the
-        same: whoever asks the next leader hears it.
+    def _send_answers(self, answers: list[tuple[Any, Done]]) -> None:
+        """Check the lease once more, as close to the wire as possible. A fact that is held back is durable all the
+        same: the next leader will report it.
         """
         refusal = self.not_leader()
         for answer, done in answers:
             done(refusal or answer)
 
     def _fail(self, batch: Batch, error: BaseException) -> None:
-        """Nothing of this batch, nor of what was decided on top of it, has happened."""
+        """Discard this batch and everything decided on top of it."""
         failure = error if isinstance(error, JournalError) else JournalWriteFailed(f"the journal failed: {error}")
         if self.failure is None:
-            log.error("calls are refused: %s", failure)
+            log.error("rejecting calls: %s", failure)
         self.failure = failure
         self._probed_s = self._clock.monotonic_s()
         self.metrics.commit_failed()
@@ -348,8 +349,8 @@ class Engine:
             self._core_lost = True
 
 
-def _taken(answer: Any) -> Any:
-    """Answers that depend on the seal come as functions."""
+def _resolved(answer: Any) -> Any:
+    """Resolve an answer that depends on the seal and is therefore a function."""
     if not callable(answer):
         return answer
     try:

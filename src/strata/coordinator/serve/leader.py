@@ -1,4 +1,4 @@
-"""How a coordinator comes to lead, stays the leader, and hears that it is none any more."""
+"""Leader election of a coordinator: become the leader, renew the lease, and notice its loss."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-HURRY = 5
-"""A renewal that failed is tried again in this part of the usual pause."""
+RETRY_FACTOR = 5
+"""After a failed renewal, the pause is divided by this."""
 
-STARTING = NotLeader("this coordinator is starting; try again, or the next address of your list")
+STARTING = NotLeader("this coordinator is starting; try again, or try the next address in your list")
 
 
-def standing_by(leader: Leader | None) -> NotLeader:
-    """What a standby tells its callers."""
+def standby_error(leader: Leader | None) -> NotLeader:
+    """Return the error with which a standby answers its callers."""
     if leader is None or not leader.address:
-        return NotLeader("this coordinator stands by, and nobody leads yet; try the next address of your list")
-    return NotLeader(f"this coordinator stands by; the leader is at {leader.address}")
+        return NotLeader("this coordinator is a standby, and there is no leader yet; try the next address in your list")
+    return NotLeader(f"this coordinator is a standby; the leader is at {leader.address}")
 
 
 class Candidate:
-    """One coordinator's way to the leadership. `resign` ends every wait."""
+    """Competes for the leadership on behalf of one coordinator. `resign` ends every wait."""
 
     def __init__(self, leadership: Leadership, *, address: str, poll_s: float) -> None:
         self._leadership = leadership
@@ -41,8 +41,8 @@ class Candidate:
         self._resigned = asyncio.Event()
         self._unreachable = ""
 
-    async def insist(self, state: str) -> Term:
-        """Leads, or says who does. A killed leader's lease is waited for; a living one renews it, which shows.
+    async def lead_or_raise(self, state: str) -> Term:
+        """Become the leader, or raise. Wait out the lease of a killed leader; a live one renews it.
 
         Raises:
             JournalLocked: Another coordinator leads.
@@ -58,25 +58,27 @@ class Candidate:
                 remaining_s = leader.expires_in_s if leader is not None else 0.0
                 give_up_s = loop.time() + (remaining_s + 2 * self._poll_s if math.isfinite(remaining_s) else 0.0)
             if loop.time() >= give_up_s or await self.resigned_within(self._poll_s):
-                raise _taken(state, leader)
+                raise _locked_error(state, leader)
 
-    async def wait(self, tell: Callable[[NotLeader], None]) -> Term | None:
-        """Stands by until nobody else leads; `tell` hears what to say meanwhile. None: resigned."""
+    async def wait(self, report: Callable[[NotLeader], None]) -> Term | None:
+        """Stand by until this coordinator leads, or return None after `resign`. `report` receives the error to answer
+        with meanwhile.
+        """
         while True:
-            term = await self.wait_once(tell)
+            term = await self.wait_once(report)
             if term is not None or await self.resigned_within(self._poll_s):
                 return term
 
-    async def wait_once(self, tell: Callable[[NotLeader], None]) -> Term | None:
-        """One look of `wait`."""
+    async def wait_once(self, report: Callable[[NotLeader], None]) -> Term | None:
+        """Make one attempt of `wait`."""
         try:
             term = await self._try()
             if term is None:
-                tell(standing_by(await asyncio.to_thread(self._leadership.leader)))
+                report(standby_error(await asyncio.to_thread(self._leadership.leader)))
         except JournalError as error:
-            tell(NotLeader(f"this coordinator stands by, and does not know who leads: {error.message}"))
+            report(NotLeader(f"this coordinator is a standby and cannot find out who leads: {error.message}"))
             if not self._unreachable:
-                log.warning("standing by: %s", error)
+                log.warning("standby: %s", error)
             self._unreachable = error.message
             return None
         self._unreachable = ""
@@ -89,7 +91,7 @@ class Candidate:
         return await asyncio.to_thread(self._leadership.try_acquire, holder_name(), self._address)
 
     async def resigned_within(self, seconds: float) -> bool:
-        """A pause that `resign` ends."""
+        """Sleep until `resign` or for `seconds`; return whether it resigned."""
         try:
             async with asyncio.timeout(seconds):
                 return await self._resigned.wait()
@@ -98,10 +100,10 @@ class Candidate:
 
 
 class LeaseKeeper:
-    """Renews the lease from a thread of its own, so that a busy event loop does not lose it."""
+    """Renews the lease from its own thread, so that a busy event loop does not lose it."""
 
     def __init__(self, leadership: Leadership, on_lost: Callable[[JournalFenced], object]) -> None:
-        """`on_lost` is called in that thread, once."""
+        """Prepare the thread; it calls `on_lost` once if the lease is lost."""
         self._leadership = leadership
         self._on_lost = on_lost
         self._stopping = threading.Event()
@@ -112,7 +114,7 @@ class LeaseKeeper:
             self._thread.start()
 
     def stop(self) -> None:
-        """Blocks until a renewal under way is over."""
+        """Stop renewing; block until a renewal in progress has finished."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -128,20 +130,20 @@ class LeaseKeeper:
                 self._on_lost(error)
                 return
             except JournalError as error:
-                pause_s /= HURRY
+                pause_s /= RETRY_FACTOR
                 if not failing:
-                    log.warning("the leadership cannot be renewed at present: %s", error)
+                    log.warning("cannot renew the leadership: %s", error)
                 failing = True
             else:
                 if failing:
-                    log.warning("the leadership is renewed again")
+                    log.warning("the leadership was renewed again")
                 failing = False
 
 
-def _taken(state: str, leader: Leader | None) -> JournalLocked:
+def _locked_error(state: str, leader: Leader | None) -> JournalLocked:
     who = "another coordinator" if leader is None else leader.holder
     where = f" (at {leader.address})" if leader is not None and leader.address else ""
     return JournalLocked(
-        f"{state} is open in {who}{where}; stop that coordinator, or give this one another state, or start it with "
-        "--standby: then it takes over when that one ends"
+        f"{state} is open in {who}{where}; stop that coordinator, use another state for this one, or start it with "
+        "--standby to take over when the other one exits"
     )

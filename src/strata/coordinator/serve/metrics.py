@@ -1,10 +1,10 @@
-"""What a coordinator counts about itself: plain numbers, added up where things happen, rendered when somebody asks.
+"""Counters and histograms of a coordinator: plain numbers, updated where events happen and rendered on request.
 
-A heartbeat costs a few microseconds, so counting one may cost a few hundred nanoseconds: an index into a list, an
-addition. Nothing here knows Prometheus; `http/exposition.py` turns the numbers into its text. Every name that becomes a
-label comes from a fixed set (methods, statuses, causes, kinds), never from a caller.
+A heartbeat costs a few microseconds, so counting one may cost a few hundred nanoseconds: a list index and an addition.
+This module does not know Prometheus; `http/exposition.py` renders its format. Every name that becomes a label comes
+from a fixed set (methods, statuses, causes, kinds), never from a caller.
 
-All on the event loop; what the journal's thread measures is handed over with its batch.
+Everything runs on the event loop; the journal thread hands over its measurements with each batch.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ BATCH_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 10_000)
 FRAME_BOUNDS_BYTES = (64, 256, 1_024, 4_096, 16_384, 65_536, 262_144, 1_048_576, 16_777_216)
 
 RATE_WINDOW_S = 10.0
-"""Over which `strata_coordinator_rps` is taken."""
+"""The window of `strata_coordinator_rps`."""
 SAMPLE_S = 1.0
 BARRIER_WINDOW_S = 60.0
-"""Over which the recent barrier latency is taken."""
+"""The window of the recent barrier latency."""
 MAX_RECENT_BARRIERS = 1_024
 EXPIRY_CAUSES: tuple[e.LeaveCause, ...] = ("lease", "connection", "hung")
 LEAVE_CAUSES: tuple[e.LeaveCause, ...] = (*EXPIRY_CAUSES, "deregistered", "replaced")
 
 
 class Histogram:
-    """How many measurements fell between which bounds, and what they add up to."""
+    """Counts per bucket, and the sum of all values."""
 
     __slots__ = ("bounds", "counts", "total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
-        """One more than bounds: the last is for what exceeds them all. Not cumulative."""
+        """One per bound, and the last one for larger values. Not cumulative."""
         self.total = 0.0
 
     def add(self, value: float) -> None:
@@ -56,7 +56,7 @@ class Histogram:
 
 
 class CallStats:
-    """Of one method."""
+    """Statistics of one method."""
 
     __slots__ = ("num_by_refusal", "num_ok", "seconds")
 
@@ -68,7 +68,7 @@ class CallStats:
 
     def answered(self, seconds: float) -> None:
         self.num_ok += 1
-        times = self.seconds  # as `Histogram.add` does, without the call: this is the busiest line of a coordinator
+        times = self.seconds  # inlined `Histogram.add`: this is the busiest line of a coordinator
         times.counts[bisect_left(CALL_BOUNDS_S, seconds)] += 1
         times.total += seconds
 
@@ -85,12 +85,12 @@ class Metrics:
     def __init__(self, clock: Clock | None = None) -> None:
         self.now_s: Callable[[], float] = (clock or SystemClock()).monotonic_s
         self.calls: dict[str, CallStats] = {}
-        """By method; only methods of the service are ever asked for."""
+        """By method; only for methods of the service."""
         self.frames_in = Histogram(FRAME_BOUNDS_BYTES)
         self.frames_out = Histogram(FRAME_BOUNDS_BYTES)
         self.num_sessions_opened = 0
         self.num_sessions_dropped = 0
-        """Ended by us, because they did not read."""
+        """Closed by the coordinator because the client did not read."""
         self.barrier_s = Histogram(BARRIER_BOUNDS_S)
         self.num_barriers_broken = 0
         self.commit_s = Histogram(COMMIT_BOUNDS_S)
@@ -105,7 +105,7 @@ class Metrics:
         self.num_joined = 0
         self.num_left_by_cause: dict[str, int] = dict.fromkeys(LEAVE_CAUSES, 0)
         self._opened_s: dict[Hashable, float] = {}
-        """When the first caller came, of barriers that are open; as bounded as these are."""
+        """When the first caller of each open barrier arrived; bounded like the barriers."""
         self._recent_barriers: deque[tuple[float, float]] = deque(maxlen=MAX_RECENT_BARRIERS)
         self._samples: deque[tuple[float, int]] = deque(maxlen=int(RATE_WINDOW_S / SAMPLE_S) + 1)
         self._samples.append((self.now_s(), 0))
@@ -113,7 +113,7 @@ class Metrics:
     # -- calls -----------------------------------------------------------------------------------------------------
 
     def stats_of(self, method: str) -> CallStats:
-        """To be taken once per method, before its first call."""
+        """Return the statistics of a method; call once per method, before its first call."""
         return self.calls.setdefault(method, CallStats())
 
     @property
@@ -121,13 +121,13 @@ class Metrics:
         return sum(stats.num for stats in self.calls.values())
 
     def sample(self) -> None:
-        """Remembers how many calls there have been; to be called now and then, often is cheap."""
+        """Record the number of calls so far. Call it periodically; it is cheap."""
         now_s = self.now_s()
         if now_s - self._samples[-1][0] >= SAMPLE_S:
             self._samples.append((now_s, self.num_calls))
 
     def calls_per_s(self) -> float:
-        """Over the last ten seconds, or since the start if that is nearer."""
+        """Return the rate over the last ten seconds, or since the start if that is shorter."""
         then_s, num_then = self._samples[0]
         passed_s = self.now_s() - then_s
         return (self.num_calls - num_then) / passed_s if passed_s > 0 else 0.0
@@ -147,12 +147,12 @@ class Metrics:
             self._recent_barriers.append((now_s, now_s - opened_s))
 
     def recent_barrier_s(self) -> float | None:
-        """The 95th percentile of the last minute; None when nothing was released in it."""
+        """Return the 95th percentile of the last minute, or None if no barrier was released in it."""
         since_s = self.now_s() - BARRIER_WINDOW_S
         recent = sorted(took_s for at_s, took_s in self._recent_barriers if at_s >= since_s)
         return recent[(len(recent) - 1) * 95 // 100] if recent else None
 
-    # -- what became durable ---------------------------------------------------------------------------------------
+    # -- durable events --------------------------------------------------------------------------------------------
 
     def committed(self, events: Sequence[e.Event], *, seconds: float, num_bytes: int, snapshot: bool) -> None:
         self.commit_s.add(seconds)
@@ -166,7 +166,7 @@ class Metrics:
                 _TAKERS[type(event)](self, event)
 
     def commit_failed(self) -> None:
-        """Those who wait at a barrier are told to come again, too; that begins another wait."""
+        """Forget the open barriers: their callers must retry, which starts a new wait."""
         self.num_commits_failed += 1
         self._opened_s.clear()
 

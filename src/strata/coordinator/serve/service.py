@@ -1,7 +1,7 @@
-"""The coordinator's calls: decode, one call on a job, encode.
+"""The coordinator's calls: decode the request, make one call on a job, encode the answer.
 
-`METHODS` is the whole service. Unary calls and session frames both go through it, so they cannot differ; what a
-condition means as a gRPC status stands in one table, in `wire.py`.
+`METHODS` is the whole service. Unary calls and session frames both use it, so they cannot differ. One table in
+`wire.py` maps errors to gRPC statuses.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from strata.coordinator import wire
-from strata.coordinator.serve.intake import SMALL_BYTES, check_repeated, check_wire
+from strata.coordinator.serve.admission import SMALL_BYTES, check_repeated, check_wire
 from strata.coordinator.serve.metrics import Metrics
 from strata.coordinator.state import limits
 from strata.errors import InvalidArgument, LimitExceeded, StrataError
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from strata.clock import Moment
     from strata.coordinator.config import CoordinatorConfig
-    from strata.coordinator.serve.admission import Door
+    from strata.coordinator.serve.admission import AdmissionControl
     from strata.coordinator.serve.backend import Backend
     from strata.coordinator.state.barriers import Released, Ticket
     from strata.coordinator.state.checkpoints import CheckpointProgress
@@ -58,13 +58,14 @@ class Method:
     volatile: bool = False
     """Answered at once: touches nothing durable."""
     is_heavy: bool = False
-    """Takes as long as there are workers, shards or jobs: one such call is carried out in a turn of the event loop."""
+    """Its cost grows with the number of workers, shards or jobs, so only one such call runs per turn of the event
+    loop."""
     role: Role = Role.WORKER
-    """The least that may call it."""
+    """The lowest role that may make the call."""
     role_for: Callable[[Any], Role] | None = None
-    """The least that may ask just this, where some requests need more than `role`."""
+    """The lowest role for a given request, if some requests need more than `role`."""
     repeated: tuple[str, ...] = field(init=False)
-    """The fields of a request that hold any number of elements."""
+    """The repeated fields of a request."""
     field: str = field(init=False)
     """Its name in session frames: the same in snake_case."""
 
@@ -78,18 +79,18 @@ class Method:
         return self.role if self.role_for is None else self.role_for(request)
 
     def answer(self, value: Any, config: CoordinatorConfig) -> Message | StrataError:
-        """The message that tells `value`, or why it cannot be told. Never raises: others are answered after us."""
+        """Encode `value`, or the error instead. Never raises, because other callers are answered afterwards."""
         if isinstance(value, StrataError):
             return value
         try:
             response = self.encode(value, config)
         except Exception as error:
-            log.exception("an answer of %s cannot be put into a message", self.name)
-            return StrataError(f"the coordinator's answer cannot be sent ({error}); see its log")
+            log.exception("cannot encode an answer of %s", self.name)
+            return StrataError(f"the coordinator cannot encode its answer ({error}); see its log")
         if response.ByteSize() > config.limits.max_message_bytes - wire.FRAME_MARGIN_BYTES:
             return LimitExceeded(
-                f"the answer holds {response.ByteSize()} bytes, more than limits.max_message_bytes="
-                f"{config.limits.max_message_bytes}; ask for less at once, or raise it on both sides"
+                f"the answer has {response.ByteSize()} bytes, more than limits.max_message_bytes="
+                f"{config.limits.max_message_bytes}; request less at once, or raise the limit on both sides"
             )
         return response
 
@@ -156,7 +157,7 @@ def _beaten(beat: Beat, _config: CoordinatorConfig) -> pb.HeartbeatResponse:
 
 @lru_cache(maxsize=1_024)
 def _all_is_well(generation: int, num_workers: int) -> pb.HeartbeatResponse:
-    """The same message for everybody: nobody changes an answer, it is only copied into frames."""
+    """Return one shared message: answers are never modified, only copied into frames."""
     return pb.HeartbeatResponse(generation=generation, num_workers=num_workers)
 
 
@@ -179,7 +180,7 @@ def _send_command(core: Core, r: pb.SendCommandRequest, _at: Moment) -> tuple[in
 
 
 _OF_WORKERS = frozenset({types_pb2.COMMAND_KIND_STOP, types_pb2.COMMAND_KIND_CHECKPOINT_NOW})
-"""What the ranks of a job agree on among themselves: when to save, and to end together."""
+"""Commands that the ranks of a job may agree on: when to save, and to stop together."""
 
 
 def _role_to_send(r: pb.SendCommandRequest) -> Role:
@@ -499,9 +500,9 @@ METHODS = (
 
 
 def unary_handler(
-    method: Method, backend: Backend, door: Door, metrics: Metrics | None = None
+    method: Method, backend: Backend, admission: AdmissionControl, metrics: Metrics | None = None
 ) -> grpc.RpcMethodHandler[Any, Any]:
-    """Serves a unary call as a stream of one request: it is refused, where it is, before its body is read."""
+    """Serve a unary call as a stream of one request, so that it can be rejected before its body is read."""
     metrics = metrics or Metrics()
     now_s, stats, limits_ = metrics.now_s, metrics.stats_of(method.name), backend.limits
 
@@ -520,7 +521,7 @@ def unary_handler(
         answered: asyncio.Future[Message | StrataError] = asyncio.get_running_loop().create_future()
 
         def done(answer: Message | StrataError) -> None:
-            if not answered.done():  # the caller may have hung up
+            if not answered.done():  # the caller may have disconnected
                 answered.set_result(answer)
 
         def begin(role: Role, body: bytes) -> None:
@@ -529,16 +530,16 @@ def unary_handler(
             backend.submit(method, request, done)
 
         try:
-            with door.call(context, method) as (role, account):
-                body = await door.bodies(role).receive(context)
-                door.check_size(role, len(body))
+            with admission.call(context, method) as (role, account):
+                body = await admission.body_slots(role).receive(context)
+                admission.check_size(role, len(body))
                 if method.is_heavy or len(body) > SMALL_BYTES:
-                    await door.lane.run(partial(begin, role, body), account)
+                    await admission.fair_queue.run(partial(begin, role, body), account)
                 else:
                     begin(role, body)
                 answer = await answered
         except StrataError as error:
-            answer = error.with_traceback(None)  # which holds this frame, and with it all that was sent
+            answer = error.with_traceback(None)  # the traceback keeps this frame alive, and the request with it
         if isinstance(answer, StrataError):
             stats.refused(wire.status_of(answer).name, now_s() - came_s)
             await abort(context, answer)

@@ -1,10 +1,10 @@
-"""The session stream: the same calls in frames, and notices the other way.
+"""The session stream: calls in frames from the client, answers and notices in frames to it.
 
-A gRPC message costs the server far more than the work in it, so a frame carries as many calls as the client had to
-make, and an answer frame as many answers as have gathered since the last one went out. Calls run in the order they
-came; an answer that must wait for the disk or for a barrier does not hold up the others.
+A gRPC message costs the server far more than the work in it, so a frame carries all calls that the client has to make,
+and an answer frame all answers since the last one. Calls run in order of arrival; an answer that waits for the disk or
+for a barrier does not delay the others.
 
-A stream that ends casts suspicion on the workers that spoke through it.
+When a stream ends, the workers that used it become suspect.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 
 from strata._version import __version__
 from strata.coordinator import wire
-from strata.coordinator.serve.intake import SMALL_BYTES, check_repeated, check_wire, receivable_bytes
+from strata.coordinator.serve.admission import SMALL_BYTES, check_repeated, check_wire, receivable_bytes
 from strata.coordinator.serve.metrics import Metrics
 from strata.coordinator.state import limits
 from strata.coordinator.state.job import (
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
-    from strata.coordinator.serve.admission import Bucket, Door
+    from strata.coordinator.serve.admission import AdmissionControl, Bucket
     from strata.coordinator.serve.backend import Backend
     from strata.coordinator.serve.service import Method
     from strata.coordinator.state.job import Notice
@@ -46,43 +46,43 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Answer = tuple[int, str, "Message", int]
-"""The request's id, the name of the field of `Response`, what goes into it, and how many bytes that takes."""
+"""Request id, field name in `Response`, the message for that field, and its size in bytes."""
 WorkerKey = tuple[str, str]
-"""Job and worker."""
+"""Job id and worker id."""
 NO_HELLO = "the first frame of a session carries hello.session_id"
 MAX_SESSION_ID = 128
 MAX_WATCHED_JOBS = 100
 HELLO_WITHIN_S = 10.0
-"""Whoever connects and says nothing is not waited for."""
+"""Seconds in which a new connection must send its first frame."""
 NO_FRAME = "a frame is not a strata.v1.ClientFrame"
 SLICE_S = 0.005
-"""How long the calls of one frame may take in one turn of the event loop."""
+"""Time that the calls of one frame may take per turn of the event loop."""
 LOOK_EVERY = 16
-"""Calls between two looks at the clock."""
+"""Calls between two readings of the clock."""
 _DONE = object()
 _LEVELS = 3
-"""Of a frame, on which there are elements: its calls, what each says, and the shards or members in that."""
+"""Levels of a frame that contain elements: its calls, the fields of each, and the shards or members in these."""
 
 
 class Unread:
-    """Answers of all sessions that their clients have not taken yet, in bytes.
+    """Counts the bytes of answers that clients have not read yet, over all sessions.
 
-    Beyond the limit the session with most of them is dropped.
+    Beyond the limit, the session with the most unread bytes is dropped.
     """
 
     def __init__(self, most_bytes: int, links: Callable[[], Iterable[Link]]) -> None:
-        """`links` gives all there are."""
+        """Create the counter; `links` returns all open links."""
         self.most_bytes = most_bytes
         self.num_bytes = 0
         self._links = links
 
     def shed(self) -> None:
         link = max(self._links(), key=lambda link: link.num_unread_bytes)
-        link.drop(f"limits.max_unread_bytes={self.most_bytes} wait for their readers")
+        link.drop(f"limits.max_unread_bytes={self.most_bytes} are unread")
 
 
 class Link:
-    """One open session: what it says of workers, and what is to be sent down it."""
+    """One open session: its workers, and the answers and notices to send."""
 
     def __init__(
         self,
@@ -97,24 +97,26 @@ class Link:
         on_news: Callable[[], None],
         on_idle: Callable[[], None],
     ) -> None:
-        """`on_news` is called when there is something to send, or to end; `on_idle` when it is not busy any more."""
+        """Open the session; `on_news` is called when there is something to send or the session must end, `on_idle` when
+        it is no longer busy.
+        """
         self.session_id = session_id
         self.role = role
         self.bucket = bucket
         self.workers: dict[WorkerKey, int] = {}
-        """(job, worker) → fence, of those that registered or beat through it."""
+        """(job, worker) → fence of the workers that registered or sent a heartbeat through this session."""
         self.watched_jobs: set[str] = set()
         self.given_up: tuple[grpc.StatusCode, str] | None = None
-        """Why it is ended from our side."""
+        """Why the server ends the session."""
         self.max_request_bytes = max_request_bytes
-        """Of one frame from the client."""
+        """The size limit of one frame from the client."""
         self.is_busy = False
-        """A large frame of its waits in the lane, or is under way there. Until it is done, no other may be heard."""
+        """A large frame waits in the queue or is being processed. Until it is done, no other frame is processed."""
         self.large = b""
         """That frame, while it waits."""
         self.on_idle = on_idle
         self.num_unread_bytes = 0
-        """Of its answers, here or in what its connection could not send yet."""
+        """Bytes of unread answers, here or in the buffer of the connection."""
         self._unread = unread
         self._answers: list[Answer] = []
         self._notices: list[pb.Notice] = []
@@ -128,7 +130,7 @@ class Link:
     def num_unanswered(self) -> int:
         return self._num_unanswered
 
-    def asked(self, num: int) -> None:
+    def add_unanswered(self, num: int) -> None:
         self._num_unanswered += num
 
     def answer(self, request_id: int, result: str, message: Message) -> None:
@@ -139,7 +141,9 @@ class Link:
         self._wake()
 
     def count_unread(self, num_bytes: int) -> None:
-        """So many bytes more wait for the client, or fewer. Of a session that was given up they count no more."""
+        """Add `num_bytes` (possibly negative) to the unread answers. After the session was given up, they no longer
+        count.
+        """
         if self.given_up:
             return
         unread = self._unread
@@ -153,7 +157,7 @@ class Link:
         self._wake()
 
     def end(self) -> None:
-        """The client has no more calls; those it made are still answered."""
+        """The client makes no more calls; those in progress are still answered."""
         self._ended = True
         self._on_news()
 
@@ -164,8 +168,8 @@ class Link:
         self._on_news()
 
     def drop(self, why: str) -> None:
-        """Its client does not read its answers."""
-        log.warning("session %.8s… does not read its answers; dropped", self.session_id)
+        """End the session because its client does not read its answers."""
+        log.warning("dropping session %.8s…: the client does not read its answers", self.session_id)
         self.give_up(grpc.StatusCode.RESOURCE_EXHAUSTED, f"too many unread answers: {why}")
 
     def _clear(self) -> None:
@@ -175,7 +179,7 @@ class Link:
 
     @property
     def is_over(self) -> bool:
-        """Nothing more is to be sent, now or later."""
+        """Whether nothing more will be sent."""
         if self.given_up:
             return True
         return self._ended and not self._num_unanswered and not self._answers and not self._notices
@@ -189,7 +193,7 @@ class Link:
             self._on_news()
 
     def take_frame(self) -> pb.ServerFrame | None:
-        """Everything that has gathered, or as much of it as goes into one frame; None: nothing at present."""
+        """Return all pending answers, or as many as fit into one frame; None without any."""
         answers, notices = self._answers, self._notices
         if self.given_up or not (answers or notices):
             return None
@@ -205,7 +209,7 @@ class Link:
 
 
 def _frame(answers: Iterable[Answer], notices: Iterable[pb.Notice]) -> pb.ServerFrame:
-    """Each answer is copied once, to where it is sent from."""
+    """Build a frame; each answer is copied once, into its place."""
     frame = pb.ServerFrame(notices=notices)
     add = frame.responses.add
     for request_id, result, message, _ in answers:
@@ -217,9 +221,11 @@ def _frame(answers: Iterable[Answer], notices: Iterable[pb.Notice]) -> pb.Server
 class SessionHub:
     """All open sessions."""
 
-    def __init__(self, backend: Backend, methods: Iterable[Method], door: Door, metrics: Metrics | None = None) -> None:
+    def __init__(
+        self, backend: Backend, methods: Iterable[Method], admission: AdmissionControl, metrics: Metrics | None = None
+    ) -> None:
         self._backend = backend
-        self._door = door
+        self._admission = admission
         self.metrics = metrics or Metrics()
         self._methods = {method.field: method for method in methods}
         self._heavy = {method.field for method in self._methods.values() if method.is_heavy}
@@ -230,35 +236,35 @@ class SessionHub:
             "deregister_worker": self._deregistered,
             "list_workers": self._listed,
         }
-        """Calls that tell through which stream a worker is heard."""
+        """Calls that show which stream a worker uses."""
         self._links: dict[str, Link] = {}
         self._unread = Unread(backend.limits.max_unread_bytes, self._links.values)
-        self._speakers: dict[WorkerKey, Link] = {}
-        """Through which stream a worker was last heard."""
+        self._links_by_worker: dict[WorkerKey, Link] = {}
+        """The stream that each worker used last."""
         self.refusal: Callable[[], StrataError | None] = lambda: None
-        """Why no session may begin at present: a standby sends its callers elsewhere at once."""
+        """Why no session may start at present: a standby redirects its callers at once."""
         self._instance = secrets.token_hex(16)
         self.frames = ""
-        """Where sessions are served without HTTP/2, as clients are told."""
-        backend.listeners.append(self._spread)
+        """The address of the frames server, which clients receive in `welcome`."""
+        backend.listeners.append(self._broadcast)
 
     @property
     def num_sessions(self) -> int:
         return len(self._links)
 
     def dropped(self, link: Link) -> None:
-        """It was ended from our side."""
+        """Record that the server ended a session."""
         self.metrics.num_sessions_dropped += link.given_up is not None and (
             link.given_up[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
         )
 
     def leave(self) -> None:
-        """Ends all sessions: the coordinator goes. Their clients look for the next one."""
-        self.refusal = lambda: CoordinatorUnavailable("the coordinator is leaving; try the next address of your list")
+        """End all sessions because the coordinator shuts down. Their clients connect to the next one."""
+        self.refusal = lambda: CoordinatorUnavailable("the coordinator is shutting down; try the next address")
         for link in self._links.values():
-            link.give_up(grpc.StatusCode.UNAVAILABLE, "the coordinator is leaving")
+            link.give_up(grpc.StatusCode.UNAVAILABLE, "the coordinator is shutting down")
 
-    # -- for those who carry frames --------------------------------------------------------------------------------
+    # -- for the transports ----------------------------------------------------------------------------------------
 
     def begin(
         self,
@@ -269,10 +275,10 @@ class SessionHub:
         on_news: Callable[[], None],
         on_idle: Callable[[], None],
     ) -> Link:
-        """A session for whoever says hello; its connection carries frames of up to `carrier_bytes` to us.
+        """Start a session after `hello`; its connection accepts frames of up to `carrier_bytes`.
 
         Raises:
-            StrataError: Why there is none at present.
+            StrataError: No session may start at present.
         """
         if refusal := self.refusal():
             raise refusal
@@ -285,11 +291,11 @@ class SessionHub:
         if before is None:
             limits.check_room(len(self._links), limits_.max_sessions, "sessions", "max_sessions", field="session_id")
         elif role < before.role:
-            raise PermissionRefused("this session is another's; choose a session_id of your own", field="session_id")
+            raise PermissionRefused("another caller has this session_id; choose another one", field="session_id")
         link = Link(
             hello.session_id,
             role=role,
-            bucket=before.bucket if before else self._door.bucket(),
+            bucket=before.bucket if before else self._admission.bucket(),
             unread=self._unread,
             max_backlog=limits_.max_session_backlog,
             max_frame_bytes=limits_.max_message_bytes,
@@ -311,7 +317,7 @@ class SessionHub:
         )
 
     def decode(self, frame: bytes) -> pb.ClientFrame | None:
-        """None: it is not a frame."""
+        """Decode a frame, or return None if it is invalid."""
         self.metrics.frames_in.add(len(frame))
         try:
             return pb.ClientFrame.FromString(frame)
@@ -324,26 +330,26 @@ class SessionHub:
         return data
 
     def role_of(self, token: str) -> Role:
-        return self._door.role_of(token)
+        return self._admission.role_of(token)
 
-    def hear(self, link: Link, message: bytes) -> None:
-        """A frame. A small one is carried out now; a large one makes the link busy."""
-        assert not link.is_busy, "frames of a session are carried out one after the other"
+    def receive(self, link: Link, message: bytes) -> None:
+        """Process a frame. A small one runs now; a large one makes the link busy."""
+        assert not link.is_busy, "frames of a session are processed one after the other"
         if len(message) > SMALL_BYTES:
             link.large = message
-            self._occupy(link, self._hear_large(link))
+            self._occupy(link, self._process_large(link))
         elif (frame := self.decode(message)) is None:
             link.give_up(grpc.StatusCode.INVALID_ARGUMENT, NO_FRAME)
         else:
-            self.take_in(link, frame.requests)
+            self.run_calls(link, frame.requests)
 
     def rest(self, link: Link, since_s: float) -> None:
-        """A link whose frames have been carried out since then: it is busy for a turn if that is long enough."""
+        """Make a link that has been processing frames since `since_s` busy for one turn, if that was long enough."""
         if not link.is_busy and self.metrics.now_s() > since_s + SLICE_S:
             self._occupy(link, iter(()))
 
-    def take_in(self, link: Link, requests: Sequence[pb.Request]) -> None:
-        """The calls of a small frame: as many of them as one turn allows are carried out now."""
+    def run_calls(self, link: Link, requests: Sequence[pb.Request]) -> None:
+        """Run the calls of a small frame, as many as one turn allows."""
         came_s = self.metrics.now_s()
         if len(requests) == 1:  # most frames: they need no slices
             request = requests[0]
@@ -351,9 +357,9 @@ class SessionHub:
             if field not in self._heavy:
                 num_paced = self._admit(link, 1, came_s)
                 if num_paced is not None:
-                    self._carry_out_one(link, request, field, came_s, is_paced=bool(num_paced))
+                    self._run_one(link, request, field, came_s, is_paced=bool(num_paced))
                 return
-        work = self._carry_out(link, requests, came_s)
+        work = self._run_slices(link, requests, came_s)
         if next(work, _DONE) is not _DONE:
             self._occupy(link, work)
 
@@ -366,9 +372,9 @@ class SessionHub:
                 link.on_idle()
 
         link.is_busy = True
-        self._door.lane.add(until_idle(), link.bucket.account)
+        self._admission.fair_queue.add(until_idle(), link.bucket.account)
 
-    def _hear_large(self, link: Link) -> Iterator[None]:
+    def _process_large(self, link: Link) -> Iterator[None]:
         message, link.large = link.large, b""
         if link.given_up:
             return
@@ -382,12 +388,12 @@ class SessionHub:
             link.give_up(grpc.StatusCode.INVALID_ARGUMENT, NO_FRAME)
             return
         yield
-        yield from self._carry_out(link, frame.requests, self.metrics.now_s(), is_large=True)
+        yield from self._run_slices(link, frame.requests, self.metrics.now_s(), is_large=True)
 
-    def _carry_out(
+    def _run_slices(
         self, link: Link, requests: Sequence[pb.Request], came_s: float, *, is_large: bool = False
     ) -> Iterator[None]:
-        """A frame's calls, in slices. Rate and backlog are looked at once for all of them."""
+        """Run the calls of a frame in slices. Rate and backlog are checked once for all of them."""
         num_paced = self._admit(link, len(requests), came_s)
         if num_paced is None:
             return
@@ -399,23 +405,25 @@ class SessionHub:
                 until_s = now_s() + SLICE_S
             if link.given_up:
                 return
-            self._carry_out_one(link, request, field, came_s, is_paced=number < num_paced, is_large=is_large)
+            self._run_one(link, request, field, came_s, is_paced=number < num_paced, is_large=is_large)
 
     def _admit(self, link: Link, num: int, came_s: float) -> int | None:
-        """How many of a frame's calls its rate allows; an empty frame counts as one. None: the session is ended."""
+        """Return how many calls of a frame the rate allows (an empty frame counts as one), or None if the session was
+        ended.
+        """
         num_allowed = self._backend.limits.max_session_backlog
         if link.num_unanswered + num > num_allowed:
-            why = f"more than limits.max_session_backlog={num_allowed} calls without an answer; wait for some first"
+            why = f"more than limits.max_session_backlog={num_allowed} unanswered calls; wait for answers first"
             link.give_up(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
             return None
         num_paced = link.bucket.take(max(num, 1), came_s)
         if not num_paced and not num:
-            link.give_up(grpc.StatusCode.RESOURCE_EXHAUSTED, self._door.too_fast().message)
+            link.give_up(grpc.StatusCode.RESOURCE_EXHAUSTED, self._admission.too_fast().message)
             return None
-        link.asked(num)
+        link.add_unanswered(num)
         return num_paced
 
-    def _carry_out_one(
+    def _run_one(
         self,
         link: Link,
         request: pb.Request,
@@ -428,7 +436,7 @@ class SessionHub:
         if is_paced:
             self._call(link, request, field, came_s, is_large=is_large)
         else:
-            self._refuse(link, request, self._door.too_fast(), came_s)
+            self._refuse(link, request, self._admission.too_fast(), came_s)
 
     def _refuse(self, link: Link, request: pb.Request, error: StrataError, came_s: float) -> None:
         stats = self._stats.get(request.WhichOneof("call") or "")
@@ -438,7 +446,7 @@ class SessionHub:
 
     def _call(self, link: Link, request: pb.Request, field: str | None, came_s: float, *, is_large: bool) -> None:
         if field is None:
-            unknown = InvalidArgument("this call is not known to this coordinator; it may be older than the client")
+            unknown = InvalidArgument("this coordinator does not know the call; it may be older than the client")
             self._refuse(link, request, unknown, came_s)
             return
         method = self._methods[field]
@@ -464,26 +472,26 @@ class SessionHub:
                 follow(link, body, answer)
             link.answer(request_id, field, answer)
 
-        if field == "report_suspicion" and self._is_heard_elsewhere(link, body):
+        if field == "report_suspicion" and self._uses_another_stream(link, body):
             done(method.response())
         else:
             self._backend.submit(method, body, done)
 
-    # -- who speaks through which stream ---------------------------------------------------------------------------
+    # -- the streams of workers ------------------------------------------------------------------------------------
 
     def _registered(self, link: Link, body: Any, answer: Any) -> None:
-        self._speaks(link, (body.job_id or DEFAULT_JOB, body.worker_id), answer.incarnation)
+        self._bind_worker(link, (body.job_id or DEFAULT_JOB, body.worker_id), answer.incarnation)
 
     def _beaten(self, link: Link, body: Any, _answer: Any) -> None:
         key, fence = (body.job_id or DEFAULT_JOB, body.worker_id), body.incarnation
-        if fence and (link.workers.get(key) != fence or self._speakers.get(key) is not link):
-            self._speaks(link, key, fence)
+        if fence and (link.workers.get(key) != fence or self._links_by_worker.get(key) is not link):
+            self._bind_worker(link, key, fence)
 
     def _deregistered(self, link: Link, body: Any, _answer: Any) -> None:
         key = (body.job_id or DEFAULT_JOB, body.worker_id)
         link.workers.pop(key, None)
-        if self._speakers.get(key) is link:
-            del self._speakers[key]
+        if self._links_by_worker.get(key) is link:
+            del self._links_by_worker[key]
 
     def _listed(self, link: Link, body: Any, answer: Any) -> None:
         job_id = body.job_id or DEFAULT_JOB
@@ -491,38 +499,38 @@ class SessionHub:
             link.watched_jobs.add(job_id)
             answer.is_watching = True
 
-    def _is_heard_elsewhere(self, link: Link, body: Any) -> bool:
-        """A relay's suspicion is void if its worker was heard through another stream since."""
-        return self._speakers.get((body.job_id or DEFAULT_JOB, body.worker_id), link) is not link
+    def _uses_another_stream(self, link: Link, body: Any) -> bool:
+        """Whether the worker has used another stream since, which voids the suspicion of a relay."""
+        return self._links_by_worker.get((body.job_id or DEFAULT_JOB, body.worker_id), link) is not link
 
     def _open(self, link: Link) -> None:
-        """A client that comes back under its session's name speaks for the same workers as before."""
+        """Register the link. A client that reconnects with its session id keeps its workers."""
         self.metrics.num_sessions_opened += 1
         before = self._links.get(link.session_id)
         self._links[link.session_id] = link
         if before is None:
             return
         for key, fence in before.workers.items():
-            self._speaks(link, key, fence)
+            self._bind_worker(link, key, fence)
         before.workers.clear()
         link.watched_jobs |= before.watched_jobs
-        before.give_up(grpc.StatusCode.ABORTED, "its client has come back on another connection")
+        before.give_up(grpc.StatusCode.ABORTED, "the client has reconnected on another connection")
 
-    def _speaks(self, link: Link, key: WorkerKey, fence: int) -> None:
+    def _bind_worker(self, link: Link, key: WorkerKey, fence: int) -> None:
         link.workers[key] = fence
-        self._speakers[key] = link
+        self._links_by_worker[key] = link
 
     def closed(self, link: Link) -> None:
-        """Its connection is gone: that is evidence against its workers."""
+        """Handle a lost connection: its workers become suspect."""
         link.give_up(grpc.StatusCode.CANCELLED, "the connection was lost")
         if self._links.get(link.session_id) is link:
             del self._links[link.session_id]
         for key, fence in link.workers.items():
-            if self._speakers.get(key) is link:  # else it has been heard through another stream since
-                del self._speakers[key]
+            if self._links_by_worker.get(key) is link:  # else the worker has used another stream since
+                del self._links_by_worker[key]
                 self._backend.suspect(*key, fence)
 
-    def _spread(self, notices: list[Notice]) -> None:
+    def _broadcast(self, notices: list[Notice]) -> None:
         for notice in notices:
             if isinstance(notice, GenerationChanged):
                 message = pb.Notice(
@@ -533,7 +541,7 @@ class SessionHub:
                         reason=notice.reason,
                     )
                 )
-                links = {link for (job_id, _), link in self._speakers.items() if job_id == notice.job_id}
+                links = {link for (job_id, _), link in self._links_by_worker.items() if job_id == notice.job_id}
                 for link in links | self._watchers(notice.job_id):
                     link.notify(message)
             elif isinstance(notice, CommandQueued):
@@ -544,21 +552,21 @@ class SessionHub:
                         command=wire.encode_command(notice.command),
                     )
                 )
-                speaker = self._speakers.get((notice.job_id, notice.worker_id))
-                if speaker is not None:
-                    speaker.notify(message)
+                link_of_worker = self._links_by_worker.get((notice.job_id, notice.worker_id))
+                if link_of_worker is not None:
+                    link_of_worker.notify(message)
             elif isinstance(notice, CheckpointCommitted):
                 committed = pb.CheckpointCommitted(
                     job_id=notice.job_id, checkpoint_id=notice.checkpoint_id, step=notice.step
                 )
-                self._tell_watchers(notice.job_id, pb.Notice(checkpoint_committed=committed))
+                self._notify_watchers(notice.job_id, pb.Notice(checkpoint_committed=committed))
             elif isinstance(notice, WorkerEventReported):
                 reported = pb.WorkerEventReported(
                     job_id=notice.job_id, worker_id=notice.worker_id, event=wire.encode_worker_event(notice.event)
                 )
-                self._tell_watchers(notice.job_id, pb.Notice(worker_event_reported=reported))
+                self._notify_watchers(notice.job_id, pb.Notice(worker_event_reported=reported))
 
-    def _tell_watchers(self, job_id: str, message: pb.Notice) -> None:
+    def _notify_watchers(self, job_id: str, message: pb.Notice) -> None:
         for link in self._watchers(job_id):
             link.notify(message)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from strata.coordinator.serve.intake import SMALL_BYTES
+from strata.coordinator.serve.admission import SMALL_BYTES
 from strata.coordinator.serve.service import abort
 from strata.coordinator.serve.session import HELLO_WITHIN_S, NO_HELLO
 from strata.coordinator.state.limits import check_room
@@ -19,30 +19,32 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from strata.coordinator.config import Limits
-    from strata.coordinator.serve.admission import Door
+    from strata.coordinator.serve.admission import AdmissionControl
     from strata.coordinator.serve.session import Link, SessionHub
     from strata.v1 import session_pb2 as pb
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 MAX_READERS = 64
-"""Sessions through gRPC with the role reader: each may have a message of up to `max_grpc_message_bytes` on its way."""
+"""gRPC sessions with the role reader; each may have a message of up to `max_grpc_message_bytes` in transit."""
 
 
-def session_handler(hub: SessionHub, door: Door, places: Places) -> grpc.RpcMethodHandler[Any, Any]:
+def session_handler(
+    hub: SessionHub, admission: AdmissionControl, slots: StreamSlots
+) -> grpc.RpcMethodHandler[Any, Any]:
     async def serve(_requests: Any, context: Context) -> None:
         try:
-            role = door.role(context)
-            with places.one(role):
-                await _serve(hub, context, role, places.max_message_bytes)
+            role = admission.role(context)
+            with slots.take(role):
+                await _serve(hub, context, role, slots.max_message_bytes)
         except StrataError as error:
             await abort(context, error.with_traceback(None))
 
     return grpc.stream_stream_rpc_method_handler(serve, response_serializer=hub.encode)
 
 
-class Places:
-    """Places for streams of requests through gRPC, which may hold a whole message of each while it arrives."""
+class StreamSlots:
+    """Slots for streams of requests through gRPC, which may buffer a whole message for each."""
 
     def __init__(self, limits: Limits) -> None:
         self.max_message_bytes = min(limits.max_grpc_message_bytes, limits.max_message_bytes)
@@ -51,15 +53,16 @@ class Places:
         self._num_readers = 0
 
     @contextlib.contextmanager
-    def one(self, role: Role) -> Iterator[None]:
-        """
+    def take(self, role: Role) -> Iterator[None]:
+        """Take a slot.
+
         Raises:
-            LimitExceeded: They are all taken.
+            LimitExceeded: All slots are taken.
         """
         is_reader = role <= Role.READER
         check_room(self._num, self._max_streams, "sessions through gRPC", "max_grpc_sessions", field="")
         if is_reader and self._num_readers >= MAX_READERS:
-            raise LimitExceeded(f"readers have {MAX_READERS} sessions through gRPC already; close one of them")
+            raise LimitExceeded(f"readers already have {MAX_READERS} gRPC sessions; close one of them")
         self._num += 1
         self._num_readers += is_reader
         try:
@@ -75,7 +78,7 @@ async def _serve(hub: SessionHub, context: Context, role: Role, max_bytes: int) 
     link = hub.begin(first.hello, role, carrier_bytes=max_bytes, on_news=news.set, on_idle=idle.set)
     writer = asyncio.create_task(_write(hub, link, context, news))
     try:
-        hub.take_in(link, first.requests)
+        hub.run_calls(link, first.requests)
         while True:
             if link.is_busy:
                 idle.clear()
@@ -84,14 +87,14 @@ async def _serve(hub: SessionHub, context: Context, role: Role, max_bytes: int) 
             if not isinstance(frame, bytes):
                 break
             if link.given_up:
-                continue  # it must be let go of, or a client that still writes would never hear why
+                continue  # read on, or a client that is still writing would never receive the reason
             if len(frame) > link.max_request_bytes:
-                why = f"a frame of {len(frame)} bytes, more than the {link.max_request_bytes} allowed here"
+                why = f"a frame has {len(frame)} bytes; the limit is {link.max_request_bytes}"
                 link.give_up(grpc.StatusCode.INVALID_ARGUMENT, why)
             else:
-                hub.hear(link, frame)
+                hub.receive(link, frame)
         link.end()
-        # Not cancelled: a status cannot be sent while a message is on its way.
+        # Not cancelled: a status cannot be sent while a message is in transit.
         await writer
     finally:
         writer.cancel()

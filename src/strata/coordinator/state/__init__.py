@@ -1,4 +1,5 @@
-"""The coordinator's state machines: jobs, membership, shards, barriers, checkpoints, commands.
+"""The state machines of the coordinator: jobs, membership, shards, barriers, checkpoints, commands.
 
-Pure: calls and times in, events and answers out. No clock, no sockets, no disk, no randomness.
+Pure: calls and times in, events and answers out. No clock, no sockets, no disk, no randomness. Imports only errors and
+configs.
 """

@@ -1,9 +1,9 @@
-"""Barriers: nobody goes on until everybody is there.
+"""Barriers: no worker continues until all members have arrived.
 
-A barrier is known by (name, step) within a generation. It counts identities, not arrivals, so arriving twice is
-harmless, and coming back after the release is answered at once. Arrivals are not durable, the release is: after a
-coordinator's death the members arrive again, and those who were late find the release standing. A barrier that cannot
-complete ends for all who wait, at once, with the names of the missing.
+A barrier is identified by (name, step) within a generation. It counts workers, not arrivals, so arriving twice is
+harmless, and arriving after the release is answered at once. Arrivals are not durable, but the release is: after a
+coordinator dies, the members arrive again, and late ones find the release recorded. A barrier that cannot complete ends
+at once for all waiting callers, with the names of the missing workers.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ class Ticket(NamedTuple):
     barrier_id: str
     step: int
     round: int
-    """Which opening of this barrier: one that broke and is entered again is another wait."""
+    """The number of this opening of the barrier: a barrier that broke and is entered again is another wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """All came."""
+    """All members arrived."""
 
     generation: int
     num_members: int
 
 
 class Release(NamedTuple):
-    """What is remembered of a barrier that ended well."""
+    """The record of a released barrier."""
 
     num_members: int
     named: str
-    """A digest of the named members; empty: everybody."""
+    """A digest of the named members; empty if all members of the generation were meant."""
 
 
 @dataclass(frozen=True, slots=True)
 class BarrierEnded:
-    """To be told to everybody who holds the ticket."""
+    """Sent to every holder of the ticket."""
 
     ticket: Ticket
     outcome: Released | BarrierBroken
@@ -65,7 +65,7 @@ class BarrierEnded:
 class OpenBarrier:
     ticket: Ticket
     members: frozenset[str] | None
-    """None: every member of the generation."""
+    """None for every member of the generation."""
     opened_s: float
     deadline_s: float
     arrived: set[str] = field(default_factory=set)
@@ -76,29 +76,29 @@ class Barriers:
         self.job_id = job_id
         self.open: dict[tuple[str, int], OpenBarrier] = {}
         self.released: dict[tuple[str, int], Release] = {}
-        """In this generation, by (name, step)."""
+        """Released in this generation, by (name, step)."""
         self._num_opened = 0
         self._limits = limits
 
     # -- decisions -------------------------------------------------------------------------------------------------
 
     def check(self, membership: Membership, worker_id: str, barrier_id: str, step: int, named: frozenset[str]) -> None:
-        """Refuses an arrival that cannot be meant; looks only."""
+        """Reject an invalid arrival; changes nothing."""
         limits.check_id(barrier_id, "barrier_id")
         limits.check_count(step, "step")
-        strangers = [worker for worker in named if worker not in membership.members]
-        if strangers:
+        unknown = [worker for worker in named if worker not in membership.members]
+        if unknown:
             raise InvalidArgument(
-                f"members names {_shown(strangers)}, not in generation {membership.generation}; leave them out",
+                f"members contains {_shown(unknown)}, not in generation {membership.generation}; remove them",
                 field="members",
             )
         if named and worker_id not in named:
-            raise InvalidArgument(f"members does not name {worker_id!r} itself, who waits; add it", field="members")
+            raise InvalidArgument(f"members does not contain the caller {worker_id!r}; add it", field="members")
         release = self.released.get((barrier_id, step))
         if release is not None and release.named != _digest(named):
             raise BarrierMismatch(
                 f"barrier {barrier_id!r} at step {step} was released to {release.num_members} members, this call names "
-                f"{_shown(named) if named else 'all members'}; give every set its own barrier_id",
+                f"{_shown(named) if named else 'all members'}; use a separate barrier_id for every set of members",
                 field="members",
             )
         standing = self.open.get((barrier_id, step))
@@ -113,8 +113,8 @@ class Barriers:
         elif standing is not None and standing.members != (named or None):
             theirs = "all members" if standing.members is None else _shown(standing.members)
             raise BarrierMismatch(
-                f"barrier {barrier_id!r} at step {step} waits for {theirs}, this call names "
-                f"{_shown(named) if named else 'all members'}; all callers must name the same set",
+                f"barrier {barrier_id!r} at step {step} waits for {theirs}, but this call names "
+                f"{_shown(named) if named else 'all members'}; all callers must name the same members",
                 field="members",
             )
 
@@ -129,7 +129,7 @@ class Barriers:
         now_s: float,
         deadline_s: float,
     ) -> tuple[Ticket, list[BarrierReleased]]:
-        """Counts a checked arrival: what it waits for, and the release, if it was the last."""
+        """Count a checked arrival; return its ticket, and the release if it was the last."""
         barrier = self.open.get((barrier_id, step))
         if barrier is None:
             self._num_opened += 1
@@ -154,21 +154,21 @@ class Barriers:
     # -- ends ------------------------------------------------------------------------------------------------------
 
     def expire(self, membership: Membership, now_s: float) -> list[BarrierEnded]:
-        """Breaks those whose deadline has passed."""
+        """Break the barriers whose deadline has passed."""
         late = [b for b in self.open.values() if b.deadline_s <= now_s]
         return [
             self._break(
                 b,
-                f"not everybody came within {b.deadline_s - b.opened_s:.1f} s",
-                {w: _whereabouts(m, now_s) for w, m in self._missing(b, membership)},
+                f"not all members arrived within {b.deadline_s - b.opened_s:.1f} s",
+                {w: _last_state(m, now_s) for w, m in self._missing(b, membership)},
                 membership.generation,
             )
             for b in late
         ]
 
     def break_all(self, membership: Membership, departed: Mapping[str, str]) -> list[BarrierEnded]:
-        """Ends every barrier of the generation that is over; `departed` says who left it and why."""
-        why = f"generation {membership.generation} began: {membership.generation_reason}"
+        """End every barrier of the previous generation; `departed` maps the workers that left to their reasons."""
+        why = f"generation {membership.generation} started: {membership.generation_reason}"
         ended = []
         for barrier in list(self.open.values()):
             missing = {
@@ -180,7 +180,7 @@ class Barriers:
         return ended
 
     def excuse(self, seconds: float) -> None:
-        """We did not listen for this long, so nobody could arrive."""
+        """Extend the deadlines by a pause of the coordinator, during which no worker could arrive."""
         for barrier in self.open.values():
             barrier.deadline_s += seconds
 
@@ -221,12 +221,12 @@ class Barriers:
         self.released = {(name, step): Release(num_members, named) for name, step, num_members, named in released}
 
 
-def _whereabouts(member: Member, now_s: float) -> str:
+def _last_state(member: Member, now_s: float) -> str:
     return f"{member.state} at step {member.step}, last heard {now_s - member.last_seen_s:.1f} s ago"
 
 
 def _digest(named: frozenset[str]) -> str:
-    """Sets of thousands of names, remembered in 16 characters."""
+    """Return a digest of 16 characters, instead of storing thousands of names."""
     return xxhash.xxh3_64_hexdigest("\n".join(sorted(named)).encode()) if named else ""
 
 

@@ -1,7 +1,8 @@
-"""Global checkpoints: committed when every rank of the generation has said that its part is durable.
+"""Global checkpoints: committed when every rank of the generation has reported its part as durable.
 
-A checkpoint is agreed on or it does not exist: while one rank is missing there is only an attempt, and a change of the
-membership ends the attempt. The newest committed ones are remembered, for `GetLatestCheckpoint` and recovery.
+Either all ranks agree on a checkpoint or it does not exist: while one rank is missing, there is only an attempt, and a
+change of membership ends the attempt. The newest committed checkpoints are remembered for `GetLatestCheckpoint` and
+recovery.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from strata.coordinator.state.membership import Membership
 
 RESTORABLE: tuple[CheckpointKind, ...] = ("FULL", "INCREMENTAL")
-"""Kinds that hold everything a job needs to go on."""
+"""Kinds that contain everything a job needs to resume."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Attempt:
     spec: CheckpointSpec
     acks: dict[str, RankAck] = field(default_factory=dict)
     num_bytes: int = 0
-    """Of hashes and metadata so far."""
+    """The size of hashes and metadata so far."""
 
     def add(self, worker_id: str, ack: RankAck) -> None:
         self.acks[worker_id] = ack
@@ -61,15 +62,15 @@ class Checkpoints:
     # -- decisions -------------------------------------------------------------------------------------------------
 
     def ack(self, membership: Membership, worker_id: str, spec: CheckpointSpec, ack: RankAck) -> list[CheckpointAcked]:
-        """Nothing, if this rank has said so already."""
+        """Return the acknowledgement, or nothing if this rank has already sent it."""
         self._check(spec, ack)
         record = self.committed.get(spec.checkpoint_id)
         attempt = self.attempts.get(spec.checkpoint_id)
         agreed = record.checkpoint if record else attempt.spec if attempt else None
         if agreed is not None and agreed != spec:
             raise CheckpointMismatch(
-                f"checkpoint {spec.checkpoint_id!r} is known as {_told(agreed)}, this rank says {_told(spec)}; "
-                "all ranks must agree, and an id is used once",
+                f"checkpoint {spec.checkpoint_id!r} is {_described(agreed)}, but this rank reports {_described(spec)}; "
+                "all ranks must agree, and an id may be used only once",
                 field="checkpoint_id",
             )
         if record is not None or (attempt is not None and worker_id in attempt.acks):
@@ -77,8 +78,8 @@ class Checkpoints:
         num_bytes = _num_bytes(ack) + (attempt.num_bytes if attempt else 0)
         if num_bytes > self._limits.max_checkpoint_bytes:
             raise LimitExceeded(
-                f"hashes and metadata of checkpoint {spec.checkpoint_id!r} hold {num_bytes} bytes over all ranks; "
-                f"keep them to limits.max_checkpoint_bytes={self._limits.max_checkpoint_bytes}",
+                f"hashes and metadata of checkpoint {spec.checkpoint_id!r} have {num_bytes} bytes over all ranks; "
+                f"the limit is limits.max_checkpoint_bytes={self._limits.max_checkpoint_bytes}",
                 field="metadata",
             )
         if attempt is None:
@@ -96,7 +97,7 @@ class Checkpoints:
         ]
 
     def commit(self, membership: Membership, checkpoint_id: str, wall_s: float) -> list[CheckpointCommitted]:
-        """The commit, if every member has acknowledged."""
+        """Return the commit if every member has acknowledged."""
         attempt = self.attempts.get(checkpoint_id)
         if attempt is None or len(attempt.acks) < len(membership.members):
             return []
@@ -138,7 +139,7 @@ class Checkpoints:
         limits.check_map_size(ack.metadata, "metadata", max_bytes=self._limits.max_metadata_bytes)
         if len(ack.data_cursor) > self._limits.max_metadata_bytes:
             raise LimitExceeded(
-                f"data_cursor holds {len(ack.data_cursor)} bytes; keep it to {self._limits.max_metadata_bytes}",
+                f"data_cursor has {len(ack.data_cursor)} bytes; the limit is {self._limits.max_metadata_bytes}",
                 field="data_cursor",
             )
 
@@ -153,7 +154,7 @@ class Checkpoints:
         return CheckpointProgress(committed=False, num_acked=num_acked, num_ranks=len(membership.members))
 
     def latest(self, kinds: Collection[CheckpointKind] = RESTORABLE) -> CheckpointRecord | None:
-        """The one committed last, whatever its step: a job that was set back goes on from where it was set to."""
+        """Return the checkpoint committed last, whatever its step: a job that was rolled back resumes from there."""
         return next((r for r in reversed(self.committed.values()) if r.checkpoint.type in kinds), None)
 
     # -- apply -----------------------------------------------------------------------------------------------------
@@ -171,7 +172,7 @@ class Checkpoints:
             del self.committed[dispensable]
 
     def _dispensable(self) -> list[str]:
-        """Oldest first: all but the newest, which was just told of, and the one that recovery would pick."""
+        """Return the ids that may be dropped, oldest first: all but the newest, and the one that recovery would use."""
         latest = self.latest()
         keep = {next(reversed(self.committed)), latest.checkpoint.checkpoint_id if latest else ""}
         return [checkpoint_id for checkpoint_id in self.committed if checkpoint_id not in keep]
@@ -199,5 +200,5 @@ def _num_bytes(ack: RankAck) -> int:
     return len(ack.data_cursor) + limits.map_size(ack.hashes) + limits.map_size(ack.metadata)
 
 
-def _told(spec: CheckpointSpec) -> str:
+def _described(spec: CheckpointSpec) -> str:
     return f"{spec.type} of step {spec.step}, epoch {spec.epoch} at {spec.path}"

@@ -1,7 +1,7 @@
-"""Orders to workers that really arrive.
+"""Commands to workers, delivered reliably.
 
-A command is durable when its sender is answered; it is repeated to its worker until the worker says that it was carried
-out. Ids rise, so "all up to this one" is one number, and a worker that sees a command twice knows it.
+A command is durable when its sender is answered. It is repeated to its worker until the worker acknowledges it. Ids
+increase, so one number acknowledges all commands up to it, and a worker recognises a duplicate.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from strata.coordinator.state.membership import Membership
 
 MAX_REMEMBERED_REQUESTS = 1_000
-"""Sent commands whose request id is known, so that a repeated call sends nothing twice."""
+"""Request ids remembered, so that a repeated call sends nothing twice."""
 
 
 class Commands:
@@ -45,7 +45,7 @@ class Commands:
         args: Mapping[str, str],
         request_id: str,
     ) -> list[CommandSent]:
-        """Nothing, if this request was carried out already."""
+        """Return the command, or nothing if this request was already processed."""
         if request_id:
             limits.check_id(request_id, "request_id")
             if request_id in self.requests:
@@ -60,7 +60,7 @@ class Commands:
                 )
         targets = tuple(dict.fromkeys(worker_ids)) or tuple(membership.members)
         if not targets:
-            raise InvalidArgument(f"job {self.job_id!r} has no workers to command", field="worker_ids")
+            raise InvalidArgument(f"job {self.job_id!r} has no workers", field="worker_ids")
         for worker_id in targets:
             limits.check_room(
                 len(self.pending.get(worker_id, ())),
@@ -97,7 +97,7 @@ class Commands:
             self.pending.pop(event.worker_id, None)
 
     def apply_left(self, worker_id: str) -> None:
-        """Orders die with the incarnation that they were for."""
+        """Drop the commands of an incarnation that left."""
         self.pending.pop(worker_id, None)
 
     # -- snapshot --------------------------------------------------------------------------------------------------

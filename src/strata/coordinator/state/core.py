@@ -1,8 +1,8 @@
-"""All jobs of a coordinator, without I/O: calls and time in, answers, events and notices out.
+"""All jobs of a coordinator, without I/O: calls and times in; answers, events and notices out.
 
-State is changed in place, for speed; it is pure in that nothing here reads a clock, a socket or a disk, and the same
-calls at the same times give the same state. So ten thousand workers can be tested in milliseconds, and a journal from
-production replayed on a laptop.
+State changes in place, for speed. The core is pure in that it reads no clock, socket or disk: the same calls at the
+same times give the same state. Ten thousand workers can thus be tested in milliseconds, and a production journal can be
+replayed on a laptop.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Core:
         self.config = config
         self.jobs: dict[str, Job] = {}
         self.spent = e.SpentNumbers()
-        """By jobs that were dropped."""
+        """The highest numbers used by dropped jobs."""
         self._outbox = Outbox()
         self._last_tick_s: float | None = None
         self._lenient_until_s = 0.0
-        """Until then, connections may have been lost because we ourselves stood still."""
+        """Until then, connections may have been lost because the coordinator itself was paused."""
 
     # -- jobs ------------------------------------------------------------------------------------------------------
 
@@ -41,14 +41,14 @@ class Core:
         if job is None:
             limits.check_id(job_id or DEFAULT_JOB, "job_id")
             raise UnknownJob(
-                f"there is no job {job_id or DEFAULT_JOB!r}; registering a worker or a dataset begins it",
+                f"job {job_id or DEFAULT_JOB!r} does not exist; register a worker or a dataset to create it",
                 field="job_id",
             )
         return job
 
     @contextmanager
     def job_or_new(self, job_id: str) -> Iterator[Job]:
-        """The job; if it is new, it comes to be only when the call inside succeeds."""
+        """Yield the job; a new one is created only if the call inside succeeds."""
         job_id = job_id or DEFAULT_JOB
         job = self.jobs.get(job_id)
         if job is None:
@@ -62,7 +62,7 @@ class Core:
         return Job(job_id, self.config, self._outbox, self.spent)
 
     def drop_job(self, job_id: str, *, force: bool, generation: int, reason: str) -> bool:
-        """Forgets a job; False if it is not there (any more). `generation` other than 0 must be the one that stands."""
+        """Delete a job; return False if it does not exist. `generation` other than 0 must be the current one."""
         job_id = job_id or DEFAULT_JOB
         limits.check_id(job_id, "job_id")
         limits.check_text(reason, "reason")
@@ -78,7 +78,7 @@ class Core:
     # -- time ------------------------------------------------------------------------------------------------------
 
     def tick(self, now_s: float) -> None:
-        """Looks at leases and deadlines. Silence while we ourselves did not run is nobody's fault."""
+        """Check leases and deadlines. Silence during a pause of the coordinator does not count."""
         last_s = now_s if self._last_tick_s is None else self._last_tick_s
         gap_s = now_s - last_s
         self._last_tick_s = max(last_s, now_s)
@@ -90,14 +90,14 @@ class Core:
         for job in self.jobs.values():
             job.tick(self._last_tick_s, lenient=self._last_tick_s < self._lenient_until_s)
 
-    # -- what was decided ------------------------------------------------------------------------------------------
+    # -- decisions -------------------------------------------------------------------------------------------------
 
     @property
     def has_news(self) -> bool:
         return bool(self._outbox.events or self._outbox.notices or self._outbox.unsealed)
 
     def drain(self) -> tuple[list[e.Event], list[Notice]]:
-        """Seals the generations and hands out what was decided since the last time."""
+        """Seal the generations and return everything decided since the last call."""
         unsealed, self._outbox.unsealed = self._outbox.unsealed, {}
         for job in unsealed.values():
             job.seal()
@@ -106,10 +106,10 @@ class Core:
         return events, notices
 
     def announce(self, notices: Iterable[Notice]) -> None:
-        """These are durable now, so heartbeats may tell them."""
+        """Record that these notices are durable, so heartbeats may report them."""
         for notice in notices:
             job = None if isinstance(notice, BarrierEnded) else self.jobs.get(notice.job_id)
-            if job is None:  # the job was dropped since
+            if job is None:  # the job was dropped meanwhile
                 continue
             if isinstance(notice, GenerationChanged):
                 job.announced = (notice.generation, notice.num_workers)
@@ -148,9 +148,9 @@ class Core:
             job.restore(snapshot)
 
     def resume(self, now_s: float, *, end_lost: bool = False) -> None:
-        """After a replay: everybody gets a fresh lease, and what was replayed may be told.
+        """Renew every lease after a replay, and announce the replayed state.
 
-        `end_lost`: more had been told than was replayed.
+        `end_lost`: the end of the journal was lost, so more had been announced than was replayed.
         """
         self._last_tick_s = now_s
         for job in self.jobs.values():
@@ -160,6 +160,6 @@ class Core:
             if end_lost:
                 job.skip_numbers()
             if job.shards.has_orphans(job.membership):
-                job.membership.changes.append("the journal was cut short and left shards without an owner")
+                job.membership.changes.append("the end of the journal was lost, which left shards without an owner")
             if job.membership.changes:
                 self._outbox.unsealed[job.job_id] = job

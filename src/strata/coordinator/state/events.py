@@ -1,8 +1,8 @@
-"""The facts that make up a job's durable state.
+"""The events that make up the durable state of a job.
 
-State changes only by applying one of these, so replaying the journal gives the state that was lived through. Events say
-what happened, not what to do: a newer version of a decision cannot change yesterday's outcome. Each can tell itself in
-words, because people read journals when something has gone wrong.
+State changes only by applying an event, so replaying the journal gives the same state. Events record what happened, not
+what to do: a newer version that decides differently cannot change past outcomes. Each event describes itself in words,
+because people read journals when something has gone wrong.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="kind"
         return type(self).__name__
 
     def words(self) -> str:
-        raise NotImplementedError(f"{self.kind} cannot tell itself")  # pragma: no cover - every event overrides it
+        raise NotImplementedError(f"{self.kind} has no description")  # pragma: no cover - every event overrides it
 
 
 FENCE_SHIFT = 32
 
 
 def number_of(fence: int) -> int:
-    """The incarnation in a fence."""
+    """Return the incarnation in a fence."""
     return fence & ((1 << FENCE_SHIFT) - 1)
 
 
@@ -48,11 +48,11 @@ class WorkerJoined(Fact, frozen=True, kw_only=True):
     incarnation: int
     instance_id: str
     nonce: int = 0
-    """Known to this process and to us, so that nobody else can speak for it."""
+    """Known only to this process and the coordinator, so that no other process can act for it."""
     capacity: float = 1.0
     hostname: str = ""
     is_watched: bool = False
-    """Somebody else watches over its steps."""
+    """Another process watches its steps."""
     launch_rank: int | None = None
     """Rank that the launcher gave this process."""
     attempt: int | None = None
@@ -60,7 +60,7 @@ class WorkerJoined(Fact, frozen=True, kw_only=True):
 
     @property
     def fence(self) -> int:
-        """What its calls carry: the incarnation, and the nonce above it."""
+        """The value that its calls carry: the incarnation, with the nonce above it."""
         return self.nonce << FENCE_SHIFT | self.incarnation
 
     def words(self) -> str:
@@ -97,11 +97,11 @@ class NumbersSkipped(Fact, frozen=True, kw_only=True):
     incarnation: int
 
     def words(self) -> str:
-        return f"the journal's end was lost, so numbering goes on after generation {self.generation}"
+        return f"the end of the journal was lost, so numbering continues after generation {self.generation}"
 
 
 class JobDropped(Fact, frozen=True, kw_only=True):
-    """The job is over and forgotten. Its numbers are not given out again: see `SpentNumbers`."""
+    """The job is finished and deleted. Its numbers are not used again: see `SpentNumbers`."""
 
     generation: int
     incarnation: int
@@ -110,7 +110,7 @@ class JobDropped(Fact, frozen=True, kw_only=True):
     reason: str
 
     def words(self) -> str:
-        who = f", with {counted(self.num_workers, 'worker')} in it" if self.num_workers else ""
+        who = f" while it had {counted(self.num_workers, 'worker')}" if self.num_workers else ""
         return f"the job was dropped{who}: {self.reason}"
 
 
@@ -123,7 +123,7 @@ class ShardEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class DatasetSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a dataset is: a count cut into equal shards, or an explicit list."""
+    """The definition of a dataset: a number of samples cut into equal shards, or an explicit list."""
 
     dataset_id: str
     total_samples: int = 0
@@ -157,7 +157,7 @@ class ShardsAssigned(Fact, frozen=True, kw_only=True):
         shards = f"{counted(self.num_moved, 'shard')} of {self.dataset_id}"
         if not self.num_workers:
             return f"{shards} {'waits' if self.num_moved == 1 else 'wait'} for a worker"
-        return f"{shards} moved, dealt out to {counted(self.num_workers, 'worker')}"
+        return f"{shards} moved, assigned to {counted(self.num_workers, 'worker')}"
 
 
 class ShardsDone(Fact, frozen=True, kw_only=True):
@@ -177,7 +177,7 @@ class EpochAdvanced(Fact, frozen=True, kw_only=True):
     dataset_id: str
     epoch: int
     num_done: int
-    """Of the epoch that ended."""
+    """Shards done in the previous epoch."""
     num_shards: int
 
     def words(self) -> str:
@@ -190,7 +190,7 @@ class BarrierReleased(Fact, frozen=True, kw_only=True):
     step: int
     num_members: int
     named: str = ""
-    """A digest of the members that its callers named; empty: everybody."""
+    """A digest of the members named by the callers; empty if all members were meant."""
 
     def words(self) -> str:
         workers = counted(self.num_members, "worker")
@@ -198,7 +198,7 @@ class BarrierReleased(Fact, frozen=True, kw_only=True):
 
 
 class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What all ranks must agree on about one checkpoint."""
+    """The properties of a checkpoint on which all ranks must agree."""
 
     checkpoint_id: str
     step: int
@@ -208,7 +208,7 @@ class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class RankAck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one rank says about its part of a checkpoint."""
+    """One rank's report on its part of a checkpoint."""
 
     size_bytes: int = 0
     hashes: dict[str, str] = {}
@@ -228,7 +228,7 @@ class CheckpointAcked(Fact, frozen=True, kw_only=True):
 
 
 class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A checkpoint that all ranks of its generation acknowledged."""
+    """A checkpoint acknowledged by all ranks of its generation."""
 
     checkpoint: CheckpointSpec
     generation: int
@@ -258,7 +258,7 @@ class CheckpointAborted(Fact, frozen=True, kw_only=True):
     reason: str
 
     def words(self) -> str:
-        return f"checkpoint {self.checkpoint_id} given up after {self.num_acked} acks: {self.reason}"
+        return f"checkpoint {self.checkpoint_id} aborted after {self.num_acked} acks: {self.reason}"
 
 
 class CommandRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -284,7 +284,7 @@ class CommandsAcked(Fact, frozen=True, kw_only=True):
     command_id: int
 
     def words(self) -> str:
-        return f"{self.worker_id} carried out its commands up to {self.command_id}"
+        return f"{self.worker_id} acknowledged its commands up to {self.command_id}"
 
 
 Event = (
@@ -325,7 +325,7 @@ class PendingCommands(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """A job's durable state, whole: what its events so far amount to."""
+    """The complete durable state of a job: the result of its events so far."""
 
     job_id: str
     generation: int
@@ -343,10 +343,10 @@ class JobSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpentNumbers(NamedTuple):
-    """The highest numbers of all jobs that were dropped; a new job counts on from here.
+    """The highest numbers of all dropped jobs; a new job continues after them.
 
-    So a worker of a dropped job cannot be taken for one of the next job of that name, nor can a relay that has heard
-    of the old generations think the new ones older; and nothing needs to be remembered of each name.
+    A worker of a dropped job thus cannot be mistaken for one of a later job of the same name, and a relay that knows
+    the old generations does not take the new ones for older. Nothing needs to be remembered per name.
     """
 
     generation: int = 0
@@ -355,7 +355,7 @@ class SpentNumbers(NamedTuple):
 
 
 Snapshot = tuple[JobSnapshot | SpentNumbers, ...]
-"""All jobs, and, once one was dropped, the numbers that are spent."""
+"""All jobs and, once one was dropped, the spent numbers."""
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
@@ -371,7 +371,7 @@ def decode(payload: bytes) -> Event:
         return _decoder.decode(payload)
     except msgspec.MsgspecError as error:
         raise JournalDamaged(
-            f"an event of the journal cannot be understood ({error}); it was written by a newer version, or by hand"
+            f"cannot decode an event of the journal ({error}); it was written by a newer version, or edited"
         ) from error
 
 
@@ -384,12 +384,12 @@ def decode_snapshot(payload: bytes) -> Snapshot:
         return _snapshot_decoder.decode(payload)
     except msgspec.MsgspecError as error:
         raise JournalDamaged(
-            f"the journal's snapshot cannot be understood ({error}); it was written by a newer version, or by hand"
+            f"cannot decode the snapshot of the journal ({error}); it was written by a newer version, or edited"
         ) from error
 
 
 def pack_ints(values: NDArray[np.int64]) -> bytes:
-    """Integers as few bytes: differences, then deflate; shard moves are mostly runs."""
+    """Pack integers: differences, then deflate; shard moves are mostly runs."""
     return zlib.compress(np.diff(values, prepend=np.int64(0)).astype("<i8").tobytes(), 1)
 
 

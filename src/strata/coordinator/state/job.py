@@ -1,8 +1,8 @@
-"""One job: its members, shards, barriers, checkpoints and commands, joined.
+"""One job: its members, shards, barriers, checkpoints and commands, combined.
 
-The machines know nothing of each other; this is where a change of the membership deals the shards anew, breaks the
-barriers and ends the unfinished checkpoints. Decisions come back from the machines as events, `_emit` applies them, and
-the engine takes them to the journal; notices are what others must hear once that is done.
+The state machines do not know each other. When the membership changes, this module reassigns the shards, breaks the
+barriers and aborts unfinished checkpoints. The machines return decisions as events; `_emit` applies them, the engine
+writes them to the journal, and notices are sent to workers once that is done.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DEFAULT_JOB = "default"
 
 @dataclass(frozen=True, slots=True)
 class GenerationChanged:
-    """To be told to every member once it is durable."""
+    """Sent to every member once it is durable."""
 
     job_id: str
     generation: int
@@ -43,7 +43,7 @@ class GenerationChanged:
 
 @dataclass(frozen=True, slots=True)
 class CommandQueued:
-    """To be told to its worker once it is durable."""
+    """Sent to its worker once it is durable."""
 
     job_id: str
     worker_id: str
@@ -98,7 +98,7 @@ class ShardPage:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a worker stands in the membership."""
+    """A worker's place in the membership."""
 
     generation: int
     rank: int
@@ -116,12 +116,12 @@ class Recovery:
 
 @dataclass(slots=True)
 class Outbox:
-    """What the jobs have decided and the engine has not yet taken."""
+    """Decisions of the jobs that the engine has not taken yet."""
 
     events: list[e.Event] = field(default_factory=list)
     """Applied; to be made durable, in this order."""
     notices: list[Notice] = field(default_factory=list)
-    """To be told when those events are durable."""
+    """To be sent once those events are durable."""
     unsealed: dict[str, Job] = field(default_factory=dict)
     """Jobs whose members have changed since their last generation."""
 
@@ -130,7 +130,7 @@ class Job:
     def __init__(
         self, job_id: str, config: CoordinatorConfig, outbox: Outbox, spent: e.SpentNumbers | None = None
     ) -> None:
-        """`spent`: its numbers begin after these, of jobs that were dropped."""
+        """Create the job; its numbers start after `spent`, those of dropped jobs."""
         self.job_id = job_id
         self.membership = Membership(job_id, lease=config.lease, limits=config.limits)
         self.shards = ShardBook(job_id, limits=config.limits)
@@ -142,9 +142,9 @@ class Job:
             self.membership.last_incarnation = spent.incarnation
             self.commands.last_id = spent.command_id
         self.announced = (self.membership.generation, 0)
-        """Generation and number of workers that are durable: what heartbeats may tell."""
+        """The durable generation and number of workers, which heartbeats may report."""
         self.announced_command_id = self.commands.last_id
-        """The newest command that is durable, likewise."""
+        """The newest durable command."""
         self._outbox = outbox
         self._config = config
         self._now_s = 0.0
@@ -182,7 +182,7 @@ class Job:
         launch_rank: int | None = None,
         attempt: int | None = None,
     ) -> Callable[[], Registration]:
-        """The answer is taken after the seal: before it, the generation is not known."""
+        """Register a worker. The answer is computed after the seal, because the generation is unknown before it."""
         self._now_s = now_s
         decided = self.membership.register(
             worker_id,
@@ -202,9 +202,11 @@ class Job:
         return lambda: self._registered(member)
 
     def _registered(self, member: Member) -> Registration:
-        """After the seal. A worker that was replaced by then is told so: rank and shards are its successor's."""
+        """Return the registration after the seal. A worker that was replaced by then gets an error: its successor has
+        rank and shards.
+        """
         if self._is_dropped:
-            raise UnknownJob(f"job {self.job_id!r} was dropped; register again to begin another", field="job_id")
+            raise UnknownJob(f"job {self.job_id!r} was dropped; register again to create a new one", field="job_id")
         if member.worker_id in self.membership.members:
             self.membership.member(member.worker_id, member.joined.fence)
         return self.registration(member)
@@ -218,7 +220,9 @@ class Job:
         )
 
     def standing(self, worker_id: str, fence: int) -> Callable[[], Standing]:
-        """Taken after the seal, like every generation; who is out is refused at once."""
+        """Return the standing after the seal, as for every generation; raise at once if the worker is no longer a
+        member.
+        """
         self.membership.member(worker_id, fence)
         return lambda: self._standing(worker_id, fence)
 
@@ -248,7 +252,9 @@ class Job:
         now_s: float,
         events: Sequence[WorkerEvent] = (),
     ) -> Beat:
-        """Of fence 0 it is only a look, which anybody may have: it neither reports nor keeps the lease."""
+        """Process a heartbeat. With fence 0 it only reads, which any caller may do: it neither reports nor renews the
+        lease.
+        """
         member = self.membership.member(worker_id, fence)
         if fence:
             self.membership.beat(member, now_s, state=state, step=step, epoch=epoch, metrics=metrics, events=events)
@@ -256,8 +262,8 @@ class Job:
                 self._outbox.notices += [WorkerEventReported(self.job_id, worker_id, event) for event in events]
         elif metrics or events or acked_command_id or (state, step, epoch) != (None, None, None):
             raise StaleIncarnation(
-                "incarnation is 0, with which a heartbeat may look and not report; "
-                "send the one that RegisterWorker answered",
+                "incarnation is 0, with which a heartbeat may read but not report; "
+                "send the one returned by RegisterWorker",
                 field="incarnation",
                 generation=self.membership.generation,
             )
@@ -269,7 +275,7 @@ class Job:
         return Beat(*self.announced, commands)
 
     def report_suspicion(self, worker_id: str, fence: int, reason: str, *, now_s: float) -> None:
-        """Its relay lost the connection to it."""
+        """Mark a worker as suspect because its relay lost the connection to it."""
         checks.check_text(reason, "reason")
         checks.check_count(fence, "incarnation", least=1, most=MAX_FENCE)
         self.membership.member(worker_id, fence)
@@ -284,7 +290,7 @@ class Job:
         args: Mapping[str, str],
         request_id: str,
     ) -> tuple[int, int]:
-        """The command's id, and to how many it went."""
+        """Return the id of the command and the number of its recipients."""
         sent = self.commands.send(self.membership, worker_ids, name, reason=reason, args=args, request_id=request_id)
         self._emit(sent)
         for event in sent:
@@ -295,7 +301,7 @@ class Job:
     # -- shards ----------------------------------------------------------------------------------------------------
 
     def register_dataset(self, spec: e.DatasetSpec) -> tuple[int, int]:
-        """Number of shards, and the epoch it is in."""
+        """Return the number of shards, and the current epoch."""
         for event in self.shards.register(spec):
             self._emit([event])
             self._emit(self.shards.assign(self.shards.datasets[spec.dataset_id], self.membership))
@@ -314,7 +320,7 @@ class Job:
     def ack_shards(
         self, worker_id: str, fence: int, generation: int, *, dataset_id: str, epoch: int, indices: Sequence[int]
     ) -> tuple[int, int]:
-        """Shards done in this epoch, and in all."""
+        """Return the number of shards done in this epoch, and the total."""
         member = self.membership.fenced(worker_id, fence, generation)
         self._emit(
             self.shards.ack(
@@ -343,9 +349,9 @@ class Job:
         now_s: float,
         others: Sequence[tuple[str, int]] = (),
     ) -> Released | Ticket:
-        """The release, if it stands already; else what to wait for.
+        """Return the release, if it is already recorded, or the ticket to wait for.
 
-        `others`, with their fences, arrive in the same call: all of them, or, if one is refused, nobody.
+        `others`, with their fences, arrive in the same call: all of them, or, if one is rejected, none.
         """
         config = self._config.barrier
         arriving = dict.fromkeys([worker_id, *(other for other, _ in others)])
@@ -362,7 +368,7 @@ class Job:
             ticket, released = self.barriers.arrive(
                 self.membership, worker, barrier_id, step, members, now_s=now_s, deadline_s=deadline_s
             )
-            if released:  # those who come after the last were counted before; they would open it anew
+            if released:  # the remaining arrivals were counted before; they would reopen it
                 break
         self._emit(released)
         self._outbox.notices += [BarrierEnded(ticket, Released(generation, event.num_members)) for event in released]
@@ -403,18 +409,18 @@ class Job:
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def drop(self, *, force: bool, generation: int, reason: str) -> e.JobDropped:
-        """The job's end, to be applied by whoever holds it; those who wait at a barrier are told."""
+        """Return the end of the job, for the core to apply; callers waiting at a barrier are notified."""
         members = self.membership
         if generation not in (0, members.generation):
             raise StaleGeneration(
-                f"job {self.job_id!r} is in generation {members.generation}, not {generation}: somebody came or went "
-                "since you looked, or it is another job of that name; look again",
+                f"job {self.job_id!r} is in generation {members.generation}, not {generation}: its members changed "
+                "since you read it, or it is a new job of that name; read it again",
                 field="generation",
                 generation=members.generation,
             )
         if members.members and not force:
             raise JobInUse(
-                f"job {self.job_id!r} has {counted(len(members.members), 'worker')} in it; wait until none is left, "
+                f"job {self.job_id!r} still has {counted(len(members.members), 'worker')}; wait until all have left, "
                 "or set force",
                 field="job_id",
                 generation=members.generation,
@@ -426,7 +432,7 @@ class Job:
             incarnation=members.last_incarnation,
             command_id=self.commands.last_id,
             num_workers=len(members.members),
-            reason=reason or "it is over",
+            reason=reason or "it is finished",
         )
         members.generation, members.generation_reason = dropped.generation, dropped.words()
         self._outbox.notices += self.barriers.break_all(members, dict.fromkeys(members.members, dropped.words()))
@@ -436,21 +442,23 @@ class Job:
     # -- time ------------------------------------------------------------------------------------------------------
 
     def tick(self, now_s: float, *, lenient: bool = False) -> None:
-        """`lenient`: connections may have broken because of us, so a lost one counts no more than silence."""
+        """Check leases and deadlines; with `lenient`, connections may be lost because of us, so a lost one counts as
+        silence.
+        """
         self._now_s = now_s
         self._emit(self.membership.sweep(now_s, lenient=lenient))
-        if not self.membership.changes:  # else the seal breaks them all, and knows who left
+        if not self.membership.changes:  # else the seal breaks them all, and knows which workers left
             self._outbox.notices += self.barriers.expire(self.membership, now_s)
 
     def skip_numbers(self) -> None:
-        """The journal's end was lost: what numbers were given out in it is not known, and none may be given twice."""
+        """Skip numbers after the end of the journal was lost: those in it are unknown, and none may be used twice."""
         self._emit(self.membership.skip())
 
     def seal(self) -> None:
-        """Makes one generation of all changes since the last, and brings everything else in line with it."""
+        """Combine all changes since the last generation into a new one, and adapt everything else to it."""
         leaving, successors = self.membership.leaving, self.membership.successors
         for started in self.membership.seal():
-            ended = self.checkpoints.abort_all(f"generation {started.generation} began: {started.reason}")
+            ended = self.checkpoints.abort_all(f"generation {started.generation} started: {started.reason}")
             self._emit([*ended, started])
             for dataset in self.shards.datasets.values():
                 self._emit(self.shards.assign(dataset, self.membership, successors))

@@ -1,4 +1,4 @@
-"""Checks on what callers send: each refusal names the field and the cure, and nothing has been changed."""
+"""Validate what callers send: each error names the field and the fix, and nothing has been changed."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ if TYPE_CHECKING:
 MAX_ID_LENGTH = 128
 MAX_TEXT_LENGTH = 4096
 MAX_COUNT = 2**53
-"""Beyond this, JSON readers in other languages lose digits."""
+"""Beyond this, JSON parsers of other languages lose digits."""
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]*")
 _NO_PARTS = ("", ".", "..")
-"""Ids become parts of paths and URLs, in other programs too."""
+"""Ids become parts of paths and URLs, also in other programs."""
 
 
 def check_id(value: str, field: str) -> str:
     if not value:
-        raise InvalidArgument(f"{field} is empty; give it a name", field=field)
+        raise InvalidArgument(f"{field} is empty; set it", field=field)
     if len(value) > MAX_ID_LENGTH:
         raise InvalidArgument(
             f"{field} has {len(value)} characters; shorten it to at most {MAX_ID_LENGTH}", field=field
         )
     if not _ID.fullmatch(value):
         raise InvalidArgument(
-            f"{field}={value!r} is malformed; use letters, digits and ._:/@+- and begin with a letter or digit",
+            f"{field}={value!r} is malformed; use letters, digits and ._:/@+- starting with a letter or digit",
             field=field,
         )
     if any(part in _NO_PARTS for part in value.split("/")):
         raise InvalidArgument(
-            f"{field}={value!r} reads as a path to elsewhere; no part between slashes may be empty, '.' or '..'",
+            f"{field}={value!r} would be an unsafe path; no part between slashes may be empty, '.' or '..'",
             field=field,
         )
     return value
@@ -43,13 +43,13 @@ def check_id(value: str, field: str) -> str:
 
 def check_count(value: int, field: str, *, least: int = 0, most: int = MAX_COUNT) -> int:
     if not least <= value <= most:
-        raise InvalidArgument(f"{field}={value} is out of range; it must be {least} to {most}", field=field)
+        raise InvalidArgument(f"{field}={value} is out of range; it must be between {least} and {most}", field=field)
     return value
 
 
 def check_number(value: float, field: str, *, least: float, most: float) -> float:
     if not (math.isfinite(value) and least <= value <= most):
-        raise InvalidArgument(f"{field}={value} is out of range; it must be {least} to {most}", field=field)
+        raise InvalidArgument(f"{field}={value} is out of range; it must be between {least} and {most}", field=field)
     return value
 
 
@@ -62,19 +62,19 @@ def check_text(value: str, field: str) -> str:
 
 
 def map_size(values: Mapping[str, str]) -> int:
-    """In bytes, as they travel."""
+    """Return the size in bytes, as sent."""
     return sum(len(k.encode()) + len(v.encode()) for k, v in values.items())
 
 
 def check_map_size(values: Mapping[str, str], field: str, *, max_bytes: int) -> None:
     size = map_size(values)
     if size > max_bytes:
-        raise LimitExceeded(f"{field} holds {size} bytes; keep it to {max_bytes}", field=field)
+        raise LimitExceeded(f"{field} has {size} bytes; the limit is {max_bytes}", field=field)
 
 
 def check_room(count: int, limit: int, what: str, setting: str, *, field: str) -> None:
-    """One more of `what` must fit under the limit."""
+    """Check that one more of `what` fits under the limit."""
     if count >= limit:
         raise LimitExceeded(
-            f"there are {count} {what} already, the most allowed; raise limits.{setting} if that is meant", field=field
+            f"there are already {count} {what}, the maximum; raise limits.{setting} to allow more", field=field
         )

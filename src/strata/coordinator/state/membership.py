@@ -1,13 +1,13 @@
-"""Who is in a job, and since when.
+"""The members of a job and their leases.
 
-Every change of the members is a new *generation*. Changes gather until `seal` makes one generation of them, so that a
-rack that dies is one change. A member is known by its name (`worker_id`), by the process behind it (`instance_id`), and
-by its *incarnation*: a number that no other member of the job ever had, with which a process that was declared dead is
-told from its successor. What a worker's calls carry is its *fence*: the incarnation together with a random number that
-only that process was told, so that no other can speak for it.
+Every change of membership is a new *generation*. Changes collect until `seal` makes one generation of them, so that the
+loss of a whole rack is one change. A member is identified by its name (`worker_id`), its process (`instance_id`), and
+its *incarnation*: a number that no other member of the job ever had, which distinguishes a process that was declared
+dead from its successor. The calls of a worker carry its *fence*: the incarnation together with a random number that
+only this process knows, so that no other process can act for it.
 
-Three things end a membership without the worker's doing: silence longer than the lease, a reset connection that was not
-renewed in time, and a step counter that stands still while the worker says that it trains.
+Three conditions end a membership without an action of the worker: silence longer than the lease, a reset connection
+that was not restored in time, and a step counter that does not move while the worker reports that it is training.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ WorkerStateName = Literal["INITIALIZING", "IDLE", "LOADING_DATA", "TRAINING", "C
 WorkerEventName = Literal["RESTORED", "FIRST_STEP"]
 
 MAX_DEPARTED = 1_000
-"""Departed incarnations remembered, to tell a late caller why it is out."""
+"""Departed incarnations remembered, to give a late caller the reason."""
 MAX_REASONS_IN_WORDS = 4
 MAX_SUSPECT_REASON = 200
-"""Characters; a rack that dies is told in one line."""
+"""Characters; the loss of a rack should fit into one line."""
 GATHERING = 1.0
-"""Heartbeats that a silent worker's death may wait for those who fell silent with it: so far apart lie last beats."""
+"""Heartbeats that the death of a silent worker may be delayed, to combine it with others that fell silent at the same
+time: their last heartbeats may be this far apart."""
 SKIPPED_NUMBERS = 1_000_000
 MAX_FENCE = 2**63 - 1
 
@@ -52,15 +53,15 @@ class WorkerEvent:
 
 @dataclass(slots=True)
 class Member:
-    """A worker that is in. What is durable about it is `joined`; the rest is from its heartbeats."""
+    """A current member. Only `joined` is durable; the rest comes from its heartbeats."""
 
     joined: WorkerJoined
     last_seen_s: float
     progress_s: float
-    """When its step last moved, or it last did something other than training."""
+    """When its step last changed, or it last did something other than training."""
     suspect_since_s: float | None = None
     suspect_reason: str = ""
-    """What was reported with the suspicion, if somebody reported it."""
+    """The reason reported with the suspicion, if any."""
     state: WorkerStateName = "INITIALIZING"
     step: int = 0
     epoch: int = 0
@@ -86,19 +87,19 @@ class Membership:
         self.members: dict[str, Member] = {}
         """By worker id, in the order of joining, which is the order of ranks and of incarnations."""
         self.changes: list[str] = []
-        """In words, since the last seal."""
+        """Descriptions of the changes since the last seal."""
         self.successors: dict[int, int] = {}
-        """Incarnations that ended and whose worker id joined again, since the last seal."""
+        """Old incarnation → new one, for worker ids that joined again since the last seal."""
         self.leaving: dict[str, str] = {}
-        """Who left and why, since the last seal."""
+        """Worker id → reason, for workers that left since the last seal."""
         self.departed: dict[str, WorkerLeft] = {}
-        """The last to leave under each name that is not in now."""
+        """The last incarnation to leave, for each worker id that is not a member now."""
         self._ranks: dict[str, int] | None = None
-        """Counted when first asked for after a change."""
+        """Computed on first use after a change."""
         self._lease = lease
         self._limits = limits
 
-    # -- decisions: they look, and say what happens ----------------------------------------------------------------
+    # -- decisions: return events, change nothing ------------------------------------------------------------------
 
     def register(
         self,
@@ -113,7 +114,9 @@ class Membership:
         launch_rank: int | None = None,
         attempt: int | None = None,
     ) -> list[WorkerLeft | WorkerJoined]:
-        """Nothing, if this very process is in already; else it joins, in the place of a predecessor that may go."""
+        """Return nothing if this process is already a member; else the events of its joining, and of its predecessor's
+        leaving.
+        """
         limits.check_id(worker_id, "worker_id")
         limits.check_id(instance_id, "instance_id")
         limits.check_text(hostname, "hostname")
@@ -125,8 +128,8 @@ class Membership:
                 return []
             if not takeover and standing.suspect_since_s is None:
                 raise WorkerExists(
-                    f"worker_id={worker_id!r} is held by a live process (incarnation {standing.incarnation}); "
-                    f"choose another id, set takeover to replace it, or wait {self._lease.lease_s} s after its death",
+                    f"worker_id={worker_id!r} is in use by a live process (incarnation {standing.incarnation}); "
+                    f"choose another id, set takeover to replace it, or wait {self._lease.lease_s} s after it dies",
                     field="worker_id",
                 )
             events.append(self._left(standing, "replaced", "replaced by another process of the same id"))
@@ -155,23 +158,23 @@ class Membership:
         return events
 
     def deregister(self, worker_id: str, fence: int, reason: str) -> list[WorkerLeft]:
-        """Nothing, if this incarnation is out already."""
+        """Return the event of leaving, or nothing if this incarnation has already left."""
         limits.check_text(reason, "reason")
         gone = self.departed.get(worker_id)
         if worker_id not in self.members and gone is not None and gone.fence == fence:
             return []
         member = self.member(worker_id, fence)
         limits.check_count(fence, "incarnation", least=1, most=MAX_FENCE)
-        return [self._left(member, "deregistered", reason or "it said good-bye")]
+        return [self._left(member, "deregistered", reason or "it deregistered")]
 
     def sweep(self, now_s: float, *, lenient: bool = False) -> list[WorkerLeft]:
-        """Everybody who is dead by now, and why; `lenient` overlooks lost connections."""
+        """Return the workers that are dead by now, with reasons; `lenient` ignores lost connections."""
         dead = [left for member in self.members.values() if (left := self._verdict(member, now_s, lenient))]
         return [] if dead and self._should_wait(dead, now_s) else dead
 
     def _should_wait(self, dead: Sequence[WorkerLeft], now_s: float) -> bool:
-        """Whether others are about to fall silent for a lease, too: the workers of one node, each with a last beat of
-        its own. Waiting for them, not longer than a heartbeat, makes one generation of what is one failure.
+        """Whether other workers will soon have been silent for a lease, too: the workers of one node, whose last
+        heartbeats differ. Waiting for them, at most one heartbeat, makes one generation of one failure.
         """
         if any(left.cause != "lease" for left in dead):
             return False
@@ -184,7 +187,7 @@ class Membership:
         )
 
     def skip(self) -> list[NumbersSkipped]:
-        """Far enough that no number is given out twice, whatever was lost."""
+        """Skip far enough that no number is used twice, whatever was lost."""
         return [
             NumbersSkipped(
                 job_id=self.job_id,
@@ -194,7 +197,7 @@ class Membership:
         ]
 
     def seal(self) -> list[GenerationStarted]:
-        """One generation out of all changes since the last one."""
+        """Return one generation for all changes since the last one."""
         if not self.changes:
             return []
         return [
@@ -219,7 +222,7 @@ class Membership:
         suspect_since_s = None if lenient else member.suspect_since_s
         if suspect_since_s is not None and now_s - suspect_since_s > lease.suspicion_s:
             why = f" ({member.suspect_reason})" if member.suspect_reason else ""
-            reason = f"connection lost and not renewed within {lease.suspicion_s} s{why}"
+            reason = f"connection lost and not restored within {lease.suspicion_s} s{why}"
             return self._left(member, "connection", reason)
         if lease.step_timeout_s and member.state == "TRAINING" and not member.joined.is_watched:
             stuck_s = now_s - member.progress_s
@@ -238,16 +241,16 @@ class Membership:
             reason=reason,
         )
 
-    # -- fencing -------------------------------------------------------------------------------------------------
+    # -- fencing ---------------------------------------------------------------------------------------------------
 
     def member(self, worker_id: str, fence: int) -> Member:
-        """The member, if it is this incarnation; 0 is whichever lives."""
+        """Return the member if it has this incarnation; 0 matches any."""
         member = self.members.get(worker_id)
         if member is not None and fence in (0, member.joined.fence):
             return member
         gone = self.departed.get(worker_id)
         if member is not None or (gone is not None and gone.fence == fence):
-            why = gone.reason if gone is not None and gone.fence == fence else "another process has its id"
+            why = gone.reason if gone is not None and gone.fence == fence else "another process uses its id"
             raise StaleIncarnation(
                 f"incarnation {number_of(fence)} of worker {worker_id!r} is out: {why}; register again",
                 field="incarnation",
@@ -255,31 +258,31 @@ class Membership:
             )
         limits.check_id(worker_id, "worker_id")
         raise UnknownWorker(
-            f"job {self.job_id!r} has no worker {worker_id!r}; register it first (or again, if it was declared dead)",
+            f"job {self.job_id!r} has no worker {worker_id!r}; register it first, or again if it was declared dead",
             field="worker_id",
         )
 
     def fenced(self, worker_id: str, fence: int, generation: int) -> Member:
-        """The member, if the caller knows the newest membership.
+        """Return the member if the caller knows the newest membership.
 
-        A generation is over with the first change, not only with the seal: who has left must not be counted as there.
-        The refusal names the generation that the seal will begin, since it is told after that.
+        A generation ends with the first change, not only with the seal, so that a worker that left is not counted. The
+        error names the generation that the seal will start, because it is sent after the seal.
         """
         if fence == 0:
-            raise StaleIncarnation("incarnation is 0; send the one that RegisterWorker answered", field="incarnation")
+            raise StaleIncarnation("incarnation is 0; send the one returned by RegisterWorker", field="incarnation")
         member = self.member(worker_id, fence)
         if self.changes or generation != self.generation:
             stands = self.generation + bool(self.changes)
             reason = self._changes_in_words() if self.changes else self.generation_reason
             raise StaleGeneration(
-                f"generation {generation} is over, {stands} stands ({reason}); "
-                "fetch your shards again and repeat the call with the new generation",
+                f"generation {generation} is over, the current one is {stands} ({reason}); "
+                "fetch your shards again and retry with the new generation",
                 field="generation",
                 generation=stands,
             )
         return member
 
-    # -- what is not durable ---------------------------------------------------------------------------------------
+    # -- volatile state --------------------------------------------------------------------------------------------
 
     def beat(
         self,
@@ -327,14 +330,14 @@ class Membership:
             )
 
     def suspect(self, worker_id: str, fence: int, now_s: float, reason: str = "") -> None:
-        """Its connection was reset; it may be dead, or reconnecting."""
+        """Mark a worker as suspect: its connection was reset, so it may be dead or reconnecting."""
         member = self.members.get(worker_id)
         if member is not None and member.joined.fence == fence and member.suspect_since_s is None:
             member.suspect_since_s = now_s
             member.suspect_reason = reason[:MAX_SUSPECT_REASON]
 
     def excuse(self, seconds: float, now_s: float) -> None:
-        """We did not listen for this long, so nobody's silence counts for it."""
+        """Do not count a pause of the coordinator as silence of the workers."""
         for member in self.members.values():
             member.last_seen_s = min(member.last_seen_s + seconds, now_s)
             member.progress_s = min(member.progress_s + seconds, now_s)
@@ -342,7 +345,7 @@ class Membership:
                 member.suspect_since_s = min(member.suspect_since_s + seconds, now_s)
 
     def renew_all(self, now_s: float) -> None:
-        """After a restart: everybody gets a fresh lease to come back in."""
+        """Renew every lease after a restart, so that workers have time to reconnect."""
         for member in self.members.values():
             member.last_seen_s = member.progress_s = now_s
             member.suspect_since_s = None

@@ -1,12 +1,12 @@
-"""Which worker owns which shard: consistent hashing with virtual nodes and bounded load, as arithmetic on arrays.
+"""Shard assignment: consistent hashing with virtual nodes and bounded load, as arithmetic on arrays.
 
-Shards and workers are hashed onto one circle of 2⁶⁴ places, a worker at several of them (its virtual nodes). A shard
-*prefers* the worker whose virtual node comes next on the circle, so that workers that come and go change few
+Shards and workers are hashed onto one circle of 2⁶⁴ points, a worker onto several (its virtual nodes). A shard
+*prefers* the worker whose virtual node comes next on the circle, so that joining and leaving workers change few
 preferences. Alone this is badly balanced; hence every worker has a floor and a ceiling, about ± 5 % around its fair
-share (`load_bounds`), and where preference and bounds disagree the bounds win: a shard whose preferred worker is full
-walks on to the next that has room.
+share (`load_bounds`). If preference and bounds conflict, the bounds win: a shard whose preferred worker is full walks
+on to the next worker with room.
 
-A change of membership starts from the assignment that stands, not from the circle:
+A change of membership starts from the current assignment, not from the circle:
 
 1. shards without an owner, and the excess of workers above their ceiling, form the pool;
 2. the pool is placed by preference among the workers with room;
@@ -14,11 +14,11 @@ A change of membership starts from the assignment that stands, not from the circ
    (they move anyway), then with shards of the most loaded workers;
 4. nothing else moves.
 
-Step 3's order makes the number of moved shards equal to `unavoidable_moves`, the least that any assignment within the
-bounds can do. A fresh start is the same with everything in the pool.
+The order in step 3 makes the number of moved shards equal to `unavoidable_moves`, the minimum of any assignment within
+the bounds. A fresh start is the same with all shards in the pool.
 
-The result depends on the inputs alone. Workers are considered in the order of their names, so the order in which they
-are listed does not matter either.
+The result depends only on the inputs. Workers are processed in the order of their names, so the order of the list does
+not matter.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SLACK = 0.05
-"""How far a load may be from the fair share, as a fraction of it; a whole shard is always allowed."""
+"""How far a load may be from the fair share, as a fraction; a difference of one shard is always allowed."""
 
 VIRTUAL_NODES = 8
 """Virtual nodes of a worker with the mean capacity.
@@ -49,7 +49,7 @@ A fresh start over 1,000 workers takes 0.96 of the time of 8 nodes with 4, 1.17 
 """
 
 MAX_VIRTUAL_NODES = 256
-"""Virtual nodes of the largest worker, so that one lopsided capacity cannot blow up the ring."""
+"""Virtual nodes of the largest worker, so that one extreme capacity cannot inflate the ring."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MASK = 0xFFFFFFFFFFFFFFFF
@@ -59,7 +59,7 @@ _FLAG = np.uint32(1)
 
 
 def shard_keys(dataset_id: str, num_shards: int, seed: int) -> NDArray[np.uint64]:
-    """The places of a dataset's shards on the circle; another seed or dataset gives unrelated places."""
+    """Return the points of a dataset's shards on the circle; another seed or dataset gives unrelated points."""
     if num_shards < 0:
         raise InvalidArgument(f"num_shards={num_shards} must not be negative", field="num_shards")
     base = xxhash.xxh3_64_intdigest(dataset_id.encode(), seed & _MASK)
@@ -67,7 +67,7 @@ def shard_keys(dataset_id: str, num_shards: int, seed: int) -> NDArray[np.uint64
 
 
 def load_bounds(num_shards: int, capacities: Sequence[float]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The least and the most shards each worker may own: its fair share, rounded either way, or ± 5 % of it.
+    """Return the minimum and maximum shards of each worker: its fair share, rounded either way, or ± 5 % of it.
 
     With the mean m = num_shards · capacity / Σ capacity of a worker: lo = min(⌊m⌋, ⌈0.95 m⌉), hi = max(⌈m⌉, ⌊1.05 m⌋).
     Always Σ lo ≤ num_shards ≤ Σ hi, so an assignment within the bounds exists.
@@ -77,12 +77,12 @@ def load_bounds(num_shards: int, capacities: Sequence[float]) -> tuple[NDArray[n
 
 
 def unavoidable_moves(current: NDArray[np.int32], lo: NDArray[np.int64], hi: NDArray[np.int64]) -> int:
-    """The least number of shards that any assignment within the bounds must move away from `current`.
+    """Return the minimum number of shards that any assignment within the bounds must move away from `current`.
 
-    Every shard without an owner moves, and so does every shard above a ceiling: that is one lower bound. Every place
-    below a floor must be filled by a shard that moves: that is the other. The larger of the two is also enough, since
-    a shard that must move can fill a place that must be filled. So a leave costs the leaver's shards (more only where
-    that many do not lift the others to their floors), a join the joiner's floor (more only where the ceilings fell).
+    Every shard without an owner moves, and so does every shard above a ceiling: one lower bound. Every place below a
+    floor must be filled by a shard that moves: the other. The larger of the two suffices, since a shard that must move
+    can fill a place that must be filled. A leave thus costs the leaver's shards (more only if these do not lift the
+    others to their floors), a join the joiner's floor (more only if the ceilings fell).
     """
     owned = current[current >= 0]
     loads = np.bincount(owned, minlength=lo.size)
@@ -98,10 +98,10 @@ def assign(
     capacities: Sequence[float],
     current: NDArray[np.int32] | None = None,
 ) -> NDArray[np.int32]:
-    """For each shard the index in `workers` of its owner; -1 everywhere when there are no workers.
+    """Return the owner of each shard as an index in `workers`; -1 everywhere without workers.
 
-    `current` is the assignment that stands, as indices in the same `workers`, with -1 for shards whose owner is gone.
-    The shards that move are as few as `unavoidable_moves` says.
+    `current` is the current assignment, as indices in the same `workers`, with -1 for shards whose owner is gone. The
+    number of shards that move is `unavoidable_moves`.
     """
     weights = np.asarray(capacities, dtype=np.float64)
     _check(keys, workers, weights, current)
@@ -114,8 +114,8 @@ def assign(
         listed = np.array([index[name] for name in names], dtype=np.int32)
         weights = weights[listed]
 
-    # Shards are handled in the order of their places on the circle: searches are faster, and where only some of a
-    # worker's shards move, which ones is a matter of the hash and not of their numbers.
+    # Shards are processed in the order of their points on the circle: searches are faster, and if only some of a
+    # worker's shards move, the hash and not their numbers selects them.
     places, shards = _sort_with_index(keys)
     if current is None:
         owners = np.full(keys.size, -1, dtype=np.int32)
@@ -134,7 +134,7 @@ def assign(
 def _settle(
     owners: NDArray[np.int32], places: NDArray[np.uint64], names: Sequence[str], weights: NDArray[np.float64]
 ) -> None:
-    """Change `owners` in place, as little as possible, to one within the bounds."""
+    """Change `owners` in place, as little as possible, to satisfy the bounds."""
     lo, hi, means = _bounds(owners.size, weights)
     loads = np.bincount(owners[owners >= 0], minlength=lo.size)
     excess = np.maximum(loads - hi, 0)
@@ -146,7 +146,7 @@ def _settle(
     if pool.size == 0 and not missing.any():
         return
 
-    # Only those who will take something need a place on the ring.
+    # Only workers that will take shards need a place on the ring.
     taking = (hi - loads if pool.size else missing) > 0
     counts = np.clip(np.rint(means * (VIRTUAL_NODES * lo.size / owners.size)), 1, MAX_VIRTUAL_NODES).astype(np.int64)
     ring = _Ring(names, counts * taking)
@@ -174,7 +174,7 @@ def _settle(
 
 
 class _Ring:
-    """The virtual nodes of some workers; `counts` says how many each has, 0 for one that takes no part."""
+    """The virtual nodes of some workers; `counts` is the number of each, 0 for a worker that takes no part."""
 
     def __init__(self, names: Sequence[str], counts: NDArray[np.int64]) -> None:
         members = np.flatnonzero(counts)
@@ -191,7 +191,7 @@ class _Ring:
         self._owner = np.repeat(members, counts[members])[order]
 
     def place(self, places: NDArray[np.uint64], room: NDArray[np.int64]) -> NDArray[np.intp]:
-        """A worker for each of the sorted places: the next on the circle, or the next that has room left.
+        """Return a worker for each of the sorted places: the next on the circle, or the next one with room left.
 
         There must be enough room for all, and every worker with room must take part.
         """
@@ -204,11 +204,11 @@ class _Ring:
         return chosen
 
     def _walk(self, places: NDArray[np.uint64], room: NDArray[np.int64]) -> NDArray[np.intp]:
-        """Everybody walks on to the next free space, as cars along a one-way street with parking spaces.
+        """Move every shard on to the next free space, like cars along a one-way street with parking spaces.
 
-        A worker's room is spread over its virtual nodes. The j-th walker parks behind its predecessor or at the first
-        space it meets, whichever is further: f(j) = max(f(j-1) + 1, met(j)), which is a running maximum of
-        met(j) - j. Those who reach the end of the street start again at its beginning and take what is free.
+        A worker's room is spread over its virtual nodes. The j-th car parks behind its predecessor or at the first
+        space that it meets, whichever is further: f(j) = max(f(j-1) + 1, met(j)), which is a running maximum of
+        met(j) - j. Cars that reach the end of the street start again at its beginning and take what is free.
         """
         owner = np.repeat(np.arange(room.size), room)
         nth = np.arange(owner.size) - np.repeat(np.cumsum(room) - room, room)
@@ -224,11 +224,11 @@ class _Ring:
 
 
 def _next(ring: NDArray[np.uint64], places: NDArray[np.uint64]) -> NDArray[np.intp]:
-    """The first node at or behind each place; behind the last comes the first. Both are sorted.
+    """Return the first node at or behind each place; behind the last comes the first. Both are sorted.
 
-    Many places are not searched for one by one but sorted together with the nodes, told apart by the lowest bit: numpy
-    sorts with vector instructions, while a search mispredicts a branch at every other step. 31 bits of a place are
-    enough to decide, and half the memory.
+    Many places are not searched one by one but sorted together with the nodes, distinguished by the lowest bit: numpy
+    sorts with vector instructions, while a search mispredicts a branch at every other step. 31 bits of a place suffice,
+    and need half the memory.
     """
     if places.size * 4 < ring.size:
         at = np.searchsorted(ring, places)
@@ -246,7 +246,7 @@ def _next(ring: NDArray[np.uint64], places: NDArray[np.uint64]) -> NDArray[np.in
 
 
 def _first_comers(wish: NDArray[np.intp], room: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Who gets the wish: of those with the same wish the first ones, as many as there is room."""
+    """Return which wishes are granted: for each worker the first ones, as many as it has room for."""
     counts = np.bincount(wish, minlength=room.size)
     fits = np.ones(wish.size, dtype=np.bool_)
     crowded = counts > room
@@ -261,7 +261,7 @@ def _first_comers(wish: NDArray[np.intp], room: NDArray[np.int64]) -> NDArray[np
 
 
 def _pick(owners: NDArray[np.int32], among: NDArray[np.intp], take: NDArray[np.int64]) -> NDArray[np.intp]:
-    """Of the shards `among`, the first `take[w]` that worker w owns."""
+    """Return, of the shards `among`, the first `take[w]` that worker w owns."""
     among = among[take[owners[among]] > 0]
     return among[_first_comers(owners[among].astype(np.intp), take)]
 
@@ -269,11 +269,11 @@ def _pick(owners: NDArray[np.int32], among: NDArray[np.intp], take: NDArray[np.i
 def _from_the_fullest(
     loads: NDArray[np.int64], spare: NDArray[np.int64], means: NDArray[np.float64], num: int
 ) -> NDArray[np.int64]:
-    """How many each worker gives up, of its `spare`, so that `num` come together and the fullest give first."""
+    """Return how many shards each worker gives up of its `spare`, `num` in total, the fullest workers first."""
     giver = np.repeat(np.arange(spare.size), spare)
     if giver.size > num:
         nth = np.arange(giver.size) - np.repeat(np.cumsum(spare) - spare, spare)
-        fullness = (loads[giver] - nth) / means[giver]  # who has a shard to spare has a mean above 0
+        fullness = (loads[giver] - nth) / means[giver]  # a worker with a shard to spare has a mean above 0
         giver = giver[np.argsort(-fullness, kind="stable")[:num]]
     return np.bincount(giver, minlength=spare.size)
 
@@ -286,11 +286,12 @@ def _bounds(
     least, most = float(weights.min()), float(weights.max())
     if not (least >= 0 and 0 < most < math.inf):
         raise InvalidArgument(
-            f"capacities from {least} to {most}: they must be finite, none below 0 and one above 0", field="capacities"
+            f"capacities range from {least} to {most}; they must be finite, at least 0, and not all 0",
+            field="capacities",
         )
-    # fsum rounds once, so the sum does not depend on the order. A mean that is whole but for rounding is made whole:
-    # then the ceilings sum up to more than num_shards - 1e-9 (num_shards + workers), hence, as whole numbers, to
-    # num_shards at least; and the floors likewise to num_shards at most.
+    # fsum rounds once, so the sum does not depend on the order. A mean that is whole except for rounding is made whole.
+    # The ceilings then sum to more than num_shards - 1e-9 (num_shards + workers), hence, as integers, to at least
+    # num_shards; and the floors likewise to at most num_shards.
     weights = weights / most
     means = weights * (num_shards / math.fsum(weights.tolist()))
     whole = np.rint(means)
@@ -302,10 +303,10 @@ def _bounds(
 
 
 def _sort_with_index(values: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.intp]]:
-    """The values in order and where each came from.
+    """Return the values in order, and the original index of each.
 
-    The index takes the place of the lowest bits, which a hash can spare: one sort of plain integers is a third of the
-    price of an argsort, and equal values have a defined order.
+    The index replaces the lowest bits, which a hash can spare: one sort of plain integers costs a third of an argsort,
+    and equal values have a defined order.
     """
     low = np.uint64((1 << max(values.size - 1, 0).bit_length()) - 1)
     packed = values & ~low
@@ -315,12 +316,12 @@ def _sort_with_index(values: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], ND
 
 
 def _group(groups: NDArray[np.intp], num_groups: int) -> NDArray[np.intp]:
-    """A stable order by group; numpy sorts 16-bit integers by radix, several times as fast as wider ones."""
+    """Return a stable order by group; numpy sorts 16-bit integers by radix, several times faster than wider ones."""
     return np.argsort(groups.astype(np.uint16) if num_groups <= 1 << 16 else groups, kind="stable")
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of splitmix64, in place: neighbouring numbers end far apart."""
+    """Apply the finaliser of splitmix64 in place: neighbouring numbers end up far apart."""
     values ^= values >> np.uint64(30)
     values *= np.uint64(0xBF58476D1CE4E5B9)
     values ^= values >> np.uint64(27)
@@ -338,15 +339,15 @@ def _check(
         raise InvalidArgument(f"worker {twice!r} is listed twice; list every worker once", field="workers")
     if weights.shape != (len(workers),):
         raise InvalidArgument(
-            f"{weights.size} capacities for {len(workers)} workers; give one for each", field="capacities"
+            f"{weights.size} capacities for {len(workers)} workers; pass one per worker", field="capacities"
         )
     if current is None:
         return
     if current.shape != keys.shape:
-        raise InvalidArgument(f"current names {current.size} owners for {keys.size} shards", field="current")
+        raise InvalidArgument(f"current has {current.size} owners for {keys.size} shards", field="current")
     if current.size and (current.min() < -1 or current.max() >= len(workers)):
         raise InvalidArgument(
-            f"current names owners from {current.min()} to {current.max()}; "
-            f"they must be -1 or an index of the {len(workers)} workers",
+            f"current has owners from {current.min()} to {current.max()}; "
+            f"they must be -1 or an index into the {len(workers)} workers",
             field="current",
         )

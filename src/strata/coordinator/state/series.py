@@ -1,4 +1,4 @@
-"""Heartbeat metrics: the newest points of each series in a fixed amount of memory."""
+"""Time series of heartbeat metrics: the newest points of each, in a fixed amount of memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from array import array
 
 
 class Series:
-    """The last `capacity` points of one metric, 16 bytes a point."""
+    """The last `capacity` points of one metric, 16 bytes per point."""
 
     __slots__ = ("_capacity", "_next", "_steps", "_values")
 
@@ -33,7 +33,7 @@ class Series:
         return self._values[self._next - 1]
 
     def points(self) -> list[tuple[int, float]]:
-        """(step, value), oldest first."""
+        """Return (step, value) pairs, oldest first."""
         cut = self._next if len(self._values) == self._capacity else 0
         pairs = list(zip(self._steps, self._values, strict=True))
         return pairs[cut:] + pairs[:cut]

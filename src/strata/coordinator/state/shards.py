@@ -1,8 +1,8 @@
-"""Whose is which shard, and what has been done with it.
+"""Shard ownership and progress.
 
 A dataset is cut into shards; each shard has one owner among the members, chosen by the ring (`ring.py`). Owners are
-stored by incarnation. A worker that is replaced under its own name keeps its shards; otherwise a change of members
-moves as few as it can. What is done is counted per epoch and stays done when the shard moves.
+stored by incarnation. A worker that is replaced under its own id keeps its shards; any other change of membership moves
+as few as possible. Progress is counted per epoch and is kept when a shard moves.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from strata.coordinator.state.membership import Membership
 
 NOBODY = 0
-"""The owner of a shard while a job has no members; incarnations begin at 1."""
+"""The owner of a shard while a job has no members; incarnations start at 1."""
 MAX_EPOCH = 2**40
 
 
@@ -88,7 +88,7 @@ class Dataset:
         )
 
     def indices_of(self, incarnation: int, *, epoch: int) -> NDArray[np.int64]:
-        """What this member owns, done or not, in the order to read it."""
+        """Return all shards of this member, done or not, in the order to read them."""
         indices = np.flatnonzero(self.owners == incarnation)
         if self.spec.shuffle:
             order = ring.shard_keys(f"{self.spec.dataset_id}#{epoch}", self.spec.num_shards, self.spec.seed)[indices]
@@ -107,14 +107,14 @@ class ShardBook:
     # -- decisions -------------------------------------------------------------------------------------------------
 
     def register(self, spec: DatasetSpec) -> list[DatasetRegistered]:
-        """Nothing, if it is registered with these contents already."""
+        """Return the registration, or nothing if it is already registered with these contents."""
         standing = self.datasets.get(spec.dataset_id)
         if standing is not None:
             if standing.spec == spec:
                 return []
             raise DatasetExists(
-                f"dataset {spec.dataset_id!r} is registered with other contents "
-                f"({standing.spec.num_shards} shards, seed {standing.spec.seed}); give the new one another id",
+                f"dataset {spec.dataset_id!r} is registered with different contents "
+                f"({standing.spec.num_shards} shards, seed {standing.spec.seed}); choose another id for the new one",
                 field="dataset_id",
             )
         self._check_spec(spec)
@@ -132,7 +132,7 @@ class ShardBook:
         limits.check_count(spec.seed, "seed", most=2**63 - 1)
         if spec.shards:
             if spec.total_samples or spec.shard_size:
-                raise InvalidArgument("give either shards, or total_samples and shard_size, not both", field="shards")
+                raise InvalidArgument("set either shards, or total_samples and shard_size, not both", field="shards")
             for shard in spec.shards:
                 limits.check_id(shard.shard_id, "shards.shard_id")
                 limits.check_text(shard.uri, "shards.uri")
@@ -146,16 +146,16 @@ class ShardBook:
         if spec.num_shards > self._limits.max_shards_per_dataset:
             raise LimitExceeded(
                 f"{spec.num_shards} shards are more than limits.max_shards_per_dataset="
-                f"{self._limits.max_shards_per_dataset}; make shard_size larger",
+                f"{self._limits.max_shards_per_dataset}; increase shard_size",
                 field="shards" if spec.shards else "shard_size",
             )
 
     def assign(
         self, dataset: Dataset, members: Membership, successors: Mapping[int, int] | None = None
     ) -> list[ShardsAssigned]:
-        """The moves that bring a dataset in line with the members; nothing, if it is.
+        """Return the moves that adapt a dataset to the members; nothing if none are needed.
 
-        `successors` says which incarnation took over from which, and with that its shards.
+        `successors` maps incarnations to those that replaced them and take over their shards.
         """
         incarnations = np.fromiter((m.incarnation for m in members.members.values()), dtype=np.int64)
         owners = dataset.owners
@@ -186,10 +186,10 @@ class ShardBook:
     def ack(
         self, dataset_id: str, *, epoch: int, worker_id: str, incarnation: int, indices: Sequence[int]
     ) -> list[ShardsDone]:
-        """Nothing, if all of them are done already."""
+        """Return the progress, or nothing if all of these shards are already done."""
         dataset = self.dataset(dataset_id)
         if not indices:
-            raise InvalidArgument("indices is empty; name the shards that are done", field="indices")
+            raise InvalidArgument("indices is empty; pass the shards that are done", field="indices")
         if len(indices) > self._limits.max_shards_per_ack:
             raise LimitExceeded(
                 f"{len(indices)} shards in one ack; send at most {self._limits.max_shards_per_ack}", field="indices"
@@ -200,7 +200,7 @@ class ShardBook:
             limits.check_count(index, "indices", most=num_shards - 1)
             if owners[index] != incarnation:
                 raise ShardNotLeased(
-                    f"shard {index} of {dataset_id!r} is not {worker_id}'s to acknowledge; fetch your shards again",
+                    f"shard {index} of {dataset_id!r} is not assigned to {worker_id}; fetch your shards again",
                     field="indices",
                 )
         new = tuple(sorted({index for index in indices if not done[index]}))
@@ -209,7 +209,7 @@ class ShardBook:
         return [ShardsDone(job_id=self.job_id, dataset_id=dataset_id, epoch=epoch, worker_id=worker_id, indices=new)]
 
     def advance(self, dataset_id: str, *, from_epoch: int, require_complete: bool) -> list[EpochAdvanced]:
-        """Nothing, if another worker advanced it already."""
+        """Return the new epoch, or nothing if another worker already advanced it."""
         dataset = self.dataset(dataset_id)
         limits.check_count(from_epoch, "from_epoch", most=MAX_EPOCH)
         if dataset.epoch == from_epoch + 1:
@@ -218,8 +218,8 @@ class ShardBook:
         left = dataset.spec.num_shards - dataset.num_done
         if require_complete and left:
             raise EpochMismatch(
-                f"epoch {from_epoch} of {dataset_id!r} has {left} shards to go; finish them, "
-                "or leave require_complete out",
+                f"epoch {from_epoch} of {dataset_id!r} has {left} unfinished shards; finish them, "
+                "or do not set require_complete",
                 field="require_complete",
             )
         return [
@@ -253,9 +253,9 @@ class ShardBook:
     def owned(
         self, incarnation: int, *, dataset_id: str, epoch: int | None, include_done: bool, offset: int
     ) -> tuple[list[Shard], int]:
-        """A page of a member's shards, and where the next page begins (0: nowhere).
+        """Return a page of a member's shards, and the offset of the next page (0 for none).
 
-        Pages are cut before the finished shards are left out, so that an ack between two pages moves nothing.
+        Pages are cut before finished shards are removed, so that an ack between two pages does not shift them.
         """
         limits.check_count(offset, "offset")
         datasets: Iterable[Dataset] = [self.dataset(dataset_id)] if dataset_id else self.datasets.values()
@@ -264,7 +264,7 @@ class ShardBook:
             wanted = dataset.epoch if epoch is None else limits.check_count(epoch, "epoch", most=MAX_EPOCH)
             if wanted < dataset.epoch:
                 raise EpochMismatch(
-                    f"epoch {wanted} of {dataset.spec.dataset_id!r} is over; it is in epoch {dataset.epoch}",
+                    f"epoch {wanted} of {dataset.spec.dataset_id!r} is over; the current epoch is {dataset.epoch}",
                     field="epoch",
                 )
             found.append((dataset, wanted, dataset.indices_of(incarnation, epoch=wanted)))
@@ -279,7 +279,7 @@ class ShardBook:
         return shards, page_end if position > page_end else 0
 
     def has_orphans(self, members: Membership) -> bool:
-        """Whether a shard belongs to nobody while there are members, as no complete journal leaves it."""
+        """Whether a shard has no owner although there are members, which happens only if the journal lost its end."""
         incarnations = np.fromiter((m.incarnation for m in members.members.values()), dtype=np.int64)
         return bool(len(incarnations)) and any(
             (_positions(dataset.owners, incarnations) < 0).any() for dataset in self.datasets.values()
@@ -325,7 +325,7 @@ class ShardBook:
 
 
 def _positions(owners: NDArray[np.int64], incarnations: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Owners as positions among the members; -1 where the owner is gone. Incarnations come ascending."""
+    """Return owners as positions among the members; -1 if the owner is gone. Incarnations are ascending."""
     if not len(incarnations):
         return np.full(len(owners), -1, dtype=np.int32)
     found = np.searchsorted(incarnations, owners).clip(max=len(incarnations) - 1)
@@ -333,9 +333,11 @@ def _positions(owners: NDArray[np.int64], incarnations: NDArray[np.int64]) -> ND
 
 
 def _succeeded(owners: NDArray[np.int64], successors: Mapping[int, int]) -> NDArray[np.int64]:
-    """Owners with those who were replaced exchanged for the last of their successors."""
+    """Return the owners, with replaced incarnations mapped to their last successors."""
     last: dict[int, int] = {}
-    for old in sorted(successors, reverse=True):  # a successor's incarnation is higher, so its own is known by now
+    for old in sorted(
+        successors, reverse=True
+    ):  # a successor's incarnation is higher, so its own successor is resolved
         last[old] = last.get(successors[old], successors[old])
     olds = np.array(sorted(last), dtype=np.int64)
     found = np.searchsorted(olds, owners).clip(max=len(olds) - 1)

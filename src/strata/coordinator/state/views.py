@@ -1,4 +1,4 @@
-"""What a client gets to see of jobs, workers and datasets."""
+"""The views of jobs, workers and datasets that clients receive."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ class MembershipInfo:
     generation: int
     reason: str
     workers: list[WorkerInfo]
-    """In the order of their ranks."""
+    """Ordered by rank."""
     is_watching: bool = False
     """This client's session gets the job's notices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a worker stands in the newest membership."""
+    """A worker's place in the newest membership."""
 
     generation: int
     rank: int
     world_size: int
     reason: str
-    """Why this generation began."""
+    """Why this generation started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class DatasetInfo:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Of a dataset in its epoch."""
+    """The progress of a dataset in its epoch."""
 
     num_done: int
     num_shards: int
@@ -85,10 +85,10 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPlan:
-    """Everything a worker needs to go on after a failure."""
+    """Everything that a worker needs to resume after a failure."""
 
     checkpoint: CheckpointRecord | None
-    """None: begin at step 0."""
+    """None to start at step 0."""
     generation: int
     rank: int
     world_size: int

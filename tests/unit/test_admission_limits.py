@@ -1,4 +1,4 @@
-"""What a request may cost before it is decoded: elements, bytes, time, and turns of the event loop."""
+"""The bounds on a request before it is decoded: elements, bytes, time, and turns of the event loop."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hypothesis import given
 
 from strata.clock import ManualClock
 from strata.coordinator.config import Limits
-from strata.coordinator.serve import intake
-from strata.coordinator.serve.intake import (
+from strata.coordinator.serve import admission
+from strata.coordinator.serve.admission import (
     Account,
-    Bodies,
+    BodySlots,
     Buffers,
-    Lane,
+    FairQueue,
     check_repeated,
     check_wire,
     num_fields,
@@ -40,7 +40,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
-# -- elements --------------------------------------------------------------------------------------------------------
+# -- elements ------------------------------------------------------------------------------------------------------
 
 shards = st.builds(calls.ShardSpec, shard_id=st.text(max_size=200), num_samples=st.integers(0, 2**64 - 1))
 datasets = st.builds(calls.RegisterDatasetRequest, job_id=st.just("j"), shards=st.lists(shards, max_size=5))
@@ -59,7 +59,7 @@ def test_fields_are_counted_on_the_wire_as_they_are_when_decoded(frame: pb.Clien
 
 
 @given(st.binary(max_size=300), st.integers(1, 3), st.integers(0, 20))
-def test_counting_ends_whatever_it_is_given(data: bytes, levels: int, most: int) -> None:
+def test_counting_terminates_on_any_input(data: bytes, levels: int, most: int) -> None:
     assert 0 <= num_fields(data, levels=levels, most=most) <= most + 1
 
 
@@ -67,11 +67,11 @@ def test_a_large_message_of_too_many_elements_is_refused_and_a_small_one_is_left
     limits = Limits(max_message_elements=1_000)
     empty = b"\x2a\x00"
     with pytest.raises(LimitExceeded, match="max_message_elements=1000 elements"):
-        check_wire(empty * intake.UNSCANNED_BYTES, levels=1, limits=limits)
-    check_wire(empty * (intake.UNSCANNED_BYTES // 2), levels=1, limits=limits)
-    check_wire(b"\x12" + b"\xff\xff\x7f" + bytes(intake.UNSCANNED_BYTES), levels=1, limits=limits)
+        check_wire(empty * admission.UNSCANNED_BYTES, levels=1, limits=limits)
+    check_wire(empty * (admission.UNSCANNED_BYTES // 2), levels=1, limits=limits)
+    check_wire(b"\x12" + b"\xff\xff\x7f" + bytes(admission.UNSCANNED_BYTES), levels=1, limits=limits)
     request = calls.RegisterDatasetRequest.FromString(empty * 1_001)
-    with pytest.raises(LimitExceeded, match="shards holds 1001 and so more than") as caught:
+    with pytest.raises(LimitExceeded, match="shards contains 1001 and therefore more than") as caught:
         check_repeated(("shards",), request, limits)
     assert caught.value.field == "shards"
 
@@ -82,11 +82,11 @@ def test_readers_may_send_little_and_others_what_their_connection_carries() -> N
 
 
 def test_the_buffers_must_have_room_for_the_largest_frame() -> None:
-    with pytest.raises(ConfigError, match="so the largest frame would never arrive"):
+    with pytest.raises(ConfigError, match="so the largest frame could not be received"):
         Limits(max_receive_bytes=1_000)
 
 
-# -- bytes -----------------------------------------------------------------------------------------------------------
+# -- bytes ---------------------------------------------------------------------------------------------------------
 
 
 class Holding:
@@ -97,13 +97,13 @@ class Holding:
         self.why = why
 
 
-def test_when_the_buffers_are_full_whoever_has_held_some_for_longest_goes() -> None:
+def test_full_buffers_displace_the_oldest_holder() -> None:
     async def play() -> None:
         buffers = Buffers(100)
         first, second, third = Holding(), Holding(), Holding()
         buffers.hold(first, 40, is_arriving=True)
         buffers.hold(second, 40, is_arriving=True)
-        buffers.hold(first, 50, is_arriving=True)  # more of the same frame: it does not become younger
+        buffers.hold(first, 50, is_arriving=True)  # more of the same frame: its age does not change
         buffers.hold(third, 30, is_arriving=True)
         assert (first.why[:28], second.why, third.why) == ("limits.max_receive_bytes=100", "", "")
         assert buffers.num_bytes == 70
@@ -116,7 +116,7 @@ def test_when_the_buffers_are_full_whoever_has_held_some_for_longest_goes() -> N
 
 
 def test_a_frame_has_a_deadline_until_it_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake, "FRAME_WITHIN_S", 0.01)
+    monkeypatch.setattr(admission, "FRAME_WITHIN_S", 0.01)
 
     async def play() -> None:
         clock = ManualClock()
@@ -129,17 +129,17 @@ def test_a_frame_has_a_deadline_until_it_is_complete(monkeypatch: pytest.MonkeyP
         buffers.hold(later, 1, is_arriving=True)
         clock.advance(0.001)
         await until(lambda: bool(slow.why))
-        assert (slow.why, waiting.why, later.why) == ("a frame took longer than 0.01 s to arrive", "", "")
+        assert (slow.why, waiting.why, later.why) == ("a frame did not arrive within 0.01 s", "", "")
         assert buffers.num_bytes == 2
 
     run(play())
 
 
-# -- bodies ----------------------------------------------------------------------------------------------------------
+# -- bodies --------------------------------------------------------------------------------------------------------
 
 
 class Call:
-    """As much of gRPC's context as is needed to read a body."""
+    """The part of gRPC's context that is needed to read a body."""
 
     def __init__(self, body: bytes | None = None) -> None:
         self._body = body
@@ -152,12 +152,12 @@ class Call:
         return self._body if self._body != b"end" else None
 
 
-def test_a_call_that_waits_for_a_place_hurries_the_oldest_body(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake, "PATIENCE_S", 0.01)
-    monkeypatch.setattr(intake, "LOOK_S", 0.001)
+def test_a_call_that_waits_for_a_slot_shortens_the_oldest_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "CONTENDED_WITHIN_S", 0.01)
+    monkeypatch.setattr(admission, "CHECK_EVERY_S", 0.001)
 
     async def play() -> None:
-        bodies = Bodies(2)
+        bodies = BodySlots(2)
         slow = [Call(), Call()]
         reading = [asyncio.create_task(bodies.receive(call)) for call in slow]  # type: ignore[arg-type]
         for call in slow:
@@ -166,7 +166,7 @@ def test_a_call_that_waits_for_a_place_hurries_the_oldest_body(monkeypatch: pyte
         with pytest.raises(LimitExceeded, match="did not arrive in time"):
             await reading[0]
         assert not reading[1].done()
-        assert await bodies.receive(Call(b"again")) == b"again"  # type: ignore[arg-type]  # without hurrying anybody
+        assert await bodies.receive(Call(b"again")) == b"again"  # type: ignore[arg-type]  # without shortening a deadline
         assert not reading[1].done()
         reading[1].cancel()
         await asyncio.gather(*reading, return_exceptions=True)
@@ -176,15 +176,15 @@ def test_a_call_that_waits_for_a_place_hurries_the_oldest_body(monkeypatch: pyte
     run(play())
 
 
-def test_a_body_that_is_overdue_is_not_hurried_and_fails_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake, "BODY_WITHIN_S", 0.0)
+def test_an_overdue_body_fails_no_other_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "BODY_WITHIN_S", 0.0)
 
     async def play() -> None:
-        bodies, slow, loop = Bodies(1), Call(), asyncio.get_running_loop()
+        bodies, slow, loop = BodySlots(1), Call(), asyncio.get_running_loop()
         reading = asyncio.create_task(bodies.receive(slow))  # type: ignore[arg-type]
         await slow.is_read.wait()
-        monkeypatch.setattr(intake, "BODY_WITHIN_S", 10.0)
-        bodies._look(loop)
+        monkeypatch.setattr(admission, "BODY_WITHIN_S", 10.0)
+        bodies._check_deadlines(loop)
         assert await bodies.receive(Call(b"here")) == b"here"  # type: ignore[arg-type]  # in the same turn
         with pytest.raises(LimitExceeded, match="did not arrive in time"):
             await reading
@@ -192,9 +192,9 @@ def test_a_body_that_is_overdue_is_not_hurried_and_fails_nobody_else(monkeypatch
     run(play())
 
 
-def test_a_caller_that_hangs_up_is_not_taken_for_one_that_is_late() -> None:
+def test_a_caller_that_disconnects_is_not_treated_as_late() -> None:
     async def play() -> None:
-        bodies, slow = Bodies(1), Call()
+        bodies, slow = BodySlots(1), Call()
         reading = asyncio.create_task(bodies.receive(slow))  # type: ignore[arg-type]
         await slow.is_read.wait()
         reading.cancel()
@@ -205,13 +205,13 @@ def test_a_caller_that_hangs_up_is_not_taken_for_one_that_is_late() -> None:
     run(play())
 
 
-# -- turns -----------------------------------------------------------------------------------------------------------
+# -- turns ---------------------------------------------------------------------------------------------------------
 
 
-def test_large_work_takes_turns_piece_by_piece_with_others_of_its_kind_and_with_the_loop() -> None:
+def test_large_requests_take_turns_with_each_other_and_with_the_loop() -> None:
     async def play() -> None:
         clock = ManualClock()
-        lane, done = Lane(now_s=clock.monotonic_s), []
+        lane, done = FairQueue(now_s=clock.monotonic_s), []
 
         def work(name: str, num: int) -> Iterator[None]:
             for number in range(num):
@@ -234,10 +234,10 @@ def test_large_work_takes_turns_piece_by_piece_with_others_of_its_kind_and_with_
     run(play())
 
 
-def test_whoever_has_used_the_lane_least_comes_first() -> None:
+def test_the_caller_that_used_the_queue_least_comes_first() -> None:
     async def play() -> None:
         clock = ManualClock()
-        lane, done = Lane(now_s=clock.monotonic_s), []
+        lane, done = FairQueue(now_s=clock.monotonic_s), []
 
         def work(name: str, num: int) -> Iterator[None]:
             for _ in range(num):
@@ -256,10 +256,10 @@ def test_whoever_has_used_the_lane_least_comes_first() -> None:
     run(play())
 
 
-def test_a_caller_with_much_work_in_the_lane_does_not_hold_up_another() -> None:
+def test_a_caller_with_much_queued_work_does_not_delay_another() -> None:
     async def play() -> None:
         clock = ManualClock()
-        lane, done, busy = Lane(now_s=clock.monotonic_s), [], Account()
+        lane, done, busy = FairQueue(now_s=clock.monotonic_s), [], Account()
 
         def work(name: str) -> Iterator[None]:
             done.append(name)
@@ -275,9 +275,9 @@ def test_a_caller_with_much_work_in_the_lane_does_not_hold_up_another() -> None:
     run(play())
 
 
-def test_a_piece_that_fails_is_heard_by_its_caller_and_the_lane_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_piece_raises_in_its_caller_and_the_queue_continues(caplog: pytest.LogCaptureFixture) -> None:
     async def play() -> None:
-        lane = Lane()
+        lane = FairQueue()
 
         def broken() -> Iterator[None]:
             yield
@@ -299,7 +299,7 @@ def _too_much() -> None:
 def test_a_long_piece_is_followed_by_a_pause_as_long_as_itself() -> None:
     async def play() -> None:
         clock = ManualClock()
-        lane, loop = Lane(now_s=clock.monotonic_s), asyncio.get_running_loop()
+        lane, loop = FairQueue(now_s=clock.monotonic_s), asyncio.get_running_loop()
         began_s: list[float] = []
 
         def work() -> Iterator[None]:

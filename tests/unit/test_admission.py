@@ -1,4 +1,4 @@
-"""The door: how much of each caller, and which role for which call."""
+"""Admission control: rates per caller, and roles per call."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import pytest
 
 from strata.clock import ManualClock
 from strata.coordinator.config import Limits
-from strata.coordinator.serve.admission import MAX_PEERS, Bucket, Door
-from strata.coordinator.serve.intake import SMALL_BYTES
+from strata.coordinator.serve.admission import MAX_PEERS, SMALL_BYTES, AdmissionControl, Bucket
 from strata.coordinator.serve.service import METHODS, Method
 from strata.errors import LimitExceeded, PermissionRefused, Unauthenticated
 from strata.transport.tokens import Guard, Role, parse_grants, require
@@ -22,7 +21,7 @@ COMMANDING = {"DropJob"}
 
 
 class Call:
-    """As much of gRPC's context as the door looks at."""
+    """The part of gRPC's context that admission control uses."""
 
     def __init__(self, role: Role | None, peer: str = "ipv4:10.0.0.1:4711") -> None:
         self._metadata = (("authorization", f"Bearer {TOKENS[role]}"),) if role else ()
@@ -41,19 +40,19 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def door(clock: ManualClock) -> Door:
+def admission(clock: ManualClock) -> AdmissionControl:
     grants = parse_grants([f"{role.name} {token}" for role, token in TOKENS.items()], source="tokens")
-    return Door(Guard(lambda: grants), Limits(max_calls_per_s=10), clock)
+    return AdmissionControl(Guard(lambda: grants), Limits(max_calls_per_s=10), clock)
 
 
-def admit(door: Door, call: Call, method: Method, request: object = None) -> None:
-    """As `unary_handler` does, before and after the body is read."""
-    with door.call(call, method) as (role, _):
+def admit(admission: AdmissionControl, call: Call, method: Method, request: object = None) -> None:
+    """Admit a call as `unary_handler` does, before and after its body is read."""
+    with admission.call(call, method) as (role, _):
         if request is not None:
             require(role, method.needed(request), method.name)
 
 
-def test_a_bucket_gives_one_seconds_worth_at_once_and_fills_with_time() -> None:
+def test_a_bucket_allows_a_burst_of_one_second_and_refills() -> None:
     bucket = Bucket(10, 0.0)
     assert [bucket.take(1, 0.0) for _ in range(11)] == [1] * 10 + [0]
     assert bucket.take(1, 0.05) == 0
@@ -67,28 +66,28 @@ def test_a_bucket_lets_the_first_calls_of_a_frame_through_and_not_the_rest() -> 
     assert bucket.take(4, 0.25) == 2
 
 
-def test_a_machine_that_asks_too_often_waits_and_others_do_not(door: Door, clock: ManualClock) -> None:
+def test_the_rate_limit_applies_per_machine(admission: AdmissionControl, clock: ManualClock) -> None:
     method = BY_NAME["ListJobs"]
     for port in range(10):
-        admit(door, Call(Role.READER, f"ipv4:10.0.0.1:{port}"), method)
+        admit(admission, Call(Role.READER, f"ipv4:10.0.0.1:{port}"), method)
     with pytest.raises(LimitExceeded, match="max_calls_per_s=10"):
-        admit(door, Call(Role.READER, "ipv4:10.0.0.1:99"), method)
-    admit(door, Call(Role.READER, "ipv4:10.0.0.2:1"), method)
+        admit(admission, Call(Role.READER, "ipv4:10.0.0.1:99"), method)
+    admit(admission, Call(Role.READER, "ipv4:10.0.0.2:1"), method)
     clock.advance(0.2)
-    admit(door, Call(Role.READER, "ipv4:10.0.0.1:99"), method)
+    admit(admission, Call(Role.READER, "ipv4:10.0.0.1:99"), method)
 
 
-def test_strangers_use_up_nobodys_rate(door: Door) -> None:
+def test_calls_without_a_token_do_not_use_up_the_rate(admission: AdmissionControl) -> None:
     for _ in range(20):
         with pytest.raises(Unauthenticated):
-            admit(door, Call(None), BY_NAME["ListJobs"])
-    admit(door, Call(Role.READER), BY_NAME["ListJobs"])
+            admit(admission, Call(None), BY_NAME["ListJobs"])
+    admit(admission, Call(Role.READER), BY_NAME["ListJobs"])
 
 
-def test_only_so_many_peers_are_remembered(door: Door) -> None:
+def test_the_number_of_tracked_peers_is_bounded(admission: AdmissionControl) -> None:
     for number in range(MAX_PEERS + 5):
-        admit(door, Call(Role.READER, f"ipv4:{number}:1"), BY_NAME["ListJobs"])
-    assert len(door._buckets) == MAX_PEERS
+        admit(admission, Call(Role.READER, f"ipv4:{number}:1"), BY_NAME["ListJobs"])
+    assert len(admission._buckets) == MAX_PEERS
 
 
 def test_every_call_of_the_service_has_a_role() -> None:
@@ -100,46 +99,46 @@ def test_every_call_of_the_service_has_a_role() -> None:
 
 @pytest.mark.parametrize("role", list(Role))
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
-def test_each_role_may_call_what_it_may(door: Door, role: Role, method: object) -> None:
+def test_each_role_may_make_its_calls_and_no_others(admission: AdmissionControl, role: Role, method: object) -> None:
     name = method.name  # type: ignore[attr-defined]
     needed = Role.READER if name in READING else Role.ADMIN if name in COMMANDING else Role.WORKER
     if role >= needed:
-        admit(door, Call(role), BY_NAME[name])
+        admit(admission, Call(role), BY_NAME[name])
     else:
-        with pytest.raises(PermissionRefused, match=f"{name} needs the role {needed.name.lower()}"):
-            admit(door, Call(role), BY_NAME[name])
+        with pytest.raises(PermissionRefused, match=f"{name} requires the role {needed.name.lower()}"):
+            admit(admission, Call(role), BY_NAME[name])
 
 
 @pytest.mark.parametrize("kind", types_pb2.CommandKind.values())
-def test_workers_may_send_what_ranks_agree_on_and_no_other_command(door: Door, kind: int) -> None:
+def test_workers_may_send_only_the_commands_that_ranks_agree_on(admission: AdmissionControl, kind: int) -> None:
     request = calls_pb2.SendCommandRequest(kind=kind)
     if types_pb2.CommandKind.Name(kind) in ("COMMAND_KIND_STOP", "COMMAND_KIND_CHECKPOINT_NOW"):
-        admit(door, Call(Role.WORKER), BY_NAME["SendCommand"], request)
+        admit(admission, Call(Role.WORKER), BY_NAME["SendCommand"], request)
     else:
-        with pytest.raises(PermissionRefused, match="SendCommand needs the role admin"):
-            admit(door, Call(Role.WORKER), BY_NAME["SendCommand"], request)
-    with pytest.raises(PermissionRefused, match="SendCommand needs the role"):
-        admit(door, Call(Role.READER), BY_NAME["SendCommand"], request)
+        with pytest.raises(PermissionRefused, match="SendCommand requires the role admin"):
+            admit(admission, Call(Role.WORKER), BY_NAME["SendCommand"], request)
+    with pytest.raises(PermissionRefused, match="SendCommand requires the role"):
+        admit(admission, Call(Role.READER), BY_NAME["SendCommand"], request)
 
 
-def test_only_so_many_unary_calls_are_under_way_and_one_machine_has_half_of_them(clock: ManualClock) -> None:
-    door = Door(Guard(), Limits(max_unary_calls=4), clock)
+def test_unary_calls_are_bounded_in_total_and_per_machine(clock: ManualClock) -> None:
+    admission = AdmissionControl(Guard(), Limits(max_unary_calls=4), clock)
     method = BY_NAME["ListJobs"]
     with contextlib.ExitStack() as stack:
         for port in range(2):
-            stack.enter_context(door.call(Call(None, f"ipv4:10.0.0.1:{port}"), method))
+            stack.enter_context(admission.call(Call(None, f"ipv4:10.0.0.1:{port}"), method))
         with pytest.raises(LimitExceeded, match="max_unary_calls=4"):
-            stack.enter_context(door.call(Call(None, "ipv4:10.0.0.1:9"), method))
+            stack.enter_context(admission.call(Call(None, "ipv4:10.0.0.1:9"), method))
         for host in (2, 3):
-            stack.enter_context(door.call(Call(None, f"ipv4:10.0.0.{host}:1"), method))
+            stack.enter_context(admission.call(Call(None, f"ipv4:10.0.0.{host}:1"), method))
         with pytest.raises(LimitExceeded, match="max_unary_calls=4"):
-            stack.enter_context(door.call(Call(None, "ipv4:10.0.0.4:1"), method))
-    with door.call(Call(None), method):
-        assert (door._num_calls, len(door._calls)) == (1, 1)
+            stack.enter_context(admission.call(Call(None, "ipv4:10.0.0.4:1"), method))
+    with admission.call(Call(None), method):
+        assert (admission._num_calls, len(admission._calls)) == (1, 1)
 
 
-def test_a_reader_may_send_no_large_request(door: Door) -> None:
-    door.check_size(Role.WORKER, 1 << 20)
-    door.check_size(Role.READER, SMALL_BYTES)
+def test_a_reader_may_not_send_a_large_request(admission: AdmissionControl) -> None:
+    admission.check_size(Role.WORKER, 1 << 20)
+    admission.check_size(Role.READER, SMALL_BYTES)
     with pytest.raises(LimitExceeded, match="the role reader may send 65536"):
-        door.check_size(Role.READER, SMALL_BYTES + 1)
+        admission.check_size(Role.READER, SMALL_BYTES + 1)

@@ -1,8 +1,9 @@
-"""Which names a coordinator without tokens answers to.
+"""Checks before a request is routed: its `Host` header, and the rate of its machine.
 
-A page of another site can make a browser ask a server on loopback: it lets its own name resolve to 127.0.0.1 (DNS
-rebinding), and then reads the answer as its own. The browser still sends that name in `Host`, so a request is answered
-only if it names this machine. An address in numbers cannot be rebound. Where there are tokens such a page has none.
+A page of another site can make a browser call a server on loopback: its own name resolves to 127.0.0.1 (DNS rebinding),
+so that the browser lets it read the answer. The browser still sends that name in `Host`. A coordinator without tokens
+therefore answers only requests that name this machine. IP addresses cannot be rebound, and with tokens such a page has
+no token to send.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import ipaddress
 import socket
 from typing import TYPE_CHECKING
 
+from strata.coordinator.serve.admission import Bucket
+from strata.errors import LimitExceeded
 from strata.transport.addresses import parse_address
 
 if TYPE_CHECKING:
@@ -18,13 +21,15 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from strata.coordinator.config import CoordinatorConfig
+    from strata.coordinator.config import CoordinatorConfig, Limits
 
 LOOPBACK = "localhost"
+MAX_PEERS = 1_000
+"""Peers whose rate is tracked; the least recent are dropped first."""
 
 
 def own_names(config: CoordinatorConfig) -> frozenset[str]:
-    """Of this machine, and those that the config adds."""
+    """Return the names of this machine, and those that the config adds."""
     bound = parse_address(config.http, field="http").host
     return frozenset(_plain(name) for name in (LOOPBACK, bound, socket.gethostname(), *config.security.hosts))
 
@@ -44,7 +49,7 @@ def _plain(name: str) -> str:
 
 
 class HostCheck:
-    """Turns away requests for another host."""
+    """Rejects requests for another host."""
 
     def __init__(
         self,
@@ -65,3 +70,21 @@ class HostCheck:
                 await self._refuse(foreign)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+class RateLimit:
+    """Limits the HTTP requests of one machine, so that a runaway dashboard does not slow down the workers."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._per_s = limits.max_http_requests_per_s
+        self._buckets: dict[str, Bucket] = {}
+
+    def admit(self, peer: str, now_s: float) -> None:
+        bucket = self._buckets.pop(peer, None) or Bucket(self._per_s, now_s)
+        self._buckets[peer] = bucket
+        if len(self._buckets) > MAX_PEERS:
+            del self._buckets[next(iter(self._buckets))]
+        if not bucket.take(1, now_s):
+            raise LimitExceeded(
+                f"more than limits.max_http_requests_per_s={self._per_s} requests per second from {peer}; slow down"
+            )
