@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
 
 from strata import config as configs
-from strata.cli import explain as explained
-from strata.terminal import echo, echo_json
+from strata.terminal import Console, echo, echo_json
 
 if TYPE_CHECKING:
     from strata.coordinator.config import CoordinatorConfig
@@ -91,7 +91,7 @@ def coordinator(
     }
     settings = resolve(config, {**flags, "security": security})
     if explain:
-        explained.explain(settings, as_json=as_json)
+        _explain(settings, as_json=as_json)
         return
 
     from strata.coordinator.server import run  # noqa: PLC0415 (grpc and sqlalchemy are behind it)
@@ -105,6 +105,27 @@ def resolve(file: Path | None, flags: Mapping[str, Any]) -> "CoordinatorConfig":
 
     values = configs.merge({} if file is None else configs.read_yaml(file), flags)
     return configs.load(CoordinatorConfig, values, source="flags" if file is None else str(file))
+
+
+def _explain(config: "CoordinatorConfig", *, as_json: bool) -> None:
+    from strata.coordinator import timeouts  # noqa: PLC0415
+
+    if as_json:
+        echo_json(timeouts.explained(config))
+        return
+    console = Console(highlight=False)
+    chain = Table(title="The chain of timeouts", title_justify="left", show_lines=True)
+    for heading in ("link", "seconds", "set by", "means", "stands there because"):
+        chain.add_column(heading, justify="right" if heading == "seconds" else "left")
+    for link in timeouts.chain(config):
+        chain.add_row(link.name, f"{link.seconds:g}", link.setting or "(follows)", link.means, link.follows)
+    console.print(chain)
+    deaths = Table(title="How long a death goes unnoticed at the most", title_justify="left")
+    for heading in ("death", "seconds", "that is"):
+        deaths.add_column(heading, justify="right" if heading == "seconds" else "left")
+    for found in timeouts.detections(config):
+        deaths.add_row(found.death, "never" if found.within_s is None else f"{found.within_s:g}", found.sum_of)
+    console.print(deaths)
 
 
 def _announce(addresses: "ServerAddresses", *, as_json: bool) -> None:

@@ -51,12 +51,12 @@ def events(
     It reads what the coordinator of a run has kept, also after the run; or asks a coordinator, or reads a state.
     STRATA_TOKEN and STRATA_TLS_CA are used as by every client.
     """
-    from strata.cli.live_run import chosen_run  # noqa: PLC0415
+    from strata.cli.runs import choose_run  # noqa: PLC0415
     from strata.errors import ConfigError, CoordinatorUnavailable  # noqa: PLC0415
 
     if http is not None and state is not None:
         raise ConfigError("--http and --state name two sources; give one of them")
-    run = chosen_run(name, is_elsewhere=http is not None or state is not None)
+    run = choose_run(name, is_elsewhere=http is not None or state is not None)
     is_default = run is None and http is None and state is None
     if run is not None:
         if run.spec.coordinator:

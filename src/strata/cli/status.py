@@ -36,13 +36,13 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show the jobs of a run's coordinator, or another one: workers, what they do, and how far their data is."""
-    from strata.cli.live_run import chosen_run  # noqa: PLC0415
+    from strata.cli.runs import choose_run  # noqa: PLC0415
     from strata.coordinator.client import ClientConfig, CoordinatorClient  # noqa: PLC0415 (grpc is behind it)
     from strata.errors import ConfigError, CoordinatorUnavailable  # noqa: PLC0415
     from strata.launch.record.directory import UNDER_WAY, state_now  # noqa: PLC0415
     from strata.transport.credentials import ClientSecurity  # noqa: PLC0415
 
-    run = chosen_run(name, is_elsewhere=bool(address))
+    run = choose_run(name, is_elsewhere=bool(address))
     if run is not None:
         told = run.status
         if told is None or state_now(told) not in UNDER_WAY:
