@@ -33,8 +33,7 @@ def demo(
     config = DemoConfig(num_workers=workers, num_rows=rows, num_kills=kills, seed=seed, keep=keep)
 
     from strata.demo import view  # noqa: PLC0415
-    from strata.demo.show import Interrupted, run  # noqa: PLC0415
-    from strata.demo.stage import Stage  # noqa: PLC0415
+    from strata.demo.show import Interrupted, Stage, run  # noqa: PLC0415
 
     stage = Stage(None if as_json else Console(file=sys.stdout, highlight=False))
     try:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from strata.demo.diary import DiaryReader
-from strata.demo.figures import Kill
+from strata.demo.outcome import Kill
+from strata.demo.step_log import StepLogReader
 from strata.errors import StrataError
 from strata.launch.record.directory import DIRECTORY_VARIABLE, RunDirectory
 from strata.launch.spec import RunSpec
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from strata.demo.config import DemoConfig, PlannedKill
-    from strata.demo.diary import Entry
+    from strata.demo.step_log import WorkerSteps
     from strata.launch.record.timeline import RunEvent
 
 SCRIPT = Path(__file__).with_name("train.py")
@@ -56,18 +56,18 @@ class Job:
         self.arguments: tuple[str, ...] = (
             *("run", "--name", name, "--workers", str(config.num_workers), "--every", str(config.every)),
             *(("--max-restarts", str(len(kills) + 1)) if len(kills) > 2 else ()),
-            *(SCRIPT.name, "--data", "clicks", "--diary", f"diary/{name}"),
+            *(SCRIPT.name, "--data", "clicks", "--step-log", f"steps/{name}"),
         )
         """Of `strata`; files are named from the place on."""
         self._place = place
         self._variables = {**os.environ, **variables, DIRECTORY_VARIABLE: str(place / "runs")}
         self._timeout_s = config.timeout_s
         self._planned = list(kills)
-        self._reader = DiaryReader(place / "diary" / name)
+        self._reader = StepLogReader(place / "steps" / name)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[WorkerSteps]:
         """What the workers have written so far, by attempt and rank."""
         return [entry for _, entry in sorted(self._reader.entries.items())]
 

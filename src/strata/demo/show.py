@@ -17,22 +17,28 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from rich.live import Live
+
 from strata.demo import view
 from strata.demo.clicks import row_numbers, write_clicks
 from strata.demo.config import NUM_EPOCHS
-from strata.demo.figures import Outcome, losses_by_step, recovery_of, run_figures
 from strata.demo.job import SCRIPT, Job, wait_until_gone
-from strata.demo.proof import check_rows, check_weights
+from strata.demo.outcome import Outcome, check_rows, check_weights, losses_by_step, recovery_of, run_figures
 from strata.scratch import Scratch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from rich.console import Console, RenderableType
+
     from strata.demo.config import DemoConfig
-    from strata.demo.figures import RunFigures
-    from strata.demo.stage import Stage
+    from strata.demo.outcome import RunFigures
+    from strata.demo.view import RunFacts
 
 POLL_S = 0.005
+REFRESH_S = 0.125
+TOLD_S = 5.0
+"""Between two lines, where nothing can be drawn over."""
 MAX_BASE = 38
 """Characters of the path of a directory for temporary files."""
 SHORT = "/tmp"  # noqa: S108 - a directory is made in it that only its user can enter
@@ -73,6 +79,61 @@ class Signals:
 
     def _hear(self, number: int, _frame: object) -> None:
         self._heard = signal.Signals(number)
+
+
+class Stage:
+    def __init__(self, console: Console | None) -> None:
+        """None: nobody looks."""
+        self.shown: list[RenderableType] = []
+        """What stays and is worth a picture, in order."""
+        self._console = console
+        self._drawn_s = 0.0
+        self._live: Live | None = None
+
+    @property
+    def width(self) -> int:
+        return min(self._console.width, view.MAX_WIDTH) if self._console is not None else view.MIN_WIDTH
+
+    def say(self, *what: RenderableType, is_for_picture: bool = True) -> None:
+        assert not any(isinstance(each, str) and "\n" in each for each in what), "a string is one line"
+        if is_for_picture:
+            self.shown += what
+        if self._console is not None:
+            for each in what:
+                self._console.print(each, width=self.width)
+
+    @contextlib.contextmanager
+    def drawing(self) -> Iterator[None]:
+        """What is drawn in it is gone at its end."""
+        self._drawn_s = time.monotonic()
+        if self._console is None or not self._can_draw:
+            yield
+            return
+        with Live(console=self._console, auto_refresh=False, transient=True) as self._live:
+            try:
+                yield
+            finally:
+                self._live = None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to draw again."""
+        if self._console is None:
+            return False
+        return time.monotonic() - self._drawn_s >= (REFRESH_S if self._live is not None else TOLD_S)
+
+    def draw(self, facts: RunFacts) -> None:
+        self._drawn_s = time.monotonic()
+        if self._live is not None:
+            self._live.update(view.live(facts, self.width), refresh=True)
+        elif self._console is not None:
+            self._console.print(view.progress_line(facts), highlight=False)
+
+    @property
+    def _can_draw(self) -> bool:
+        # Not rich's own opinion: FORCE_COLOR makes it take a log file for a terminal.
+        assert self._console is not None
+        return self._console.file.isatty() and not self._console.is_dumb_terminal
 
 
 def run(config: DemoConfig, stage: Stage) -> Outcome:
@@ -203,7 +264,7 @@ def _next_steps(config: DemoConfig) -> list[tuple[str, str]]:
         ]
     place = _short(config.keep.absolute())
     checkpoints = f"{place}/runs/{KILLED}/checkpoints"
-    again = "train.py --data clicks --diary diary/mine"
+    again = "train.py --data clicks --step-log steps/mine"
     return [
         ("list the two runs", f"STRATA_RUNS_DIR={place}/runs {strata} ps"),
         ("read what the workers said", f"STRATA_RUNS_DIR={place}/runs {strata} logs {KILLED}"),

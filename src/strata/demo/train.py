@@ -1,8 +1,8 @@
 """Learns from a log of clicks which items a user will click on: a script as you would write it, for `strata run`.
 
-    strata run --workers 2 train.py --data clicks --diary diary
+    strata run --workers 2 train.py --data clicks --step-log steps
 
-What is different from a script that knows nothing of Strata stands in the lines with `ctx`. The diary is for the demo
+What is different from a script that knows nothing of Strata stands in the lines with `ctx`. The step log is for the demo
 alone: there every worker writes down which rows it has trained on, so that they can be counted at the end.
 """
 
@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import strata
 from strata.demo.clicks import NUM_COUNTRIES, NUM_ITEMS, NUM_USERS
-from strata.demo.diary import Diary
+from strata.demo.step_log import StepLog
 
 
 class ClickModel(torch.nn.Module):
@@ -41,7 +41,7 @@ class ClickModel(torch.nn.Module):
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", required=True, help="a directory of Parquet files")
-    parser.add_argument("--diary", required=True, help="a directory, for the demo")
+    parser.add_argument("--step-log", required=True, help="a directory, for the demo")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=256, help="rows of a step, on each worker")
     args = parser.parse_args()
@@ -57,7 +57,7 @@ def main() -> None:
 
     state = {"model": model, "optimizer": optimizer}
     step = ctx.restore(state).step  # 0 on a fresh start
-    diary = Diary(args.diary, ctx, step)
+    step_log = StepLog(args.step_log, ctx, step)
     for epoch in ctx.epochs(args.epochs):
         for batch in loader:
             loss = binary_cross_entropy_with_logits(parallel(batch), batch["clicked"])
@@ -66,8 +66,8 @@ def main() -> None:
             optimizer.step()
             step += 1
             ctx.report(step=step, loss=loss.item())
-            diary.trained(step, epoch, loss.item(), batch["row"])
-            diary.saved(ctx.maybe_checkpoint(state))
+            step_log.trained(step, epoch, loss.item(), batch["row"])
+            step_log.saved(ctx.maybe_checkpoint(state))
             if step % 100 == 0:
                 print(f"step {step}: loss {loss.item():.3f}", flush=True)
     ctx.checkpoint(state).wait()

@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from strata.demo.proof import MAX_NAMED
+from strata.demo.outcome import MAX_NAMED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from strata.demo.clicks import Written
-    from strata.demo.figures import Outcome, Recovery, RunFigures
-    from strata.demo.proof import RowsCheck, WeightsCheck
+    from strata.demo.outcome import Outcome, Recovery, RowsCheck, RunFigures, WeightsCheck
 
 MAX_WIDTH = 100
 MIN_WIDTH = 80

@@ -30,7 +30,7 @@ _TRAINED, _SAVED = 1, 2
 _READ_BYTES = 1 << 20
 
 
-class Diary:
+class StepLog:
     """A worker's end of it. Times are monotonic: all processes of a machine share that clock."""
 
     def __init__(self, directory: str, ctx: Context, step: int) -> None:
@@ -57,7 +57,7 @@ class Diary:
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class StepRecord:
     step: int
     epoch: int
     loss: float
@@ -66,13 +66,13 @@ class Trained:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SaveRecord:
     step: int
     stall_s: float
 
 
 @dataclass(slots=True)
-class Entry:
+class WorkerSteps:
     """What one start of a worker has written so far."""
 
     attempt: int
@@ -80,15 +80,15 @@ class Entry:
     pid: int
     restored_step: int
     restored_at_s: float
-    trained: list[Trained] = field(default_factory=list)
-    saved: list[Saved] = field(default_factory=list)
+    trained: list[StepRecord] = field(default_factory=list)
+    saved: list[SaveRecord] = field(default_factory=list)
 
 
-class DiaryReader:
+class StepLogReader:
     """Reads what is new since the last look. The files stay open: there are few."""
 
     def __init__(self, directory: Path) -> None:
-        self.entries: dict[tuple[int, int], Entry] = {}
+        self.entries: dict[tuple[int, int], WorkerSteps] = {}
         """By attempt and rank."""
         self._directory = directory
         self._files: dict[str, _File] = {}
@@ -112,14 +112,14 @@ class _File:
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._rest = b""
-        self._entry: Entry | None = None
+        self._entry: WorkerSteps | None = None
 
-    def look(self) -> Entry | None:
+    def look(self) -> WorkerSteps | None:
         """None as long as not even the head is there."""
         while block := os.read(self._fd, _READ_BYTES):
             self._rest += block
         if self._entry is None and len(self._rest) >= _HEAD.size:
-            self._entry = Entry(*_HEAD.unpack_from(self._rest))
+            self._entry = WorkerSteps(*_HEAD.unpack_from(self._rest))
             self._rest = self._rest[_HEAD.size :]
         if self._entry is not None:
             self._rest = self._rest[_take_records(self._entry, self._rest) :]
@@ -129,7 +129,7 @@ class _File:
         os.close(self._fd)
 
 
-def _take_records(entry: Entry, data: bytes) -> int:
+def _take_records(entry: WorkerSteps, data: bytes) -> int:
     """How many bytes were whole records."""
     start = 0
     while len(data) - start >= _RECORD.size:
@@ -139,8 +139,8 @@ def _take_records(entry: Entry, data: bytes) -> int:
             break
         if what == _TRAINED:
             rows = np.frombuffer(data, np.int64, num_rows, start + _RECORD.size)
-            entry.trained.append(Trained(step, epoch, number, at_s, rows))
+            entry.trained.append(StepRecord(step, epoch, number, at_s, rows))
         else:
-            entry.saved.append(Saved(step, number))
+            entry.saved.append(SaveRecord(step, number))
         start = end
     return start

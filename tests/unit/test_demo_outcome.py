@@ -17,9 +17,21 @@ from rich.console import Console
 
 from strata.demo import config, view
 from strata.demo.config import DemoConfig
-from strata.demo.diary import Diary, DiaryReader, Entry, Trained
-from strata.demo.figures import Kill, Outcome, Recovery, RunFigures, losses_by_step, recovery_of, run_figures
-from strata.demo.proof import RowsCheck, Tensor, WeightsCheck, check_rows, different_tensors
+from strata.demo.outcome import (
+    Kill,
+    Outcome,
+    Recovery,
+    RowsCheck,
+    RunFigures,
+    Tensor,
+    WeightsCheck,
+    check_rows,
+    different_tensors,
+    losses_by_step,
+    recovery_of,
+    run_figures,
+)
+from strata.demo.step_log import StepLog, StepLogReader, StepRecord, WorkerSteps
 from strata.errors import ConfigError
 from strata.launch.record.timeline import RunEvent
 
@@ -29,22 +41,22 @@ NUM_STEPS = 6
 IN_DATA = np.arange(NUM_STEPS * NUM_RANKS * 2)
 
 
-def record(step: int, rank: int) -> Trained:
+def record(step: int, rank: int) -> StepRecord:
     """What the loader gives to a rank in a step, epoch after epoch."""
     epoch, within = divmod(step - 1, NUM_STEPS)
     first = (within * NUM_RANKS + rank) * 2
-    return Trained(step, epoch, 1 / step, float(step), np.array([first, first + 1]))
+    return StepRecord(step, epoch, 1 / step, float(step), np.array([first, first + 1]))
 
 
-def attempt(number: int, first: int, last: int) -> list[Entry]:
+def attempt(number: int, first: int, last: int) -> list[WorkerSteps]:
     """All ranks of it: the steps from `first` to `last`."""
     return [
-        Entry(number, rank, 100 + rank, first - 1, 0.5, [record(step, rank) for step in range(first, last + 1)])
+        WorkerSteps(number, rank, 100 + rank, first - 1, 0.5, [record(step, rank) for step in range(first, last + 1)])
         for rank in range(NUM_RANKS)
     ]
 
 
-def checked(entries: list[Entry], in_data: Any = IN_DATA) -> RowsCheck:
+def checked(entries: list[WorkerSteps], in_data: Any = IN_DATA) -> RowsCheck:
     return check_rows(entries, in_data, num_epochs=2)
 
 
@@ -61,7 +73,7 @@ def test_rows_of_an_undisturbed_run_are_all_exact() -> None:
 @given(st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=4))
 def test_whatever_was_rolled_back_does_not_count(kills: list[tuple[int, int]]) -> None:
     """Each attempt goes on from some step that the one before had reached, and is killed at some later one."""
-    entries: list[Entry] = []
+    entries: list[WorkerSteps] = []
     reached = num_noted = 0
     for number, (restored, more) in enumerate(kills):
         first = min(restored, reached) + 1
@@ -81,7 +93,7 @@ def test_whatever_was_rolled_back_does_not_count(kills: list[tuple[int, int]]) -
 def test_a_row_that_was_lost_is_found() -> None:
     entries = attempt(0, 1, 12)
     lost = entries[1].trained[4]
-    entries[1].trained[4] = Trained(lost.step, lost.epoch, lost.loss, lost.at_s, lost.rows[:1])
+    entries[1].trained[4] = StepRecord(lost.step, lost.epoch, lost.loss, lost.at_s, lost.rows[:1])
 
     found = checked(entries)
 
@@ -93,7 +105,7 @@ def test_a_row_that_was_lost_is_found() -> None:
 def test_a_row_that_was_trained_on_twice_is_found() -> None:
     entries = attempt(0, 1, 12)
     twice = entries[0].trained[7]
-    entries[0].trained[7] = Trained(twice.step, twice.epoch, 0, 0, np.append(twice.rows, twice.rows[0]))
+    entries[0].trained[7] = StepRecord(twice.step, twice.epoch, 0, 0, np.append(twice.rows, twice.rows[0]))
 
     found = checked(entries)
 
@@ -113,8 +125,10 @@ def test_one_row_in_the_place_of_another_is_both() -> None:
 def test_a_restart_that_reads_on_from_another_place_is_found() -> None:
     entries = attempt(0, 1, 5)
     for entry in attempt(1, 4, 12):  # the model is that of step 3; the data of step 5
-        shifted = [Trained(r.step, r.epoch, 0, 0, record(min(r.step + 2, 12), entry.rank).rows) for r in entry.trained]
-        entries.append(Entry(1, entry.rank, 7, 3, 0, shifted))
+        shifted = [
+            StepRecord(r.step, r.epoch, 0, 0, record(min(r.step + 2, 12), entry.rank).rows) for r in entry.trained
+        ]
+        entries.append(WorkerSteps(1, entry.rank, 7, 3, 0, shifted))
 
     assert not checked(entries).is_good
 
@@ -169,29 +183,29 @@ def test_weights_of_different_steps_and_no_weights_are_not_good() -> None:
     assert not WeightsCheck(steps=(5, 5), num_tensors=0, num_elements=0, different=()).is_good
 
 
-# -- the diary ---------------------------------------------------------------------------------------------------------
+# -- the step log ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_diary_is_read_while_it_is_written_and_half_a_record_is_not_there(tmp_path: Path) -> None:
+def test_a_step_log_is_read_while_it_is_written_and_half_a_record_is_not_there(tmp_path: Path) -> None:
     place: Any = SimpleNamespace(attempt=1, rank=0)
-    reader = DiaryReader(tmp_path / "diary")
+    reader = StepLogReader(tmp_path / "steps")
     reader.look()
     assert reader.entries == {}
 
-    diary = Diary(str(tmp_path / "diary"), place, 40)
-    diary.trained(41, 0, 0.5, np.array([3, 1, 2]))
+    step_log = StepLog(str(tmp_path / "steps"), place, 40)
+    step_log.trained(41, 0, 0.5, np.array([3, 1, 2]))
     save: Any = SimpleNamespace(step=41, epoch=0, stall_s=0.004)
-    diary.saved(save)
-    diary.saved(None)
+    step_log.saved(save)
+    step_log.saved(None)
     reader.look()
     entry = reader.entries[1, 0]
     assert (entry.pid, entry.restored_step) == (os.getpid(), 40)
     assert [(one.step, one.loss, one.rows.tolist()) for one in entry.trained] == [(41, 0.5, [3, 1, 2])]
     assert [save.stall_s for save in entry.saved] == [0.004]
 
-    (path,) = (tmp_path / "diary").iterdir()
+    (path,) = (tmp_path / "steps").iterdir()
     whole = path.stat().st_size
-    diary.trained(42, 0, 0.4, np.array([4, 5]))
+    step_log.trained(42, 0, 0.4, np.array([4, 5]))
     data = path.read_bytes()
     path.write_bytes(data[:-1])
     reader.look()
@@ -223,20 +237,20 @@ def test_a_recovery_is_told_as_far_as_it_has_come() -> None:
     assert begun.started_ms == pytest.approx(50)
     assert begun.restored_ms is None
 
-    again = [Entry(1, rank, 200, 3, 10.2 + rank / 10) for rank in range(2)]
+    again = [WorkerSteps(1, rank, 200, 3, 10.2 + rank / 10) for rank in range(2)]
     restored = recovery_of(kill, events, [*before, *again])
     assert restored.restored_ms == pytest.approx(300)
     assert (restored.restored_step, restored.num_steps_again) == (3, 2)
     assert not restored.is_complete
 
     for rank, entry in enumerate(again):
-        entry.trained.append(Trained(4, 0, 0.1, 10.4 + rank / 10, np.array([], np.int64)))
+        entry.trained.append(StepRecord(4, 0, 0.1, 10.4 + rank / 10, np.array([], np.int64)))
     assert recovery_of(kill, events, [*before, *again]).first_step_ms == pytest.approx(500)
 
 
 def test_the_loss_of_a_step_that_was_made_again_is_the_last() -> None:
     first, again = attempt(0, 1, 3), attempt(1, 3, 3)
-    again[0].trained[0] = Trained(3, 0, 9.0, 0, np.array([], np.int64))
+    again[0].trained[0] = StepRecord(3, 0, 9.0, 0, np.array([], np.int64))
 
     assert losses_by_step([*again, *first]) == [1.0, 0.5, pytest.approx((9.0 + 1 / 3) / 2)]
     assert run_figures([*first, *again], duration_s=2.0).num_steps == 3
@@ -369,7 +383,7 @@ def test_all_fits_the_terminal(width: int) -> None:
         recoveries=made.recoveries,
         elapsed_s=12.0,
     )
-    words = shlex.split("strata run --name undisturbed --workers 2 --every 26 train.py --data clicks --diary diary/x")
+    words = shlex.split("strata run --name undisturbed -w 2 --every 26 train.py --data clicks --step-log steps/x")
     text = "".join(
         shown(each, width)
         for each in (
