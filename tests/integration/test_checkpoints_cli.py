@@ -153,14 +153,14 @@ def test_ls_says_what_is_passed_over_and_why(place: Path) -> None:
     (directory / m.FILE_NAME).write_text("{")
     listed = checkpoints("ls", place)
 
-    assert f"passed over: {directory.name}: " in listed.stdout
+    assert f"skipped: {directory.name}: " in listed.stdout
     assert "is not a manifest" in listed.stdout
     assert (listed.returncode, listed.stderr) == (0, ""), "told once, and not in the log as well"
 
 
 def test_an_empty_place_is_told_and_is_an_error_only_where_one_is_needed(tmp_path: Path) -> None:
     listed = checkpoints("ls", tmp_path)
-    assert (listed.returncode, listed.stdout) == (0, f"there is no checkpoint in {tmp_path}\n")
+    assert (listed.returncode, listed.stdout) == (0, f"no checkpoints in {tmp_path}\n")
     assert as_json("ls", tmp_path) == {"checkpoints": [], "passed_over": {}}
     for command in (
         ["show"],
@@ -172,7 +172,7 @@ def test_an_empty_place_is_told_and_is_an_error_only_where_one_is_needed(tmp_pat
         refused = checkpoints(command[0], tmp_path, *command[1:])
         assert (refused.returncode, refused.stdout) == (ExitCode.FAILED, "")
         assert "there is no checkpoint" in refused.stderr
-    assert checkpoints("repair", tmp_path).stdout == "there is nothing to repair\n"
+    assert checkpoints("repair", tmp_path).stdout == "nothing to repair\n"
 
 
 def test_a_place_that_is_not_there_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,10 +180,10 @@ def test_a_place_that_is_not_there_is_an_error(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
     for name, words in (
-        (tmp_path / "absent", f"there is no directory {tmp_path / 'absent'}"),
-        ("./absent", "there is no directory ./absent"),
-        ("absent", "there is no directory absent here, and no such run: 'absent'"),
-        ("file", "there is no directory file"),
+        (tmp_path / "absent", f"directory {tmp_path / 'absent'} does not exist"),
+        ("./absent", "directory ./absent does not exist"),
+        ("absent", "directory absent does not exist, and no such run: 'absent'"),
+        ("file", "directory file does not exist"),
     ):
         for command in (["ls"], ["ls", "--json"], ["show"], ["verify"], ["diff", "1", "2"], ["compact", "--step=1"]):
             refused = checkpoints(command[0], name, *command[1:])
@@ -245,7 +245,7 @@ def test_show_tells_the_statistics_that_are_stored_without_the_data(place: Path)
 def test_show_says_that_there_are_no_statistics_and_computes_them_when_told(place: Path) -> None:
     (directory_of(place, 2) / "statistics.json").unlink(missing_ok=True)
     told = checkpoints("show", place)
-    assert "no statistics are stored beside it; --statistics computes them by reading the data" in told.stdout
+    assert "no statistics stored; --statistics computes them from the data" in told.stdout
     assert [tensor["statistics"] for tensor in as_json("show", place)["tensors"]] == [None] * 3
     rows = [line.split() for line in checkpoints("show", place, "--statistics").stdout.splitlines()]
     assert ["model.w", "4×3", "F32", "48", "2", "2", "2", "6.9282", "0", "0", DATA] in rows
@@ -258,7 +258,7 @@ def test_statistics_that_cannot_be_true_are_passed_over(place: Path, caplog: pyt
     (directory_of(place, 2) / "statistics.json").write_text('{"strata_statistics": 1, "checkpoint": "other"}')
     told = checkpoints("show", place)
 
-    assert (told.returncode, "no statistics are stored" in told.stdout) == (0, True)
+    assert (told.returncode, "no statistics stored" in told.stdout) == (0, True)
     assert "are passed over: statistics.json holds no statistics" in caplog.text
 
 
@@ -334,7 +334,7 @@ def test_verify_shows_a_bar_on_a_terminal_when_it_takes_long(place: Path) -> Non
             pass
         out, _ = process.communicate()
     os.close(ours)
-    assert (process.returncode, b"is as it was written" in out) == (0, True)
+    assert (process.returncode, b"is intact" in out) == (0, True)
     assert b"verifying" in drawn
 
 
@@ -564,7 +564,7 @@ def test_compact_writes_an_incremental_one_anew_and_frees_its_base(tmp_path: Pat
     done = checkpoints("compact", tmp_path, "--step", "2")
     (old, new) = as_json("ls", tmp_path)["checkpoints"]
 
-    assert (done.returncode, done.stdout) == (0, f"{new['id']} needs no other, 254.0 KiB\n")
+    assert (done.returncode, done.stdout) == (0, f"{new['id']} is a full checkpoint, 254.0 KiB\n")
     assert (old["id"], new["step"], new["bases"]) == (base.id, 2, [])
     assert not (tmp_path / delta.id).exists()
     assert checkpoints("rm", tmp_path, "--step", "1", "--yes").returncode == 0
@@ -598,7 +598,7 @@ def test_repair_lifts_only_what_is_as_it_was_written(place: Path) -> None:
     with manager_of(place) as manager:
         assert manager.load()["model"]["w"].max() == 1  # the newest goes into quarantine
     told = checkpoints("repair", place)
-    assert f"passed over: {spoiled}: in quarantine: tensor 'model.w'" in told.stdout
+    assert f"skipped: {spoiled}: in quarantine: tensor 'model.w'" in told.stdout
     refused = checkpoints("repair", place, "--lift", spoiled)
     assert refused.returncode == ExitCode.STATE_DAMAGED
     assert (place / spoiled / "quarantine.json").exists()
@@ -621,11 +621,11 @@ def test_repair_collects_what_was_given_up_and_nothing_else(place: Path) -> None
     given_up(mixed, hours=2)
     given_up(directory_of(place, 1), hours=2)
     told = checkpoints("repair", place).stdout
-    assert f"{old.name} (1 file, 1 B) has no manifest: given up, last written 2h ago" in told
-    assert f"{young.name} (1 file, 1 B) has no manifest: perhaps still being written" in told
+    assert f"{old.name} (1 file, 1 B) is an unfinished save: abandoned, last written 2h ago" in told
+    assert f"{young.name} (1 file, 1 B) is an unfinished save: perhaps still being written" in told
     assert checkpoints("repair", place, "--collect", answer="n\n").returncode == 1
     assert old.exists()
-    assert "1 leftover is removed" in checkpoints("repair", place, "--collect", "--yes").stdout
+    assert "removed 1 abandoned save" in checkpoints("repair", place, "--collect", "--yes").stdout
     assert not old.exists()
     assert all(directory.exists() for directory in (young, others, mixed, directory_of(place, 1)))
 
@@ -637,8 +637,8 @@ def test_repair_collects_what_a_killed_process_was_writing(place: Path) -> None:
         (directory / ".tmp-0123").write_bytes(b"half")
     given_up(old, hours=2)
     told = checkpoints("repair", place, "--collect", "--yes").stdout
-    assert f"{old.name} (1 file, 4 B) has no manifest: given up" in told
-    assert f"{young.name} (1 file, 4 B) has no manifest: perhaps still being written" in told
+    assert f"{old.name} (1 file, 4 B) is an unfinished save: abandoned" in told
+    assert f"{young.name} (1 file, 4 B) is an unfinished save: perhaps still being written" in told
     assert (old.exists(), young.exists()) == (False, True)
 
 

@@ -197,7 +197,7 @@ def test_every_error_has_an_exit_code_that_the_help_explains() -> None:
     [
         (KeyboardInterrupt(), ExitCode.INTERRUPTED, ""),
         (ConfigError("two\nlines"), ExitCode.USAGE, "error: two lines\n"),
-        (ZeroDivisionError("oh"), ExitCode.FAILED, "error: ZeroDivisionError: oh (not foreseen; STRATA_TRACEBACK=1"),
+        (ZeroDivisionError("oh"), ExitCode.FAILED, "error: unexpected ZeroDivisionError: oh; set STRATA_TRACEBACK=1"),
     ],
 )
 def test_what_a_command_raises_becomes_one_line_and_a_code(

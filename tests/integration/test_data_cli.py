@@ -40,8 +40,8 @@ def test_a_plan_is_told_as_a_table_of_splits_and_columns(data: Path) -> None:
     assert "200 rows in 3 splits of 9 units of 3 files" in said
     assert "part-1.parquet" in said
     assert "Python objects" in said
-    assert "10 batches of 10 rows on each of 2 ranks, 2 lanes" in said
-    assert "lpt over 2 workers: the busiest has" in said
+    assert "10 batches of 10 rows on each of 2 ranks, read in 2 lanes" in said
+    assert "lpt over 2 decode threads: the busiest has" in said
 
 
 def test_a_plan_as_json_says_what_a_filter_saves(data: Path) -> None:

@@ -183,7 +183,7 @@ def test_a_run_is_found_by_the_commands_and_nothing_is_left_of_it(write: Callabl
             assert "rank-0 joined" in said("events")[1]
             assert any("strata: job rank 0 of 1: train.py" in title for title in titles())
             code, _, err = said("rm", "job", "--yes")
-            assert (code, err) == (2, "error: run job is under way; stop it first: strata stop job\n")
+            assert (code, err) == (2, "error: run job is active; stop it first: strata stop job\n")
 
             assert said("stop", "job", "--now")[0] == 0
             assert agent.wait(DEADLINE_S) == 0
@@ -195,14 +195,14 @@ def test_a_run_is_found_by_the_commands_and_nothing_is_left_of_it(write: Callabl
     code, _, err = said("status")
     assert code == 3
     assert err.startswith(
-        "error: no run is under way on this machine; `strata ps` lists its runs. At localhost:50051: "
+        "error: no run is active on this machine; `strata ps` lists its runs. localhost:50051: "
     )
     code, _, err = said("status", "job")
-    assert (code, "run job is not under way (stopped)" in err) == (2, True)
+    assert (code, "run job is not active (stopped)" in err) == (2, True)
     assert "rank-0 joined" in said("events", "job")[1]
     assert said("rm", "job")[0] == 1, "it asks first"
     assert said("rm", "--older-than", "1h", "--yes")[1] == "no run ended more than 1h ago\n"
-    assert said("rm", "job", "--yes")[1] == "job is deleted\n"
+    assert said("rm", "job", "--yes")[1] == "deleted job\n"
     assert list((tmp_path / "runs").iterdir()) == []
 
 

@@ -13,7 +13,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from strata.cli import runs
-from strata.cli.runs import Wanted, age, reading, recent
+from strata.cli.runs import LogSelection, age, read_logs, recent
 from strata.errors import ConfigError
 from strata.launch.record.directory import RunDirectory, RunStatus, create, root
 from strata.launch.record.timeline import RunEvent
@@ -105,7 +105,7 @@ def test_of_runs_that_are_over_the_last_ten_are_listed_and_all_on_demand() -> No
         *(f"run-{number:02}" for number in range(12, 2, -1)),
         "run-00",
     ]
-    assert said.splitlines()[-1] == "2 older ones: strata ps --all"
+    assert said.splitlines()[-1] == "2 older runs not shown; strata ps --all lists all"
     assert len(call("ps", "--all").stdout.splitlines()) == 14
     assert len(call("ps", "--json").stdout.splitlines()) == 11
     assert recent([]) == []
@@ -120,7 +120,7 @@ def test_without_runs_it_says_where_it_looked_and_damage_is_told_apart() -> None
     result = call("ps", "--json")
 
     assert len(result.stdout.splitlines()) == 1
-    assert result.stderr.startswith(f"passed over: {root()}/bad\\x1b[2J has no run.json; ")
+    assert result.stderr.startswith(f"skipped: {root()}/bad\\x1b[2J has no run.json; ")
 
 
 def test_ages_are_short() -> None:
@@ -216,7 +216,7 @@ def follow(run: RunDirectory, wanted: Wanted, *pauses: Callable[[], None]) -> li
         happens = next(left)
         happens()
 
-    found = reading(run, wanted._replace(is_followed=True), pause=pause)
+    found = read_logs(run, wanted._replace(is_followed=True), pause=pause)
     said = [f"{log.attempt}/{log.rank}: {line}" for log, lines in found for line in lines]
     assert list(left) == []
     return said
@@ -232,7 +232,7 @@ def test_following_reads_on_until_the_run_is_over_and_misses_nothing() -> None:
 
     said = follow(
         run,
-        Wanted(),
+        LogSelection(),
         lambda: log(run, 0, 0, "one\ntwo\nthe"),
         lambda: log(run, 0, 1, "other\n"),
         lambda: None,
@@ -253,7 +253,7 @@ def test_following_goes_on_with_the_next_attempts_and_shows_all_of_them() -> Non
         log(run, 2, 0, "Error again\n")
         log(run, 3, 0, "d\ne\n")
 
-    said = follow(run, Wanted(num_lines=1), fails_twice, lambda: put(run, "stopped"))
+    said = follow(run, LogSelection(num_lines=1), fails_twice, lambda: put(run, "stopped"))
 
     assert said == ["0/0: before", "1/0: c", "1/0: Error", "2/0: Error again", "3/0: d", "3/0: e"]
 
@@ -267,7 +267,7 @@ def test_following_one_attempt_ends_with_it() -> None:
         log(run, 0, 1, "b")
         log(run, 1, 1, "not wanted\n")
 
-    assert follow(run, Wanted(attempt=0, rank=1), next_attempt) == ["0/1: a", "0/1: b"]
+    assert follow(run, LogSelection(attempt=0, rank=1), next_attempt) == ["0/1: a", "0/1: b"]
 
 
 def test_following_ends_when_the_agent_is_killed_or_the_run_removed() -> None:
@@ -279,6 +279,6 @@ def test_following_ends_when_the_agent_is_killed_or_the_run_removed() -> None:
         run.log_path(0, 0).unlink()
         (run.path / "status.json").unlink()
 
-    assert follow(run, Wanted(), lambda: put(run, "running", pid=0)) == ["0/0: a"]
+    assert follow(run, LogSelection(), lambda: put(run, "running", pid=0)) == ["0/0: a"]
     put(run, "running")
-    assert follow(run, Wanted(), remove) == ["0/0: a"]
+    assert follow(run, LogSelection(), remove) == ["0/0: a"]

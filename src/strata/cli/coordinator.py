@@ -138,7 +138,7 @@ def _announce(addresses: "ServerAddresses", *, as_json: bool) -> None:
         echo_json({"grpc": addresses.grpc, "http": addresses.http, "state": addresses.state, "leads": addresses.leads})
         return
     echo(
-        f"The coordinator is {'running' if addresses.leads else 'on standby'}. Press Ctrl-C to stop it.",
+        f"The coordinator is {'up' if addresses.leads else 'on standby'}. Ctrl-C stops it.",
         f"  gRPC   {addresses.grpc}",
         f"  HTTP   {addresses.http or 'off'}",
         f"  state  {addresses.state}",

@@ -77,7 +77,7 @@ def _announce(addresses: "RelayAddresses", *, as_json: bool) -> None:
         echo_json({"grpc": addresses.grpc, "upstream": addresses.upstream})
         return
     echo(
-        "The relay is running. Press Ctrl-C to stop it.",
+        "The relay is up. Ctrl-C stops it.",
         f"  gRPC      {addresses.grpc}",
         f"  upstream  {addresses.upstream}",
     )
