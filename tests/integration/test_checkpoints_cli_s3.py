@@ -1,4 +1,4 @@
-"""`strata checkpoints` on a bucket: the same commands, with `--storage-option`. A saver process has written there."""
+"""`strata checkpoints` on a bucket that a saver process has written, with `--storage-option`."""
 
 from __future__ import annotations
 

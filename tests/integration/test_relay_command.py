@@ -1,4 +1,4 @@
-"""`strata relay` beside `strata coordinator`, as their users start them: whom they let in, and who finds whom."""
+"""`strata relay` and `strata coordinator` as processes: authentication, roles and startup order."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def upstream_certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def node_certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The relay's own: another authority, other tokens."""
+    """Return the relay's certificates and tokens, from another CA than the coordinator's."""
     return make_certs(tmp_path_factory.mktemp("node") / "certs")
 
 
@@ -61,7 +61,7 @@ def coordinator(upstream_certs: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 @contextmanager
 def relay(tmp_path: Path, upstream: str, upstream_certs: Path, node_certs: Path, role: str) -> Iterator[str]:
-    """A relay that shows the coordinator a token of this role."""
+    """Start a relay whose token for the coordinator has this role."""
     flags = ("--listen=0.0.0.0:0", f"--upstream={upstream}", f"--upstream-ca={upstream_certs}/ca.crt", "--json")
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("STRATA_TOKEN_FILE", f"{upstream_certs}/{role}.token")
@@ -72,7 +72,7 @@ def relay(tmp_path: Path, upstream: str, upstream_certs: Path, node_certs: Path,
             yield address
 
 
-def test_a_relay_speaks_tls_and_takes_tokens_on_both_sides_each_its_own(
+def test_a_relay_uses_separate_certificates_and_tokens_on_each_side(
     tmp_path: Path, coordinator: str, upstream_certs: Path, node_certs: Path
 ) -> None:
     with relay(tmp_path, coordinator, upstream_certs, node_certs, "worker") as address:
@@ -102,7 +102,7 @@ def test_a_relay_speaks_tls_and_takes_tokens_on_both_sides_each_its_own(
         ("admin", "admin", ""),
     ],
 )
-def test_a_command_through_a_relay_takes_an_admin_on_both_sides(
+def test_a_command_through_a_relay_needs_the_role_admin_on_both_sides(
     tmp_path: Path,
     coordinator: str,
     upstream_certs: Path,
@@ -144,7 +144,7 @@ def test_a_relay_that_finds_no_coordinator_gives_up_with_exit_code_3() -> None:
     assert f"the coordinator at {nobody} did not answer within 0.5 s" in gave_up.stderr
 
 
-def test_a_relay_that_was_started_first_waits_for_the_coordinator(tmp_path: Path) -> None:
+def test_a_relay_started_first_waits_for_the_coordinator(tmp_path: Path) -> None:
     upstream = f"127.0.0.1:{free_port()}"
     flags = (f"--upstream={upstream}", "--listen=127.0.0.1:0", f"--timeout-s={DEADLINE_S}", "--json")
     with (

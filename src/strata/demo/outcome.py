@@ -1,4 +1,8 @@
-"""TODO"""
+"""The results of the demo: checks of rows and weights, and measurements of the runs and recoveries.
+
+Rows are counted from the workers' step logs. Steps trained after the last checkpoint before a kill are not in the final
+model, because the next attempt repeats them. Only the last attempt of each step therefore counts.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +26,11 @@ if TYPE_CHECKING:
     from strata.demo.step_log import Rows, StepRecord, WorkerSteps
     from strata.launch.record.timeline import RunEvent
 
-NOT_GIVEN = "strata."
-"""Tensors that the script did not give itself, as states of generators that it never used, and never seeded."""
+RUNTIME_PREFIX = "strata."
+"""Prefix of tensors that the runtime adds, such as states of random generators that the script never seeded."""
 MAX_NAMED = 3
 _NUM_AVERAGED = 20
-"""Steps at either end, for the loss."""
+"""Steps over which the first and the last loss are averaged."""
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
@@ -35,18 +39,18 @@ _NUM_AVERAGED = 20
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsCheck:
     num_rows: int
-    """In the data."""
+    """Rows in the data."""
     num_epochs: int
     num_exact: int
-    """Rows that were trained on exactly once in every epoch."""
+    """Rows trained on exactly once in every epoch."""
     num_lost: int
-    """Times that a row was not trained on in an epoch."""
+    """Pairs of a row and an epoch in which it was not trained on."""
     num_again: int
-    """Times that a row was trained on once more than it should be in an epoch."""
+    """Surplus visits: times a row was trained on after the first time in an epoch."""
     num_unknown: int
-    """Rows that were trained on and are not in the data."""
+    """Rows trained on that are not in the data."""
     num_rolled_back: int
-    """Rows of steps that did not reach the final model, and were made again."""
+    """Rows of steps that did not reach the final model and were repeated."""
 
     @property
     def is_good(self) -> bool:
@@ -54,9 +58,9 @@ class RowsCheck:
 
 
 def check_rows(entries: Iterable[WorkerSteps], in_data: Rows, *, num_epochs: int) -> RowsCheck:
-    counted, num_noted = _final_steps(entries)
+    final, num_recorded = _final_steps(entries)
     by_epoch: dict[int, list[Rows]] = defaultdict(list)
-    for records in counted.values():
+    for records in final.values():
         for record in records:
             by_epoch[record.epoch].append(record.rows)
     known = np.sort(in_data)
@@ -76,21 +80,21 @@ def check_rows(entries: Iterable[WorkerSteps], in_data: Rows, *, num_epochs: int
         num_lost=int((times == 0).sum()),
         num_again=int(np.maximum(times - 1, 0).sum()),
         num_unknown=num_unknown,
-        num_rolled_back=num_noted - sum(record.rows.size for records in counted.values() for record in records),
+        num_rolled_back=num_recorded - sum(record.rows.size for records in final.values() for record in records),
     )
 
 
 def _final_steps(entries: Iterable[WorkerSteps]) -> tuple[dict[int, list[StepRecord]], int]:
-    """By step, what is in the final model, of all ranks; and how many rows were noted in all."""
+    """Return the records of all ranks that are in the final model, by step, and the number of rows recorded."""
     last: dict[int, int] = {}
     found: dict[tuple[int, int], list[StepRecord]] = defaultdict(list)
-    num_noted = 0
+    num_recorded = 0
     for entry in entries:
         for record in entry.trained:
             found[entry.attempt, record.step].append(record)
             last[record.step] = max(last.get(record.step, 0), entry.attempt)
-            num_noted += record.rows.size
-    return {step: found[attempt, step] for step, attempt in last.items()}, num_noted
+            num_recorded += record.rows.size
+    return {step: found[attempt, step] for step, attempt in last.items()}, num_recorded
 
 
 # -- weights -----------------------------------------------------------------------------------------------------------
@@ -106,11 +110,11 @@ class Tensor:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsCheck:
     steps: tuple[int, int]
-    """Of the final checkpoints: of the undisturbed run, and of the other."""
+    """Steps of the final checkpoints of the undisturbed and the killed run."""
     num_tensors: int
     num_elements: int
     different: tuple[str, ...]
-    """Tensors of other bytes, another shape, or on one side only."""
+    """Tensors that differ in bytes, dtype or shape, or exist in only one run."""
 
     @property
     def is_good(self) -> bool:
@@ -118,7 +122,7 @@ class WeightsCheck:
 
 
 def check_weights(undisturbed: Path, killed: Path) -> WeightsCheck:
-    """Of the newest checkpoints in two directories; every byte is read, and compared with its hash on the way."""
+    """Compare the newest checkpoints in two directories; every byte is verified against its hash."""
     step, tensors = _read(undisturbed)
     other_step, others = _read(killed)
     return WeightsCheck(
@@ -130,7 +134,7 @@ def check_weights(undisturbed: Path, killed: Path) -> WeightsCheck:
 
 
 def different_tensors(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """Bit for bit: 0.0 and -0.0 differ, the same NaN twice does not."""
+    """Return the tensors that are not bit-identical: 0.0 and -0.0 differ, two equal NaNs do not."""
     return tuple(
         name
         for name in sorted({*one, *other})
@@ -146,7 +150,7 @@ def _read(directory: Path) -> tuple[int, dict[str, Tensor]]:
     store = open_store(str(directory))
     try:
         manifest = Catalog(store).find()
-        entries = {entry.name: entry for entry in manifest.tensors if not entry.name.startswith(NOT_GIVEN)}
+        entries = {entry.name: entry for entry in manifest.tensors if not entry.name.startswith(RUNTIME_PREFIX)}
         data = reader.read_tensors(store, manifest, entries, watch=Watch())
     finally:
         store.close()
@@ -164,28 +168,28 @@ class Kill:
     rank: int
     pid: int
     step: int
-    """The last that it had made."""
+    """The last step that the worker had finished."""
     at_s: float
-    """Monotonic, as all moments here."""
+    """Monotonic time, as everywhere in this module."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """From a kill to the first step after it. Times count from the kill; None: it has not come to that yet."""
+    """From a kill to the first step after it. Times count from the kill; None means not reached yet."""
 
     rank: int
     pid: int
     step: int
     detected_ms: float | None = None
     started_ms: float | None = None
-    """The others have ended, and new workers begin."""
+    """The other workers have ended, and new ones start."""
     restored_ms: float | None = None
-    """The last of them has its state back."""
+    """The last worker has restored its state."""
     first_step_ms: float | None = None
-    """The last of them has made a step."""
+    """The last worker has finished a step."""
     restored_step: int | None = None
     num_steps_again: int | None = None
-    """Made before the kill, not saved yet, and made again."""
+    """Steps repeated: finished before the kill, but after the last checkpoint."""
 
     @property
     def is_complete(self) -> bool:
@@ -222,9 +226,9 @@ class RunFigures:
     first_loss: float
     last_loss: float
     num_checkpoints: int
-    """Begun by rank 0, the last one not counted, which the script waits for."""
+    """Checkpoints started by rank 0, without the last one, for which the script waits."""
     median_stall_ms: float
-    """How long a checkpoint held up a worker."""
+    """Time for which a checkpoint stalled a worker."""
     longest_stall_ms: float
 
 
@@ -243,7 +247,7 @@ def run_figures(entries: Sequence[WorkerSteps], *, duration_s: float) -> RunFigu
 
 
 def losses_by_step(entries: Iterable[WorkerSteps]) -> list[float]:
-    """The mean of the ranks, in the order of the steps; of a step that was made again, the last."""
+    """Return the mean loss over the ranks, by step; a repeated step counts as in its last attempt."""
     found: dict[int, tuple[int, list[float]]] = {}
     for entry in entries:
         for record in entry.trained:
@@ -264,7 +268,7 @@ def _mean(numbers: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """All that the demo has found out."""
+    """The results of the demo."""
 
     num_workers: int
     num_rows: int
@@ -290,8 +294,8 @@ class Outcome:
         )
 
     def as_plain(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the outcome for JSON."""
         checks: dict[str, RowsCheck | WeightsCheck]
         checks = {"rows": self.rows, "rows_undisturbed": self.rows_undisturbed, "weights": self.weights}
-        told = {name: {"is_good": check.is_good, **asdict(check)} for name, check in checks.items()}
-        return {"is_good": self.is_good, **asdict(self), **told}
+        checked = {name: {"is_good": check.is_good, **asdict(check)} for name, check in checks.items()}
+        return {"is_good": self.is_good, **asdict(self), **checked}
