@@ -82,7 +82,7 @@ def test_a_cpu_limit_below_the_visible_processors_is_a_warning(tmp_path: Path) -
     quota = tmp_path / "cpu.max"
     quota.write_text("50000 100000\n")
     assert machine.processors(quota).status is Status.WARNING
-    assert "only 0.5" in machine.processors(quota).detail
+    assert "limited to 0.5" in machine.processors(quota).detail
 
     quota.write_text("max 100000\n")
     assert machine.processors(quota).status is Status.OK
@@ -240,7 +240,7 @@ def test_without_memfd_the_fallback_directory_and_its_free_space_are_reported(tm
     check = machine.staging_memory(refuse, tmp_path)
 
     assert check.status is Status.WARNING
-    assert check.detail.startswith(f"Operation not permitted; saves are staged in files in {tmp_path} instead, ")
+    assert check.detail.startswith(f"Operation not permitted; saves are staged in files in {tmp_path} instead (")
     assert check.detail.endswith("GiB free")
     assert "unusable" in machine.staging_memory(refuse, tmp_path / "absent").detail
 

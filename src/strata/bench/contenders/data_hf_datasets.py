@@ -1,9 +1,8 @@
-"""HF datasets with torch format, in the two ways that are its fastest. Runs in the peers' environment; imports nothing
-of ours.
+"""HF datasets with torch format, in its two fastest ways. Runs in the peers' environment without Strata.
 
 Two workers of torch's DataLoader take whole batches (`batch`) from an iterable dataset: one that streams the Parquet
-files, and one over its own Arrow copy of them, which was made before and is mapped into memory. The better one counts.
-(Its map-style dataset in a DataLoader, and `iter` in the consumer's process, were slower when we chose.)
+files, and one over an Arrow copy of them, which is written before and memory-mapped. The better one counts. Its
+map-style dataset in a DataLoader, and `iter` in the consumer's process, were slower when we chose.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parent))
 NUM_FILES = 2
-"""Of 8, since a pass over all would take long."""
+"""Files read of the 8, because a pass over all would take long."""
 NUM_SHARDS = 8
 
 

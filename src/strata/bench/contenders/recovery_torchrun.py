@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_JOBS = 2
-"""Sometimes gloo does not connect after a restart, and the job hangs or fails for good; then another is measured."""
+"""Sometimes gloo does not connect after a restart, and the job hangs or fails; then another one is measured."""
 
 
 def command(place: Path) -> Sequence[str]:
