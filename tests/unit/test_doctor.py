@@ -241,7 +241,7 @@ def test_without_memfd_the_fallback_directory_and_its_free_space_are_reported(tm
 
     assert check.status is Status.WARNING
     assert check.detail.startswith(f"Operation not permitted; saves are staged in files in {tmp_path} instead (")
-    assert check.detail.endswith("GiB free")
+    assert check.detail.endswith("GiB free)")
     assert "unusable" in machine.staging_memory(refuse, tmp_path / "absent").detail
 
 
