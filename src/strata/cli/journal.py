@@ -103,6 +103,6 @@ def _print_state(console: Console, jobs: "list[JobSummary]", damage: "Damage | N
         for worker in job.workers:
             table.add_row(escape(worker), *(str(d.shards_by_worker[worker]) for d in job.datasets))
         console.print(table)
-        console.print(f"reason: {escape(job.reason)}", soft_wrap=True)
+        console.print(f"last change: {escape(job.reason)}", soft_wrap=True)
         if job.checkpoint_id:
             console.print(f"checkpoint: {escape(job.checkpoint_id)} (step {job.checkpoint_step})")

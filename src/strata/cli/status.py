@@ -103,7 +103,7 @@ def _print_job(console: Console, job: "JobInfo", members: "MembershipInfo", data
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in w.metrics.items() if not METRICS.is_ours(name))
         table.add_row(str(w.rank), escape(w.worker_id), w.state, str(w.step), heartbeat, escape(metrics))
     console.print(table)
-    console.print(f"reason: {escape(members.reason)}", soft_wrap=True)
+    console.print(f"last change: {escape(members.reason)}", soft_wrap=True)
     for d in datasets:
         console.print(f"dataset {escape(d.dataset_id)}: epoch {d.epoch}, {d.num_done} of {d.num_shards} shards done")
     if job.checkpoint_step:
