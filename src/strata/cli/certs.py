@@ -20,8 +20,9 @@ def certs(
 ) -> None:
     """Create certificates and tokens for a test cluster.
 
-    Writes a certificate authority (CA), a server and a client certificate, and one token per role, and prints the
-    commands that use them. If your organization runs a CA, use certificates from that CA instead.
+    Writes a certificate authority (CA), a server and a client certificate, and
+    one token per role, and prints the commands that use them. If your
+    organization runs a CA, use certificates from that CA instead.
     """
     from strata.transport.certificates import write_set  # noqa: PLC0415 (imports cryptography)
     from strata.transport.tokens import write_tokens  # noqa: PLC0415

@@ -64,8 +64,8 @@ def root() -> None:
 def ls(location: Location, storage_option: Options = None, as_json: AsJson = False) -> None:
     """List the checkpoints, newest last.
 
-    Also lists damaged and quarantined checkpoints, which loading skips. An empty directory is not an error; a location
-    that does not exist is.
+    Also lists damaged and quarantined checkpoints, which loading skips. An empty
+    directory is not an error; a location that does not exist is.
     """
     from strata.checkpoint.metadata import of_manifest  # noqa: PLC0415 (imports numpy)
     from strata.clock import SystemClock  # noqa: PLC0415
@@ -107,8 +107,9 @@ def show(
 ) -> None:
     """Show the metadata and tensors of a checkpoint.
 
-    Shows the newest checkpoint unless --step or --id selects one. Lists shape, dtype, size and file of each tensor, and
-    its statistics if they are stored. Does not read the tensor data.
+    Shows the newest checkpoint unless --step or --id selects one. Lists shape,
+    dtype, size and file of each tensor, and its statistics if they are stored.
+    Does not read the tensor data.
     """
     from strata.checkpoint.load import statistics  # noqa: PLC0415 (imports numpy)
     from strata.checkpoint.metadata import of_manifest  # noqa: PLC0415
@@ -194,8 +195,9 @@ def verify(
 ) -> None:
     """Verify every byte of a checkpoint against its hashes.
 
-    Verifies the newest checkpoint unless --step, --id or --all selects others. Skips quarantined checkpoints unless
-    --id names one. The exit code is 4 if a checkpoint is damaged.
+    Verifies the newest checkpoint unless --step, --id or --all selects others.
+    Skips quarantined checkpoints unless --id names one. The exit code is 4 if a
+    checkpoint is damaged.
     """
     from strata.checkpoint.load import reader  # noqa: PLC0415 (imports numpy)
     from strata.checkpoint.tools import inspect  # noqa: PLC0415 (imports numpy)
@@ -253,7 +255,8 @@ def diff(
 ) -> None:
     """Show which tensors differ between two checkpoints.
 
-    Shows by how much they differ. Compares hashes first and reads only data whose hashes differ.
+    Shows by how much they differ. Compares hashes first and reads only data
+    whose hashes differ.
     """
     from strata.checkpoint.tools import diff as comparing  # noqa: PLC0415 (imports numpy)
     from strata.checkpoint.tools import inspect  # noqa: PLC0415
@@ -334,8 +337,9 @@ def export(
 ) -> None:
     """Write the tensors of a checkpoint to one file.
 
-    Exports the newest checkpoint unless --step or --id selects one, and verifies all data it reads. With
-    --strip-prefix model. the file is a state dict for model.load_state_dict.
+    Exports the newest checkpoint unless --step or --id selects one, and verifies
+    all data it reads. With --strip-prefix model. the file is a state dict for
+    model.load_state_dict.
     """
     from strata.checkpoint.tools.export import export  # noqa: PLC0415 (imports numpy)
     from strata.checkpoint.tools.progress import watching  # noqa: PLC0415
@@ -375,8 +379,8 @@ def rm(location: Location, step: Step = None, id_: Id = None, yes: Yes = False, 
 def compact(location: Location, step: Step = None, id_: Id = None, storage_option: Options = None) -> None:
     """Rewrite an incremental checkpoint as a full one.
 
-    The full checkpoint replaces the incremental one and needs no base. A checkpoint that is full already is left
-    unchanged.
+    The full checkpoint replaces the incremental one and needs no base. A
+    checkpoint that is full already is left unchanged.
     """
     from strata.checkpoint import CheckpointManager  # noqa: PLC0415 (imports numpy)
 
@@ -402,8 +406,8 @@ def repair(
 ) -> None:
     """List and repair damaged checkpoints and unfinished saves.
 
-    Lists quarantined and damaged checkpoints, and files of saves that were never committed. Changes nothing without
-    --lift or --collect.
+    Lists quarantined and damaged checkpoints, and files of saves that were never
+    committed. Changes nothing without --lift or --collect.
     """
     from strata.checkpoint.tools import inspect  # noqa: PLC0415 (imports numpy)
     from strata.checkpoint.tools.progress import watching  # noqa: PLC0415

@@ -74,7 +74,8 @@ def coordinator(
 ) -> None:
     """Run a coordinator (membership, shards, barriers).
 
-    Stop it with Ctrl-C or SIGTERM. When restarted, it continues from its saved state.
+    Stop it with Ctrl-C or SIGTERM. When restarted, it continues from its saved
+    state.
     """
     if config is None and DEFAULT_FILE.is_file():
         config = DEFAULT_FILE

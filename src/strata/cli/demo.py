@@ -21,9 +21,10 @@ def demo(
 ) -> None:
     """Kill a worker and verify that no work is lost.
 
-    Trains a small model twice: once undisturbed, once with a worker killed halfway (kill -9). Then checks that every
-    row was trained on exactly once per epoch and that both models are bit-identical; the exit code is 1 if not. Uses a
-    temporary directory and takes about a minute on two cores.
+    Trains a small model twice: once undisturbed, once with a worker killed
+    halfway (kill -9). Then checks that every row was trained on exactly once per
+    epoch and that both models are bit-identical; the exit code is 1 if not. Uses
+    a temporary directory and takes about a minute on two cores.
     """
     from strata.demo.config import DemoConfig, check_installed  # noqa: PLC0415 (slow to import)
 

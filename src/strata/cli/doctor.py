@@ -24,8 +24,9 @@ def doctor(
 ) -> None:
     """Check this machine: Python, extras, disks, ports, limits.
 
-    ✓ is fine, ! works with a limitation, – is optional and missing, ✗ is required and missing. The exit code is 1 only
-    if something required is missing.
+    ✓ is fine, ! works with a limitation, – is optional and missing, ✗ is
+    required and missing. The exit code is 1 only if something required is
+    missing.
     """
     checks = examine(path)
     if as_json:

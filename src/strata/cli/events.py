@@ -54,9 +54,10 @@ def events(
 ) -> None:
     """Print what happened to a job, and why.
 
-    Events are workers that join and leave, new generations and moved shards. The source is a run on this machine, even
-    after it has ended, or a coordinator (--http), or the saved state of a coordinator (--state). With --http, the token
-    and the CA certificate come from STRATA_TOKEN and STRATA_TLS_CA.
+    Prints workers that join and leave, new generations and moved shards. Reads
+    them from a run on this machine (also after it has ended), from a coordinator
+    (--http) or from the saved state of a coordinator (--state). --http uses
+    STRATA_TOKEN and STRATA_TLS_CA.
     """
     from strata.cli.runs import choose_run  # noqa: PLC0415
     from strata.errors import ConfigError, CoordinatorUnavailable  # noqa: PLC0415

@@ -73,8 +73,9 @@ def drop(
 ) -> None:
     """Remove a job from the coordinator's state.
 
-    Removes its datasets with their progress, its commands and its checkpoint records; checkpoint files and the event
-    history stay. If the coordinator uses tokens, this needs one with the role admin.
+    Removes its datasets with their progress, its commands and its checkpoint
+    records; checkpoint files and the event history stay. If the coordinator uses
+    tokens, this needs one with the role admin.
     """
     from strata.errors import UnknownJob  # noqa: PLC0415
 

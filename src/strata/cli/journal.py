@@ -63,7 +63,8 @@ def backup(
 ) -> None:
     """Copy a SQLite state and verify the copy.
 
-    The coordinator may keep running. Back up a PostgreSQL state with pg_dump instead.
+    The coordinator may keep running. Back up a PostgreSQL state with pg_dump
+    instead.
     """
     from strata.coordinator.backup import back_up  # noqa: PLC0415 (imports numpy and sqlalchemy)
 

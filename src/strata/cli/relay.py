@@ -49,8 +49,9 @@ def relay(
 ) -> None:
     """Run a relay that serves the workers of one node.
 
-    Workers use the relay like a coordinator. The relay keeps one connection to the coordinator for all of them; its
-    token comes from STRATA_TOKEN or STRATA_TOKEN_FILE. Stop it with Ctrl-C or SIGTERM.
+    Workers use the relay like a coordinator. The relay keeps one connection to
+    the coordinator for all of them; its token comes from STRATA_TOKEN or
+    STRATA_TOKEN_FILE. Stop it with Ctrl-C or SIGTERM.
     """
     from strata.coordinator.client import ClientConfig  # noqa: PLC0415 (imports grpc)
     from strata.coordinator.config import SecurityConfig  # noqa: PLC0415

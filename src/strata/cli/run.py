@@ -115,8 +115,9 @@ def run(
 ) -> None:
     """Run a training script and restart it after failures.
 
-    A restarted run continues at the exact row and step of its last checkpoint. Scripts written for torchrun start
-    unchanged. Logs and checkpoints are kept in the run's directory.
+    A restarted run continues at the exact row and step of its last checkpoint.
+    Scripts written for torchrun start unchanged. Logs and checkpoints are kept
+    in the run's directory.
     """
     from strata.clock import SystemClock  # noqa: PLC0415 (heavy imports only when the command runs)
     from strata.config import parse_bytes  # noqa: PLC0415

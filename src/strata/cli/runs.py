@@ -148,8 +148,9 @@ def logs(
 ) -> None:
     """Print the output of a run's workers.
 
-    Prints all attempts in order; within a failed attempt, the worker that failed first comes first. With several
-    workers, each line starts with the rank. A terminal shows colours; other control sequences are removed.
+    Prints all attempts in order; within a failed attempt, the worker that failed
+    first comes first. With several workers, each line starts with the rank. A
+    terminal shows colours; other control sequences are removed.
     """
     from strata.launch.record.directory import open_run  # noqa: PLC0415 (imports msgspec)
 
@@ -285,7 +286,8 @@ def rm(
 ) -> None:
     """Delete ended runs with their logs and checkpoints.
 
-    Never deletes active runs, or checkpoints that were saved outside the run's directory (--checkpoints).
+    Never deletes active runs, or checkpoints that were saved outside the run's
+    directory (--checkpoints).
     """
     from strata.clock import SystemClock  # noqa: PLC0415
     from strata.errors import ConfigError  # noqa: PLC0415

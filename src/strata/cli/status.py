@@ -41,7 +41,8 @@ def status(
 ) -> None:
     """Show the jobs, workers and datasets of a coordinator.
 
-    Without arguments, asks the coordinator of the run that is active on this machine.
+    Without arguments, asks the coordinator of the run that is active on this
+    machine.
     """
     from strata.cli.runs import choose_run  # noqa: PLC0415
     from strata.coordinator.client import ClientConfig, CoordinatorClient  # noqa: PLC0415 (imports grpc)

@@ -234,13 +234,13 @@ def _describe_recovery(outcome: Outcome) -> str:
     if len(times) < len(outcome.recoveries):
         return "the run did not continue after a kill"
     longest = f" (longest of {len(times)})" if len(times) > 1 else ""
-    return f"{max(times) / 1_000:.2f} s{longest}, from SIGKILL until all workers had finished a step"
+    return f"in {max(times) / 1_000:.2f} s{longest}, from SIGKILL until all workers had finished a step"
 
 
 def _describe_repeated_steps(outcome: Outcome) -> str:
     steps = sum(each.num_steps_again or 0 for each in outcome.recoveries)
     return (
-        f"{steps} of {outcome.killed.num_steps}, which were finished before the kill but not yet saved "
+        f"{steps} of {outcome.killed.num_steps}: finished before the kill but not yet saved "
         f"({outcome.rows.num_rolled_back:,} rows; each counts once in the final model)"
     )
 
