@@ -40,9 +40,7 @@ def long_look_s(value: str) -> float | None:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds <= LONGEST_S:
-        raise ConfigError(
-            f"{LONG_VARIABLE}={value!r} is invalid; use seconds above 0 and up to {LONGEST_S:g}"
-        )
+        raise ConfigError(f"{LONG_VARIABLE}={value!r} is invalid; use seconds above 0 and up to {LONGEST_S:g}")
     return seconds
 
 

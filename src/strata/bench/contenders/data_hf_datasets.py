@@ -43,11 +43,11 @@ def measure(datasets: Any) -> dict[str, float]:
         batches = dataset.with_format("torch").batch(common.batch_size())
         return torch_data.DataLoader(batches, batch_size=None, num_workers=common.NUM_WORKERS)
 
-    def kept_place(place: Path) -> None:
-        datasets.load_dataset("parquet", data_files=paths, split="train").save_to_disk(place)
+    def write_copy(directory: Path) -> None:
+        datasets.load_dataset("parquet", data_files=paths, split="train").save_to_disk(directory)
 
     name = f"hf-{metadata.version('datasets')}-{common.num_rows()}-files-{NUM_FILES}"
-    copy = common.data_files.kept(name, kept_place)
+    copy = common.data_files.kept(name, write_copy)
     common.warm(Path(copy), *files.paths)
     arrow = datasets.load_from_disk(copy)
     streaming = loader_of(datasets.load_dataset("parquet", data_files=paths, split="train", streaming=True))

@@ -55,16 +55,16 @@ def main() -> None:
     common = importlib.import_module("data_consumer")
     files = common.data_files.table_again(common.num_rows(), NUM_FILES)
 
-    def optimize(place: Path) -> None:
+    def optimize(target: Path) -> None:
         inputs = [str(path) for path in files.paths]
-        litdata.optimize(rows_of, inputs, output_dir=str(place), chunk_bytes=CHUNK_BYTES, num_workers=1, verbose=False)
+        litdata.optimize(rows_of, inputs, output_dir=str(target), chunk_bytes=CHUNK_BYTES, num_workers=1, verbose=False)
 
     name = f"litdata-{metadata.version('litdata')}-{common.num_rows()}-files-{NUM_FILES}"
-    place = str(common.data_files.kept(name, optimize))
-    common.warm(Path(place))
+    directory = str(common.data_files.kept(name, optimize))
+    common.warm(Path(directory))
 
     def measure(num_workers: int) -> float:
-        dataset = litdata.StreamingDataset(place)
+        dataset = litdata.StreamingDataset(directory)
         loader = litdata.StreamingDataLoader(dataset, batch_size=common.batch_size(), num_workers=num_workers)
         found: float = common.rows_per_s_once(lambda: loader, files)
         return found

@@ -48,10 +48,10 @@ RUN = ("-m", "strata.cli", "run", "--quiet", "--workers", "1")
 class Loop:
     """A process that trains on command."""
 
-    def __init__(self, kind: str, batch_size: int, save_every: int, place: Path) -> None:
-        place.mkdir()
-        self._output = place / "output.txt"
-        path = place / "sock"
+    def __init__(self, kind: str, batch_size: int, save_every: int, directory: Path) -> None:
+        directory.mkdir()
+        self._output = directory / "output.txt"
+        path = directory / "sock"
         script = [overhead_loop.__file__, kind, str(batch_size), str(save_every), str(path)]
         with socket.socket(socket.AF_UNIX) as listener, self._output.open("wb") as output:
             listener.bind(str(path))
@@ -59,8 +59,8 @@ class Loop:
             listener.settimeout(TIMEOUT_S)
             self._process = subprocess.Popen(
                 [sys.executable, *(RUN if kind == "strata" else ()), *script],
-                cwd=place,
-                env={**os.environ, **SAME_FOR_BOTH, DIRECTORY_VARIABLE: str(place / "runs")},
+                cwd=directory,
+                env={**os.environ, **SAME_FOR_BOTH, DIRECTORY_VARIABLE: str(directory / "runs")},
                 stdout=output,
                 stderr=output,
                 start_new_session=True,  # like workers; Linux divides a busy machine among sessions
@@ -114,9 +114,9 @@ def main() -> None:
     batch_size = QUICK_BATCH_SIZE if is_quick else fitting_batch_size()
     turns: list[Turn] = []
     with contextlib.ExitStack() as stack:
-        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="strata-bench-")))
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="strata-bench-")))
         one, ours, two = loops = [
-            stack.enter_context(Loop(kind, batch_size, save_every, place / str(number)))
+            stack.enter_context(Loop(kind, batch_size, save_every, directory / str(number)))
             for number, kind in enumerate(("bare", "strata", "bare"))
         ]
         for loop in loops:

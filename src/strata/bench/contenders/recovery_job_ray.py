@@ -57,13 +57,13 @@ def _save(state: dict[str, object], loss: float) -> None:
     if dist.get_rank() != 0:
         train.report({"loss": loss})
         return
-    with tempfile.TemporaryDirectory() as place:
-        torch.save(state, Path(place) / "model.pt")
-        train.report({"loss": loss}, checkpoint=train.Checkpoint.from_directory(place))
+    with tempfile.TemporaryDirectory() as directory:
+        torch.save(state, Path(directory) / "model.pt")
+        train.report({"loss": loss}, checkpoint=train.Checkpoint.from_directory(directory))
 
 
 if __name__ == "__main__":
-    place, num_steps = sys.argv[1], sys.argv[2]
+    directory, num_steps = sys.argv[1], sys.argv[2]
     ray.init(
         "local",
         num_cpus=NUM_RANKS + 1,
@@ -73,9 +73,9 @@ if __name__ == "__main__":
     )
     TorchTrainer(
         work,
-        train_loop_config={"step_log": place, "steps": num_steps},
+        train_loop_config={"step_log": directory, "steps": num_steps},
         scaling_config=train.ScalingConfig(num_workers=NUM_RANKS),
         run_config=train.RunConfig(
-            storage_path=str(Path(place) / "kept"), failure_config=train.FailureConfig(max_failures=3)
+            storage_path=str(Path(directory) / "kept"), failure_config=train.FailureConfig(max_failures=3)
         ),
     ).fit()

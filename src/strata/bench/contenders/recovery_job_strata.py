@@ -10,8 +10,8 @@ import strata
 from strata.bench.contenders.recovery_model import BATCH_SIZE, SAVE_EVERY, StepLog, network, train_step
 
 if __name__ == "__main__":
-    data, place, num_steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    step_log = StepLog(place)
+    data, directory, num_steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    step_log = StepLog(directory)
     ctx = strata.init(every=SAVE_EVERY)
     dist.init_process_group("gloo")
     model = network()

@@ -11,15 +11,15 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from strata.bench.contenders.recovery_model import BATCH_SIZE, SAVE_EVERY, StepLog, network, rows, train_step
 
 if __name__ == "__main__":
-    place, num_steps = sys.argv[1], int(sys.argv[2])
-    step_log = StepLog(place)
+    directory, num_steps = sys.argv[1], int(sys.argv[2])
+    step_log = StepLog(directory)
     dist.init_process_group("gloo")
     model = network()
     parallel = DistributedDataParallel(model)
     optimizer = torch.optim.Adam(model.parameters())
     dataset = TensorDataset(*rows())
     sampler: DistributedSampler[object] = DistributedSampler(dataset)
-    saved = Path(place) / "model.pt"
+    saved = Path(directory) / "model.pt"
     epoch = position = step = 0
     if saved.exists():
         state = torch.load(saved)

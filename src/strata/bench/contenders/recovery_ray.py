@@ -18,8 +18,8 @@ JOB = Path(recovery_watch.__file__).with_name("recovery_job_ray.py")
 """A path, because importing it would import Ray, which may not be installed."""
 
 
-def command(place: Path) -> Sequence[str]:
-    return [sys.executable, str(JOB), str(place), str(NUM_STEPS)]
+def command(directory: Path) -> Sequence[str]:
+    return [sys.executable, str(JOB), str(directory), str(NUM_STEPS)]
 
 
 def main() -> None:

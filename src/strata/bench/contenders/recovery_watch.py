@@ -46,49 +46,49 @@ def kill_one(command: Callable[[Path], Sequence[str]], variables: dict[str, str]
     """
     deadline_s = time.monotonic() + TIMEOUT_S
     with tempfile.TemporaryDirectory(prefix="strata-bench-") as name, killed_with_descendants():
-        place = Path(name)
+        directory = Path(name)
         began_s = time.time()
         with (
-            (place / "output").open("wb") as output,
+            (directory / "output").open("wb") as output,
             subprocess.Popen(
-                command(place), stdout=output, stderr=output, env={**os.environ, **(variables or {})}, cwd=place
+                command(directory), stdout=output, stderr=output, env={**os.environ, **(variables or {})}, cwd=directory
             ) as job,
         ):
             try:
-                wait = partial(_wait, place, job, deadline_s)
+                wait = partial(_wait, directory, job, deadline_s)
                 first_s = wait(lambda steps: next((at_s for _, at_s in steps), None))
                 wait(lambda steps: next((at_s for number, at_s in steps if number >= KILL_AFTER), None))
-                victim = _pids(place / "rank-1")[-1]
+                victim = _pids(directory / "rank-1")[-1]
                 killed_at_s = time.time()
                 os.kill(victim, signal.SIGKILL)
-                num_begun = len(_pids(place / "rank-0"))
-                again_s = wait(lambda _: _first_step_of(place / "rank-0", num_begun))
+                num_begun = len(_pids(directory / "rank-0"))
+                again_s = wait(lambda _: _first_step_of(directory / "rank-0", num_begun))
                 if job.wait(max(0.0, deadline_s - time.monotonic())) != 0:
-                    raise JobLost(f"the job failed:\n{_output(place)}")
+                    raise JobLost(f"the job failed:\n{_output(directory)}")
             except subprocess.TimeoutExpired:
-                raise JobLost(f"the job did not finish within {TIMEOUT_S:g} s:\n{_output(place)}") from None
+                raise JobLost(f"the job did not finish within {TIMEOUT_S:g} s:\n{_output(directory)}") from None
             finally:
                 job.kill()
         return Measured(first_s - began_s, killed_at_s, again_s - killed_at_s)
 
 
 def _wait(
-    place: Path,
+    directory: Path,
     job: subprocess.Popen[bytes],
     deadline_s: float,
     find: Callable[[list[tuple[int, float]]], float | None],
 ) -> float:
     while True:
-        found = find(_steps(place / "rank-0"))
+        found = find(_steps(directory / "rank-0"))
         if found is not None:
             return found
         if job.poll() is not None or time.monotonic() > deadline_s:
-            raise JobLost(f"the job did not train within {TIMEOUT_S:g} s:\n{_output(place)}")
+            raise JobLost(f"the job did not train within {TIMEOUT_S:g} s:\n{_output(directory)}")
         time.sleep(0.005)
 
 
-def _output(place: Path) -> str:
-    return (place / "output").read_text(errors="replace")[-2000:]
+def _output(directory: Path) -> str:
+    return (directory / "output").read_text(errors="replace")[-2000:]
 
 
 def _lines(step_log: Path) -> list[list[str]]:
